@@ -1,0 +1,1 @@
+"""From scores to decisions: thresholds, conformal p-values, selection of many."""

@@ -1,0 +1,1 @@
+"""The detector contract, one file a method family, the registry, artefacts."""

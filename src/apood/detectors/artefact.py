@@ -1,0 +1,111 @@
+"""A saved detector: a folder of `config.json` and `model.safetensors`, whole or absent, never pickle.
+
+`config.json` says which method it is, its constructor's arguments and what it learnt that is not a
+tensor; `model.safetensors` holds the tensors, and its hash stands in the configuration.
+"""
+
+import json
+import math
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from apood.detectors.base import Detector
+from apood.detectors.registry import detector_class
+from apood.support.errors import ArtefactError, InputError
+from apood.support.files import atomic_folder, read_json, sha256_of, write_json
+
+__all__ = ["load", "save_detector"]
+
+_SCHEMA = 1
+_CONFIG, _TENSORS = "config.json", "model.safetensors"
+
+
+def save_detector(detector: Detector, folder: Path) -> None:
+    """Writes `detector` to `folder`, replacing an older artefact there in one step."""
+    if folder.exists() and not (folder.is_dir() and ((folder / _CONFIG).exists() or not any(folder.iterdir()))):
+        raise ArtefactError(f"{folder} exists and is not a saved detector; choose another folder.")
+    learnt = {key: value for key, value in vars(detector).items() if key.endswith("_")}
+    tensors = {key: value.detach().cpu().contiguous() for key, value in learnt.items() if isinstance(value, Tensor)}
+    try:
+        with atomic_folder(folder) as temporary:
+            save_file(tensors, temporary / _TENSORS)
+            config = {
+                "schema": _SCHEMA,
+                "method": detector.name,
+                "versions": {package: version(package) for package in ("apood", "torch")},
+                "parameters": detector.get_params(deep=False),
+                "learnt": {key: _to_json(value) for key, value in learnt.items() if key not in tensors},
+                "tensors": {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()},
+                "sha256": sha256_of(temporary / _TENSORS),
+            }
+            write_json(temporary / _CONFIG, config)
+    except OSError as error:
+        raise ArtefactError(f"The detector cannot be written to {folder}: {error.strerror or error}.") from error
+
+
+def load(folder: str | Path) -> Detector:
+    """Reads a detector that `save` wrote; refuses what is truncated, changed, or from a newer apood."""
+    folder = Path(folder)
+    config = _read_config(folder)
+    tensors = _read_tensors(folder / _TENSORS, config)
+    try:
+        detector = detector_class(config["method"])(**config["parameters"])
+    except (InputError, TypeError) as error:
+        raise ArtefactError(f"{folder / _CONFIG} describes no detector of this apood: {error}") from error
+    for key, value in tensors.items():
+        setattr(detector, key, value)
+    for key, value in config["learnt"].items():
+        setattr(detector, key, _from_json(value))
+    return detector
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / _CONFIG
+    if not path.is_file():
+        raise ArtefactError(f"{folder} is not a saved detector: it has no {_CONFIG}.")
+    try:
+        config = read_json(path)
+        if config["schema"] > _SCHEMA:
+            raise ArtefactError(
+                f"{folder} was made by a newer apood: it has schema {config['schema']}, this one reads up to {_SCHEMA}."
+            )
+        for key in ("method", "parameters", "learnt", "tensors", "sha256"):
+            config[key]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ArtefactError(f"{path} is not the configuration of a detector ({error!r}).") from error
+    checked: dict[str, Any] = config
+    return checked
+
+
+def _read_tensors(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ArtefactError(f"{path.parent} is incomplete: {path.name} is missing.")
+    if sha256_of(path) != config["sha256"]:
+        raise ArtefactError(f"{path} is not the file that was saved: its sha256 differs (truncated or changed).")
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ArtefactError(f"{path} cannot be read: {error}.") from error
+    found = {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()}
+    if found != config["tensors"]:
+        raise ArtefactError(f"The tensors in {path} do not have the names, shapes and dtypes that {_CONFIG} states.")
+    return tensors
+
+
+def _to_json(value: Any) -> Any:
+    """JSON has no infinities; a threshold may be one."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    return value
+
+
+def _from_json(value: Any) -> Any:
+    return float(value["float"]) if isinstance(value, dict) and set(value) == {"float"} else value

@@ -1,0 +1,197 @@
+"""The contract of every detector: fit, score, calibrate, decide, save."""
+
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from apood.decisions.conformal import conformal_p_values
+from apood.decisions.selection import benjamini_hochberg
+from apood.decisions.threshold import conformal_threshold
+from apood.detectors.mean_pooling import token_budget
+from apood.fitting.checkpoint import Checkpoint
+from apood.support.errors import DataWarning, InputError, NotCalibratedError
+from apood.support.progress import bar
+from apood.tokens.batch import TokenBatch
+from apood.tokens.source import EncoderIdentity, TokenSource, as_source, describe_encoder, same_encoder
+
+__all__ = ["Detector", "Scores"]
+
+Scores = npt.NDArray[np.float64]
+
+
+class Detector(BaseEstimator):  # type: ignore[misc]
+    """Base of all detectors. A score is higher for what looks more in-distribution.
+
+    A subclass stores its constructor's arguments untouched, learns attributes whose names end in an
+    underscore (tensors, numbers, texts: exactly these are saved), and implements `_check_parameters`,
+    `_fit` and `_score`. The score of a sequence may not depend on the sequences beside it.
+    """
+
+    name: ClassVar[str]
+    requires: ClassVar[frozenset[str]] = frozenset({"tokens"})
+    uses_aux: ClassVar[bool] = False
+
+    dim_: int
+    encoder_: EncoderIdentity | None
+    accept_: float
+    threshold_: float
+    calibration_scores_: Tensor
+
+    # what a subclass writes
+
+    def _check_parameters(self) -> None:
+        """Refuses constructor arguments that make no sense."""
+
+    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
+        raise NotImplementedError
+
+    def _score(self, tokens: TokenBatch) -> Tensor:
+        """Scores `[sequences]` of a batch without empty sequences."""
+        raise NotImplementedError
+
+    # what a user calls
+
+    def fit(self, tokens: Any, aux: Any = None, *, checkpoint: Checkpoint | None = None) -> Self:
+        """Learns from in-distribution sequences, and from auxiliary outliers where the method can.
+
+        Args:
+            tokens: a TokenBatch, a TokenStore, a list of arrays `[tokens, D]`, or padded `(array, mask)`.
+            aux: auxiliary outliers in the same forms, from one sequence to more than there are in `tokens`.
+            checkpoint: where a long fit keeps its state, to go on after an interruption.
+        """
+        self._check_parameters()
+        source = _checked_for_fit(tokens, "ID")
+        outliers = None
+        if aux is not None:
+            if not self.uses_aux:
+                raise InputError(f"{self.name} learns from in-distribution data alone and takes no AUX sequences.")
+            outliers = _checked_for_fit(aux, "AUX")
+            if outliers.dim != source.dim:
+                raise InputError(f"The AUX tokens have D={outliers.dim}, the ID tokens have D={source.dim}.")
+        for learnt in [key for key in vars(self) if key.endswith("_")]:
+            delattr(self, learnt)
+        self.dim_ = source.dim
+        self.encoder_ = dict(source.encoder) if source.encoder is not None else None
+        self._fit(source, outliers, checkpoint)
+        return self
+
+    def score_samples(self, tokens: Any) -> Scores:
+        """One score a sequence, higher = more in-distribution; -inf (and a warning) for an empty sequence."""
+        check_is_fitted(self, "dim_")
+        source = self._checked_for_scoring(tokens)
+        scores = np.full(len(source), -np.inf)
+        first = empty = 0
+        with bar(len(source), "score", "seq") as progress, torch.inference_mode():
+            for batch in source.batches(token_budget(source.dim)):
+                filled = batch.lengths > 0
+                empty += int((~filled).sum())
+                if bool(filled.any()):
+                    scored = self._score(batch if bool(filled.all()) else batch.select(filled)).double().cpu()
+                    if not bool(torch.isfinite(scored).all()):
+                        _refuse_not_finite(batch, first, "the tokens to score")
+                        scored = scored.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+                    scores[first : first + len(batch)][filled.numpy()] = scored.numpy()
+                first += len(batch)
+                progress.update(len(batch))
+        if empty:
+            warnings.warn(
+                f"{empty} of {len(source)} sequences have no tokens; their score is -inf and their decision OOD.",
+                DataWarning,
+                stacklevel=2,
+            )
+        return scores
+
+    def calibrate(self, tokens: Any, accept: float = 0.95) -> Self:
+        """Sets the threshold from in-distribution sequences that were not used in `fit`.
+
+        A new in-distribution input is then accepted with probability at least `accept`, whatever the
+        distribution, as long as it is exchangeable with these.
+        """
+        scores = self.score_samples(tokens)
+        self.threshold_ = conformal_threshold(scores, accept)
+        self.accept_ = accept
+        self.calibration_scores_ = torch.from_numpy(np.sort(scores))
+        return self
+
+    def decision_function(self, tokens: Any) -> Scores:
+        """Score minus threshold: negative means out-of-distribution."""
+        return self._above_threshold(self.score_samples(tokens))
+
+    def predict(self, tokens: Any) -> npt.NDArray[np.int64]:
+        """+1 in-distribution, -1 out-of-distribution."""
+        return np.where(self.decision_function(tokens) >= 0, 1, -1)
+
+    def p_values(self, tokens: Any) -> Scores:
+        """How unusual each sequence is: an ID sequence gets a p-value <= α with probability at most α."""
+        self._check_calibrated()
+        return conformal_p_values(self.calibration_scores_.numpy(), self.score_samples(tokens))
+
+    def select_ood(self, tokens: Any, rate: float = 0.05) -> npt.NDArray[np.bool_]:
+        """Which of many sequences to call OOD so that at most a share `rate` of these calls is wrong on average."""
+        return benjamini_hochberg(self.p_values(tokens), rate)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the detector as a folder of JSON and safetensors that `apood.load` reads."""
+        from apood.detectors.artefact import save_detector  # it builds detectors by name, so it imports this module
+
+        check_is_fitted(self, "dim_")
+        save_detector(self, Path(folder))
+
+    # checks
+
+    def _check_calibrated(self) -> None:
+        check_is_fitted(self, "dim_")
+        if not hasattr(self, "threshold_"):
+            raise NotCalibratedError(
+                f"This {self.name} detector has no threshold yet: call calibrate with in-distribution sequences first."
+            )
+
+    def _above_threshold(self, scores: Scores) -> Scores:
+        self._check_calibrated()
+        # two infinities of one sign are equal, but their difference is NaN
+        return np.where(scores == self.threshold_, 0.0, scores - self.threshold_)
+
+    def _checked_for_scoring(self, tokens: Any) -> TokenSource:
+        source = as_source(tokens)
+        if source.dim != self.dim_:
+            raise InputError(f"The tokens have D={source.dim}, this detector was fitted on D={self.dim_}.")
+        if not same_encoder(self.encoder_, source.encoder):
+            raise InputError(
+                f"The tokens come from {describe_encoder(source.encoder)}, "
+                f"this detector was fitted on tokens from {describe_encoder(self.encoder_)}."
+            )
+        return source
+
+
+def _checked_for_fit(tokens: Any, role: str) -> TokenSource:
+    source = as_source(tokens)
+    if len(source) == 0:
+        raise InputError(f"There are no {role} sequences to fit on.")
+    if bool((source.lengths == 0).any()):
+        index = int((source.lengths == 0).nonzero()[0])
+        raise InputError(f"Sequence {index} of the {role} data has no tokens; remove empty sequences before fitting.")
+    first = 0
+    for batch in source.batches(token_budget(source.dim)):
+        _refuse_not_finite(batch, first, f"the {role} data")
+        first += len(batch)
+    return source
+
+
+def _refuse_not_finite(batch: TokenBatch, first: int, where: str) -> None:
+    """Names the first NaN or infinite token; `first` is the number of the batch's first sequence."""
+    if bool(torch.isfinite(batch.values.sum())):  # one cheap pass; a finite sum has no NaN and no infinity in it
+        return
+    bad = (~torch.isfinite(batch.values)).any(1).nonzero().flatten().cpu()
+    if len(bad):
+        sequence = int(torch.searchsorted(batch.offsets, bad[0], right=True)) - 1
+        token = int(bad[0] - batch.offsets[sequence])
+        raise InputError(
+            f"Token {token} of sequence {first + sequence} in {where} is NaN or infinite; every value must be finite."
+        )

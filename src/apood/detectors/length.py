@@ -1,0 +1,29 @@
+"""The number of tokens as a detector: a control for every comparison."""
+
+import torch
+from torch import Tensor
+
+from apood.detectors.base import Detector
+from apood.fitting.checkpoint import Checkpoint
+from apood.tokens.batch import TokenBatch
+from apood.tokens.source import TokenSource
+
+__all__ = ["Length"]
+
+
+class Length(Detector):
+    """s(Z) = -|log S - mean log S|: how far the length of a sequence is from the usual length.
+
+    Not a published method. It sees nothing but the number of tokens, so it shows how much of another
+    method's success on a data set length alone explains.
+    """
+
+    name = "length"
+
+    mean_log_length_: float
+
+    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
+        self.mean_log_length_ = float(source.lengths.double().log().mean())
+
+    def _score(self, tokens: TokenBatch) -> Tensor:
+        return -torch.abs(tokens.lengths.double().log() - self.mean_log_length_)

@@ -1,0 +1,52 @@
+"""Mahalanobis distance of the mean-pooled tokens."""
+
+from torch import Tensor
+
+from apood.detectors.base import Detector
+from apood.detectors.mean_pooling import Normalize, check_normalize, inverse_root, moments, pooled_vectors
+from apood.fitting.checkpoint import Checkpoint
+from apood.support.errors import InputError
+from apood.tokens.batch import TokenBatch
+from apood.tokens.source import TokenSource
+
+__all__ = ["Mahalanobis"]
+
+
+class Mahalanobis(Detector):
+    """s(Z) = -(z̄ - μ)ᵀ Σ⁻¹ (z̄ - μ), with z̄ the mean token of the sequence.
+
+    Lee et al. 2018 (arXiv 1807.03888) for classifiers, Ren et al. 2023 (arXiv 2209.15558) for
+    conditional language models: one Gaussian over the mean-pooled training sequences.
+
+    Departures: Σ is the covariance divided by N, in float64, in one streaming pass. Eigenvalues below
+    `eigenvalue_floor` times their mean are raised to it, since encoders that end in a layer norm (and
+    corpora smaller than D) have a singular Σ; a well-conditioned Σ is left exactly as it is.
+
+    Args:
+        normalize: "none" as published, "tokens" or "pooled" to compare directions only.
+        eigenvalue_floor: smallest eigenvalue allowed, relative to the mean one.
+    """
+
+    name = "mahalanobis"
+
+    mean_: Tensor
+    whitening_: Tensor
+
+    def __init__(self, normalize: Normalize = "none", eigenvalue_floor: float = 1e-4) -> None:
+        self.normalize = normalize
+        self.eigenvalue_floor = eigenvalue_floor
+
+    def _check_parameters(self) -> None:
+        check_normalize(self.normalize)
+        if not 0 < self.eigenvalue_floor <= 1:
+            raise InputError(f"eigenvalue_floor must lie in (0, 1], got {self.eigenvalue_floor}.")
+
+    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
+        if len(source) < 2:
+            raise InputError("A covariance needs at least 2 ID sequences, got 1.")
+        _, self.mean_, covariance = moments(source, self.normalize)
+        self.whitening_ = inverse_root(covariance, self.eigenvalue_floor)
+
+    def _score(self, tokens: TokenBatch) -> Tensor:
+        centred = pooled_vectors(tokens, self.normalize).cpu() - self.mean_
+        return -(centred @ self.whitening_.T).square().sum(1)

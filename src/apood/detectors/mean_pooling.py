@@ -1,0 +1,75 @@
+"""What the detectors on mean-pooled tokens share: one vector a sequence, and its moments over a corpus."""
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from apood.pooling import Frame, mean_pool
+from apood.support.errors import InputError
+from apood.support.progress import bar
+from apood.tokens.batch import TokenBatch
+from apood.tokens.source import TokenSource
+
+__all__ = ["Moments", "Normalize", "check_normalize", "inverse_root", "moments", "pooled_vectors", "token_budget"]
+
+Normalize = Literal["tokens", "pooled", "none"]
+"""What is brought to length 1: each token before pooling, the pooled vector, or nothing."""
+
+
+def token_budget(dim: int) -> int:
+    """Tokens read at once: some 128 MB in float32, whatever the dimension."""
+    return max(1, 2**25 // dim)
+
+
+def check_normalize(normalize: str) -> None:
+    """Refuses an unknown normalisation."""
+    if normalize not in get_args(Normalize):
+        raise InputError(f"normalize must be one of {', '.join(get_args(Normalize))}, got {normalize!r}.")
+
+
+def pooled_vectors(tokens: TokenBatch, normalize: Normalize) -> Tensor:
+    """The mean-pooled sequences `[N, D]`, float64."""
+    means = mean_pool(tokens, Frame(unit=normalize == "tokens"))
+    return Frame(unit=normalize == "pooled").apply(means)
+
+
+class Moments(NamedTuple):
+    """Mean `[D]` and covariance `[D, D]` (divided by the count) of the pooled vectors of a corpus, float64."""
+
+    sequences: int
+    mean: Tensor
+    covariance: Tensor
+
+
+def moments(source: TokenSource, normalize: Normalize) -> Moments:
+    """Moments in one streaming pass, by Chan's pairwise update, which does not cancel."""
+    count = 0
+    mean = torch.zeros(source.dim, dtype=torch.float64)
+    scatter = torch.zeros(source.dim, source.dim, dtype=torch.float64)
+    with bar(len(source), "covariance", "seq") as progress:
+        for batch in source.batches(token_budget(source.dim)):
+            x = pooled_vectors(batch, normalize).cpu()
+            delta = x.mean(0) - mean
+            centred = x - x.mean(0)
+            share = len(x) / (count + len(x))
+            scatter += centred.T @ centred + torch.outer(delta, delta) * (count * share)
+            mean += delta * share
+            count += len(x)
+            progress.update(len(x))
+    return Moments(count, mean, scatter / count)
+
+
+def inverse_root(covariance: Tensor, floor: float) -> Tensor:
+    """P with Pᵀ P = Σ⁻¹, rows along the eigenvectors of Σ.
+
+    Eigenvalues below `floor` times their mean are raised to it. A covariance is singular when there
+    are fewer sequences than dimensions or when the encoder ends in a layer norm that confines its
+    tokens to a hyperplane; without the floor such a direction would decide every score.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    smallest = floor * float(values.mean())
+    if not smallest > 0:
+        raise InputError("All pooled sequences are the same vector: there is no spread to measure distances against.")
+    root: Tensor = vectors.T / values.clamp_min(smallest).sqrt()[:, None]
+    return root

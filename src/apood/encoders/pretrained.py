@@ -1,0 +1,172 @@
+"""Finds a pretrained model in a local folder or on the Hugging Face hub and loads it, never from pickled weights."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from apood.encoders.identity import weight_files
+from apood.support.errors import InputError
+
+__all__ = ["Pretrained", "find_pretrained", "load_backbone", "load_tokenizer"]
+
+_NEEDED_FILES = [
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.spm",
+    "model.safetensors",
+    "model-*.safetensors",
+]
+_VOCABULARY_FILES = ["tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.spm"]
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model's files on this machine, and the name they are known by."""
+
+    folder: Path
+    name: str
+    revision: str | None
+
+
+def find_pretrained(model: str | Path) -> Pretrained:
+    """Takes a local folder, or a hub id (`owner/name`, `owner/name@revision`) that is fetched or found in the cache."""
+    folder = Path(model)
+    if folder.is_dir():
+        found = Pretrained(folder, folder.resolve().name, None)
+    elif folder.exists():
+        raise InputError(f"A model must be a folder or a hub id, but {str(model)!r} is a file.")
+    else:
+        found = _from_hub(str(model))
+    if not (found.folder / "config.json").is_file():
+        raise InputError(f"The model folder {str(found.folder)!r} has no config.json.")
+    if not weight_files(found.folder):
+        pickled = any(found.folder.glob("*.bin")) or any(found.folder.glob("*.pt"))
+        raise InputError(
+            f"The model folder {str(found.folder)!r} has no model.safetensors"
+            + (
+                ", only pickled weights, which are never loaded: save the model again as safetensors."
+                if pickled
+                else "."
+            )
+        )
+    return found
+
+
+def _from_hub(model: str) -> Pretrained:
+    transformers = _transformers()
+    from huggingface_hub import snapshot_download  # comes with transformers
+
+    name, _, revision = model.partition("@")
+    try:
+        with contextlib.nullcontext() if sys.stderr.isatty() else _quiet(transformers):
+            folder = snapshot_download(
+                name, revision=revision or None, allow_patterns=_NEEDED_FILES, ignore_patterns=["*/*"]
+            )
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"There is no local folder {model!r}, and no such model could be fetched from the Hugging Face hub or "
+            f"found in its cache ({_first_line(error)}); "
+            "without a connection, give the path of a local folder with the model's files."
+        ) from error
+    return Pretrained(Path(folder), name, Path(folder).name)
+
+
+def load_tokenizer(pretrained: Pretrained) -> Any:
+    """The tokenizer in the model's folder."""
+    transformers = _transformers()
+    try:
+        with _quiet(transformers):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                pretrained.folder, local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:  # each tokenizer fails in its own way
+        raise InputError(
+            f"The model folder {str(pretrained.folder)!r} has no tokenizer that can be loaded ({_first_line(error)})."
+        ) from error
+    # Without its files a tokenizer may still load, with an empty vocabulary; only one that reads bytes needs none.
+    has_files = any(next(pretrained.folder.glob(pattern), None) for pattern in _VOCABULARY_FILES)
+    if not has_files and len(tokenizer) < 256:
+        raise InputError(
+            f"The model folder {str(pretrained.folder)!r} has no tokenizer: "
+            f"one of {', '.join(_VOCABULARY_FILES)} is needed."
+        )
+    return tokenizer
+
+
+def load_backbone(pretrained: Pretrained, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The part of the model that turns token ids into states, without its head, and the model's configuration.
+
+    Of an encoder-decoder model, that is the encoder.
+    """
+    transformers = _transformers()
+    # Weights that a checkpoint lacks (a pooler that nobody reads) are drawn at random: not from the caller's generator.
+    with _quiet(transformers), torch.random.fork_rng(devices=[]):
+        try:
+            config = transformers.AutoConfig.from_pretrained(
+                pretrained.folder, local_files_only=True, trust_remote_code=False
+            )
+            kind = transformers.AutoModel
+            encoder_alone = config.is_encoder_decoder and type(config) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+            if encoder_alone:
+                kind = transformers.AutoModelForTextEncoding
+            model, loading = kind.from_pretrained(
+                pretrained.folder,
+                config=config,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                **{_dtype_argument(transformers): dtype},
+            )
+        except Exception as error:  # transformers and safetensors raise errors of many kinds
+            raise InputError(
+                f"The model in {str(pretrained.folder)!r} cannot be loaded ({_first_line(error)})."
+            ) from error
+    if lacking := sorted(name for name in loading["missing_keys"] if "pooler" not in name):
+        raise InputError(
+            f"The weights in {str(pretrained.folder)!r} lack {len(lacking)} tensors of the model, "
+            f"among them {lacking[0]!r}."
+        )
+    model.config.use_cache = False
+    return (model.get_encoder() if config.is_encoder_decoder and not encoder_alone else model), config
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise InputError("A text encoder needs the package transformers: pip install 'apood[hf]'.") from error
+    return transformers
+
+
+def _dtype_argument(transformers: Any) -> str:
+    """The name of `from_pretrained`'s dtype argument, which changed in 4.56."""
+    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
+    return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No progress bars and no log lines from transformers: what matters is checked and raised here."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: Exception) -> str:
+    """The beginning of a library's message, which may run over many lines, to quote inside a sentence."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")

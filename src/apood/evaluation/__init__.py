@@ -1,0 +1,1 @@
+"""Metrics with intervals, and rows of results."""

@@ -1,0 +1,185 @@
+"""Where the demo's texts come from: documentation, licences, dialogue and code on every machine that has the demo extra.
+
+Everything is read as data. No module is imported for its documentation, and nothing is fetched.
+"""
+
+import ast
+import importlib.metadata
+import importlib.util
+import inspect
+import random
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from apood.support.errors import ApoodError
+
+__all__ = [
+    "Module",
+    "dialogues",
+    "language_topics",
+    "licences",
+    "package_folder",
+    "package_modules",
+    "prose",
+    "standard_library",
+]
+
+# Not documentation of the library: tests, applications, generated tables, and what others installed.
+_NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data", "ensurepip"}
+_NOT_LIBRARY |= {"site-packages", "dist-packages", "__pycache__", "testing", "externals", "_vendor"}
+_LICENCE_FILE = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)", re.IGNORECASE)
+
+# A line like one of these makes a paragraph code, a table, a list or markup rather than prose.
+_NOT_PROSE = re.compile(
+    r"""^\s*(?: >>> | \.\.[. ] | :\w+ | [-=~^*+#|_"]{3} | [-*+•] \s | \(?\w{1,2}[.)] \s | \[\w+\] | \| | \$\ | @\w
+        | (?:def|class|import|from|return|if|for|with|raise|print)\b.*[:=(] | \*{0,2}[\w.]+ (?:\s\([^)]*\))? \s?: (?:\s|$) )
+    | ::= | \S\ {3,}\S | [{}\\<>] | \w=\w""",
+    re.VERBOSE | re.MULTILINE,
+)
+_LIST_MARK = re.compile(r"^\s*(?:\(?\w{1,2}[.)]|[-*+•])\s+")
+_MARKUP = (
+    (re.compile(r":\w+:`~?([^`<]*?)(?:\s*<[^>]*>)?`"), r"\1"),  # :class:`~module.Name`
+    (re.compile(r"\s\[\d+\]_?"), ""),  # footnotes
+    (re.compile(r"`([^`']+)'"), r"\1"),  # quotation marks of the last century
+    (re.compile(r"`+_*|\*+(?=\w)|(?<=\w)\*+"), ""),
+    (re.compile("[‘’]"), "'"),
+    (re.compile("[“”]"), '"'),
+    (re.compile(r"\s+"), " "),
+)
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)(?<!etc\.)(?<!Inc\.)(?<!\s[A-Z]\.)\s(?=[A-Z\"'(])")
+_WHOLE_SENTENCE = re.compile(r"\w.*[.!?][\"')]?", re.DOTALL)
+_PLAIN_WORD = re.compile(r"[\"'(]*[A-Za-z][a-z]*(?:['/-][A-Za-z][a-z]*)*[\"')]*[.,;:!?]*[\"')]*")
+_PLAIN_SHARE = 0.75
+
+
+@dataclass(frozen=True)
+class Module:
+    """What one source file says in its docstrings, and the bodies of its functions without them."""
+
+    name: str
+    documents: list[str]
+    functions: list[str]
+
+
+def standard_library() -> list[Module]:
+    """Every module of the standard library that this Python brings as source."""
+    root = Path(sysconfig.get_path("stdlib"))
+    return [_parsed(path, root) for path in _sources(root)]
+
+
+def language_topics() -> list[Module]:
+    """The chapters of the language reference that `help()` shows."""
+    path = Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
+    if not path.is_file():
+        raise ApoodError(f"The demo reads Python's help topics, but this Python has no {path}.")
+    for statement in ast.parse(path.read_bytes()).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "topics":
+            topics: dict[str, str] = ast.literal_eval(statement.value)
+            return [Module(f"topic {name}", [text], []) for name, text in sorted(topics.items())]
+    raise ApoodError(f"The demo reads Python's help topics, but {path} does not define them.")
+
+
+def package_modules(package: str, generator: random.Random) -> Iterator[Module]:
+    """The modules of an installed package in random order, parsed one by one as they are asked for."""
+    root = package_folder(package)
+    paths = _sources(root)
+    for path in generator.sample(paths, len(paths)):
+        yield _parsed(path, root)
+
+
+def package_folder(package: str) -> Path:
+    """The folder of an installed package, found without importing it."""
+    specification = importlib.util.find_spec(package)
+    if specification is None or not specification.submodule_search_locations:
+        raise ApoodError(f"The demo needs the package {package}, which `pip install 'apood[demo]'` brings.")
+    return Path(specification.submodule_search_locations[0])
+
+
+def licences() -> list[str]:
+    """The licence files of all installed distributions, ordered by their name."""
+    texts = []
+    for distribution in sorted(importlib.metadata.distributions(), key=lambda d: d.metadata["Name"] or ""):
+        for file in distribution.files or ():
+            path = Path(str(file.locate()))
+            if _LICENCE_FILE.match(file.name) and path.suffix in ("", ".txt", ".md", ".rst") and path.is_file():
+                texts.append(path.read_text(encoding="utf-8", errors="ignore"))
+    return texts
+
+
+def dialogues() -> list[list[str]]:
+    """The English conversations of chatterbot-corpus by topic, each a list of lines; those that hold code are left out."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    topics = []
+    for path in sorted((package_folder("chatterbot_corpus") / "data" / "english").glob("*.yml")):
+        conversations = yaml.load(path.read_text(encoding="utf-8"), loader)["conversations"]
+        spoken = (map(str, c) for c in conversations if "```" not in str(c))
+        topics.append([_tidy(line) for conversation in spoken for line in conversation])
+    if not topics:
+        raise ApoodError("The demo found no English conversations in chatterbot-corpus; reinstall 'apood[demo]'.")
+    return topics
+
+
+def prose(document: str) -> list[str]:
+    """The whole sentences of a document, without code, tables, lists and markup, white space collapsed."""
+    sentences = []
+    for paragraph in re.split(r"\n\s*\n", document):
+        paragraph = _LIST_MARK.sub("", paragraph)
+        if _NOT_PROSE.search(paragraph):
+            continue
+        sentences += [s for s in _SENTENCE_END.split(_tidy(paragraph)) if _reads_as_prose(s)]
+    return sentences
+
+
+def _tidy(text: str) -> str:
+    for pattern, replacement in _MARKUP:
+        text = pattern.sub(replacement, text)
+    return text.strip()
+
+
+def _reads_as_prose(sentence: str) -> bool:
+    words = sentence.split()
+    plain = sum(_PLAIN_WORD.fullmatch(word) is not None for word in words)
+    return plain >= _PLAIN_SHARE * len(words) and _WHOLE_SENTENCE.fullmatch(sentence) is not None
+
+
+def _sources(root: Path) -> list[Path]:
+    """Python files under `root` in a fixed order."""
+    return sorted(p for p in root.rglob("*.py") if _NOT_LIBRARY.isdisjoint(p.relative_to(root).parts))
+
+
+def _parsed(path: Path, root: Path) -> Module:
+    source = path.read_bytes()
+    documents: list[str] = []
+    functions: list[str] = []
+    module = Module(path.relative_to(root).as_posix(), documents, functions)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # other people's invalid escapes are not our user's business
+            tree = ast.parse(source)
+    except SyntaxError:  # a template, or meant for another version of Python
+        return module
+    lines = source.decode("utf-8", errors="ignore").splitlines()
+    for node in _definitions(tree):
+        document = ast.get_docstring(node, clean=False)
+        if document:
+            documents.append(inspect.cleandoc(document))
+        if isinstance(node, ast.FunctionDef):
+            first = node.body[1 if document and len(node.body) > 1 else 0]
+            functions.append("\n".join(lines[first.lineno - 1 : node.end_lineno]))
+    return module
+
+
+def _definitions(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """What may carry a docstring. Looks only into blocks of statements: `ast.walk` visits ten times as many nodes."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node
+    for block in ("body", "orelse", "handlers", "finalbody"):
+        children = getattr(node, block, None)
+        if isinstance(children, list):
+            for child in children:
+                yield from _definitions(child)

@@ -1,0 +1,211 @@
+"""The texts of the demo: Python's own documentation is in-distribution, everything else on the machine is not.
+
+ID texts are the docstrings of the standard library and the topics of `help()`. They are split by module, so that what
+one module says twice in similar words is never in two sets. All sets are cleaned alike, free of near-duplicates, and
+as long as the ID test texts, so that neither layout nor length tells them apart.
+"""
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, islice, repeat
+
+from apood.experiments.demo_sources import (
+    Module,
+    dialogues,
+    language_topics,
+    licences,
+    package_modules,
+    prose,
+    standard_library,
+)
+from apood.support.errors import ApoodError
+
+__all__ = ["DemoTexts", "Spliced", "demo_texts", "length"]
+
+Document = list[str]
+"""Sentences of prose, or words of code, that stand one after another."""
+
+_SHORTEST, _LONGEST = 18, 64  # in units of `length`; the longest fit into 96 word pieces
+_MOST_OF_A_MODULE = 60  # texts, lest a test set be about one module
+_PACKAGES = ("numpy", "scipy", "sklearn", "torch")
+_MODULES_OF_A_PACKAGE = 60  # enough to choose from, quick to parse
+_INJECTED = range(6, 25)  # lengths of the sentence that is injected
+_UNIT = re.compile(r"[^\W_]+|_|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Spliced:
+    """ID text around one foreign sentence, `text[start:end]`."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class DemoTexts:
+    """All sets of the demo; `ood` holds the texts of `spliced` too, under the same names and in the same order."""
+
+    train: list[str]
+    calibration: list[str]
+    test: list[str]
+    ood: dict[str, list[str]]
+    spliced: dict[str, list[Spliced]]
+
+
+def length(text: str) -> int:
+    """Words and punctuation marks: close to the number of word pieces, in prose and in code."""
+    return len(_UNIT.findall(text))
+
+
+def demo_texts(seed: int = 0, quick: bool = False) -> DemoTexts:
+    """Reads and cuts the texts: the same for the same seed on the same installation."""
+    generator = random.Random(seed)
+    train_size, test_size = (600, 200) if quick else (2800, 400)
+    library = standard_library()
+    seen: set[str] = set()
+    modules = [_texts_of(module, seen, generator) for module in [*language_topics(), *library]]
+    generator.shuffle(modules)
+    remaining = iter(modules)
+    test = _take(remaining, test_size, generator)
+    calibration = _take(remaining, test_size, generator)
+    train = _take(remaining, train_size, generator)
+
+    packages = chain.from_iterable(islice(package_modules(p, generator), _MODULES_OF_A_PACKAGE) for p in _PACKAGES)
+    foreign = {
+        "package docs": _distinct((prose(text) for module in packages for text in module.documents), seen),
+        "licences": _distinct((prose(text) for text in licences()), seen),
+        "dialogue": _distinct(([_ended(line) for line in topic] for topic in dialogues()), seen),
+        "source code": [_code_words(function) for module in library for function in module.functions],
+    }
+    lengths = [length(" ".join(text)) for text in test]
+    spliced = {
+        "spliced dialogue": _splice(test, foreign["dialogue"], lengths, generator),
+        "spliced licence": _splice(test, foreign["licences"], lengths, generator),
+    }
+    ood = {name: _of_lengths(documents, lengths, generator) for name, documents in foreign.items()}
+    ood["shuffled words"] = [_shuffled(" ".join(text), generator) for text in test]
+    ood |= {name: [each.text for each in texts] for name, texts in spliced.items()}
+    return DemoTexts(_joined(train), _joined(calibration), _joined(test), ood, spliced)
+
+
+def _joined(texts: Iterable[Document]) -> list[str]:
+    return [" ".join(text) for text in texts]
+
+
+def _texts_of(module: Module, seen: set[str], generator: random.Random) -> list[Document]:
+    documents = _distinct((prose(text) for text in module.documents), seen)
+    texts = [text for document in documents for text in _packed(document, repeat(_LONGEST))]
+    return generator.sample(texts, min(len(texts), _MOST_OF_A_MODULE))
+
+
+def _take(modules: Iterator[list[Document]], size: int, generator: random.Random) -> list[Document]:
+    """Texts of as many modules as it takes; no module is left over for the next set."""
+    texts: list[Document] = []
+    while len(texts) < size and (module := next(modules, None)) is not None:
+        texts += module
+    if len(texts) < 0.8 * size:
+        raise ApoodError(
+            f"The demo reads the sources of Python's standard library, which gave only {len(texts)} of {size} texts; "
+            "use a Python that is installed with its .py files."
+        )
+    return generator.sample(texts, min(len(texts), size))
+
+
+def _distinct(documents: Iterable[Document], seen: set[str]) -> list[Document]:
+    """The documents without sentences that mostly consist of what was seen before; adds to `seen`."""
+    kept = []
+    for document in documents:
+        fresh = []
+        for sentence in document:
+            words = re.findall(r"[a-z]+", sentence.lower())
+            grams = {" ".join(words[i : i + 4]) for i in range(max(1, len(words) - 3))}
+            if 2 * len(grams & seen) < len(grams):
+                fresh.append(sentence)
+            seen |= grams
+        kept.append(fresh)
+    return kept
+
+
+def _packed(document: Document, targets: Iterator[int]) -> list[Document]:
+    """Cuts a document between its sentences into texts whose lengths are near the targets, and within the limits."""
+    texts: list[Document] = [[]]
+    size, target = 0, next(targets)
+    for sentence in document:
+        grown = size + length(sentence)
+        if grown > _LONGEST or grown - target > target - size:
+            texts.append([])
+            grown, target = grown - size, next(targets)
+        texts[-1].append(sentence)
+        size = grown
+    return [text for text in texts if _SHORTEST <= length(" ".join(text)) <= _LONGEST]
+
+
+def _of_lengths(documents: list[Document], lengths: Sequence[int], generator: random.Random) -> list[str]:
+    """A text from the documents for each of the `lengths`, as long or nearly, as far as there are enough."""
+    targets = iter(lambda: generator.choice(lengths), None)
+    pool: defaultdict[int, list[str]] = defaultdict(list)
+    for document in documents:
+        for text in _joined(_packed(document, targets)):
+            pool[length(text)].append(text)
+    for texts in pool.values():
+        generator.shuffle(texts)
+    chosen = []
+    for wanted in lengths:
+        near = next((pool[wanted + off] for off in (0, -1, 1, -2, 2, -3, 3) if pool.get(wanted + off)), None)
+        if near:
+            chosen.append(near.pop())
+    return chosen
+
+
+def _splice(
+    hosts: list[Document], foreign: list[Document], lengths: Sequence[int], generator: random.Random
+) -> list[Spliced]:
+    """For each of the `lengths` an ID text of exactly that length that holds one foreign sentence.
+
+    Hosts give up their last sentences to make room, never part of a sentence: a text that breaks off would be odd for
+    another reason than the one we look for.
+    """
+    hosts_by_length: defaultdict[int, list[Document]] = defaultdict(list)
+    for host in hosts:
+        for count, size in enumerate(accumulate(map(length, host)), start=1):
+            hosts_by_length[size].append(host[:count])
+    foreign_by_length: defaultdict[int, list[str]] = defaultdict(list)
+    for sentence in chain.from_iterable(foreign):
+        foreign_by_length[length(sentence)].append(sentence)
+    spliced = []
+    for wanted in lengths:
+        fitting = [
+            size
+            for size in _INJECTED
+            if 2 * size <= wanted and foreign_by_length.get(size) and hosts_by_length.get(wanted - size)
+        ]
+        if fitting:
+            size = generator.choice(fitting)
+            host = generator.choice(hosts_by_length[wanted - size])
+            spliced.append(_inject(host, generator.choice(foreign_by_length[size]), generator))
+    return spliced
+
+
+def _inject(host: Document, sentence: str, generator: random.Random) -> Spliced:
+    place = generator.randint(0, len(host))
+    start = sum(len(before) + 1 for before in host[:place])
+    return Spliced(" ".join([*host[:place], sentence, *host[place:]]), start, start + len(sentence))
+
+
+def _shuffled(text: str, generator: random.Random) -> str:
+    words = text.split()
+    return " ".join(generator.sample(words, len(words)))
+
+
+def _ended(line: str) -> str:
+    """A line of dialogue as a sentence, so that a missing full stop does not betray it."""
+    return line if line.endswith((".", "!", "?")) else line.rstrip(",;:- ") + "."
+
+
+def _code_words(function: str) -> Document:
+    without_comments = re.sub(r"(^|\s)#.*", "", function)
+    return without_comments.split()

@@ -1,0 +1,1 @@
+"""Which tokens made a sequence suspicious."""

@@ -1,0 +1,1 @@
+"""The optimisation loop shared by the trained detectors."""

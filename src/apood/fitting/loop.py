@@ -1,0 +1,98 @@
+"""The optimisation loop: Adam, cosine schedule, progress, checkpoints."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from apood.fitting.checkpoint import Checkpoint
+from apood.support.progress import bar
+
+__all__ = ["Objective", "Outcome", "cosine", "minimise", "warm_up"]
+
+_REPORT_EVERY = 10  # steps between two looks at the loss, each of which makes a GPU wait
+
+Objective = Callable[[int], tuple[Tensor, Tensor]]
+"""From the number of a step to its loss and the mean d² a head, both scalars."""
+
+
+class Outcome(NamedTuple):
+    """How the optimisation ended: `diverged_at` is the step whose loss was no longer finite."""
+
+    loss: float
+    distance: float
+    diverged_at: int | None
+
+
+def cosine(step: int, steps: int) -> float:
+    """Share of the peak learning rate at `step`: 1 at the start, 0 at the end."""
+    return 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def warm_up(step: int, length: float) -> float:
+    """Rises from 0 to 1 over the first `length` steps; always 1 when there are none."""
+    return 1.0 if length <= 0 else min(1.0, step / length)
+
+
+def minimise(
+    parameter: Tensor,
+    objective: Objective,
+    *,
+    steps: int,
+    learning_rate: float,
+    run: str,
+    checkpoint: Checkpoint | None,
+    label: str,
+) -> Outcome:
+    """Minimises `objective` over `parameter`, in place.
+
+    A step's batch, learning rate and temperature follow from its number alone, so the state is the
+    parameter, Adam's two moments and the step. When the loss stops being finite, the parameter goes
+    back to where it last was.
+    """
+    adam = torch.optim.Adam([parameter], lr=learning_rate)
+    first = _resume(parameter, adam, checkpoint, run)
+    last_good = parameter.detach().clone()
+    loss_value = distance_value = math.nan
+    with bar(steps, label, initial=first) as progress:
+        for step in range(first, steps):
+            adam.param_groups[0]["lr"] = learning_rate * cosine(step, steps)
+            loss, distance = objective(step)
+            if step % _REPORT_EVERY == 0 or step == steps - 1:
+                loss_value, distance_value = float(loss.detach()), float(distance.detach())
+                if not math.isfinite(loss_value):
+                    parameter.data.copy_(last_good)
+                    return Outcome(loss_value, distance_value, step)
+                last_good.copy_(parameter.detach())
+                progress.set_postfix(loss=f"{loss_value:.4g}", d2=f"{distance_value:.3g}", refresh=False)
+            adam.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            adam.step()
+            progress.update()
+            if checkpoint is not None:
+                checkpoint.save_if_due(run, step + 1, _state(parameter, adam))
+    if not bool(torch.isfinite(parameter).all()):
+        parameter.data.copy_(last_good)
+        return Outcome(loss_value, distance_value, steps)
+    return Outcome(loss_value, distance_value, None)
+
+
+def _state(parameter: Tensor, adam: torch.optim.Adam) -> dict[str, Tensor]:
+    moments = adam.state[parameter]
+    return {"parameter": parameter.detach(), "mean": moments["exp_avg"], "square": moments["exp_avg_sq"]}
+
+
+def _resume(parameter: Tensor, adam: torch.optim.Adam, checkpoint: Checkpoint | None, run: str) -> int:
+    saved = checkpoint.load(run) if checkpoint is not None else None
+    if saved is None:
+        return 0
+    step, tensors = saved
+    parameter.data.copy_(tensors["parameter"])
+    adam.state[parameter] = {
+        "step": torch.tensor(float(step)),
+        "exp_avg": tensors["mean"].to(parameter.device),
+        "exp_avg_sq": tensors["square"].to(parameter.device),
+    }
+    return step

@@ -1,0 +1,1 @@
+"""What every room needs and no library offers as we want it: errors, safe files, progress."""

@@ -1,0 +1,264 @@
+"""Ragged sequences in memory: flat rows and the offsets that cut them, never padding."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from apood.support.errors import InputError
+
+__all__ = ["FLOAT_DTYPES", "Ragged", "TokenBatch", "as_indices", "cut_by_budget", "dtype_name"]
+
+FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """`len(self)` sequences of rows: sequence i is `values[offsets[i]:offsets[i + 1]]`.
+
+    `offsets` always lie on the CPU, because they steer loops and slices there.
+    """
+
+    values: Tensor
+    offsets: Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.ndim < 1:
+            raise InputError("values must have rows to cut into sequences, got a single number.")
+        offsets = self.offsets
+        if offsets.ndim != 1 or len(offsets) < 1 or offsets.dtype != torch.int64 or offsets.device.type != "cpu":
+            raise InputError(
+                f"offsets must be a one-dimensional int64 CPU tensor with one entry more than there are sequences, "
+                f"got {offsets.dtype} of shape {tuple(offsets.shape)} on {offsets.device}."
+            )
+        rows = len(self.values)
+        if offsets[0] != 0 or offsets[-1] != rows or bool((offsets.diff() < 0).any()):
+            raise InputError(
+                f"offsets must rise from 0 to the number of rows ({rows}), got {int(offsets[0])} to {int(offsets[-1])}."
+            )
+
+    @classmethod
+    def from_lengths(cls, values: Tensor, lengths: Sequence[int] | Tensor) -> Self:
+        """Cuts `values` into consecutive sequences of the given lengths."""
+        counts = torch.as_tensor(lengths, dtype=torch.int64)
+        return cls(values, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
+
+    @property
+    def lengths(self) -> Tensor:
+        """Rows in each sequence, int64."""
+        return self.offsets.diff()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.split(self.values, self.lengths.tolist()))
+
+    def sequence(self, index: int) -> Tensor:
+        """The rows of one sequence, as a view."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sequence {index} of {len(self)}")
+        index %= len(self)
+        return self.values[int(self.offsets[index]) : int(self.offsets[index + 1])]
+
+    def _rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows and offsets of the sequences `indices`, a view when they are consecutive."""
+        lengths = self.lengths[indices]
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        if len(indices) and bool((indices.diff() == 1).all()):
+            start, stop = int(self.offsets[indices[0]]), int(self.offsets[indices[-1] + 1])
+            return self.values[start:stop], offsets
+        starts = self.offsets[:-1][indices] - offsets[:-1]
+        rows = torch.arange(int(offsets[-1])) + starts.repeat_interleave(lengths)
+        return self.values[rows.to(self.values.device)], offsets
+
+    def select(self, indices: Any) -> Self:
+        """The sequences `indices` (slice, integers or booleans) in that order."""
+        return type(self)(*self._rows(as_indices(indices, len(self))))
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """The same sequences on another device or in another dtype."""
+        return type(self)(self.values.to(device=device, dtype=dtype), self.offsets)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """All sequences of all parts, in order."""
+        if not parts:
+            raise InputError("Nothing to concatenate: the list of batches is empty.")
+        return cls.from_lengths(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
+
+
+def as_indices(indices: Any, count: int) -> Tensor:
+    """A selection among `count` sequences (slice, integers or booleans) as int64 numbers from 0."""
+    if isinstance(indices, slice):
+        return torch.from_numpy(np.arange(*indices.indices(count)))
+    chosen = _as_tensor(indices, "A selection of sequences").cpu()
+    if chosen.dtype == torch.bool:
+        if chosen.shape != (count,):
+            raise InputError(
+                f"A boolean selection must have one entry for each of the {count} sequences, "
+                f"got shape {tuple(chosen.shape)}."
+            )
+        return chosen.nonzero().flatten()
+    if chosen.numel() and (chosen.is_floating_point() or chosen.is_complex()):
+        raise InputError(f"Sequence indices must be integers or booleans, got {dtype_name(chosen.dtype)}.")
+    chosen = chosen.to(torch.int64).flatten()
+    if not bool(((chosen >= -count) & (chosen < count)).all()):
+        raise InputError(
+            f"Sequence indices must lie in [{-count}, {count}), got {int(chosen.min())} to {int(chosen.max())}."
+        )
+    return chosen % max(count, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBatch(Ragged):
+    """Token embeddings of a batch of sequences: `values [tokens, D]` and `offsets [sequences + 1]`.
+
+    `channels` holds what else is known of each sequence, every channel ragged with as many
+    sequences as the batch: `input_ids`, `text` (UTF-8 bytes), `token_logprobs`, `logits`, ...
+    """
+
+    channels: Mapping[str, Ragged] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2:
+            raise InputError(f"Token values must have shape [tokens, D], got {tuple(self.values.shape)}.")
+        if self.values.dtype not in FLOAT_DTYPES:
+            raise InputError(f"Tokens must be {_dtype_names()}, got {dtype_name(self.values.dtype)}.")
+        super().__post_init__()
+        for name, channel in self.channels.items():
+            if len(channel) != len(self):
+                raise InputError(f"Channel {name!r} has {len(channel)} sequences, the tokens have {len(self)}.")
+
+    @property
+    def dim(self) -> int:
+        """D, the length of a token."""
+        return self.values.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype the tokens are kept in."""
+        return self.values.dtype
+
+    @property
+    def encoder(self) -> None:
+        """Tokens in memory do not say which encoder made them."""
+        return None
+
+    def __getitem__(self, index: Any) -> "Tensor | TokenBatch":
+        return self.sequence(int(index)) if isinstance(index, int | np.integer) else self.select(index)
+
+    def select(self, indices: Any) -> "TokenBatch":
+        """The sequences `indices` (slice, integers or booleans) in that order, with their channels."""
+        chosen = as_indices(indices, len(self))
+        return TokenBatch(*self._rows(chosen), {name: c.select(chosen) for name, c in self.channels.items()})
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "TokenBatch":
+        """The same tokens on another device or in another dtype; channels stay as they are."""
+        return TokenBatch(self.values.to(device=device, dtype=dtype), self.offsets, self.channels)
+
+    def batches(self, token_budget: int) -> Iterator["TokenBatch"]:
+        """Consecutive batches of at most `token_budget` tokens (or of one longer sequence)."""
+        for start, stop in cut_by_budget(self.lengths, token_budget):
+            yield self.select(slice(start, stop))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["TokenBatch"]) -> "TokenBatch":
+        """All sequences of all parts, in order, with the channels that every part has."""
+        if not parts:
+            raise InputError("Nothing to concatenate: the list of batches is empty.")
+        if len(dims := {p.dim for p in parts}) > 1:
+            raise InputError(f"Only batches of one token dimension can be concatenated, got {sorted(dims)}.")
+        names = set(parts[0].channels).intersection(*(p.channels for p in parts))
+        rows = Ragged.from_lengths(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
+        channels = {name: Ragged.concatenate([p.channels[name] for p in parts]) for name in sorted(names)}
+        return cls(rows.values, rows.offsets, channels)
+
+    @classmethod
+    def from_sequences(cls, sequences: Iterable[Any]) -> "TokenBatch":
+        """From 2-D arrays `[tokens, D]` (numpy or torch, any float dtype), one a sequence."""
+        tensors = [_as_tokens(sequence, f"sequence {i}") for i, sequence in enumerate(sequences)]
+        if not tensors:
+            raise InputError("There are no sequences: the list is empty.")
+        for i, tensor in enumerate(tensors):
+            if tensor.shape[1] != tensors[0].shape[1]:
+                raise InputError(
+                    f"All sequences must have tokens of one dimension: sequence 0 has D={tensors[0].shape[1]}, "
+                    f"sequence {i} has D={tensor.shape[1]}."
+                )
+        rows = Ragged.from_lengths(torch.cat(tensors), [len(t) for t in tensors])
+        return cls(rows.values, rows.offsets)
+
+    @classmethod
+    def from_padded(cls, padded: Any, mask: Any = None) -> "TokenBatch":
+        """From `[sequences, longest, D]` and a mask that is true (or 1) where a token is real; None keeps all."""
+        values = _as_tensor(padded, "Padded tokens")
+        if values.ndim != 3 or values.dtype not in FLOAT_DTYPES:
+            raise InputError(
+                f"Padded tokens must have shape [sequences, longest, D] and be {_dtype_names()}, "
+                f"got {dtype_name(values.dtype)} of shape {tuple(values.shape)}."
+            )
+        keep = _as_mask(mask, values.shape[:2]).to(values.device)
+        rows = Ragged.from_lengths(values[keep], keep.sum(1).cpu())
+        return cls(rows.values, rows.offsets)
+
+
+def _as_tensor(data: Any, what: str) -> Tensor:
+    """Array-like data as a tensor; arrays that torch does not take as they are (read-only, big-endian) are copied."""
+    if isinstance(data, Tensor):
+        return data
+    try:
+        array = np.ascontiguousarray(data)
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{what} must be an array of numbers, got {type(data).__name__} ({error}).") from error
+
+
+def _as_tokens(sequence: Any, where: str) -> Tensor:
+    tensor = _as_tensor(sequence, f"Tokens at {where}")
+    if tensor.ndim != 2:
+        raise InputError(f"Tokens must have shape [tokens, D], got {tuple(tensor.shape)} at {where}.")
+    if tensor.dtype not in FLOAT_DTYPES:
+        raise InputError(f"Tokens must be {_dtype_names()}, got {dtype_name(tensor.dtype)} at {where}.")
+    return tensor
+
+
+def _as_mask(mask: Any, shape: Sequence[int]) -> Tensor:
+    if mask is None:
+        return torch.ones(*shape, dtype=torch.bool)
+    keep = _as_tensor(mask, "The mask")
+    if tuple(keep.shape) != tuple(shape):
+        raise InputError(f"The mask must have shape {tuple(shape)} like the padded tokens, got {tuple(keep.shape)}.")
+    if keep.dtype != torch.bool:
+        if not bool(((keep == 0) | (keep == 1)).all()):
+            raise InputError(
+                f"A mask may hold only 0 and 1 (or booleans), got values from {keep.min()} to {keep.max()}."
+            )
+        keep = keep == 1
+    return keep
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype as people write it: `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype_names() -> str:
+    return ", ".join(dtype_name(d) for d in FLOAT_DTYPES)
+
+
+def cut_by_budget(lengths: Tensor, token_budget: int) -> Iterator[tuple[int, int]]:
+    """Ranges of consecutive sequences with at most `token_budget` tokens; a longer sequence stands alone."""
+    if token_budget < 1:
+        raise InputError(f"The token budget must be at least 1, got {token_budget}.")
+    start = tokens = 0
+    for index, length in enumerate(lengths.tolist()):
+        if index > start and tokens + length > token_budget:
+            yield start, index
+            start, tokens = index, 0
+        tokens += length
+    if start < len(lengths):
+        yield start, len(lengths)

@@ -1,0 +1,311 @@
+"""The files of a token store: safetensors shards and the `index.json` that lists them."""
+
+import hashlib
+import itertools
+import json
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from apood.support.errors import StoreError
+from apood.support.files import atomic_file, read_json, write_json
+from apood.tokens.batch import Ragged, dtype_name
+from apood.tokens.source import EncoderIdentity
+
+__all__ = [
+    "INDEX_FILE",
+    "STORED_DTYPES",
+    "TOKENS",
+    "RowKind",
+    "Shard",
+    "ShardRecord",
+    "StoreIndex",
+    "channel_prefix",
+    "shard_file",
+    "write_shard",
+]
+
+INDEX_FILE = "index.json"
+SCHEMA = 1
+
+STORED_DTYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
+"""What a shard can hold, with the names that safetensors gives it."""
+
+_BY_NAME = {dtype_name(dtype): dtype for dtype in STORED_DTYPES}
+
+
+TOKENS = ""
+"""The prefix of the two tensors that hold the tokens: `values` and `offsets`."""
+
+
+def channel_prefix(name: str) -> str:
+    """The prefix of the two tensors that hold a channel: `channel.text.values` and `channel.text.offsets`."""
+    return f"channel.{name}."
+
+
+def shard_file(number: int) -> str:
+    """The file name of shard `number`."""
+    return f"shard-{number:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """What one row of a ragged tensor is: a dtype and a shape."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, values: Tensor) -> Self:
+        """The kind of the rows of `values`."""
+        return cls(values.dtype, tuple(values.shape[1:]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def empty(self) -> Ragged:
+        """No sequences of such rows."""
+        return Ragged.from_lengths(torch.empty(0, *self.shape, dtype=self.dtype), [])
+
+    def __str__(self) -> str:
+        return dtype_name(self.dtype) + (f" of shape {list(self.shape)}" if self.shape else "")
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What the index says of one shard."""
+
+    file: str
+    sequences: int
+    tokens: int
+    channel_rows: Mapping[str, int]
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class StoreIndex:
+    """The content of `index.json`: what the tokens are, and the shards that hold them in order."""
+
+    dim: int
+    dtype: torch.dtype
+    encoder: EncoderIdentity | None
+    channels: Mapping[str, RowKind]
+    shards: tuple[ShardRecord, ...] = ()
+
+    @property
+    def sequences(self) -> int:
+        """Sequences in all shards."""
+        return sum(shard.sequences for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all shards."""
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def kinds(self) -> dict[str, RowKind]:
+        """The rows of the ragged tensors in every shard, by the prefix of their names."""
+        return {TOKENS: RowKind(self.dtype, (self.dim,))} | {channel_prefix(n): k for n, k in self.channels.items()}
+
+    def write(self, folder: Path) -> None:
+        """Replaces the index of `folder` in one step."""
+        channels = {n: {"dtype": dtype_name(k.dtype), "shape": k.shape} for n, k in self.channels.items()}
+        content = {
+            "schema": SCHEMA,
+            "dim": self.dim,
+            "dtype": dtype_name(self.dtype),
+            "sequences": self.sequences,
+            "tokens": self.tokens,
+            "encoder": self.encoder,
+            "channels": channels,
+            "shards": [vars(shard) for shard in self.shards],
+        }
+        write_json(folder / INDEX_FILE, content)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The index of `folder`, refused with a sentence when it is missing, damaged or from a newer apood."""
+        try:
+            content = read_json(folder / INDEX_FILE)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise StoreError(f"{folder} is no token store: there is no {INDEX_FILE} in it.") from error
+        except (OSError, ValueError) as error:
+            raise StoreError(f"The {INDEX_FILE} of the token store {folder} cannot be read: {error}.") from error
+        try:
+            if content["schema"] > SCHEMA:
+                raise StoreError(
+                    f"The token store {folder} was made by a newer apood: "
+                    f"its schema is {content['schema']}, this version reads up to {SCHEMA}."
+                )
+            return cls._parse(content)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"The {INDEX_FILE} in {folder} is damaged or does not belong to a token store ({error!r})."
+            ) from error
+
+    @classmethod
+    def _parse(cls, content: dict[str, Any]) -> Self:
+        channels = {n: RowKind(_BY_NAME[c["dtype"]], tuple(c["shape"])) for n, c in content["channels"].items()}
+        shards = tuple(ShardRecord(**shard) for shard in content["shards"])
+        index = cls(int(content["dim"]), _BY_NAME[content["dtype"]], content["encoder"], channels, shards)
+        if [shard.file for shard in shards] != [shard_file(i) for i in range(len(shards))]:
+            raise ValueError("the shards are not numbered from 0")
+        if any(shard.channel_rows.keys() != channels.keys() for shard in shards):
+            raise ValueError("the shards do not have the same channels")
+        if (index.sequences, index.tokens) != (content["sequences"], content["tokens"]):
+            raise ValueError("the totals are not the sums over the shards")
+        return index
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The bytes before the data, where each tensor starts in the file, and the size of the file."""
+
+    head: bytes
+    starts: Mapping[str, int]
+    nbytes: int
+
+
+def _layout(kinds: Mapping[str, RowKind], number: int, sequences: int, rows: Mapping[str, int]) -> _Layout:
+    """Where everything lies in a shard; the index alone determines it."""
+    tensors: dict[str, tuple[int, RowKind]] = {}
+    for prefix, kind in kinds.items():
+        tensors[f"{prefix}offsets"] = (sequences + 1, RowKind(torch.int64, ()))
+        tensors[f"{prefix}values"] = (rows[prefix], kind)
+    # The number tells two shards apart that have been swapped.
+    header: dict[str, Any] = {"__metadata__": {"shard": str(number)}}
+    starts, position = {}, 0
+    # The widest dtypes come first, as safetensors does it: every tensor is then aligned to its items.
+    for name in sorted(tensors, key=lambda name: (-tensors[name][1].dtype.itemsize, name)):
+        count, kind = tensors[name]
+        starts[name], position = position, position + count * kind.nbytes
+        header[name] = {
+            "dtype": STORED_DTYPES[kind.dtype],
+            "shape": [count, *kind.shape],
+            "data_offsets": [starts[name], position],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    return _Layout(head, {name: len(head) + start for name, start in starts.items()}, len(head) + position)
+
+
+def _bytes_of(tensor: Tensor) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    """The memory of a contiguous CPU tensor, because numpy knows no bfloat16."""
+    array: np.ndarray[Any, np.dtype[np.uint8]] = tensor.flatten().view(torch.uint8).numpy()
+    return array
+
+
+def write_shard(folder: Path, index: StoreIndex, ragged: Mapping[str, Sequence[Ragged]]) -> ShardRecord:
+    """Writes the next shard after those of `index`: for each of its kinds consecutive parts of a ragged tensor.
+
+    The parts go to the file one by one, so that the shard is never in memory a second time.
+    """
+    pieces: dict[str, list[Tensor]] = {}
+    rows = {}
+    for prefix, parts in ragged.items():
+        lengths = torch.cat([part.lengths for part in parts])
+        pieces[f"{prefix}offsets"] = [torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])]
+        pieces[f"{prefix}values"] = [part.values for part in parts]
+        rows[prefix] = int(lengths.sum())
+    number, sequences = len(index.shards), sum(map(len, ragged[TOKENS]))
+    layout = _layout(index.kinds, number, sequences, rows)
+
+    digest = hashlib.sha256()
+    with atomic_file(folder / shard_file(number)) as temporary, temporary.open("wb") as file:
+        blocks: list[bytes | memoryview] = [layout.head]
+        blocks += [_bytes_of(piece).data for name in layout.starts for piece in pieces[name]]
+        for block in blocks:
+            digest.update(block)
+            file.write(block)
+    channel_rows = {name: rows[channel_prefix(name)] for name in index.channels}
+    return ShardRecord(shard_file(number), sequences, rows[TOKENS], channel_rows, layout.nbytes, digest.hexdigest())
+
+
+class Shard:
+    """One shard, mapped as long as this object lives, and checked against the index; what it returns is a copy.
+
+    Nobody keeps a map: when the object goes, so do the pages it made resident and its file descriptor,
+    and corpora far larger than memory can be read through it shard by shard.
+    """
+
+    def __init__(self, folder: Path, index: StoreIndex, number: int) -> None:
+        record = index.shards[number]
+        self._name = f"Shard {record.file} of the token store {folder}"
+        try:
+            with (folder / record.file).open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            raise StoreError(f"{self._name} is missing.") from error
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self._name} cannot be read: {error}.") from error
+        if len(self._map) != record.bytes:
+            raise StoreError(
+                f"{self._name} has {len(self._map)} bytes where the index records {record.bytes}: "
+                "it was cut off or replaced."
+            )
+        self._kinds, self._sequences = index.kinds, record.sequences
+        self._rows = {TOKENS: record.tokens} | {channel_prefix(n): r for n, r in record.channel_rows.items()}
+        layout = _layout(self._kinds, number, self._sequences, self._rows)
+        if layout.nbytes != record.bytes or self._map[: len(layout.head)] != layout.head:
+            raise StoreError(
+                f"{self._name} does not hold what the index records, {record.sequences} sequences with "
+                f"{record.tokens} tokens of {self._kinds[TOKENS]} as shard {number}: it was damaged or replaced."
+            )
+        self._starts = layout.starts
+
+    def offsets(self, prefix: str) -> Tensor:
+        """The offsets of one ragged tensor."""
+        offsets = self._copy(f"{prefix}offsets", RowKind(torch.int64, ()), [(0, self._sequences + 1)])
+        if offsets[0] != 0 or offsets[-1] != self._rows[prefix] or bool((offsets.diff() < 0).any()):
+            raise StoreError(f"{self._name} is damaged: '{prefix}offsets' do not rise from 0 to {self._rows[prefix]}.")
+        return offsets
+
+    def read(self, prefix: str, sequences: Tensor) -> Ragged:
+        """The chosen sequences of one ragged tensor, numbered from the start of the shard."""
+        offsets = self.offsets(prefix)
+        # Neighbours are copied in one go.
+        breaks = [0, *((sequences.diff() != 1).nonzero().flatten() + 1).tolist(), len(sequences)]
+        ranges = [
+            (int(offsets[sequences[start]]), int(offsets[sequences[stop - 1] + 1]))
+            for start, stop in itertools.pairwise(breaks)
+        ]
+        values = self._copy(f"{prefix}values", self._kinds[prefix], ranges)
+        return Ragged.from_lengths(values, offsets.diff()[sequences])
+
+    def _copy(self, name: str, kind: RowKind, ranges: Sequence[tuple[int, int]]) -> Tensor:
+        """The rows in `ranges`, one range after the other."""
+        rows = torch.empty(sum(stop - start for start, stop in ranges), *kind.shape, dtype=kind.dtype)
+        source, target = np.frombuffer(self._map, np.uint8)[self._starts[name] :], _bytes_of(rows)
+        done = 0
+        for start, stop in ranges:
+            size = (stop - start) * kind.nbytes
+            target[done : done + size] = source[start * kind.nbytes : stop * kind.nbytes]
+            done += size
+        return rows

@@ -1,0 +1,236 @@
+"""Tokens on disk, written: shard by shard, so that a killed process loses at most the open one."""
+
+import contextlib
+import fcntl
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import torch
+
+from apood.support.errors import InputError, StoreError
+from apood.support.files import is_temporary
+from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, dtype_name
+from apood.tokens.shard import (
+    INDEX_FILE,
+    STORED_DTYPES,
+    TOKENS,
+    RowKind,
+    Shard,
+    StoreIndex,
+    channel_prefix,
+    write_shard,
+)
+from apood.tokens.source import EncoderIdentity
+
+__all__ = ["TokenStoreWriter"]
+
+_LOCK_FILE = ".lock"
+_SHARD_FILE = re.compile(r"shard-\d{5,}\.safetensors")
+
+
+class TokenStoreWriter:
+    """Appends batches to the token store `folder`; used in a `with` block.
+
+    The sequence that brings the open shard to `shard_bytes` is its last one, so the shards depend on the
+    sequences alone, not on how they were batched. A shard is committed by writing its file and then the
+    index, each in one step; leaving the block without an error commits the last one. After a crash or an
+    error, `resume=True` continues behind the `sequences` that were committed. The first batch decides
+    which channels the store has.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        dim: int,
+        dtype: torch.dtype = torch.float32,
+        encoder: EncoderIdentity | None = None,
+        shard_bytes: int = 256 * 2**20,
+        resume: bool = False,
+    ) -> None:
+        if dim < 1 or shard_bytes < 1:
+            raise InputError(f"dim and shard_bytes must be at least 1, got dim={dim} and shard_bytes={shard_bytes}.")
+        if dtype not in FLOAT_DTYPES:
+            raise InputError(f"Tokens are stored as {', '.join(map(dtype_name, FLOAT_DTYPES))}, got {dtype}.")
+        self._folder = Path(folder)
+        self._shard_bytes = shard_bytes
+        self._open: list[dict[str, Ragged]] = []
+        self._open_bytes = 0
+        with self._disk_errors():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._refuse_foreign_folder()
+            self._lock: IO[str] | None = self._take_lock()
+            try:
+                self._index = self._begin(StoreIndex(dim, dtype, _checked_identity(encoder), {}), resume)
+            except BaseException:
+                self._release()
+                raise
+
+    @contextlib.contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(f"The token store {self._folder} cannot be written: {error}.") from error
+
+    def _refuse_foreign_folder(self) -> None:
+        if (self._folder / INDEX_FILE).exists():
+            return
+        for path in sorted(self._folder.iterdir()):
+            if path.name != _LOCK_FILE and not is_temporary(path):
+                raise StoreError(
+                    f"The folder {self._folder} is no token store and holds {path.name!r}; "
+                    "a new store needs a new or empty folder."
+                )
+
+    def _take_lock(self) -> IO[str]:
+        """Keeps a second writer out for as long as the returned file is open."""
+        file = (self._folder / _LOCK_FILE).open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            if isinstance(error, BlockingIOError):
+                raise StoreError(f"Another writer is at work on the token store {self._folder}.") from error
+            raise
+        return file
+
+    def _begin(self, asked: StoreIndex, resume: bool) -> StoreIndex:
+        """The index to go on from: that of the store that is there, or a new one without shards."""
+        index = asked
+        if (self._folder / INDEX_FILE).exists():
+            if not resume:
+                raise StoreError(
+                    f"There is already a token store in {self._folder}: resume it with resume=True, "
+                    "or delete the folder first if you mean to overwrite it."
+                )
+            index = StoreIndex.read(self._folder)
+            for name in ("dim", "dtype", "encoder"):
+                if getattr(index, name) != getattr(asked, name):
+                    raise StoreError(
+                        f"The token store {self._folder} cannot be resumed with another {name}: "
+                        f"it has {getattr(index, name)}, asked for was {getattr(asked, name)}."
+                    )
+            for number in range(len(index.shards)):
+                Shard(self._folder, index, number)  # refuses what is damaged before more work goes into it
+        known = {shard.file for shard in index.shards}
+        for path in self._folder.iterdir():
+            if is_temporary(path) or (_SHARD_FILE.fullmatch(path.name) and path.name not in known):
+                path.unlink()
+        index.write(self._folder)
+        return index
+
+    @property
+    def sequences(self) -> int:
+        """Sequences committed so far: those that survive a crash at this moment."""
+        return self._index.sequences
+
+    def append(self, batch: TokenBatch) -> None:
+        """Adds the sequences of `batch`, copied; tokens are cast to the dtype of the store."""
+        if self._lock is None:
+            raise StoreError(f"This writer of the token store {self._folder} is closed and takes no more batches.")
+        self._check_tokens(batch)
+        self._index = replace(self._index, channels=self._checked_channels(batch))
+        ragged = {TOKENS: Ragged(batch.values, batch.offsets)}
+        ragged |= {channel_prefix(name): channel for name, channel in batch.channels.items()}
+        kinds = self._index.kinds
+        sizes = torch.zeros(len(batch), dtype=torch.int64)
+        for prefix, part in ragged.items():
+            sizes += part.lengths * kinds[prefix].nbytes + part.offsets.itemsize
+        ends = sizes.cumsum(0)
+        start = done = 0
+        while start < len(batch):
+            reached = int(torch.searchsorted(ends, done + self._shard_bytes - self._open_bytes))
+            stop = min(reached + 1, len(batch))
+            self._open.append({p: _owned(r.select(slice(start, stop)), kinds[p].dtype) for p, r in ragged.items()})
+            self._open_bytes += int(ends[stop - 1]) - done
+            start, done = stop, int(ends[stop - 1])
+            if self._open_bytes >= self._shard_bytes:
+                self._commit()
+
+    def _check_tokens(self, batch: TokenBatch) -> None:
+        dim, dtype = self._index.dim, self._index.dtype
+        if batch.dim != dim:
+            raise InputError(f"The token store {self._folder} takes tokens of D={dim}, got D={batch.dim}.")
+        limit = torch.finfo(dtype).max
+        if torch.finfo(batch.dtype).max > limit and batch.values.numel():
+            lowest, highest = batch.values.detach().aminmax()
+            if limit < (largest := max(-float(lowest), float(highest))) < float("inf"):
+                raise InputError(
+                    f"Tokens of magnitude {largest:.4g} become infinite as {dtype_name(dtype)}, in which "
+                    f"the token store {self._folder} keeps them; choose a dtype with a wider range."
+                )
+
+    def _checked_channels(self, batch: TokenBatch) -> Mapping[str, RowKind]:
+        """The channels of `batch`, which must be those of the sequences before it."""
+        index = self._index
+        channels = {name: RowKind.of(channel.values) for name, channel in sorted(batch.channels.items())}
+        for name, kind in channels.items():
+            if kind.dtype not in STORED_DTYPES:
+                raise InputError(f"Channel {name!r} cannot be stored as {dtype_name(kind.dtype)}.")
+        if (index.shards or self._open) and channels != index.channels:
+            raise InputError(
+                f"All sequences of the token store {self._folder} have the channels {_described(index.channels)}, "
+                f"got {_described(channels)}."
+            )
+        return channels
+
+    def _commit(self) -> None:
+        parts = {prefix: [part[prefix] for part in self._open] for prefix in self._index.kinds}
+        try:
+            with self._disk_errors():
+                record = write_shard(self._folder, self._index, parts)
+                index = replace(self._index, shards=(*self._index.shards, record))
+                index.write(self._folder)
+        except BaseException:
+            self._release()  # going on here would leave a hole; resuming does not
+            raise
+        self._index, self._open, self._open_bytes = index, [], 0
+
+    def close(self) -> None:
+        """Commits the open shard and lets other writers in."""
+        if self._lock is not None and self._open:
+            self._commit()
+        self._release()
+
+    def _release(self) -> None:
+        self._open = []
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._release()
+
+
+def _owned(ragged: Ragged, dtype: torch.dtype) -> Ragged:
+    """A contiguous copy on the CPU, which nobody else can change before it is written."""
+    values = torch.empty(ragged.values.shape, dtype=dtype)
+    return Ragged(values.copy_(ragged.values.detach()), ragged.offsets)
+
+
+def _checked_identity(encoder: EncoderIdentity | None) -> dict[str, Any] | None:
+    if encoder is None:
+        return None
+    try:
+        identity: dict[str, Any] = json.loads(json.dumps(dict(encoder), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"An encoder identity must be plain JSON, got {encoder} ({error}).") from error
+    return identity
+
+
+def _described(channels: Mapping[str, RowKind]) -> str:
+    return ", ".join(f"{name} ({kind})" for name, kind in sorted(channels.items())) or "none"

@@ -1,0 +1,98 @@
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apood.decisions.threshold import as_scores, conformal_threshold, exact_level
+from apood.support.errors import InputError
+
+TIED = st.one_of(st.integers(-3, 3).map(float), st.sampled_from([-math.inf, math.inf]))
+
+
+def test_the_threshold_is_the_kth_smallest_for_every_percentage():
+    scores = np.random.default_rng(0).permutation(np.arange(1.0, 100.0))
+    for percent in range(1, 100):
+        assert conformal_threshold(scores, percent / 100) == 100 - percent
+        assert conformal_threshold(scores, 1 - percent / 100) == percent
+
+
+def test_the_default_accepts_95_percent():
+    assert conformal_threshold(range(19)) == 0.0
+    assert conformal_threshold(range(39)) == 1.0
+
+
+@pytest.mark.parametrize(("accept", "needed"), [(0.5, 1), (0.9, 9), (0.95, 19), (0.99, 99), (0.999, 999), (0.97, 33)])
+def test_too_few_scores_are_refused_with_the_size_needed(accept, needed):
+    assert conformal_threshold(range(needed), accept) == 0.0
+    with pytest.raises(InputError, match=rf"accept rate of {accept} needs at least {needed} .* got {needed - 1}\."):
+        conformal_threshold(range(needed - 1), accept)
+
+
+@given(st.lists(TIED, min_size=20, max_size=60), st.integers(1, 95))
+def test_the_guarantee_holds_for_any_scores(scores, percent):
+    """Each of n + 1 exchangeable scores is equally likely to be the new one, so the refused ones can be counted."""
+    refused = sum(
+        scores[i] < conformal_threshold(scores[:i] + scores[i + 1 :], percent / 100) for i in range(len(scores))
+    )
+    assert Fraction(refused, len(scores)) <= 1 - Fraction(percent, 100)
+
+
+def test_without_ties_the_guarantee_is_not_wasteful():
+    scores = list(np.random.default_rng(1).normal(size=100))
+    refused = sum(scores[i] < conformal_threshold(scores[:i] + scores[i + 1 :], 0.95) for i in range(100))
+    assert refused == 5
+
+
+def test_infinite_scores():
+    assert conformal_threshold([-math.inf] + [1.0] * 18) == -math.inf
+    assert conformal_threshold([-math.inf] + [1.0] * 38) == 1.0
+    assert conformal_threshold([math.inf] * 19) == math.inf
+
+
+@pytest.mark.parametrize("accept", [0.0, 1.0, -0.1, 95, math.nan, 1 - 1e-12])
+def test_accept_rates_outside_of_0_to_1_are_refused(accept):
+    with pytest.raises(InputError, match=r"accept must lie strictly between 0 and 1.*got"):
+        conformal_threshold(range(100), accept)
+
+
+def test_exact_level_reads_what_was_written():
+    assert exact_level(0.95, "level") == Fraction(19, 20)
+    assert exact_level(1 - 0.93, "level") == Fraction(7, 100)
+    assert exact_level(np.float64(0.999), "level") == Fraction(999, 1000)
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        [0.5, -2.0],
+        (0.5, -2.0),
+        np.array([0.5, -2.0], dtype=np.float16),
+        torch.tensor([0.5, -2.0], dtype=torch.bfloat16),
+        torch.tensor([0.5, -2.0], requires_grad=True),
+        [torch.tensor(0.5), np.float32(-2.0)],
+    ],
+)
+def test_scores_are_read_from_lists_arrays_and_tensors(scores):
+    vector = as_scores(scores, "scores")
+    assert vector.dtype == np.float64
+    assert vector.tolist() == [0.5, -2.0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ([1.0, math.nan, math.nan], r"ID scores hold 2 NaN of 3, the first at index 1"),
+        (torch.tensor([math.nan]), r"ID scores hold 1 NaN of 1, the first at index 0"),
+        ([[1.0, 2.0]], r"ID scores must be one-dimensional, one a sequence, got shape \(1, 2\)"),
+        (3.0, r"ID scores must be one-dimensional, one a sequence, got shape \(\)"),
+        (["high", "low"], r"ID scores must be numbers, one a sequence, got list"),
+        ([[1.0], [1.0, 2.0]], r"ID scores must be numbers, one a sequence, got list"),
+    ],
+)
+def test_what_is_no_vector_of_scores_is_refused(scores, message):
+    with pytest.raises(InputError, match=message):
+        as_scores(scores, "ID scores")

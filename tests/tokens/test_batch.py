@@ -1,0 +1,275 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apood.support.errors import InputError
+from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, as_indices, cut_by_budget
+
+lengths_lists = st.lists(st.integers(0, 6), min_size=1, max_size=8)
+dtypes = st.sampled_from(FLOAT_DTYPES)
+
+
+def numbered(lengths, dim=3, dtype=torch.float32):
+    """A batch in which every number is different (as far as the dtype goes), with two channels."""
+    values = torch.arange(sum(lengths) * dim).reshape(-1, dim).to(dtype)
+    ids = Ragged.from_lengths(torch.arange(sum(lengths)), lengths)
+    logits = Ragged.from_lengths(torch.arange(len(lengths) * 2.0).reshape(-1, 2), [1] * len(lengths))
+    rows = Ragged.from_lengths(values, lengths)
+    return TokenBatch(rows.values, rows.offsets, {"input_ids": ids, "logits": logits})
+
+
+def same(left, right):
+    """Whether two ragged things agree bit by bit, channels included."""
+    if not (torch.equal(left.values, right.values) and left.values.dtype == right.values.dtype):
+        return False
+    channels, others = getattr(left, "channels", {}), getattr(right, "channels", {})
+    return (
+        torch.equal(left.offsets, right.offsets)
+        and channels.keys() == others.keys()
+        and all(same(channels[name], others[name]) for name in channels)
+    )
+
+
+@st.composite
+def selections(draw, count):
+    """A slice, integers or booleans, and the list of numbers they mean."""
+    every = list(range(count))
+    kind = draw(st.sampled_from(["slice", "integers", "booleans"]))
+    if kind == "slice":
+        index = draw(st.slices(count))
+        return index, every[index]
+    if kind == "integers":
+        numbers = draw(st.lists(st.integers(-count, count - 1), max_size=2 * count))
+        form = draw(st.sampled_from([list, tuple, np.array, torch.tensor, lambda n: np.array(n, np.int8)]))
+        return form(numbers), [every[i] for i in numbers]
+    keep = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    return draw(st.sampled_from([list, np.array, torch.tensor]))(keep), [i for i in every if keep[i]]
+
+
+@given(lengths_lists, dtypes, st.data())
+def test_a_selection_holds_the_chosen_sequences_in_order(lengths, dtype, data):
+    batch = numbered(lengths, dtype=dtype)
+    index, meant = data.draw(selections(len(lengths)))
+    chosen = batch.select(index)
+    assert len(chosen) == len(meant) and chosen.dtype == dtype and chosen.dim == batch.dim
+    for part, whole in [(chosen, batch), *((chosen.channels[n], batch.channels[n]) for n in batch.channels)]:
+        assert part.lengths.tolist() == [int(whole.lengths[i]) for i in meant]
+        for sequence, number in zip(part, meant, strict=True):
+            assert torch.equal(sequence, whole.sequence(number))
+
+
+@given(lengths_lists, dtypes, st.data())
+def test_cutting_and_concatenating_gives_the_batch_back(lengths, dtype, data):
+    batch = numbered(lengths, dtype=dtype)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(lengths)), max_size=4)))
+    bounds = [0, *cuts, len(lengths)]
+    parts = [batch.select(slice(a, b)) for a, b in itertools.pairwise(bounds)]
+    assert same(TokenBatch.concatenate(parts), batch)
+
+
+@given(lengths_lists, dtypes)
+def test_sequences_give_the_batch_back(lengths, dtype):
+    batch = numbered(lengths, dtype=dtype)
+    bare = TokenBatch(batch.values, batch.offsets)
+    assert same(TokenBatch.from_sequences(list(batch)), bare)
+    assert same(TokenBatch.from_sequences(iter(batch)), bare)
+    if dtype != torch.bfloat16:
+        assert same(TokenBatch.from_sequences([s.numpy() for s in batch]), bare)
+
+
+@given(lengths_lists, dtypes, st.sampled_from([torch.bool, torch.int64, torch.uint8, torch.float32]), st.booleans())
+def test_padding_never_comes_through(lengths, dtype, mask_dtype, left):
+    batch = numbered(lengths, dtype=dtype)
+    longest = max(lengths) + 1
+    padded = torch.full((len(lengths), longest, batch.dim), float("nan"), dtype=dtype)
+    mask = torch.zeros(len(lengths), longest, dtype=mask_dtype)
+    for i, sequence in enumerate(batch):
+        start = longest - len(sequence) if left else 0
+        padded[i, start : start + len(sequence)] = sequence
+        mask[i, start : start + len(sequence)] = 1
+    bare = TokenBatch(batch.values, batch.offsets)
+    assert same(TokenBatch.from_padded(padded, mask), bare)
+    if dtype != torch.bfloat16:
+        assert same(TokenBatch.from_padded(padded.numpy(), mask.tolist()), bare)
+
+
+def test_padded_tokens_without_a_mask_are_all_kept():
+    padded = torch.randn(3, 4, 2)
+    batch = TokenBatch.from_padded(padded)
+    assert torch.equal(batch.values, padded.reshape(12, 2)) and batch.lengths.tolist() == [4, 4, 4]
+
+
+def test_a_mask_may_have_holes():
+    padded = torch.arange(4.0).reshape(1, 4, 1)
+    assert TokenBatch.from_padded(padded, [[1, 0, 0, 1]]).values.tolist() == [[0.0], [3.0]]
+
+
+@given(lengths_lists, st.integers(1, 20))
+def test_batches_keep_the_budget_and_lose_nothing(lengths, budget):
+    batch = numbered(lengths)
+    parts = list(batch.batches(budget))
+    assert all(len(p.values) <= budget or len(p) == 1 for p in parts)
+    assert same(TokenBatch.concatenate(parts), batch)
+    # Greedy: the next sequence would not have fitted.
+    assert all(len(p.values) + int(q.lengths[0]) > budget for p, q in itertools.pairwise(parts))
+
+
+@given(lengths_lists, dtypes, dtypes)
+def test_to_changes_the_tokens_and_leaves_the_channels(lengths, before, after):
+    batch = numbered(lengths, dtype=before)
+    moved = batch.to("cpu", after)
+    assert moved.dtype == after and torch.equal(moved.values, batch.values.to(after))
+    assert all(same(moved.channels[n], batch.channels[n]) for n in batch.channels)
+    assert batch.channels["input_ids"].to(dtype=after).values.dtype == after
+
+
+def test_indexing():
+    batch = numbered([2, 0, 3])
+    assert torch.equal(batch[0], batch.values[:2]) and torch.equal(batch[-1], batch.values[2:])
+    assert torch.equal(batch[np.int64(2)], batch[2]) and batch[1].shape == (0, 3)
+    assert same(batch[1:], batch.select([1, 2])) and same(batch[::-1], batch.select([2, 1, 0]))
+    assert batch.encoder is None
+    for index in (3, -4):
+        with pytest.raises(IndexError, match=f"sequence {index} of 3"):
+            batch[index]
+
+
+def test_consecutive_sequences_are_not_copied():
+    batch = numbered([2, 1, 3])
+    assert batch[1:].values.data_ptr() == batch.values[2:].data_ptr()
+
+
+def test_more_sequences_than_a_small_index_dtype_counts():
+    many = TokenBatch.from_padded(torch.arange(300.0).reshape(300, 1, 1))
+    assert many.select(np.array([250, 7], np.uint8)).values.flatten().tolist() == [250.0, 7.0]
+
+
+def test_arrays_that_torch_does_not_take_as_they_are(recwarn):
+    plain = np.arange(6, dtype=np.float32).reshape(3, 2)
+    locked = plain.copy()
+    locked.flags.writeable = False
+    strange = [locked, plain.astype(">f4"), plain[::-1][::-1], np.asfortranarray(plain), plain.tolist()]
+    for array in strange:
+        batch = TokenBatch.from_sequences([array])
+        assert torch.equal(batch.values.float(), torch.from_numpy(plain))
+    assert torch.equal(TokenBatch.from_padded(plain[None, ::-1]).values, torch.from_numpy(plain).flip(0))
+    assert not recwarn.list
+
+
+def test_mixed_dtypes_widen():
+    batch = TokenBatch.from_sequences([torch.ones(1, 2, dtype=torch.float16), torch.ones(1, 2, dtype=torch.bfloat16)])
+    assert batch.dtype == torch.float32
+
+
+def test_concatenate_keeps_the_channels_that_all_have():
+    batch = numbered([1, 2])
+    fewer = TokenBatch(batch.values, batch.offsets, {"logits": batch.channels["logits"]})
+    assert set(TokenBatch.concatenate([batch, fewer]).channels) == {"logits"}
+
+
+def test_empty_batches_are_batches():
+    batch = numbered([2, 1])
+    nothing = batch.select([])
+    assert len(nothing) == 0 and nothing.dim == 3 and list(nothing.batches(5)) == []
+    assert same(TokenBatch.concatenate([nothing, batch]), batch)
+    assert len(TokenBatch.from_padded(torch.zeros(0, 4, 3), torch.zeros(0, 4))) == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ([], "There are no sequences: the list is empty."),
+        ([np.ones(3)], r"shape \[tokens, D\], got \(3,\) at sequence 0"),
+        ([np.ones((1, 2, 3))], r"got \(1, 2, 3\) at sequence 0"),
+        ([np.ones((2, 2)), np.ones((2, 2), np.int64)], "Tokens must be float16, .*, got int64 at sequence 1"),
+        ([np.ones((2, 2), bool)], "got bool at sequence 0"),
+        ([np.ones((2, 2)), np.ones((2, 3))], "sequence 0 has D=2, sequence 1 has D=3"),
+        (["text"], "Tokens at sequence 0 must be an array of numbers, got str"),
+        ([None], "got NoneType"),
+        ([[[1.0, 2.0], [3.0]]], "Tokens at sequence 0 must be an array of numbers, got list"),
+    ],
+)
+def test_sequences_that_are_none(data, sentence):
+    with pytest.raises(InputError, match=sentence):
+        TokenBatch.from_sequences(data)
+
+
+@pytest.mark.parametrize(
+    ("padded", "mask", "sentence"),
+    [
+        (torch.ones(2, 3), None, r"shape \[sequences, longest, D\].*got float32 of shape \(2, 3\)"),
+        (torch.ones(2, 3, 1, dtype=torch.int64), None, "got int64"),
+        (torch.ones(2, 3, 1), torch.ones(2, 4), r"mask must have shape \(2, 3\).*got \(2, 4\)"),
+        (torch.ones(2, 3, 1), torch.ones(2, 3, 1), r"got \(2, 3, 1\)"),
+        (torch.ones(1, 2, 1), [[0, 2]], "only 0 and 1.*from 0 to 2"),
+        (torch.ones(1, 2, 1), [[0.5, 1.0]], "only 0 and 1"),
+        (torch.ones(1, 2, 1), [[float("nan"), 1.0]], "only 0 and 1"),
+        (torch.ones(1, 2, 1), [[-1, 1]], "only 0 and 1"),
+        (torch.ones(2, 2, 1), [[1], [1, 0]], "The mask must be an array of numbers, got list"),
+        ("text", None, "Padded tokens must be an array of numbers, got str"),
+    ],
+)
+def test_padded_tokens_that_are_none(padded, mask, sentence):
+    with pytest.raises(InputError, match=sentence):
+        TokenBatch.from_padded(padded, mask)
+
+
+@pytest.mark.parametrize(
+    ("indices", "sentence"),
+    [
+        ([3], r"must lie in \[-3, 3\), got 3 to 3"),
+        ([0, -4], "got -4 to 0"),
+        ([0.0, 1.0], "must be integers or booleans, got float64"),
+        ([True, False], r"each of the 3 sequences, got shape \(2,\)"),
+        (torch.ones(3, 1, dtype=torch.bool), r"got shape \(3, 1\)"),
+        ("abc", "A selection of sequences must be an array of numbers, got str"),
+        (None, "got NoneType"),
+    ],
+)
+def test_selections_that_are_none(indices, sentence):
+    with pytest.raises(InputError, match=sentence):
+        numbered([1, 2, 0]).select(indices)
+
+
+def test_nothing_can_be_picked_from_nothing():
+    assert as_indices([], 0).tolist() == [] and as_indices(slice(None), 0).tolist() == []
+    with pytest.raises(InputError, match="must lie in"):
+        as_indices([0], 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "offsets", "sentence"),
+    [
+        (torch.ones(3), torch.tensor([0, 2]), r"rise from 0 to the number of rows \(3\), got 0 to 2"),
+        (torch.ones(3), torch.tensor([1, 3]), "got 1 to 3"),
+        (torch.ones(3), torch.tensor([0, 2, 1, 3]), "must rise"),
+        (torch.ones(3), torch.tensor([0, 3], dtype=torch.int32), "int64 CPU tensor.*got torch.int32"),
+        (torch.ones(3), torch.tensor([[0, 3]]), r"shape \(1, 2\)"),
+        (torch.ones(0), torch.empty(0, dtype=torch.int64), "one entry more"),
+        (torch.tensor(1.0), torch.tensor([0]), "a single number"),
+    ],
+)
+def test_offsets_that_do_not_fit(values, offsets, sentence):
+    with pytest.raises(InputError, match=sentence):
+        Ragged(values, offsets)
+
+
+def test_batches_that_are_none():
+    offsets = torch.tensor([0, 2])
+    with pytest.raises(InputError, match=r"\[tokens, D\], got \(2,\)"):
+        TokenBatch(torch.ones(2), offsets)
+    with pytest.raises(InputError, match="got int64"):
+        TokenBatch(torch.ones(2, 2, dtype=torch.int64), offsets)
+    with pytest.raises(InputError, match="Channel 'labels' has 2 sequences, the tokens have 1"):
+        TokenBatch(torch.ones(2, 2), offsets, {"labels": Ragged.from_lengths(torch.ones(2), [1, 1])})
+    with pytest.raises(InputError, match=r"one token dimension.*\[2, 3\]"):
+        TokenBatch.concatenate([numbered([1], dim=2), numbered([1], dim=3)])
+    for kind in (Ragged, TokenBatch):
+        with pytest.raises(InputError, match="Nothing to concatenate"):
+            kind.concatenate([])
+    with pytest.raises(InputError, match="at least 1, got 0"):
+        list(cut_by_budget(torch.tensor([1]), 0))

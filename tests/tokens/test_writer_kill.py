@@ -1,0 +1,374 @@
+"""The writer: what it refuses, and what is left of a store whatever happens to the process that writes it."""
+
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from apood.support.errors import InputError, StoreError
+from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.store import TokenStore
+from apood.tokens.text import text_channel
+from apood.tokens.writer import TokenStoreWriter
+
+DIM = 8
+ENCODER = {"model": "a", "layer": 3}
+
+
+def corpus(first, last):
+    """Sequences `first` to `last`, each made from its number alone."""
+    sequences = [torch.full((1 + i * 7 % 5, DIM), float(i)) + torch.arange(DIM) / 16 for i in range(first, last)]
+    rows = TokenBatch.from_sequences(sequences)
+    return TokenBatch(rows.values, rows.offsets, {"text": text_channel([f"no. {i}" for i in range(first, last)])})
+
+
+def write_corpus(folder, count, step=3, shard_bytes=500):
+    """Writes what is missing of a corpus of `count` sequences."""
+    with TokenStoreWriter(folder, dim=DIM, encoder=ENCODER, shard_bytes=shard_bytes, resume=True) as writer:
+        for first in range(writer.sequences, count, step):
+            writer.append(corpus(first, min(first + step, count)))
+
+
+def content(folder):
+    return {p.name: p.read_bytes() for p in Path(folder).iterdir() if p.name != ".lock"}
+
+
+def assert_is_beginning(folder):
+    """The store is readable and holds the first sequences of the corpus; returns how many."""
+    store = TokenStore(folder)
+    store.verify()
+    if len(store):
+        found, expected = store.select(slice(None)), corpus(0, len(store))
+        assert torch.equal(found.values, expected.values) and torch.equal(found.offsets, expected.offsets)
+        assert torch.equal(found.channels["text"].values, expected.channels["text"].values)
+    return len(store)
+
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["apood.tokens.writer", "apood.tokens.store", "pytest"])
+
+
+def start(work, *arguments):
+    process = context.Process(target=work, args=arguments)
+    process.start()
+    return process
+
+
+# A process that dies.
+
+
+def _write_and_say_so(sender, folder, count):
+    sender.send("starting")
+    write_corpus(folder, count)
+
+
+def test_killed_at_random_moments(tmp_path):
+    folder, count = tmp_path / "store", 300
+    moments = random.Random(7)
+    committed = []
+    for _ in range(8):
+        receiver, sender = context.Pipe(duplex=False)
+        process = start(_write_and_say_so, sender, folder, count)
+        receiver.recv()
+        time.sleep(moments.uniform(0.0, 0.15))
+        process.kill()
+        process.join()
+        if (folder / "index.json").exists():
+            committed.append(assert_is_beginning(folder))
+    assert committed == sorted(committed), "a shard that was committed is gone"
+    assert len({n for n in committed if 0 < n < count}) >= 2, "no kill fell into the writing"
+    write_corpus(folder, count)
+    write_corpus(tmp_path / "uninterrupted", count)
+    assert content(folder) == content(tmp_path / "uninterrupted")
+
+
+def _write_and_die(folder, count, operation):
+    """Kills itself right before its `operation`-th change to the folder."""
+    seen = 0
+
+    def count_operations(event, arguments):
+        nonlocal seen
+        if event in ("open", "os.rename", "os.remove", "os.mkdir") and str(folder) in str(arguments[0]):
+            seen += 1
+            if seen == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count_operations)
+    write_corpus(folder, count)
+
+
+def test_killed_before_every_single_file_operation(tmp_path):
+    count = 12
+    write_corpus(tmp_path / "uninterrupted", count)
+    expected = content(tmp_path / "uninterrupted")
+    assert len(expected) == 4  # an index and three shards
+    left = set()
+    for operation in range(1, 1000):
+        folder = tmp_path / f"killed-{operation}"
+        process = start(_write_and_die, folder, count, operation)
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        if (folder / "index.json").exists():
+            left.add(assert_is_beginning(folder))
+        write_corpus(folder, count)
+        assert content(folder) == expected
+    assert operation > 20 and len(left) == 4  # nothing, one, two and three shards
+
+
+# A disk that refuses.
+
+
+def _write_until_full(sender, folder):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    try:
+        with TokenStoreWriter(folder, dim=DIM, encoder=ENCODER, shard_bytes=15_000) as writer:
+            for first in range(0, 400, 100):
+                writer.append(corpus(first, first + 100))
+            # This one makes the next shard too large for the limit.
+            writer.append(TokenBatch(torch.ones(900, DIM), torch.tensor([0, 900]), {"text": text_channel(["long"])}))
+    except StoreError as error:
+        sender.send(str(error))
+
+
+def test_a_full_disk_costs_no_committed_shard(tmp_path):
+    folder = tmp_path / "store"
+    receiver, sender = context.Pipe(duplex=False)
+    process = start(_write_until_full, sender, folder)
+    sentence = receiver.recv()
+    process.join()
+    assert f"The token store {folder} cannot be written: " in sentence and "File too large" in sentence
+    assert not [name for name in content(folder) if "partial" in name]
+    committed = assert_is_beginning(folder)
+    assert 0 < committed < 401
+    write_corpus(folder, 420, shard_bytes=15_000)
+    assert assert_is_beginning(folder) == 420
+
+
+def test_after_a_failed_commit_the_writer_takes_nothing_more(tmp_path):
+    folder = tmp_path / "store"
+    with TokenStoreWriter(folder, dim=DIM, encoder=ENCODER, shard_bytes=10**6) as writer:
+        writer.append(corpus(0, 4))
+        (folder / "shard-00000.safetensors").mkdir()  # no file can take this place
+        with pytest.raises(StoreError, match="cannot be written"):
+            writer.close()
+        with pytest.raises(StoreError, match="closed"):
+            writer.append(corpus(4, 5))
+    assert len(TokenStore(folder)) == 0
+
+
+@pytest.mark.parametrize("place", ["file/store", "file", "/proc/apood/store", "/proc/self"])
+def test_a_place_that_cannot_hold_a_store(tmp_path, place):
+    (tmp_path / "file").write_text("not a folder")
+    folder = tmp_path / place
+    with pytest.raises(StoreError, match=str(folder)):
+        TokenStoreWriter(folder, dim=DIM)
+
+
+# Starting, stopping, going on.
+
+
+def test_an_error_in_the_block_leaves_the_committed_shards(tmp_path):
+    folder = tmp_path / "store"
+    with (
+        pytest.raises(ZeroDivisionError),
+        TokenStoreWriter(folder, dim=DIM, encoder=ENCODER, shard_bytes=500) as writer,
+    ):
+        writer.append(corpus(0, 6))
+        committed = writer.sequences
+        assert 0 < committed < 6
+        1 / 0  # noqa: B018
+    assert assert_is_beginning(folder) == committed
+    write_corpus(folder, 9)
+    assert assert_is_beginning(folder) == 9
+
+
+@pytest.mark.parametrize("step", [1, 2, 50])
+def test_shards_do_not_depend_on_the_batches(tmp_path, step):
+    write_corpus(tmp_path / "threes", 50)
+    write_corpus(tmp_path / "other", 50, step=step)
+    assert len(content(tmp_path / "threes")) > 5
+    assert content(tmp_path / "threes") == content(tmp_path / "other")
+
+
+def test_the_shard_size_is_kept(tmp_path):
+    write_corpus(tmp_path / "store", 200, step=200, shard_bytes=3000)
+    sizes = [len(data) for name, data in sorted(content(tmp_path / "store").items()) if name.startswith("shard")]
+    longest = 5 * DIM * 4 + 32
+    assert len(sizes) > 3 and all(3000 <= size < 3000 + 1000 + longest for size in sizes[:-1])  # 1000: the header
+
+
+def test_sequences_counts_what_is_committed(tmp_path):
+    with TokenStoreWriter(tmp_path / "store", dim=DIM, shard_bytes=10**6) as writer:
+        writer.append(corpus(0, 5))
+        assert writer.sequences == 0 and len(TokenStore(tmp_path / "store")) == 0
+    assert writer.sequences == 5 and len(TokenStore(tmp_path / "store")) == 5
+    writer.close()
+    assert writer.sequences == 5
+
+
+def test_the_encoder_is_known_before_the_first_sequence(tmp_path):
+    with TokenStoreWriter(tmp_path / "store", dim=DIM, encoder=ENCODER):
+        assert TokenStore(tmp_path / "store").encoder == ENCODER
+    assert TokenStore(tmp_path / "store").encoder == ENCODER
+
+
+def test_leftovers_are_swept_on_resuming(tmp_path):
+    folder = tmp_path / "store"
+    write_corpus(folder, 10)
+    expected = content(folder)
+    (folder / "shard-00099.safetensors").write_bytes(b"orphan")
+    (folder / "index.json.partial-01234567").write_bytes(b"half")
+    (folder / "notes.txt").write_bytes(b"not ours")
+    write_corpus(folder, 10)
+    assert content(folder) == expected | {"notes.txt": b"not ours"}
+
+
+def test_an_existing_store_is_not_overwritten(tmp_path):
+    write_corpus(tmp_path / "store", 10)
+    expected = content(tmp_path / "store")
+    with pytest.raises(StoreError, match=r"already a token store in .*resume=True.*overwrite"):
+        TokenStoreWriter(tmp_path / "store", dim=DIM)
+    assert content(tmp_path / "store") == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"dim": 9}, "another dim: it has 8, asked for was 9"),
+        ({"dtype": torch.float16}, "another dtype: it has torch.float32, asked for was torch.float16"),
+        ({"encoder": None}, r"another encoder: it has \{'model': 'a', 'layer': 3\}, asked for was None"),
+        ({"encoder": ENCODER | {"layer": 4}}, r"it has .*'layer': 3\}, asked for was .*'layer': 4\}"),
+    ],
+)
+def test_resuming_something_else(tmp_path, options, sentence):
+    write_corpus(tmp_path / "store", 10)
+    expected = content(tmp_path / "store")
+    with pytest.raises(StoreError, match=sentence):
+        TokenStoreWriter(tmp_path / "store", **{"dim": DIM, "encoder": ENCODER, "resume": True} | options)
+    assert content(tmp_path / "store") == expected
+    write_corpus(tmp_path / "store", 12)  # the refused writer holds no lock
+
+
+def test_a_damaged_store_is_not_resumed(tmp_path):
+    write_corpus(tmp_path / "store", 10)
+    os.truncate(tmp_path / "store" / "shard-00001.safetensors", 10)
+    with pytest.raises(StoreError, match=r"shard-00001.*cut off"):
+        write_corpus(tmp_path / "store", 20)
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"somebody's")
+    with pytest.raises(StoreError, match=r"no token store and holds 'model.safetensors'"):
+        TokenStoreWriter(tmp_path, dim=DIM, resume=True)
+    assert content(tmp_path) == {"model.safetensors": b"somebody's"} and not (tmp_path / ".lock").exists()
+
+
+def _hold(sender, folder):
+    with TokenStoreWriter(folder, dim=DIM):
+        sender.send("writing")
+        signal.pause()
+
+
+def test_two_writers_at_once(tmp_path):
+    folder = tmp_path / "store"
+    with TokenStoreWriter(folder, dim=DIM), pytest.raises(StoreError, match=f"Another writer is at work on .*{folder}"):
+        TokenStoreWriter(folder, dim=DIM, resume=True)
+    receiver, sender = context.Pipe(duplex=False)
+    process = start(_hold, sender, tmp_path / "held")
+    receiver.recv()
+    with pytest.raises(StoreError, match="Another writer"):
+        TokenStoreWriter(tmp_path / "held", dim=DIM, resume=True)
+    process.kill()
+    process.join()
+    TokenStoreWriter(tmp_path / "held", dim=DIM, resume=True).close()
+
+
+# Batches that do not fit.
+
+
+def with_channel(values, name="labels"):
+    rows = TokenBatch.from_sequences([torch.ones(2, DIM)])
+    return TokenBatch(rows.values, rows.offsets, {name: Ragged.from_lengths(values, [len(values)])})
+
+
+@pytest.mark.parametrize(
+    ("batch", "sentence"),
+    [
+        (TokenBatch.from_sequences([torch.ones(2, 5)]), "takes tokens of D=8, got D=5"),
+        (TokenBatch.from_sequences([torch.ones(2, DIM)]), r"have the channels labels \(int64\), got none"),
+        (with_channel(torch.ones(1)), r"have the channels labels \(int64\), got labels \(float32\)"),
+        (with_channel(torch.ones(1, 2).long()), r"got labels \(int64 of shape \[2\]\)"),
+        (with_channel(torch.ones(1).long(), "label"), r"got label \(int64\)"),
+        (with_channel(torch.ones(1, dtype=torch.complex128)), "'labels' cannot be stored as complex128"),
+    ],
+)
+def test_batches_unlike_those_before(tmp_path, batch, sentence):
+    good = with_channel(torch.ones(1).long())
+    with TokenStoreWriter(tmp_path / "store", dim=DIM) as writer:
+        writer.append(good)
+        with pytest.raises(InputError, match=sentence):
+            writer.append(batch)
+        writer.append(good)
+    assert len(TokenStore(tmp_path / "store")) == 2
+    with (
+        TokenStoreWriter(tmp_path / "store", dim=DIM, resume=True) as writer,
+        pytest.raises(InputError, match=sentence),
+    ):
+        writer.append(batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_tokens_are_cast_to_the_stores_dtype(tmp_path, dtype):
+    batch = TokenBatch.from_sequences([torch.randn(3, DIM), torch.empty(0, DIM)])
+    with TokenStoreWriter(tmp_path / "store", dim=DIM, dtype=dtype) as writer:
+        writer.append(batch)
+    store = TokenStore(tmp_path / "store")
+    assert store.dtype == dtype and torch.equal(store.select([0]).values, batch.values.to(dtype))
+
+
+def test_tokens_that_would_become_infinite_are_refused(tmp_path):
+    with TokenStoreWriter(tmp_path / "store", dim=2, dtype=torch.float16) as writer:
+        with pytest.raises(InputError, match=r"magnitude 7e\+04 become infinite as float16"):
+            writer.append(TokenBatch.from_sequences([torch.tensor([[0.0, -7e4]])]))
+        writer.append(TokenBatch.from_sequences([torch.tensor([[65504.0, float("nan")]])]))
+    assert len(TokenStore(tmp_path / "store")) == 1
+
+
+def test_what_was_appended_may_be_changed_afterwards(tmp_path):
+    values, offsets = torch.ones(2, DIM), torch.tensor([0, 2])
+    with TokenStoreWriter(tmp_path / "store", dim=DIM) as writer:
+        for number in range(3):
+            values.fill_(number)
+            writer.append(TokenBatch(values, offsets))
+    assert TokenStore(tmp_path / "store").select(slice(None)).values[::2, 0].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_gradients_and_strides_do_not_matter(tmp_path):
+    values = torch.randn(DIM, 6, requires_grad=True).t()
+    with TokenStoreWriter(tmp_path / "store", dim=DIM) as writer:
+        writer.append(TokenBatch(values, torch.tensor([0, 6])))
+    assert torch.equal(TokenStore(tmp_path / "store").select([0]).values, values)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"dim": 0}, "at least 1, got dim=0"),
+        ({"shard_bytes": 0}, "shard_bytes=0"),
+        ({"dtype": torch.int64}, "stored as float16, .*, got torch.int64"),
+        ({"encoder": {"model": np.float32(1)}}, "An encoder identity must be plain JSON"),
+    ],
+)
+def test_arguments_that_make_no_store(tmp_path, options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        TokenStoreWriter(tmp_path / "store", **{"dim": DIM} | options)
