@@ -1,1 +1,68 @@
-"""x"""
+"""apood tells whether an input belongs to the distribution that a model was trained on, from its token embeddings.
+
+The public names are imported when they are first used, so that `import apood` costs nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from apood.detectors.ap_ood import APOOD
+    from apood.detectors.artefact import load
+    from apood.detectors.base import Detector
+    from apood.detectors.knn import KNN
+    from apood.detectors.length import Length
+    from apood.detectors.mahalanobis import Mahalanobis
+    from apood.encoders.text import TextEncoder
+    from apood.fitting.checkpoint import Checkpoint
+    from apood.pooling import attention_pool
+    from apood.tokens.batch import TokenBatch
+    from apood.tokens.store import TokenStore
+    from apood.tokens.writer import TokenStoreWriter
+
+    __version__: str
+
+__all__ = [
+    "APOOD",
+    "KNN",
+    "Checkpoint",
+    "Detector",
+    "Length",
+    "Mahalanobis",
+    "TextEncoder",
+    "TokenBatch",
+    "TokenStore",
+    "TokenStoreWriter",
+    "__version__",
+    "attention_pool",
+    "load",
+]
+
+_HOMES = {
+    "APOOD": "apood.detectors.ap_ood",
+    "KNN": "apood.detectors.knn",
+    "Checkpoint": "apood.fitting.checkpoint",
+    "Detector": "apood.detectors.base",
+    "Length": "apood.detectors.length",
+    "Mahalanobis": "apood.detectors.mahalanobis",
+    "TextEncoder": "apood.encoders.text",
+    "TokenBatch": "apood.tokens.batch",
+    "TokenStore": "apood.tokens.store",
+    "TokenStoreWriter": "apood.tokens.writer",
+    "attention_pool": "apood.pooling",
+    "load": "apood.detectors.artefact",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw it would believe in every name
+
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module, metadata
+
+        if name == "__version__":
+            return metadata.version("apood")
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

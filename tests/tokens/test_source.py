@@ -4,7 +4,7 @@ import torch
 
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
-from apood.tokens.source import TokenSource, as_source
+from apood.tokens.source import TokenSource, as_source, describe_encoder, same_encoder
 
 
 @pytest.fixture
@@ -55,3 +55,26 @@ def test_two_sequences_are_no_pair_of_array_and_mask():
 def test_what_is_no_source_is_refused_by_its_type(data):
     with pytest.raises(InputError, match=f"got {type(data).__name__}"):
         as_source(data)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (None, None, True),
+        (None, {"model": "a"}, True),
+        ({"model": "a", "layer": 1}, {"layer": 1, "model": "a"}, True),
+        ({"model": "a", "layer": 1}, {"model": "a", "layer": 2}, False),
+        ({"model": "a"}, {"model": "b"}, False),
+        ({"model": "a"}, {"model": "a", "mode": None}, True),
+        ({"model": "a", "fingerprint": "f"}, {"model": "b", "fingerprint": "f"}, True),
+        ({"model": "a", "fingerprint": "f"}, {"model": "a", "fingerprint": "g"}, False),
+        ({"model": "a", "fingerprint": "f", "layer": 1}, {"model": "b", "fingerprint": "f", "layer": 2}, False),
+    ],
+)
+def test_encoders_that_are_the_same(first, second, same):
+    assert same_encoder(first, second) is same_encoder(second, first) is same
+
+
+def test_encoders_are_described_in_one_line():
+    assert describe_encoder(None) == "an unknown encoder"
+    assert describe_encoder({"model": "a/b", "revision": None, "layer": -1}) == "model a/b, layer -1"

@@ -375,7 +375,7 @@ def _read_all(folder):
     before = peak()
     tokens = sum(len(batch.values) for batch in store.batches(2048))
     picks = torch.randperm(len(store), generator=torch.Generator().manual_seed(0))
-    for some in picks.split(32):
+    for some in picks.split(16):
         store.select(some)
     return peak() - before, tokens
 
@@ -387,7 +387,7 @@ def test_memory_stays_bounded(tmp_path, shard_bytes):
     assert written < min(total, shard_bytes) + 24 * MIB
     grown, tokens = in_a_process(_read_all, tmp_path / "store")
     assert tokens * 512 * 2 == total
-    assert grown < 40 * MIB
+    assert grown < 48 * MIB
 
 
 def _read_with_few_descriptors(folder):

@@ -65,26 +65,22 @@ def start(work, *arguments):
 # A process that dies.
 
 
-def _write_and_say_so(sender, folder, count):
-    sender.send("starting")
-    write_corpus(folder, count)
-
-
 def test_killed_at_random_moments(tmp_path):
     folder, count = tmp_path / "store", 300
     moments = random.Random(7)
-    committed = []
+    committed = [0]
     for _ in range(8):
-        receiver, sender = context.Pipe(duplex=False)
-        process = start(_write_and_say_so, sender, folder, count)
-        receiver.recv()
-        time.sleep(moments.uniform(0.0, 0.15))
+        shards = len(list(folder.glob("shard-*"))) + moments.randint(0, 8)
+        process = start(write_corpus, folder, count)
+        while process.is_alive() and len(list(folder.glob("shard-*"))) < shards:
+            time.sleep(0.001)
+        time.sleep(moments.uniform(0.0, 0.02))
         process.kill()
         process.join()
         if (folder / "index.json").exists():
             committed.append(assert_is_beginning(folder))
     assert committed == sorted(committed), "a shard that was committed is gone"
-    assert len({n for n in committed if 0 < n < count}) >= 2, "no kill fell into the writing"
+    assert len({n for n in committed if 0 < n < count}) >= 3, "the kills did not fall into the writing"
     write_corpus(folder, count)
     write_corpus(tmp_path / "uninterrupted", count)
     assert content(folder) == content(tmp_path / "uninterrupted")
@@ -245,9 +241,9 @@ def test_an_existing_store_is_not_overwritten(tmp_path):
     ("options", "sentence"),
     [
         ({"dim": 9}, "another dim: it has 8, asked for was 9"),
-        ({"dtype": torch.float16}, "another dtype: it has torch.float32, asked for was torch.float16"),
-        ({"encoder": None}, r"another encoder: it has \{'model': 'a', 'layer': 3\}, asked for was None"),
-        ({"encoder": ENCODER | {"layer": 4}}, r"it has .*'layer': 3\}, asked for was .*'layer': 4\}"),
+        ({"dtype": torch.float16}, "another dtype: it has float32, asked for was float16"),
+        ({"encoder": None}, "another encoder: it has model a, layer 3, asked for was an unknown encoder"),
+        ({"encoder": ENCODER | {"layer": 4}}, "it has model a, layer 3, asked for was model a, layer 4"),
     ],
 )
 def test_resuming_something_else(tmp_path, options, sentence):
@@ -257,6 +253,13 @@ def test_resuming_something_else(tmp_path, options, sentence):
         TokenStoreWriter(tmp_path / "store", **{"dim": DIM, "encoder": ENCODER, "resume": True} | options)
     assert content(tmp_path / "store") == expected
     write_corpus(tmp_path / "store", 12)  # the refused writer holds no lock
+
+
+def test_a_model_that_moved_is_still_the_same(tmp_path):
+    for place in ("here", "there"):
+        encoder = {"model": place, "fingerprint": "abc"}
+        TokenStoreWriter(tmp_path / "store", dim=DIM, encoder=encoder, resume=True).close()
+    assert TokenStore(tmp_path / "store").encoder == {"model": "here", "fingerprint": "abc"}
 
 
 def test_a_damaged_store_is_not_resumed(tmp_path):
@@ -372,3 +375,4 @@ def test_gradients_and_strides_do_not_matter(tmp_path):
 def test_arguments_that_make_no_store(tmp_path, options, sentence):
     with pytest.raises(InputError, match=sentence):
         TokenStoreWriter(tmp_path / "store", **{"dim": DIM} | options)
+    assert not (tmp_path / "store").exists()

@@ -1,38 +1,83 @@
 """AP-OOD: attention pooling for out-of-distribution detection."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from apood.detectors.ap_ood_loss import log_norms, outlier_loss, regularization, squared_distances
-from apood.detectors.ap_ood_recipe import (
-    HeadReduction,
-    Recipe,
-    RecipeName,
-    Regularizer,
-    ScoreName,
-    resolve,
-)
+from apood.detectors.ap_ood_health import warn_of_failure
+from apood.detectors.ap_ood_loss import log_norms
+from apood.detectors.ap_ood_recipe import HeadReduction, Recipe, RecipeName, Regularizer, ScoreName, one_of, resolve
+from apood.detectors.ap_ood_start import has_sink, prepare
+from apood.detectors.ap_ood_training import Training, pool_corpus
 from apood.detectors.base import Detector
-from apood.detectors.mean_pooling import inverse_root, moments, token_budget
 from apood.fitting.checkpoint import Checkpoint, fingerprint
-from apood.fitting.loop import minimise, warm_up
-from apood.pooling import Frame, Pooled, Similarity, attention_pool, merge, pool_of_pools
+from apood.fitting.loop import minimise
+from apood.pooling import Frame, Similarity, attention_pool
+from apood.pooling.eager import similarities_and_logits
 from apood.support.errors import InputError
-from apood.support.progress import bar
-from apood.tokens.batch import TokenBatch
-from apood.tokens.loader import prefetch, shuffled
+from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.skip_first import SkipFirst, without_first
 from apood.tokens.source import TokenSource
 
 __all__ = ["APOOD"]
 
-_EIGENVALUE_FLOOR = 1e-4
-_PROBE = 256  # sequences that the spread of the similarities is measured on
-
 
 class APOOD(Detector):
-    """Attention pooling for OOD detection.
+    """Attention pooling for OOD detection, unsupervised and with auxiliary outliers.
+
+    Hofmann et al., ICLR 2026. M heads W_j of T queries each pool a sequence Z by attention over all
+    its (token, query) pairs, h_j(Z) = Tr(W_jᵀ Z softmax(β Zᵀ W_j)), and compare the result with that
+    of the whole training corpus, μ_j:
+
+        d²_j(Z) = (h_j(Z) - μ_j)²
+        s(Z)     = Σ_j (-d²_j(Z) + log |W_j|²)      score="sum"
+        s_min(Z) = min_j (-d²_j(Z) + log |W_j|²)    score="min"
+
+    The heads minimise mean_n Σ_j d²_j(Z_n) - Σ_j log |W_j|², with μ of each batch and gradient through
+    it. AUX sequences add λ mean -log(1 - exp(-d²)). At β = 0 this represents the Mahalanobis distance.
+
+    `recipe="paper"` follows the publication to the letter. `recipe="robust"`, the default, departs from
+    it where its scale-free form works on any backbone without tuning. Each argument that is not None
+    overrides what the recipe sets:
+
+    | argument          | robust                                      | paper                          |
+    | ----------------- | ------------------------------------------- | ------------------------------ |
+    | `heads`           | D // queries                                | D // queries                   |
+    | `queries`         | 2                                           | 1                              |
+    | `beta`            | 1.5 / spread of the similarities at the start | 1 / √D                       |
+    | `similarity`      | dot                                         | dot                            |
+    | `regularizer`     | logdet: keeps heads apart                   | norm: Σ log of squared norms   |
+    | `normalize`       | tokens                                      | none                           |
+    | `head_reduction`  | mean: loss a head                           | sum                            |
+    | `steps`           | 300                                         | 1000                           |
+    | `batch_size`      | 128 (fewer if they exceed 2²⁷ numbers)      | 512                            |
+    | `learning_rate`   | 0.001, cosine                               | 0.01, cosine                   |
+    | (start)           | Mahalanobis under a random rotation         | N(0, 1)                        |
+    | (tokens)          | sink skipped, centred, whitened             | as they are                    |
+    | (beta warm-up)    | from 0 over the first half                  | none                           |
+    | (μ in the score)  | mean of h over sequences                    | attention over the corpus      |
+    | (loss with AUX)   | + regulariser, mean of ID + λ mean of AUX   | both sums over N + N'          |
+
+    The euclidean similarity attends by -|z - w|²/2; its robust start is at random tokens, not whitened.
+    W and its norms live in the space of the tokens after all of this.
+
+    Args:
+        heads: M, or "auto" for as many parameters as a covariance matrix has.
+        queries: T, queries a head.
+        beta: inverse temperature of the attention; 0 is mean pooling.
+        similarity: "dot" or "euclidean".
+        score: "sum" over heads, or "min", the provable bound, which is weaker in practice.
+        regularizer: "logdet" or "norm".
+        recipe: "robust" or "paper".
+        normalize: "tokens" (to length 1) or "none".
+        aux_weight: λ, the weight of AUX sequences in the loss.
+        head_reduction: "mean" or "sum" of d² over heads in the loss.
+        steps: gradient steps.
+        batch_size: sequences a step.
+        learning_rate: peak rate of Adam.
+        seed: of the start and of the batches.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", ...
     """
 
     name = "ap-ood"
@@ -43,6 +88,7 @@ class APOOD(Detector):
     log_norms_: Tensor
     origin_: Tensor
     beta_: float
+    skips_first_: bool
     mean_distance_: float
 
     def __init__(
@@ -50,7 +96,7 @@ class APOOD(Detector):
         heads: int | Literal["auto"] = "auto",
         queries: int | None = None,
         beta: float | None = None,
-        similarity: Similarity | None = None,
+        similarity: Similarity = "dot",
         score: ScoreName = "sum",
         regularizer: Regularizer | None = None,
         recipe: RecipeName = "robust",
@@ -62,7 +108,6 @@ class APOOD(Detector):
         learning_rate: float | None = None,
         seed: int = 0,
         device: str = "auto",
-        extra: dict | None = None,
     ) -> None:
         self.heads = heads
         self.queries = queries
@@ -79,9 +124,30 @@ class APOOD(Detector):
         self.learning_rate = learning_rate
         self.seed = seed
         self.device = device
-        self.extra = extra
 
-    def _recipe(self) -> Recipe:
+    def token_contributions(self, tokens: object) -> Ragged:
+        """How much each token adds to the squared distance of its sequence; they sum to it exactly.
+
+        c_s = Σ_j (h_j - μ_j) Σ_t p_jts (a_jts - μ_j): large where a token draws attention and pulls the
+        pooled value away from the prototype, negative where it pulls it back, 0 for a skipped first token.
+        """
+        source = self._checked_for_scoring(tokens)
+        batch = source.select(slice(None))
+        device = self._device()
+        frame, queries, mu = self._frame(device), self.queries_.to(device), self.prototype_.to(device)[:, None, None]
+        rows = []
+        for sequence in batch:
+            skipped = int(self.skips_first_ and len(sequence) > 1)
+            z = frame.apply(sequence[skipped:].to(device, torch.float32))
+            a, logits = similarities_and_logits(z, queries, self.beta_, self.similarity)
+            weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
+            pull = (weights * (a - mu)).sum(1)
+            row = torch.zeros(len(sequence))
+            row[skipped:] = (pull.sum(1, keepdim=True) * pull).sum(0).cpu()
+            rows.append(row)
+        return Ragged(torch.cat(rows), batch.offsets)
+
+    def _resolved(self) -> Recipe:
         return resolve(
             self.recipe,
             heads=None if self.heads == "auto" else self.heads,
@@ -94,85 +160,60 @@ class APOOD(Detector):
             steps=self.steps,
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
-            **(self.extra or {}),
         )
 
+    def _check_parameters(self) -> None:
+        self._resolved()
+        one_of("score", self.score, get_args(ScoreName))
+        if self.normalize is not None:
+            one_of("normalize", self.normalize, ("tokens", "none"))
+        if not (0 <= self.aux_weight < float("inf")):
+            raise InputError(f"aux_weight must be a finite number >= 0, got {self.aux_weight}.")
+
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
-        recipe = self._recipe()
-        device = self._device()
-        heads = recipe.heads or max(1, source.dim // recipe.queries)
+        recipe, device = self._resolved(), self._device()
+        run = fingerprint({"method": self.name, **self.get_params(deep=False)}, source, aux)
         generator = torch.Generator().manual_seed(self.seed)
-        shape = (heads, recipe.queries, source.dim)
-        if recipe.whiten:
-            statistics = moments(source, "tokens" if recipe.unit_tokens else "none")
-            whitening = inverse_root(statistics.covariance, _EIGENVALUE_FLOOR).float().to(device)
-            frame = Frame(recipe.unit_tokens, statistics.mean.float().to(device))
-            start = torch.randn(shape, generator=generator)
-            start = torch.linalg.qr(start.reshape(-1, source.dim).T).Q.T.reshape(shape) if heads*recipe.queries<=source.dim else start/source.dim**.5
-        else:
-            whitening = None
-            frame = Frame(recipe.unit_tokens)
-            start = torch.randn(shape, generator=generator)
-        weights = start.to(device).contiguous().requires_grad_()
-        def in_frame(w):
-            return w if whitening is None else w @ whitening
-        beta = recipe.beta
-        if beta is None:
-            if recipe.whiten:
-                probe = source.select(torch.randperm(len(source), generator=generator)[:_PROBE].sort().values).to(device)
-                a = frame.apply(probe.values.float()) @ in_frame(weights.detach()).reshape(-1, source.dim).T
-                beta = recipe.temperature / float(a.std())
-            else:
-                beta = source.dim ** -0.5
-        batches = prefetch(source.select(i) for i in shuffled(source, seed=self.seed, batch_size=recipe.batch_size))
-        aux_batches = None if aux is None else prefetch(aux.select(i) for i in shuffled(aux, seed=self.seed + 1, batch_size=recipe.batch_size))
-        share = 1.0 if aux is None else len(source) / (len(source) + len(aux))
-
-        def objective(step: int) -> tuple[Tensor, Tensor]:
-            b = beta * warm_up(step, recipe.warm_up * recipe.steps)
-            queries = in_frame(weights)
-            batch = next(batches)
-            pooled = attention_pool(batch, queries, b, recipe.similarity, frame)
-            mu = pool_of_pools(pooled).value
-            d2 = squared_distances(pooled, mu)
-            reduce = (lambda x: x / heads) if recipe.head_reduction == "mean" else (lambda x: x)
-            loss = reduce(d2.mean(0).sum())
-            if aux_batches is not None:
-                far = squared_distances(attention_pool(next(aux_batches), queries, b, recipe.similarity, frame), mu)
-                outl = outlier_loss(far, recipe.head_reduction)
-                if recipe.regularize_supervised:
-                    loss = loss + self.aux_weight * outl
-                else:
-                    loss = share * loss + (1 - share) * self.aux_weight * outl
-            if aux_batches is None or recipe.regularize_supervised:
-                loss = loss - reduce(regularization(weights, recipe.regularizer))
-            return loss, d2.detach().mean()
-
-        outcome = minimise(weights, objective, steps=recipe.steps, learning_rate=recipe.learning_rate, run="x", checkpoint=checkpoint, label="fit")
-        with torch.no_grad():
-            queries = in_frame(weights.detach())
-            total=None; s=0; s2=0
-            for batch in source.batches(token_budget(source.dim)):
-                pooled = attention_pool(batch, queries, beta, recipe.similarity, frame)
-                part = pool_of_pools(pooled); total = part if total is None else merge(total, part)
-                s = s + pooled.value.double().sum(0); s2 = s2 + pooled.value.double().square().sum(0)
-            n=len(source)
-            self.mean_h_ = (s/n).float(); self.var_h_=(s2/n-(s/n)**2).float()
-            self.softmax_mu_ = total.value
-            self.prototype_ = self.mean_h_ if recipe.mean_prototype else total.value
-        self.queries_ = queries; self.weights_=weights.detach()
-        self.log_norms_ = log_norms(weights.detach())
-        self.beta_ = beta; self.frame=frame
-        self.mean_distance_ = float(((s2/n-(s/n)**2) + (s/n - self.prototype_.double())**2).mean())
-        self.sim=recipe.similarity
-        batches.close()
-
-    def _device(self):
-        return torch.device("cuda" if self.device == "auto" and torch.cuda.is_available() else "cpu" if self.device == "auto" else self.device)
-
-    def _pool(self, tokens):
-        return attention_pool(tokens, self.queries_, self.beta_, self.sim, self.frame)
+        self.skips_first_ = recipe.adapted and has_sink(source, recipe.unit_tokens, generator)
+        if self.skips_first_:
+            source, aux = SkipFirst(source), None if aux is None else SkipFirst(aux)
+        start = prepare(source, recipe, generator, device)
+        weights = start.weights.clone().requires_grad_()
+        training = Training(source, aux, recipe, start, weights, self.aux_weight, self.seed)
+        try:
+            outcome = minimise(
+                weights,
+                training,
+                steps=recipe.steps,
+                learning_rate=recipe.learning_rate,
+                run=run,
+                checkpoint=checkpoint,
+                label="fit",
+            )
+        finally:
+            training.close()
+        weights = weights.detach()
+        queries = start.queries(weights)
+        corpus = pool_corpus(source, queries, start.beta, recipe, start)
+        mu = corpus.mean if recipe.mean_prototype else corpus.prototype
+        self.queries_, self.prototype_ = queries.cpu(), mu.float().cpu()
+        self.log_norms_ = log_norms(weights).cpu()
+        self.origin_ = torch.zeros(source.dim) if start.frame.origin is None else start.frame.origin.cpu()
+        self.beta_ = start.beta
+        self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
+        warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        per_head = self.log_norms_ - (self._pool(tokens).value - self.prototype_).square()
+        device = self._device()
+        seen = without_first(tokens) if self.skips_first_ else tokens
+        pooled = attention_pool(seen, self.queries_.to(device), self.beta_, self.similarity, self._frame(device))
+        per_head = self.log_norms_.to(device) - (pooled.value - self.prototype_.to(device)).square()
         return per_head.sum(1) if self.score == "sum" else per_head.amin(1)
+
+    def _frame(self, device: torch.device) -> Frame:
+        return Frame(self._resolved().unit_tokens, self.origin_.to(device) if bool(self.origin_.any()) else None)
+
+    def _device(self) -> torch.device:
+        if self.device != "auto":
+            return torch.device(self.device)
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -17,7 +17,7 @@ def squared_distances(pooled: Pooled, mu: Tensor | None = None) -> Tensor:
 
 
 def log_norms(queries: Tensor) -> Tensor:
-    """log |W_j|²_F of each head."""
+    """The log |W_j|²_F of each head."""
     return queries.square().sum((1, 2)).log()
 
 

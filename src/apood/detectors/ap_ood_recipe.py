@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from apood.pooling import Similarity, check_beta
 from apood.support.errors import InputError
 
-__all__ = ["HeadReduction", "Recipe", "RecipeName", "Regularizer", "ScoreName", "resolve"]
+__all__ = ["HeadReduction", "Recipe", "RecipeName", "Regularizer", "ScoreName", "one_of", "resolve"]
 
 RecipeName = Literal["robust", "paper"]
 ScoreName = Literal["sum", "min"]
@@ -19,67 +19,60 @@ HeadReduction = Literal["mean", "sum"]
 class Recipe:
     """Everything that decides a fit of AP-OOD apart from the data and the seed."""
 
-    heads: int | None  # None: as many as match the parameters of a covariance matrix, M T = D
     queries: int
-    beta: float | None  # None: `temperature` over the spread of the similarities at the start
-    similarity: Similarity
     regularizer: Regularizer
     head_reduction: HeadReduction
     unit_tokens: bool
     steps: int
     batch_size: int
     learning_rate: float
-    whiten: bool  # centre the tokens, whiten them and start from a rotation; else raw tokens and N(0, 1)
-    warm_up: float  # share of the steps over which beta rises from 0
-    mean_prototype: bool  # score against the plain mean of h instead of the attention-weighted one
-    regularize_supervised: bool  # keep the regulariser with AUX data, and weigh both means alike
+    heads: int | None = None  # None: M T = D, as many parameters as a covariance matrix has
+    beta: float | None = None  # None: set by `temperature`
+    similarity: Similarity = "dot"
 
-    temperature: float = 1.5
+    adapted: bool = False  # to the data: sinks skipped, tokens centred and whitened, start from a rotation
+    temperature: float | None = None  # beta times the spread of the similarities at the start; None: beta = 1/√D
+    warm_up: float = 0.0  # share of the steps over which beta rises from 0
+    batch_elements: int | None = None  # cuts a batch of long sequences, to bound memory
+    mean_prototype: bool = False  # score against the plain mean of h, not the attention-weighted one
+    balanced_aux: bool = False  # with AUX: keep the regulariser, and weigh the mean of AUX like that of ID
 
 
 ROBUST = Recipe(
-    heads=None,
     queries=2,
-    beta=None,
-    similarity="dot",
     regularizer="logdet",
     head_reduction="mean",
     unit_tokens=True,
     steps=300,
     batch_size=128,
-    learning_rate=0.002,
-    whiten=True,
+    learning_rate=0.001,
+    adapted=True,
+    temperature=1.5,
     warm_up=0.5,
+    batch_elements=2**27,
     mean_prototype=True,
-    regularize_supervised=True,
+    balanced_aux=True,
 )
 
 PAPER = Recipe(
-    heads=None,
     queries=1,
-    beta=None,
-    similarity="dot",
     regularizer="norm",
     head_reduction="sum",
     unit_tokens=False,
     steps=1000,
     batch_size=512,
     learning_rate=0.01,
-    whiten=False,
-    warm_up=0.0,
-    mean_prototype=False,
-    regularize_supervised=False,
 )
 
 
 def resolve(recipe: RecipeName, **arguments: Any) -> Recipe:
     """The recipe with every argument that is not None in its place, checked."""
-    _one_of("recipe", recipe, get_args(RecipeName))
+    one_of("recipe", recipe, get_args(RecipeName))
     base = ROBUST if recipe == "robust" else PAPER
     chosen = replace(base, **{name: value for name, value in arguments.items() if value is not None})
-    _one_of("similarity", chosen.similarity, get_args(Similarity))
-    _one_of("regularizer", chosen.regularizer, get_args(Regularizer))
-    _one_of("head_reduction", chosen.head_reduction, get_args(HeadReduction))
+    one_of("similarity", chosen.similarity, get_args(Similarity))
+    one_of("regularizer", chosen.regularizer, get_args(Regularizer))
+    one_of("head_reduction", chosen.head_reduction, get_args(HeadReduction))
     for name in ("heads", "queries", "steps", "batch_size"):
         value = getattr(chosen, name)
         if value is not None and (not isinstance(value, int) or value < 1):
@@ -91,6 +84,7 @@ def resolve(recipe: RecipeName, **arguments: Any) -> Recipe:
     return chosen
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuses a value that is not among the allowed ones."""
     if value not in allowed:
         raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.")

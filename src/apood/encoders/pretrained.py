@@ -22,6 +22,8 @@ _NEEDED_FILES = [
     "model.safetensors",
     "model-*.safetensors",
 ]
+# Poolers are not read, and sinusoidal positions are computed.
+_MAY_LACK = ("pooler", "embed_positions")
 _VOCABULARY_FILES = ["tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.spm"]
 
 
@@ -128,7 +130,7 @@ def load_backbone(pretrained: Pretrained, dtype: torch.dtype) -> tuple[Any, Any]
             raise InputError(
                 f"The model in {str(pretrained.folder)!r} cannot be loaded ({_first_line(error)})."
             ) from error
-    if lacking := sorted(name for name in loading["missing_keys"] if "pooler" not in name):
+    if lacking := sorted(name for name in loading["missing_keys"] if not any(part in name for part in _MAY_LACK)):
         raise InputError(
             f"The weights in {str(pretrained.folder)!r} lack {len(lacking)} tensors of the model, "
             f"among them {lacking[0]!r}."

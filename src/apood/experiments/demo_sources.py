@@ -1,12 +1,13 @@
-"""Where the demo's texts come from: documentation, licences, dialogue and code on every machine that has the demo extra.
+"""Where the demo's texts come from: documentation, code, licences and dialogue that the demo extra leaves on a machine.
 
-Everything is read as data. No module is imported for its documentation, and nothing is fetched.
+Everything is read as data: no module is imported for its documentation, and nothing is fetched.
 """
 
 import ast
 import importlib.metadata
 import importlib.util
 import inspect
+import os
 import random
 import re
 import sysconfig
@@ -31,12 +32,13 @@ __all__ = [
 # Not documentation of the library: tests, applications, generated tables, and what others installed.
 _NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data", "ensurepip"}
 _NOT_LIBRARY |= {"site-packages", "dist-packages", "__pycache__", "testing", "externals", "_vendor"}
-_LICENCE_FILE = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)", re.IGNORECASE)
+_LICENCE_FILE = re.compile(r"^(?:.*/)?(?:LICEN[CS]E|COPYING|NOTICE)[\w-]*(?:\.txt|\.md|\.rst)?(?=,)", re.I | re.M)
 
 # A line like one of these makes a paragraph code, a table, a list or markup rather than prose.
 _NOT_PROSE = re.compile(
     r"""^\s*(?: >>> | \.\.[. ] | :\w+ | [-=~^*+#|_"]{3} | [-*+•] \s | \(?\w{1,2}[.)] \s | \[\w+\] | \| | \$\ | @\w
-        | (?:def|class|import|from|return|if|for|with|raise|print)\b.*[:=(] | \*{0,2}[\w.]+ (?:\s\([^)]*\))? \s?: (?:\s|$) )
+        | (?:def|class|import|from|return|if|for|with|raise|print)\b.*[:=(]
+        | \*{0,2}[\w.]+ (?:\s\([^)]*\))? \s?: (?:\s|$) )
     | ::= | \S\ {3,}\S | [{}\\<>] | \w=\w""",
     re.VERBOSE | re.MULTILINE,
 )
@@ -95,25 +97,32 @@ def package_folder(package: str) -> Path:
     """The folder of an installed package, found without importing it."""
     specification = importlib.util.find_spec(package)
     if specification is None or not specification.submodule_search_locations:
-        raise ApoodError(f"The demo needs the package {package}, which `pip install 'apood[demo]'` brings.")
+        raise _missing(package)
     return Path(specification.submodule_search_locations[0])
+
+
+def _missing(package: str) -> ApoodError:
+    return ApoodError(f"The demo needs the package {package}, which `pip install 'apood[demo]'` brings.")
 
 
 def licences() -> list[str]:
     """The licence files of all installed distributions, ordered by their name."""
     texts = []
     for distribution in sorted(importlib.metadata.distributions(), key=lambda d: d.metadata["Name"] or ""):
-        for file in distribution.files or ():
-            path = Path(str(file.locate()))
-            if _LICENCE_FILE.match(file.name) and path.suffix in ("", ".txt", ".md", ".rst") and path.is_file():
+        # RECORD as text, since `distribution.files` makes a path of every one of ten thousands of files
+        for name in _LICENCE_FILE.findall(distribution.read_text("RECORD") or ""):
+            path = Path(str(distribution.locate_file(name)))
+            if path.is_file():
                 texts.append(path.read_text(encoding="utf-8", errors="ignore"))
     return texts
 
 
 def dialogues() -> list[list[str]]:
-    """The English conversations of chatterbot-corpus by topic, each a list of lines; those that hold code are left out."""
-    import yaml
-
+    """The lines of chatterbot-corpus' English conversations, a list for each topic, without those that show code."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise _missing("yaml") from error
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     topics = []
     for path in sorted((package_folder("chatterbot_corpus") / "data" / "english").glob("*.yml")):
@@ -150,7 +159,11 @@ def _reads_as_prose(sentence: str) -> bool:
 
 def _sources(root: Path) -> list[Path]:
     """Python files under `root` in a fixed order."""
-    return sorted(p for p in root.rglob("*.py") if _NOT_LIBRARY.isdisjoint(p.relative_to(root).parts))
+    paths: list[Path] = []
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = set(subfolders) - _NOT_LIBRARY
+        paths += (Path(folder, file) for file in files if file.endswith(".py"))
+    return sorted(paths)
 
 
 def _parsed(path: Path, root: Path) -> Module:

@@ -31,7 +31,7 @@ Document = list[str]
 _SHORTEST, _LONGEST = 18, 64  # in units of `length`; the longest fit into 96 word pieces
 _MOST_OF_A_MODULE = 60  # texts, lest a test set be about one module
 _PACKAGES = ("numpy", "scipy", "sklearn", "torch")
-_MODULES_OF_A_PACKAGE = 60  # enough to choose from, quick to parse
+_MODULES_OF_A_PACKAGE = 50  # enough to choose from, quick to parse
 _INJECTED = range(6, 25)  # lengths of the sentence that is injected
 _UNIT = re.compile(r"[^\W_]+|_|[^\w\s]")
 
@@ -74,12 +74,13 @@ def demo_texts(seed: int = 0, quick: bool = False) -> DemoTexts:
     calibration = _take(remaining, test_size, generator)
     train = _take(remaining, train_size, generator)
 
+    functions = [function for module in library for function in module.functions]
     packages = chain.from_iterable(islice(package_modules(p, generator), _MODULES_OF_A_PACKAGE) for p in _PACKAGES)
     foreign = {
         "package docs": _distinct((prose(text) for module in packages for text in module.documents), seen),
         "licences": _distinct((prose(text) for text in licences()), seen),
         "dialogue": _distinct(([_ended(line) for line in topic] for topic in dialogues()), seen),
-        "source code": [_code_words(function) for module in library for function in module.functions],
+        "source code": [_code_words(function) for function in generator.sample(functions, len(functions) // 8)],
     }
     lengths = [length(" ".join(text)) for text in test]
     spliced = {
@@ -147,12 +148,10 @@ def _packed(document: Document, targets: Iterator[int]) -> list[Document]:
 def _of_lengths(documents: list[Document], lengths: Sequence[int], generator: random.Random) -> list[str]:
     """A text from the documents for each of the `lengths`, as long or nearly, as far as there are enough."""
     targets = iter(lambda: generator.choice(lengths), None)
+    texts = {" ".join(text): None for document in documents for text in _packed(document, targets)}
     pool: defaultdict[int, list[str]] = defaultdict(list)
-    for document in documents:
-        for text in _joined(_packed(document, targets)):
-            pool[length(text)].append(text)
-    for texts in pool.values():
-        generator.shuffle(texts)
+    for text in generator.sample(list(texts), len(texts)):
+        pool[length(text)].append(text)
     chosen = []
     for wanted in lengths:
         near = next((pool[wanted + off] for off in (0, -1, 1, -2, 2, -3, 3) if pool.get(wanted + off)), None)

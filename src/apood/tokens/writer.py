@@ -25,7 +25,7 @@ from apood.tokens.shard import (
     channel_prefix,
     write_shard,
 )
-from apood.tokens.source import EncoderIdentity
+from apood.tokens.source import EncoderIdentity, describe_encoder, same_encoder
 
 __all__ = ["TokenStoreWriter"]
 
@@ -57,6 +57,7 @@ class TokenStoreWriter:
             raise InputError(f"dim and shard_bytes must be at least 1, got dim={dim} and shard_bytes={shard_bytes}.")
         if dtype not in FLOAT_DTYPES:
             raise InputError(f"Tokens are stored as {', '.join(map(dtype_name, FLOAT_DTYPES))}, got {dtype}.")
+        asked = StoreIndex(dim, dtype, _checked_identity(encoder), {})
         self._folder = Path(folder)
         self._shard_bytes = shard_bytes
         self._open: list[dict[str, Ragged]] = []
@@ -66,7 +67,7 @@ class TokenStoreWriter:
             self._refuse_foreign_folder()
             self._lock: IO[str] | None = self._take_lock()
             try:
-                self._index = self._begin(StoreIndex(dim, dtype, _checked_identity(encoder), {}), resume)
+                self._index = self._begin(asked, resume)
             except BaseException:
                 self._release()
                 raise
@@ -110,12 +111,7 @@ class TokenStoreWriter:
                     "or delete the folder first if you mean to overwrite it."
                 )
             index = StoreIndex.read(self._folder)
-            for name in ("dim", "dtype", "encoder"):
-                if getattr(index, name) != getattr(asked, name):
-                    raise StoreError(
-                        f"The token store {self._folder} cannot be resumed with another {name}: "
-                        f"it has {getattr(index, name)}, asked for was {getattr(asked, name)}."
-                    )
+            self._refuse_other(index, asked)
             for number in range(len(index.shards)):
                 Shard(self._folder, index, number)  # refuses what is damaged before more work goes into it
         known = {shard.file for shard in index.shards}
@@ -124,6 +120,22 @@ class TokenStoreWriter:
                 path.unlink()
         index.write(self._folder)
         return index
+
+    def _refuse_other(self, index: StoreIndex, asked: StoreIndex) -> None:
+        # A store does not mix tokens of a known and of an unknown encoder.
+        comparable = (index.encoder is None) == (asked.encoder is None)
+        if index.dim != asked.dim:
+            other, found, wanted = "dim", str(index.dim), str(asked.dim)
+        elif index.dtype != asked.dtype:
+            other, found, wanted = "dtype", dtype_name(index.dtype), dtype_name(asked.dtype)
+        elif not (comparable and same_encoder(index.encoder, asked.encoder)):
+            other, found, wanted = "encoder", describe_encoder(index.encoder), describe_encoder(asked.encoder)
+        else:
+            return
+        raise StoreError(
+            f"The token store {self._folder} cannot be resumed with another {other}: "
+            f"it has {found}, asked for was {wanted}."
+        )
 
     @property
     def sequences(self) -> int:

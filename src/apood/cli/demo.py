@@ -1,0 +1,30 @@
+"""`apood demo`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apood.cli.output import print_json
+
+__all__ = ["demo"]
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results, tables and plots.")] = Path("demo"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Less data: a first impression in a fraction of the time.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows of results.json.")] = False,
+) -> None:
+    """Compares all methods on real texts that come with the installation, offline.
+
+    A detector learns what documentation looks like and is then shown texts of other kinds.
+    """
+    from rich.console import Console
+
+    from apood.experiments.demo import run_demo
+
+    rows = run_demo(out, quick=quick, console=Console(stderr=as_json))
+    if as_json:
+        print_json(rows)

@@ -1,0 +1,87 @@
+"""`apood evaluate`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from apood.cli.output import print_json
+from apood.cli.stores import open_store
+from apood.support.errors import InputError
+
+if TYPE_CHECKING:
+    from apood.detectors.base import Detector
+    from apood.evaluation.rows import ResultRow
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    detector_folders: Annotated[list[Path], typer.Argument(metavar="DETECTOR", help="Folders that `apood fit` wrote.")],
+    id_store: Annotated[
+        Path,
+        typer.Option(
+            "--id", metavar="STORE", help="Token store with in-distribution sequences that were not fitted on."
+        ),
+    ],
+    ood_stores: Annotated[
+        list[str], typer.Option("--ood", metavar="NAME=STORE", help="A name and its token store; may be repeated.")
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the rows with all metrics and their intervals.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+) -> None:
+    """Measures how well detectors tell in-distribution from out-of-distribution sequences.
+
+    AUROC, FPR95 and AUPR in percent, for each detector and OOD set, and their mean over the sets.
+    """
+    if as_json and markdown:
+        raise InputError("Choose one of --json and --markdown.")
+    named = _named_stores(ood_stores)
+    from apood.detectors.artefact import load
+    from apood.evaluation.rows import mean_row, result_rows
+
+    detectors = [load(folder) for folder in detector_folders]
+    labels = _labels(detectors, detector_folders)
+    rows: list[ResultRow] = []
+    for label, detector in zip(labels, detectors, strict=True):
+        sources = {name: open_store(folder, detector) for name, folder in named.items()}
+        id_scores = detector.score_samples(open_store(id_store, detector))
+        own = result_rows(label, id_scores, {name: detector.score_samples(source) for name, source in sources.items()})
+        rows += [*own, mean_row(own)]
+    _show(rows, as_json=as_json, markdown=markdown)
+
+
+def _named_stores(given: Sequence[str]) -> dict[str, Path]:
+    named: dict[str, Path] = {}
+    for text in given:
+        name, _, folder = text.partition("=")
+        if not name or not folder:
+            raise InputError(f"--ood takes NAME=STORE, got {text!r}.")
+        if name in named:
+            raise InputError(f"Two OOD sets are called {name!r}: each needs a name of its own.")
+        named[name] = Path(folder)
+    return named
+
+
+def _labels(detectors: "Sequence[Detector]", folders: Sequence[Path]) -> list[str]:
+    """What the detectors are called in the results: by the shortest kind of name that tells them apart."""
+    for names in ([d.name for d in detectors], [f.resolve().name for f in folders], [str(f) for f in folders]):
+        if len(set(names)) == len(names):
+            return names
+    raise InputError("A detector is given twice.")
+
+
+def _show(rows: "list[ResultRow]", *, as_json: bool, markdown: bool) -> None:
+    from rich.console import Console
+
+    from apood.report.tables import TerminalTable, markdown_table
+
+    if as_json:
+        print_json(rows)
+    elif markdown:
+        typer.echo(markdown_table(rows), nl=False)
+    else:
+        Console().print(TerminalTable(rows))

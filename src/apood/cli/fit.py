@@ -1,0 +1,74 @@
+"""`apood fit`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apood.cli.errors import interrupted_with
+from apood.cli.output import refuse_unwritable
+from apood.cli.parameters import parse_settings
+from apood.cli.stores import open_store
+from apood.support.errors import ArtefactError, InputError
+
+__all__ = ["fit"]
+
+
+def fit(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Token store with in-distribution sequences.")],
+    out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder of the detector to write.")],
+    method: Annotated[str, typer.Option(metavar="NAME", help="One of those that `apood methods` lists.")] = "ap-ood",
+    aux: Annotated[
+        Path | None,
+        typer.Option(metavar="STORE", help="Token store with auxiliary outliers, where the method takes them."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method; may be repeated.")
+    ] = None,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How much work an interruption may cost.")
+    ] = 5.0,
+    force: Annotated[bool, typer.Option("--force", help="Replace the detector that is already there.")] = False,
+) -> None:
+    """Learns a detector from in-distribution sequences.
+
+    The state of a long fit is kept in DETECTOR.checkpoint: after an interruption, the same command goes on from there.
+    """
+    from apood.detectors.registry import detector_class
+    from apood.fitting.checkpoint import Checkpoint
+
+    chosen = detector_class(method)
+    detector = chosen(**parse_settings(chosen, settings or []))
+    detector._check_parameters()
+    if aux is not None and not chosen.uses_aux:
+        raise InputError(f"The method {method} learns from in-distribution data alone: leave out --aux.")
+    _refuse_occupied(out, force)
+    refuse_unwritable(out)
+
+    checkpoint = Checkpoint(out.with_name(f"{out.name}.checkpoint"), checkpoint_seconds)
+
+    def kept() -> str:
+        if not checkpoint.path.exists():
+            return "nothing was kept; run the same command again to start anew."
+        return f"run the same command again to go on from {checkpoint.path}."
+
+    with interrupted_with(kept):
+        sequences = open_store(store, chosen)
+        detector.fit(sequences, None if aux is None else open_store(aux, chosen), checkpoint=checkpoint)
+        detector.save(out)
+        checkpoint.delete()
+    typer.echo(f"Fitted {method} on {len(sequences):,} sequences of {store} and saved it to {out}.")
+
+
+def _refuse_occupied(out: Path, force: bool) -> None:
+    """Only a detector may be replaced, and only on purpose: other folders have a config.json too."""
+    from apood.detectors.artefact import load
+
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    try:
+        load(out)
+    except ArtefactError as error:
+        raise InputError(f"{out} exists and is not a saved detector: choose another place.") from error
+    if not force:
+        raise InputError(f"There is already a detector in {out}: choose another place, or replace it with --force.")

@@ -1,0 +1,91 @@
+"""`apood inspect`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from apood.cli.output import print_facts, print_json
+from apood.support.errors import InputError
+
+__all__ = ["inspect"]
+
+_DECISION = ("threshold_", "accept_", "calibration_scores_")
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(metavar="STORE_OR_DETECTOR", help="A token store or a saved detector.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read the whole store and check its hashes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
+) -> None:
+    """Shows what a token store or a detector holds. A detector's hash is always checked."""
+    if (folder / "index.json").is_file():
+        facts = _store_facts(folder, verify)
+    elif (folder / "config.json").is_file():
+        facts = _detector_facts(folder)
+    else:
+        raise InputError(f"{folder} is neither a token store (no index.json) nor a saved detector (no config.json).")
+    if as_json:
+        print_json(facts)
+    else:
+        print_facts(facts)
+
+
+def _store_facts(folder: Path, verify: bool) -> dict[str, Any]:
+    import numpy as np
+
+    from apood.tokens.batch import dtype_name
+    from apood.tokens.shard import StoreIndex
+    from apood.tokens.store import TokenStore
+
+    store, index = TokenStore(folder), StoreIndex.read(folder)
+    if verify:
+        store.verify()
+    lengths = store.lengths.numpy()
+    return {
+        "kind": "store",
+        "folder": str(folder),
+        "sequences": len(store),
+        "tokens": store.tokens,
+        "dim": store.dim,
+        "dtype": dtype_name(store.dtype),
+        "bytes": sum(shard.bytes for shard in index.shards),
+        "lengths": {
+            name: float(find(lengths)) for name, find in (("min", np.min), ("median", np.median), ("max", np.max))
+        }
+        if len(lengths)
+        else None,
+        "channels": {name: str(kind) for name, kind in index.channels.items()},
+        "encoder": store.encoder,
+        "shards": len(index.shards),
+        "verified": verify,
+    }
+
+
+def _detector_facts(folder: Path) -> dict[str, Any]:
+    from torch import Tensor
+
+    from apood.detectors.artefact import load
+
+    detector = load(folder)
+    learnt = {
+        name: list(value.shape) if isinstance(value, Tensor) else value
+        for name, value in vars(detector).items()
+        if name.endswith("_") and name not in ("dim_", "encoder_", *_DECISION)
+    }
+    return {
+        "kind": "detector",
+        "folder": str(folder),
+        "method": detector.name,
+        "parameters": detector.get_params(deep=False),
+        "dim": detector.dim_,
+        "learnt": learnt,
+        "encoder": detector.encoder_,
+        "calibration": {
+            "threshold": detector.threshold_,
+            "accept": detector.accept_,
+            "sequences": len(detector.calibration_scores_),
+        }
+        if hasattr(detector, "threshold_")
+        else None,
+    }

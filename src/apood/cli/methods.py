@@ -1,0 +1,47 @@
+"""`apood methods`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from apood.cli.output import print_json
+from apood.cli.parameters import defaults, written
+
+__all__ = ["methods"]
+
+
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+) -> None:
+    """Lists the methods: what each needs, and its parameters with their defaults."""
+    listed = _methods()
+    if as_json:
+        print_json(listed)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 1, 0))
+    for method in listed:
+        needs = f"Needs {', '.join(method['requires'])}" + ("; can learn from AUX." if method["uses_aux"] else ".")
+        parameters = "  ".join(f"{name}={written(value)}" for name, value in method["parameters"].items())
+        lines = Text.assemble(method["summary"], "\n", needs, "\n", (parameters or "No parameters.", "dim"))
+        table.add_row(Text(method["name"], style="bold"), lines)
+    Console(highlight=False).print(table)
+
+
+def _methods() -> list[dict[str, Any]]:
+    from apood.detectors.registry import METHODS, detector_class
+
+    classes = {name: detector_class(name) for name in METHODS}
+    return [
+        {
+            "name": name,
+            "summary": (method.__doc__ or "").strip().partition("\n")[0],
+            "requires": sorted(method.requires),
+            "uses_aux": method.uses_aux,
+            "parameters": defaults(method),
+        }
+        for name, method in classes.items()
+    ]

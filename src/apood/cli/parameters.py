@@ -1,0 +1,82 @@
+"""A method's parameters as people write them: `--set key=value` by the annotations of its constructor."""
+
+import types
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from apood.support.errors import InputError
+
+if TYPE_CHECKING:
+    from apood.detectors.base import Detector
+
+__all__ = ["defaults", "parse_settings", "written"]
+
+_TRUTH = {"true": True, "false": False}
+
+
+def defaults(method: "type[Detector]") -> dict[str, Any]:
+    """The parameters of a method with the values that they have when nobody sets them."""
+    parameters: dict[str, Any] = method().get_params(deep=False)
+    return parameters
+
+
+def written(value: Any) -> str:
+    """A parameter's value the way `--set` takes it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[str, Any]:
+    """The constructor's arguments that texts like `k=5` or `normalize=none` stand for."""
+    allowed = defaults(method)
+    annotations = get_type_hints(method.__init__)
+    parsed: dict[str, Any] = {}
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        if not separator:
+            raise InputError(f"--set takes key=value, got {setting!r}.")
+        if key not in allowed:
+            listed = ", ".join(f"{name}={written(value)}" for name, value in allowed.items())
+            there = f"there are {listed}" if listed else "it has none"
+            raise InputError(f"The method {method.name} has no parameter {key!r}: {there}.")
+        if key in parsed:
+            raise InputError(f"The parameter {key!r} is set twice.")
+        parsed[key] = _parsed(key, text, annotations[key])
+    return parsed
+
+
+def _parsed(key: str, text: str, annotation: Any) -> Any:
+    choices = [choice for kind in _alternatives(annotation) for choice in _readings(kind, text)]
+    if not choices:
+        kinds = " or ".join(dict.fromkeys(_described(kind) for kind in _alternatives(annotation)))
+        raise InputError(f"{key} must be {kinds}, got {text!r}.")
+    return choices[0]
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The kinds that an annotation allows; text of any kind comes last, since everything reads as such."""
+    union = get_origin(annotation) in (Union, types.UnionType)
+    kinds = [kind for part in get_args(annotation) for kind in _alternatives(part)] if union else [annotation]
+    return sorted(kinds, key=lambda kind: kind is str)
+
+
+def _readings(kind: Any, text: str) -> list[Any]:
+    """The value that `text` has as `kind`, or nothing."""
+    if get_origin(kind) is Literal:
+        return [value for value in get_args(kind) if written(value) == text]
+    if kind is types.NoneType:
+        return [None] if text.lower() == "none" else []
+    if kind is bool:
+        return [_TRUTH[text.lower()]] if text.lower() in _TRUTH else []
+    if kind in (int, float, str):
+        try:
+            return [kind(text)]
+        except ValueError:
+            return []
+    return []
+
+
+def _described(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(written(value) for value in get_args(kind))
+    names = {types.NoneType: "none", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    return names.get(kind, "set in Python")

@@ -1,0 +1,76 @@
+"""Where commands find tokens: in a store, or in texts that a detector's own encoder embeds on the spot."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from apood.support.errors import InputError
+
+if TYPE_CHECKING:
+    from apood.detectors.base import Detector
+    from apood.encoders.text import TextEncoder
+    from apood.tokens.store import TokenStore
+
+__all__ = ["encoder_of", "open_store", "texts_of", "tokens_of"]
+
+
+def open_store(folder: Path, detector: "type[Detector] | Detector") -> "TokenStore":
+    """The store in `folder`, with those channels alone that the detector reads."""
+    from apood.tokens.store import TokenStore
+
+    return TokenStore(folder, channels=sorted(detector.requires - {"tokens"}))
+
+
+def texts_of(inputs: Sequence[str], field: str) -> Iterator[str]:
+    """The texts of all inputs; refused when there are none, or when the first cannot be read."""
+    from apood.encoders.inputs import read_texts
+
+    texts = read_texts(inputs, field)
+    first = next(texts, None)
+    if first is None:
+        raise InputError(f"There is no text in {', '.join(map(repr, inputs))}.")
+    return chain([first], texts)
+
+
+@contextlib.contextmanager
+def tokens_of(texts: Iterable[str], encoder: "TextEncoder", detector: "Detector") -> "Iterator[TokenStore]":
+    """The tokens of `texts` in a store that lasts as long as the block.
+
+    They take the same way as those of `apood embed`, so that they get the same scores.
+    """
+    from apood.encoders.embed import embed_to_store
+
+    with tempfile.TemporaryDirectory(prefix="apood-") as folder:
+        embed_to_store(texts, encoder, folder)
+        yield open_store(Path(folder), detector)
+
+
+def encoder_of(detector: "Detector", model: str | None) -> "TextEncoder":
+    """The encoder whose tokens the detector was fitted on, from `model` where its files do not lie at their name."""
+    from apood.encoders.text import TextEncoder
+    from apood.tokens.source import describe_encoder, same_encoder
+
+    identity = detector.encoder_
+    if identity is None:
+        raise InputError(
+            "The detector does not say which encoder its tokens came from, so it cannot score texts: "
+            "embed them as those were, and give the store."
+        )
+    if model is None:
+        name, revision = str(identity["model"]), identity.get("revision")
+        if revision is None and not Path(name).is_dir():
+            raise InputError(
+                f"The detector was fitted on tokens of the model {name!r}, and there is no such folder here: "
+                "say where the model lies with --model."
+            )
+        model = name if revision is None else f"{name}@{revision}"
+    encoder = TextEncoder(model, layer=int(identity["layer"] or 0), max_tokens=int(identity["max_tokens"] or 0))
+    if not same_encoder(identity, encoder.identity):
+        raise InputError(
+            f"The model {model!r} is not the encoder of this detector: it gives tokens from "
+            f"{describe_encoder(encoder.identity)}; the detector was fitted on those from {describe_encoder(identity)}."
+        )
+    return encoder

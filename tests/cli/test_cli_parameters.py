@@ -1,0 +1,81 @@
+"""Values of `--set` by the annotations of a constructor."""
+
+from typing import Literal
+
+import pytest
+
+from apood.cli.parameters import defaults, parse_settings, written
+from apood.detectors.base import Detector
+from apood.detectors.registry import METHODS, detector_class
+from apood.support.errors import InputError
+
+
+class Sample(Detector):
+    """A detector with parameters of every kind."""
+
+    name = "sample"
+
+    def __init__(
+        self,
+        count: int = 1,
+        rate: float | None = None,
+        flag: bool = False,
+        kind: Literal["one", "none"] | None = "one",
+        heads: int | Literal["auto"] = "auto",
+        label: str | None = "x",
+    ) -> None:
+        self.count = count
+        self.rate = rate
+        self.flag = flag
+        self.kind = kind
+        self.heads = heads
+        self.label = label
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("count=3", 3),
+        ("rate=2", 2.0),
+        ("rate=1e-3", 0.001),
+        ("rate=none", None),
+        ("flag=true", True),
+        ("flag=False", False),
+        ("kind=one", "one"),
+        ("kind=none", "none"),  # a choice of that name goes before nothing
+        ("kind=None", None),
+        ("heads=auto", "auto"),
+        ("heads=12", 12),
+        ("label=a=b", "a=b"),
+        ("label=7", "7"),
+        ("label=", ""),
+        ("label=none", None),
+    ],
+)
+def test_values_are_read_by_their_annotation(setting, value):
+    parsed = parse_settings(Sample, [setting])[setting.partition("=")[0]]
+    assert parsed == value and type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("count=1.5", "count must be a whole number, got '1.5'."),
+        ("rate=much", "rate must be a number or none, got 'much'."),
+        ("flag=maybe", "flag must be true or false, got 'maybe'."),
+        ("kind=two", "kind must be one or none, got 'two'."),
+        ("heads=all", "heads must be a whole number or auto, got 'all'."),
+        ("other=1", "there are count=1, rate=none, flag=false, kind=one, heads=auto, label=x."),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_what_is_allowed(setting, sentence):
+    with pytest.raises(InputError) as refusal:
+        parse_settings(Sample, [setting])
+    assert str(refusal.value).endswith(sentence)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_default_can_be_set_to_itself(method):
+    own = defaults(detector_class(method))
+    settings = [f"{name}={written(value)}" for name, value in own.items()]
+    assert parse_settings(detector_class(method), settings) == own

@@ -1,0 +1,160 @@
+"""From texts to decisions and figures: what the commands give is what the library gives."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from apood.detectors.artefact import load
+from apood.evaluation.rows import mean_row, result_rows
+from apood.tokens.store import TokenStore
+from apood.tokens.text import channel_texts
+
+
+def rows_of(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def write_csv(path, texts):
+    path.write_text("number,body\n" + "".join(f"{i},{text}\n" for i, text in enumerate(texts)), encoding="utf-8")
+
+
+def test_embed_writes_every_text_in_order(apood, model, files, texts, tmp_path):
+    inputs = [files / "train.jsonl", files / "other.jsonl"]
+    result = apood("embed", *inputs, "--model", model, "--out", tmp_path / "store")
+    store = TokenStore(tmp_path / "store")
+    assert channel_texts(store.select(slice(None)).channels["text"]) == texts["train"] + texts["other"]
+    assert store.dim == 16 and store.dtype == torch.float16 and store.encoder["model"] == "tiny-bert"
+    assert result.stdout.startswith("Embedded 160 texts") and f"{store.tokens:,} tokens of D=16" in result.stdout
+
+
+def test_embed_options_reach_the_encoder(apood, model, texts, tmp_path):
+    write_csv(tmp_path / "texts.csv", texts["test"])
+    out = tmp_path / "store"
+    result = apood(
+        "embed", tmp_path / "texts.csv", "--field", "body", "--model", model, "--out", out, "--max-tokens", 5,
+        "--layer", 1, "--dtype", "float32", "--limit", 7,
+    )  # fmt: skip
+    store = TokenStore(out)
+    assert len(store) == 7 and store.dtype == torch.float32 and int(store.lengths.max()) == 5
+    assert store.encoder["layer"] == 1 and store.encoder["max_tokens"] == 5
+    long = sum(len(text.split()) > 5 for text in texts["test"][:7])
+    assert f"{long} cut at 5 tokens" in result.stdout
+
+
+def test_embed_resumes_only_when_asked(apood, refused, model, files, tmp_path):
+    command = ("embed", files / "test.jsonl", "--model", model, "--out", tmp_path / "store")
+    apood(*command)
+    assert "add --resume" in refused(*command)
+    result = apood(*command, "--resume")
+    assert "Embedded 0 texts" in result.stdout and "40 were there before" in result.stdout
+
+
+def test_scores_of_a_store_are_those_of_the_library(apood, calibrated, stores):
+    rows = rows_of(apood("score", calibrated, stores / "other"))
+    detector, tokens = load(calibrated), TokenStore(stores / "other")
+    assert [row["index"] for row in rows] == list(range(40))
+    assert [row["score"] for row in rows] == detector.score_samples(tokens).tolist()
+    assert [row["p_value"] for row in rows] == detector.p_values(tokens).tolist()
+    decisions = [{"ID": 1, "OOD": -1}[row["decision"]] for row in rows]
+    assert decisions == detector.predict(tokens).tolist() and -1 in decisions
+
+
+def test_without_a_threshold_there_is_no_decision(apood, fitted, stores):
+    assert set(rows_of(apood("score", fitted, stores / "other"))[0]) == {"index", "score"}
+
+
+def test_texts_get_the_scores_of_their_store(apood, calibrated, model, files, texts, stores, tmp_path):
+    expected = apood("score", calibrated, stores / "other").stdout
+    lines = "\n".join(texts["other"]) + "\n"
+    write_csv(tmp_path / "texts.csv", texts["other"])
+    for arguments, stdin in [
+        ([files / "other.jsonl"], None),
+        ([tmp_path / "texts.csv", "--field", "body"], None),
+        (["-"], lines),
+        (["-", "--json", "--out", "-"], (files / "other.jsonl").read_text()),
+    ]:
+        assert apood("score", calibrated, *arguments, "--model", model, input=stdin).stdout == expected
+
+
+def test_the_encoder_is_found_by_its_recorded_name(apood, calibrated, model, files, stores, monkeypatch):
+    monkeypatch.chdir(model.parent)
+    result = apood("score", calibrated, files / "other.jsonl")
+    assert result.stdout == apood("score", calibrated, stores / "other").stdout
+
+
+def test_an_empty_text_is_warned_of_in_one_plain_line(apood, calibrated, model):
+    result = apood("score", calibrated, "-", "--model", model, input="word1 word2\n\nword3\n")
+    assert rows_of(result)[1] == {"index": 1, "score": None, "p_value": 1 / 61, "decision": "OOD"}
+    assert result.stderr.startswith("Warning: 1 of 3 sequences have no tokens") and result.stderr.count("\n") == 1
+
+
+def test_calibrate_says_and_saves_the_threshold(apood, fitted, stores, tmp_path):
+    detector = load(fitted)
+    detector.save(tmp_path / "detector")
+    result = apood("calibrate", tmp_path / "detector", stores / "held-out", "--accept", 0.8)
+    detector.calibrate(TokenStore(stores / "held-out"), 0.8)
+    assert load(tmp_path / "detector").threshold_ == detector.threshold_
+    assert f"Threshold {detector.threshold_:.6g}, from 60 sequences" in result.stdout
+
+
+@pytest.fixture(scope="module")
+def evaluation(stores):
+    return ("--id", stores / "test", "--ood", f"other={stores / 'other'}", "--ood", f"again={stores / 'held-out'}")
+
+
+def test_evaluate_gives_the_rows_of_the_library_and_their_means(apood, calibrated, fitted, stores, evaluation):
+    rows = json.loads(apood("evaluate", calibrated, fitted, *evaluation, "--json").stdout)
+    sets = {"other": TokenStore(stores / "other"), "again": TokenStore(stores / "held-out")}
+    expected = []
+    for detector in (load(calibrated), load(fitted)):
+        id_scores = detector.score_samples(TokenStore(stores / "test"))
+        own = result_rows(detector.name, id_scores, {name: detector.score_samples(s) for name, s in sets.items()})
+        expected += [*own, mean_row(own)]
+    assert rows == expected
+    assert rows[0]["auroc"] > 70  # the two kinds of texts do differ
+
+
+def test_evaluate_shows_tables(apood, calibrated, fitted, evaluation):
+    table = apood("evaluate", calibrated, fitted, *evaluation).stdout
+    assert all(word in table for word in ("mahalanobis", "knn", "other", "again", "mean"))
+    markdown = apood("evaluate", calibrated, fitted, *evaluation, "--markdown").stdout
+    assert markdown.startswith("| method | other | again | mean |")
+
+
+def test_detectors_of_one_method_are_told_apart_by_their_folders(apood, fitted, stores, evaluation, tmp_path):
+    apood("fit", stores / "train", "--method", "knn", "--set", "k=1", "--out", tmp_path / "nearest")
+    rows = json.loads(apood("evaluate", fitted, tmp_path / "nearest", *evaluation, "--json").stdout)
+    assert [row["method"] for row in rows] == ["knn"] * 3 + ["nearest"] * 3
+
+
+def test_inspect_a_store(apood, stores, texts):
+    facts = json.loads(apood("inspect", stores / "train", "--json", "--verify").stdout)
+    lengths = [len(text.split()) for text in texts["train"]]
+    assert facts["kind"] == "store" and facts["verified"] is True
+    assert facts["sequences"] == 120 and facts["tokens"] == sum(lengths) and facts["dim"] == 16
+    assert facts["dtype"] == "float16" and facts["shards"] == 1
+    assert facts["lengths"] == {"min": min(lengths), "median": np.median(lengths), "max": max(lengths)}
+    assert facts["channels"] == {"input_ids": "int32", "text": "uint8"}
+    assert facts["encoder"]["model"] == "tiny-bert"
+    assert facts["bytes"] == sum(file.stat().st_size for file in (stores / "train").glob("*.safetensors"))
+    assert "float16" in apood("inspect", stores / "train").stdout
+
+
+def test_inspect_a_detector(apood, calibrated, fitted):
+    facts = json.loads(apood("inspect", calibrated, "--json").stdout)
+    detector = load(calibrated)
+    assert facts["kind"] == "detector" and facts["method"] == "mahalanobis" and facts["dim"] == 16
+    assert facts["parameters"] == detector.get_params()
+    assert facts["learnt"] == {"mean_": [16], "whitening_": [16, 16]}
+    assert facts["encoder"] == detector.encoder_
+    assert facts["calibration"] == {"threshold": detector.threshold_, "accept": 0.9, "sequences": 60}
+    assert json.loads(apood("inspect", fitted, "--json").stdout)["calibration"] is None
+    assert "mahalanobis" in apood("inspect", calibrated).stdout
+
+
+def test_the_learnt_figures_of_a_detector_are_shown(apood, stores, tmp_path):
+    apood("fit", stores / "train", "--method", "length", "--out", tmp_path / "length")
+    learnt = json.loads(apood("inspect", tmp_path / "length", "--json").stdout)["learnt"]
+    assert learnt == {"mean_log_length_": load(tmp_path / "length").mean_log_length_}

@@ -1,0 +1,113 @@
+"""Texts into stores: order, counts, and going on after an interruption."""
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import WORDS
+
+from apood.encoders import embed
+from apood.encoders.embed import EmbedCounts, embed_to_store
+from apood.encoders.text import TextEncoder
+from apood.support.errors import InputError, StoreError
+from apood.tokens.store import TokenStore
+from apood.tokens.text import channel_texts
+from apood.tokens.writer import TokenStoreWriter
+
+Models = Callable[[str], Path]
+
+
+@pytest.fixture
+def encoder(models: Models) -> TextEncoder:
+    return TextEncoder(models("llama"), max_tokens=20, device="cpu")
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows and shards so small that a few hundred texts fill many of them."""
+    monkeypatch.setattr(embed, "_WINDOW_TEXTS", 16)
+    monkeypatch.setattr(embed, "TokenStoreWriter", functools.partial(TokenStoreWriter, shard_bytes=10_000))
+
+
+def interrupted(texts: list[str], after: int) -> Iterator[str]:
+    yield from texts[:after]
+    raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_the_store_holds_what_the_encoder_gives_in_order(
+    encoder: TextEncoder, texts: list[str], tmp_path: Path
+) -> None:
+    counts = embed_to_store(iter(texts), encoder, tmp_path / "store", dtype=torch.float32)
+    store = TokenStore(tmp_path / "store")
+    expected = encoder.encode(texts)
+    held = store.select(range(len(store)))
+    assert store.encoder == encoder.identity
+    torch.testing.assert_close(held.values, expected.values, atol=1e-5, rtol=1e-5)
+    assert torch.equal(held.offsets, expected.offsets)
+    assert torch.equal(held.channels["input_ids"].values, expected.channels["input_ids"].values)
+    assert channel_texts(held.channels["text"]) == texts
+    assert counts == EmbedCounts(
+        sequences=len(texts),
+        tokens=len(expected.values),
+        truncated=sum(len(text.split()) > 20 for text in texts),
+        empty=0,
+        skipped=0,
+    )
+
+
+def test_empty_and_cut_texts_are_counted(encoder: TextEncoder, tmp_path: Path) -> None:
+    counts = embed_to_store(["", "word1", " ", " ".join(WORDS)], encoder, tmp_path / "store")
+    assert counts == EmbedCounts(sequences=4, tokens=21, truncated=1, empty=2, skipped=0)
+    assert TokenStore(tmp_path / "store").lengths.tolist() == [0, 1, 0, 20]
+    assert embed_to_store([], encoder, tmp_path / "none").sequences == 0
+    assert len(TokenStore(tmp_path / "none")) == 0
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("after", [5, 100, 299])
+def test_an_interrupted_run_is_resumed_to_the_same_store(
+    encoder: TextEncoder, texts: list[str], tmp_path: Path, after: int
+) -> None:
+    embed_to_store(texts, encoder, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        embed_to_store(interrupted(texts, after), encoder, tmp_path / "resumed")
+    counts = embed_to_store(texts, encoder, tmp_path / "resumed", resume=True)
+    assert counts.skipped + counts.sequences == len(texts)
+    assert (counts.skipped > 0) == (after > 5)
+    whole, resumed = (TokenStore(tmp_path / name).select(range(len(texts))) for name in ("whole", "resumed"))
+    # Windows begin elsewhere after a resumption, which may round a state the other way.
+    torch.testing.assert_close(resumed.values, whole.values)
+    assert torch.equal(resumed.offsets, whole.offsets)
+    for name in ("input_ids", "text"):
+        assert torch.equal(resumed.channels[name].values, whole.channels[name].values)
+        assert torch.equal(resumed.channels[name].offsets, whole.channels[name].offsets)
+    assert [p.name for p in sorted((tmp_path / "resumed").iterdir())] == [
+        p.name for p in sorted((tmp_path / "whole").iterdir())
+    ]
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_finished_store_is_not_encoded_again(encoder: TextEncoder, texts: list[str], tmp_path: Path) -> None:
+    embed_to_store(texts, encoder, tmp_path / "store")
+    cut = encoder.truncated
+    counts = embed_to_store(texts, encoder, tmp_path / "store", resume=True)
+    assert counts == EmbedCounts(sequences=0, tokens=0, truncated=0, empty=0, skipped=len(texts))
+    assert encoder.truncated == cut
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_only_the_same_texts_and_encoder_resume_a_store(
+    models: Models, encoder: TextEncoder, texts: list[str], tmp_path: Path
+) -> None:
+    embed_to_store(texts[:200], encoder, tmp_path / "store")
+    for other in (texts[100:], texts[:150], []):
+        with pytest.raises(InputError, match="holds 200 sequences that are not the first 200 texts given"):
+            embed_to_store(other, encoder, tmp_path / "store", resume=True)
+    with pytest.raises(StoreError, match="another encoder"):
+        embed_to_store(texts, TextEncoder(models("llama"), device="cpu"), tmp_path / "store", resume=True)
+    with pytest.raises(StoreError, match="already a token store"):
+        embed_to_store(texts, encoder, tmp_path / "store")
+    assert embed_to_store(texts, encoder, tmp_path / "store", resume=True).skipped == 200

@@ -1,0 +1,116 @@
+"""Which encoders are the same."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tiny_models import word_tokenizer
+
+from apood.encoders import identity
+from apood.encoders.identity import fingerprint, same_encoder, weight_files
+from apood.encoders.text import TextEncoder
+from apood.support.errors import InputError
+
+Models = Callable[[str], Path]
+
+
+def change_one_weight(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    name = sorted(tensors)[len(tensors) // 2]
+    tensors[name].view(-1)[-1] += 1e-3
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_identity_names_everything_that_decides_the_tokens(models: Models) -> None:
+    found = TextEncoder(models("bert"), max_tokens=20, layer=-2, device="cpu").identity
+    assert found == {
+        "model": "bert",
+        "revision": None,
+        "layer": 2,
+        "mode": "input",
+        "max_tokens": 20,
+        "fingerprint": fingerprint(models("bert")),
+    }
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_copy_elsewhere_is_the_same_encoder(models: Models, tmp_path: Path) -> None:
+    copy = shutil.copytree(models("bert"), tmp_path / "other name")
+    (copy / "README.md").write_text("not part of the model")
+    here, there = TextEncoder(models("bert"), device="cpu").identity, TextEncoder(copy, device="cpu").identity
+    assert there["model"] == "other name"
+    assert same_encoder(here, there)
+    assert same_encoder(TextEncoder(copy, layer=-2, device="cpu").identity, TextEncoder(copy, layer=2).identity)
+    assert not same_encoder(here, TextEncoder(copy, layer=2, device="cpu").identity)
+    assert not same_encoder(here, TextEncoder(copy, max_tokens=5, device="cpu").identity)
+
+
+@pytest.mark.parametrize("whole_file", [identity._WHOLE_FILE, 0])
+def test_other_weights_are_another_encoder(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_file: int
+) -> None:
+    monkeypatch.setattr(identity, "_WHOLE_FILE", whole_file)
+    copy = shutil.copytree(models("bert"), tmp_path / "copy")
+    assert fingerprint(copy) == fingerprint(models("bert"))
+    change_one_weight(copy)
+    assert fingerprint(copy) != fingerprint(models("bert"))
+
+
+def test_large_files_are_sampled_tensor_by_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "_WHOLE_FILE", 0)
+    tensors = {"a": torch.zeros(40_000), "b": torch.zeros(3)}
+
+    def digest() -> str:
+        save_file(tensors, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text("{}")
+        return fingerprint(tmp_path)
+
+    first = digest()
+    tensors["a"][0] = 1  # within the first 64 KiB of its tensor
+    second = digest()
+    tensors["b"][-1] = 1
+    third = digest()
+    tensors["a"][-1] = 1  # beyond them
+    assert len({first, second, third}) == 3
+    assert digest() == third
+
+
+def test_another_tokenizer_or_configuration_is_another_encoder(models: Models, tmp_path: Path) -> None:
+    other_tokenizer = shutil.copytree(models("llama"), tmp_path / "a")
+    word_tokenizer("[A]").save_pretrained(other_tokenizer)
+    other_config = shutil.copytree(models("llama"), tmp_path / "b")
+    config = json.loads((other_config / "config.json").read_text())
+    (other_config / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
+    assert len({fingerprint(folder) for folder in (models("llama"), other_tokenizer, other_config)}) == 3
+
+
+def test_names_count_where_a_fingerprint_is_lacking() -> None:
+    described = {"model": "a", "layer": -1}
+    assert same_encoder(described, dict(described))
+    assert not same_encoder(described, {"model": "b", "layer": -1})
+    assert not same_encoder(described, {"model": "a"})
+    assert not same_encoder(described, described | {"fingerprint": "0"})
+    assert same_encoder(described | {"fingerprint": "0"}, {"model": "b", "layer": -1, "fingerprint": "0"})
+
+
+def test_weights_in_several_files_are_loaded_and_counted(models: Models, tmp_path: Path) -> None:
+    sharded = shutil.copytree(models("llama"), tmp_path / "sharded", ignore=shutil.ignore_patterns("*.safetensors"))
+    transformers.AutoModelForCausalLM.from_pretrained(models("llama")).save_pretrained(sharded, max_shard_size="8KB")
+    files = weight_files(sharded)
+    assert len(files) > 1
+    one, several = (TextEncoder(folder, device="cpu").encode(["word1 word2"]) for folder in (models("llama"), sharded))
+    assert torch.equal(one.values, several.values)
+    before = fingerprint(sharded)
+    files[-1].write_bytes(files[-1].read_bytes()[:-1] + b"\x00")
+    assert fingerprint(sharded) != before
+    files[0].unlink()
+    with pytest.raises(InputError, match=files[0].name):
+        TextEncoder(sharded, device="cpu")
+    (sharded / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(InputError, match="weight_map"):
+        TextEncoder(sharded, device="cpu")

