@@ -44,7 +44,7 @@ def test_aux_and_settings_reach_the_method(apood, stores, tmp_path):
     assert not torch.equal(load(tmp_path / "without").queries_, direct.queries_)
 
 
-def test_a_checkpoint_of_other_settings_is_refused(apood, refused, stores, tmp_path):
+def test_a_checkpoint_of_other_settings_is_refused(refused, stores, tmp_path):
     command = ("fit", stores / "train", "--out", tmp_path / "detector", "--checkpoint-seconds", 0)
     kill_when_begun([*PROGRAM, *map(str, command), "--set", "steps=100000"], tmp_path / "detector.checkpoint")
     assert "belongs to a fit with other settings or other data" in refused(*command, "--set", "steps=30")

@@ -42,8 +42,8 @@ class Sample(Detector):
         ("flag=true", True),
         ("flag=False", False),
         ("kind=one", "one"),
-        ("kind=none", "none"),  # a choice of that name goes before nothing
-        ("kind=None", None),
+        ("kind=none", "none"),  # a choice of that name goes before None
+        ("kind=null", None),
         ("heads=auto", "auto"),
         ("heads=12", 12),
         ("label=a=b", "a=b"),
@@ -61,11 +61,11 @@ def test_values_are_read_by_their_annotation(setting, value):
     ("setting", "sentence"),
     [
         ("count=1.5", "count must be a whole number, got '1.5'."),
-        ("rate=much", "rate must be a number or none, got 'much'."),
+        ("rate=much", "rate must be a number or null, got 'much'."),
         ("flag=maybe", "flag must be true or false, got 'maybe'."),
-        ("kind=two", "kind must be one or none, got 'two'."),
+        ("kind=two", "kind must be one or none or null, got 'two'."),
         ("heads=all", "heads must be a whole number or auto, got 'all'."),
-        ("other=1", "there are count=1, rate=none, flag=false, kind=one, heads=auto, label=x."),
+        ("other=1", "there are count=1, rate=null, flag=false, kind=one, heads=auto, label=x."),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_what_is_allowed(setting, sentence):

@@ -117,7 +117,7 @@ def test_score_asks_where_the_encoder_lies(refused, calibrated, files, tmp_path,
     assert "the model 'tiny-bert'" in sentence and "say where the model lies with --model." in sentence
 
 
-def test_score_refuses_another_encoder_and_names_both(apood, refused, calibrated, model, other_model, files):
+def test_score_refuses_another_encoder_and_names_both(apood, refused, calibrated, other_model, files):
     sentence = refused("score", calibrated, files / "test.jsonl", "--model", other_model)
     identity = json.loads(apood("inspect", calibrated, "--json").stdout)["encoder"]
     assert "is not the encoder of this detector" in sentence

@@ -23,7 +23,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 generator = torch.Generator().manual_seed(1)
                 for parameter in model.parameters():
                     if parameter.ndim == 1:
-                        parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
+                        parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
             model.save_pretrained(root / family)
             tokenizer.save_pretrained(root / family)
         return root / family

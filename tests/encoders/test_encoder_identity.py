@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import word_tokenizer
 
 from apood.encoders import identity
-from apood.encoders.identity import fingerprint, same_encoder, weight_files
+from apood.encoders.identity import fingerprint, weight_files
 from apood.encoders.text import TextEncoder
 from apood.support.errors import InputError
+from apood.tokens.identity import same_encoder
 
 Models = Callable[[str], Path]
 

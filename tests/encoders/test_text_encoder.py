@@ -133,6 +133,15 @@ def test_dtype_is_that_of_the_states(models: Models, texts: list[str]) -> None:
     assert torch.nn.functional.cosine_similarity(half.values.float(), whole.values).median() > 0.99
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", [-1, 1])
+def test_a_gpu_gives_the_same_states(models: Models, texts: list[str], layer: int) -> None:
+    on_gpu = TextEncoder(models("llama"), layer=layer, device="cuda").encode(texts)
+    on_cpu = TextEncoder(models("llama"), layer=layer, device="cpu").encode(texts)
+    assert on_gpu.values.device.type == "cpu"
+    torch.testing.assert_close(on_gpu.values, on_cpu.values, atol=1e-4, rtol=1e-4)
+
+
 def test_loading_and_encoding_are_silent_and_leave_the_random_numbers_alone(
     models: Models, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,7 +226,7 @@ def test_broken_folders_are_refused(models: Models, tmp_path: Path) -> None:
 
     assert "has no config.json" in refused(copy("no config", "config.json"))
     assert "has no tokenizer" in refused(copy("no tokenizer", "tokenizer*", "special*"))
-    assert "has no model.safetensors." in refused(copy("no weights", "model.safetensors"))
+    assert "has no weights in model.safetensors, no others" in refused(copy("no weights", "model.safetensors"))
 
     pickled = copy("pickled", "model.safetensors")
     torch.save({}, pickled / "pytorch_model.bin")

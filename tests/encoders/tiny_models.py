@@ -26,7 +26,7 @@ def _bert() -> tuple[Any, Any]:
 
     config = BertConfig(
         vocab_size=44, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=32, initializer_range=0.5,
+        max_position_embeddings=32, initializer_range=0.2,
     )  # fmt: skip
     return BertForMaskedLM(config), word_tokenizer("[A]", "[B]", pad_token="[PAD]", cls_token="[A]", sep_token="[B]")
 
@@ -36,7 +36,7 @@ def _roberta() -> tuple[Any, Any]:
 
     config = RobertaConfig(
         vocab_size=44, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=34, initializer_range=0.5, pad_token_id=1, type_vocab_size=1,
+        max_position_embeddings=34, initializer_range=0.2, pad_token_id=1, type_vocab_size=1,
     )  # fmt: skip
     return RobertaModel(config), word_tokenizer("[A]", "[B]")
 
@@ -46,7 +46,7 @@ def _llama() -> tuple[Any, Any]:
 
     config = LlamaConfig(
         vocab_size=44, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=64, initializer_range=0.5,
+        max_position_embeddings=64, initializer_range=0.2, rms_norm_eps=0.01,
     )  # fmt: skip
     return LlamaForCausalLM(config), word_tokenizer()
 
@@ -56,7 +56,7 @@ def _gpt_neox() -> tuple[Any, Any]:
 
     config = GPTNeoXConfig(
         vocab_size=44, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=64, initializer_range=0.5,
+        max_position_embeddings=64, initializer_range=0.2,
     )  # fmt: skip
     return GPTNeoXForCausalLM(config), word_tokenizer()
 
@@ -64,7 +64,7 @@ def _gpt_neox() -> tuple[Any, Any]:
 def _gpt2() -> tuple[Any, Any]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(vocab_size=44, n_embd=16, n_layer=3, n_head=2, n_positions=64, initializer_range=0.5)
+    config = GPT2Config(vocab_size=44, n_embd=16, n_layer=3, n_head=2, n_positions=64, initializer_range=0.2)
     return GPT2LMHeadModel(config), word_tokenizer("[A]", bos_token="[A]")
 
 
@@ -73,7 +73,7 @@ def _opt() -> tuple[Any, Any]:
 
     config = OPTConfig(
         vocab_size=44, hidden_size=16, word_embed_proj_dim=16, num_hidden_layers=3, num_attention_heads=2, ffn_dim=32,
-        max_position_embeddings=64, init_std=0.5,
+        max_position_embeddings=64, init_std=0.2,
     )  # fmt: skip
     return OPTForCausalLM(config), word_tokenizer("[A]", pad_token="[PAD]", bos_token="[A]")
 
@@ -89,7 +89,7 @@ def _bart_like(config_class: Any, model_class: Any) -> Any:
     return model_class(
         config_class(
             vocab_size=44, d_model=16, encoder_layers=3, decoder_layers=1, encoder_attention_heads=2,
-            decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64, init_std=0.5,
+            decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64, init_std=0.2,
             pad_token_id=0, bos_token_id=2, eos_token_id=3, decoder_start_token_id=0, forced_eos_token_id=3,
         )
     )  # fmt: skip

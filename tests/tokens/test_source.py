@@ -4,7 +4,8 @@ import torch
 
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
-from apood.tokens.source import TokenSource, as_source, describe_encoder, same_encoder
+from apood.tokens.identity import describe_encoder, same_encoder
+from apood.tokens.source import TokenSource, as_source
 
 
 @pytest.fixture

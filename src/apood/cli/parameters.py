@@ -2,6 +2,7 @@
 
 import types
 from collections.abc import Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from apood.support.errors import InputError
@@ -16,17 +17,18 @@ _TRUTH = {"true": True, "false": False}
 
 def defaults(method: "type[Detector]") -> dict[str, Any]:
     """The parameters of a method with the values that they have when nobody sets them."""
-    parameters: dict[str, Any] = method().get_params(deep=False)
-    return parameters
+    return {name: parameter.default for name, parameter in signature(method).parameters.items()}
 
 
 def written(value: Any) -> str:
-    """A parameter's value the way `--set` takes it."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    """A parameter's value the way `--set` takes it; None is null, since `none` is often a choice of its own."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[str, Any]:
-    """The constructor's arguments that texts like `k=5` or `normalize=none` stand for."""
+    """The constructor's arguments that texts like `k=5` or `normalize=tokens` stand for."""
     allowed = defaults(method)
     annotations = get_type_hints(method.__init__)
     parsed: dict[str, Any] = {}
@@ -64,7 +66,7 @@ def _readings(kind: Any, text: str) -> list[Any]:
     if get_origin(kind) is Literal:
         return [value for value in get_args(kind) if written(value) == text]
     if kind is types.NoneType:
-        return [None] if text.lower() == "none" else []
+        return [None] if text.lower() in ("null", "none") else []
     if kind is bool:
         return [_TRUTH[text.lower()]] if text.lower() in _TRUTH else []
     if kind in (int, float, str):
@@ -78,5 +80,5 @@ def _readings(kind: Any, text: str) -> list[Any]:
 def _described(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(written(value) for value in get_args(kind))
-    names = {types.NoneType: "none", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    names = {types.NoneType: "null", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     return names.get(kind, "set in Python")

@@ -51,7 +51,7 @@ def tokens_of(texts: Iterable[str], encoder: "TextEncoder", detector: "Detector"
 def encoder_of(detector: "Detector", model: str | None) -> "TextEncoder":
     """The encoder whose tokens the detector was fitted on, from `model` where its files do not lie at their name."""
     from apood.encoders.text import TextEncoder
-    from apood.tokens.source import describe_encoder, same_encoder
+    from apood.tokens.identity import describe_encoder, same_encoder
 
     identity = detector.encoder_
     if identity is None:

@@ -19,7 +19,8 @@ from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import bar
 from apood.tokens.batch import TokenBatch
-from apood.tokens.source import EncoderIdentity, TokenSource, as_source, describe_encoder, same_encoder
+from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
+from apood.tokens.source import TokenSource, as_source
 
 __all__ = ["Detector", "Scores"]
 

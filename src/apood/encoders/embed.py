@@ -52,6 +52,10 @@ def embed_to_store(
 
     With `resume`, the same texts are given again, and those that the store already holds are skipped without
     being encoded.
+
+    States are kept in float16 by default: half the size of float32, and Mahalanobis and nearest-neighbour scores
+    move by less than 0.05 % in the median (bfloat16: 0.25 %), AUROC by less than 0.0005. What float16 cannot hold,
+    above 65504, is refused: some middle layers of causal models need bfloat16 or float32.
     """
     total = f" of {len(texts):,}" if isinstance(texts, Sized) else ""
     sequences = tokens = empty = 0

@@ -8,9 +8,8 @@ from typing import BinaryIO
 
 from apood.support.errors import InputError
 from apood.support.files import sha256_of
-from apood.tokens.source import EncoderIdentity
 
-__all__ = ["fingerprint", "same_encoder", "weight_files"]
+__all__ = ["fingerprint", "weight_files"]
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -25,16 +24,6 @@ _TOKENIZER_FILES = (
 )
 _WHOLE_FILE = 1 << 30
 _TENSOR_SAMPLE = 1 << 16
-
-
-def same_encoder(a: EncoderIdentity, b: EncoderIdentity) -> bool:
-    """Whether two encoders give the same tokens: all but their names must agree.
-
-    With fingerprints on both sides, `model` and `revision` are only names: a folder that was moved, or
-    a hub model and its local copy, are the same encoder.
-    """
-    names = {"model", "revision"} if a.get("fingerprint") and b.get("fingerprint") else set()
-    return all(a.get(key) == b.get(key) for key in (a.keys() | b.keys()) - names)
 
 
 def fingerprint(folder: Path) -> str:

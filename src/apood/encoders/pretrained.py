@@ -14,14 +14,7 @@ from apood.support.errors import InputError
 
 __all__ = ["Pretrained", "find_pretrained", "load_backbone", "load_tokenizer"]
 
-_NEEDED_FILES = [
-    "*.json",
-    "*.txt",
-    "*.model",
-    "*.spm",
-    "model.safetensors",
-    "model-*.safetensors",
-]
+_NEEDED_FILES = ["*.json", "*.txt", "*.model", "*.spm", "model.safetensors", "model-*.safetensors"]
 # Poolers are not read, and sinusoidal positions are computed.
 _MAY_LACK = ("pooler", "embed_positions")
 _VOCABULARY_FILES = ["tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.spm"]
@@ -48,15 +41,13 @@ def find_pretrained(model: str | Path) -> Pretrained:
     if not (found.folder / "config.json").is_file():
         raise InputError(f"The model folder {str(found.folder)!r} has no config.json.")
     if not weight_files(found.folder):
-        pickled = any(found.folder.glob("*.bin")) or any(found.folder.glob("*.pt"))
-        raise InputError(
-            f"The model folder {str(found.folder)!r} has no model.safetensors"
-            + (
-                ", only pickled weights, which are never loaded: save the model again as safetensors."
-                if pickled
-                else "."
-            )
+        pickled = any(found.folder.glob("*.bin"))
+        why = (
+            "only pickled weights, which are never loaded: save the model again as safetensors"
+            if pickled
+            else "no others"
         )
+        raise InputError(f"The model folder {str(found.folder)!r} has no weights in model.safetensors, {why}.")
     return found
 
 

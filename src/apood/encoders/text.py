@@ -11,12 +11,12 @@ from apood.encoders.identity import fingerprint
 from apood.encoders.pretrained import Pretrained, find_pretrained, load_backbone, load_tokenizer
 from apood.support.errors import InputError
 from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, dtype_name
-from apood.tokens.source import EncoderIdentity
+from apood.tokens.identity import EncoderIdentity
 from apood.tokens.text import text_channel
 
 __all__ = ["TextEncoder"]
 
-_CPU_BATCH_TOKENS = 4096
+_CPU_BATCH_TOKENS = 2048
 _GPU_BATCH_TOKENS = 32768
 _BATCH_STATE_BYTES = 1 << 30
 
@@ -106,7 +106,8 @@ class TextEncoder:
                 rows = [input_ids.sequence(index) for index in chosen]
                 for index, states in zip(chosen, self._states(rows), strict=True):
                     values[input_ids.offsets[index] : input_ids.offsets[index + 1]] = states
-        return TokenBatch(values, input_ids.offsets, {"input_ids": input_ids, "text": text_channel(texts)})
+        channels = {"input_ids": input_ids, "text": text_channel(texts)}
+        return TokenBatch(values, input_ids.offsets, channels, self.identity)
 
     def pieces(self, input_ids: Sequence[int] | Tensor) -> list[str]:
         """What each token reads as; joined, the pieces read as the text.

@@ -1,7 +1,7 @@
 """Ragged sequences in memory: flat rows and the offsets that cut them, never padding."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from apood.support.errors import InputError
+from apood.tokens.identity import EncoderIdentity
 
 __all__ = ["FLOAT_DTYPES", "Ragged", "TokenBatch", "as_indices", "cut_by_budget", "dtype_name"]
 
@@ -119,9 +120,11 @@ class TokenBatch(Ragged):
 
     `channels` holds what else is known of each sequence, every channel ragged with as many
     sequences as the batch: `input_ids`, `text` (UTF-8 bytes), `token_logprobs`, `logits`, ...
+    `encoder` says which encoder made the tokens, where that is known.
     """
 
     channels: Mapping[str, Ragged] = field(default_factory=dict)
+    encoder: EncoderIdentity | None = None
 
     def __post_init__(self) -> None:
         if self.values.ndim != 2:
@@ -143,22 +146,18 @@ class TokenBatch(Ragged):
         """The dtype the tokens are kept in."""
         return self.values.dtype
 
-    @property
-    def encoder(self) -> None:
-        """Tokens in memory do not say which encoder made them."""
-        return None
-
     def __getitem__(self, index: Any) -> "Tensor | TokenBatch":
         return self.sequence(int(index)) if isinstance(index, int | np.integer) else self.select(index)
 
     def select(self, indices: Any) -> "TokenBatch":
         """The sequences `indices` (slice, integers or booleans) in that order, with their channels."""
         chosen = as_indices(indices, len(self))
-        return TokenBatch(*self._rows(chosen), {name: c.select(chosen) for name, c in self.channels.items()})
+        channels = {name: channel.select(chosen) for name, channel in self.channels.items()}
+        return TokenBatch(*self._rows(chosen), channels, self.encoder)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "TokenBatch":
         """The same tokens on another device or in another dtype; channels stay as they are."""
-        return TokenBatch(self.values.to(device=device, dtype=dtype), self.offsets, self.channels)
+        return replace(self, values=self.values.to(device=device, dtype=dtype))
 
     def batches(self, token_budget: int) -> Iterator["TokenBatch"]:
         """Consecutive batches of at most `token_budget` tokens (or of one longer sequence)."""
@@ -167,7 +166,7 @@ class TokenBatch(Ragged):
 
     @classmethod
     def concatenate(cls, parts: Sequence["TokenBatch"]) -> "TokenBatch":
-        """All sequences of all parts, in order, with the channels that every part has."""
+        """All sequences of all parts, in order, with the channels that every part has and the encoder if it is one."""
         if not parts:
             raise InputError("Nothing to concatenate: the list of batches is empty.")
         if len(dims := {p.dim for p in parts}) > 1:
@@ -175,7 +174,8 @@ class TokenBatch(Ragged):
         names = set(parts[0].channels).intersection(*(p.channels for p in parts))
         rows = Ragged.from_lengths(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
         channels = {name: Ragged.concatenate([p.channels[name] for p in parts]) for name in sorted(names)}
-        return cls(rows.values, rows.offsets, channels)
+        encoder = parts[0].encoder if all(p.encoder == parts[0].encoder for p in parts) else None
+        return cls(rows.values, rows.offsets, channels, encoder)
 
     @classmethod
     def from_sequences(cls, sequences: Iterable[Any]) -> "TokenBatch":

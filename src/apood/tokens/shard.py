@@ -16,7 +16,7 @@ from torch import Tensor
 from apood.support.errors import StoreError
 from apood.support.files import atomic_file, read_json, write_json
 from apood.tokens.batch import Ragged, dtype_name
-from apood.tokens.source import EncoderIdentity
+from apood.tokens.identity import EncoderIdentity
 
 __all__ = [
     "INDEX_FILE",

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from apood.tokens.batch import TokenBatch
-from apood.tokens.source import EncoderIdentity, TokenSource
+from apood.tokens.identity import EncoderIdentity
+from apood.tokens.source import TokenSource
 
 __all__ = ["SkipFirst", "without_first"]
 

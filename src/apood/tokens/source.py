@@ -1,6 +1,6 @@
 """What every detector reads: sequences of tokens, wherever they lie."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -8,11 +8,9 @@ from torch import Tensor
 
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
+from apood.tokens.identity import EncoderIdentity
 
-__all__ = ["EncoderIdentity", "TokenSource", "as_source", "describe_encoder", "same_encoder"]
-
-EncoderIdentity = Mapping[str, str | int | bool | None]
-"""What makes two encoders interchangeable: model, revision, layer, mode, max_tokens, ..."""
+__all__ = ["TokenSource", "as_source"]
 
 
 @runtime_checkable
@@ -58,22 +56,3 @@ def as_source(data: Any) -> TokenSource:
         "Tokens must be a TokenBatch, a TokenStore, a list of arrays [tokens, D], or padded tokens as (array, mask), "
         f"got {type(data).__name__}."
     )
-
-
-def same_encoder(first: EncoderIdentity | None, second: EncoderIdentity | None) -> bool:
-    """Whether tokens of one can be scored by a detector fitted on the other; an unknown encoder is trusted.
-
-    The name of a model says where it lay, not what it is, so its fingerprint decides where both have one.
-    """
-    if first is None or second is None:
-        return True
-    ignored = {"model", "revision"} if first.get("fingerprint") and second.get("fingerprint") else set()
-    keys = (set(first) | set(second)) - ignored
-    return all(first.get(key) == second.get(key) for key in keys)
-
-
-def describe_encoder(encoder: EncoderIdentity | None) -> str:
-    """An encoder in one line, for messages."""
-    if encoder is None:
-        return "an unknown encoder"
-    return ", ".join(f"{key} {value}" for key, value in encoder.items() if value is not None)

@@ -11,8 +11,8 @@ from torch import Tensor
 from apood.support.errors import InputError, StoreError
 from apood.support.files import sha256_of
 from apood.tokens.batch import TokenBatch, as_indices, cut_by_budget
+from apood.tokens.identity import EncoderIdentity
 from apood.tokens.shard import TOKENS, Shard, StoreIndex, channel_prefix
-from apood.tokens.source import EncoderIdentity
 
 __all__ = ["TokenStore"]
 
@@ -112,13 +112,13 @@ class TokenStore:
         kinds = self._index.kinds
         tokens = kinds[TOKENS].empty()
         channels = {name: kinds[channel_prefix(name)].empty() for name in self._channels}
-        return TokenBatch(tokens.values, tokens.offsets, channels)
+        return TokenBatch(tokens.values, tokens.offsets, channels, self.encoder)
 
     def _read_shard(self, number: int, sequences: Tensor) -> TokenBatch:
         shard = Shard(self._folder, self._index, number)
         tokens = shard.read(TOKENS, sequences)
         channels = {name: shard.read(channel_prefix(name), sequences) for name in self._channels}
-        return TokenBatch(tokens.values, tokens.offsets, channels)
+        return TokenBatch(tokens.values, tokens.offsets, channels, self.encoder)
 
     def verify(self) -> None:
         """Recomputes the checksum of every shard; reads the whole store."""

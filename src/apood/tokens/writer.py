@@ -15,6 +15,7 @@ import torch
 from apood.support.errors import InputError, StoreError
 from apood.support.files import is_temporary
 from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, dtype_name
+from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
 from apood.tokens.shard import (
     INDEX_FILE,
     STORED_DTYPES,
@@ -25,7 +26,6 @@ from apood.tokens.shard import (
     channel_prefix,
     write_shard,
 )
-from apood.tokens.source import EncoderIdentity, describe_encoder, same_encoder
 
 __all__ = ["TokenStoreWriter"]
 

@@ -1,0 +1,127 @@
+"""`apood demo`: the main job on what every installation has, start to end and offline.
+
+Python's own documentation is in-distribution. A detector learns it, is calibrated on held-out texts,
+and meets texts of other kinds, among them documentation with a single foreign sentence in it.
+"""
+
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+
+from apood.detectors.ap_ood import APOOD
+from apood.detectors.base import Detector, Scores
+from apood.detectors.knn import KNN
+from apood.detectors.length import Length
+from apood.detectors.mahalanobis import Mahalanobis
+from apood.encoders.text import TextEncoder
+from apood.evaluation.rows import ResultRow, mean_row, result_rows
+from apood.experiments.demo_model import minilm_folder
+from apood.experiments.demo_texts import DemoTexts, demo_texts
+from apood.explain.terminal import marked_text
+from apood.report.plots import plot_score_distributions
+from apood.report.tables import TerminalTable
+from apood.support.errors import InputError
+from apood.support.files import write_json
+from apood.support.progress import track
+from apood.tokens.batch import TokenBatch
+
+__all__ = ["run_demo"]
+
+_MAX_TOKENS = 96
+_SHOWN = 3
+
+
+def _detectors(seed: int) -> dict[str, Detector]:
+    return {
+        "AP-OOD": APOOD(seed=seed),
+        "Mahalanobis": Mahalanobis(),
+        "Mahalanobis, normalised": Mahalanobis(normalize="pooled"),
+        "KNN": KNN(),
+        "length only": Length(),
+    }
+
+
+def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list[ResultRow]:
+    """Fits, compares, explains and saves; writes its findings to `out`."""
+    started = time.monotonic()
+    _prepare(out)
+    model = minilm_folder()
+    console.print("[bold]1.[/] Reading texts: the documentation of Python is in-distribution, all else is not.")
+    texts = demo_texts(seed, quick)
+    console.print(f"[bold]2.[/] Embedding them with MiniLM ({model}).", soft_wrap=True)
+    encoder = TextEncoder(str(model), max_tokens=_MAX_TOKENS)
+    parts = [texts.train, texts.calibration, texts.test, *texts.ood.values()]
+    train, calibration, test, *others = (encoder.encode(part) for part in track(parts, "embed", len(parts)))
+    ood = dict(zip(texts.ood, others, strict=True))
+    tested = f"{len(test):,} ID and {sum(map(len, ood.values())):,} OOD texts to test on"
+    console.print(f"   {len(train):,} texts to learn from, {tested}.")
+    console.print("[bold]3.[/] Fitting and comparing the methods.")
+    detectors = _detectors(seed)
+    rows: list[ResultRow] = []
+    scores: dict[str, dict[str, Scores]] = {}
+    for name, detector in detectors.items():
+        detector.fit(train).calibrate(calibration)
+        scores[name] = {"ID": detector.score_samples(test)} | {k: detector.score_samples(v) for k, v in ood.items()}
+        of_method = result_rows(name, scores[name]["ID"], {k: v for k, v in scores[name].items() if k != "ID"})
+        rows += [*of_method, mean_row(of_method)]
+    console.print(TerminalTable(rows, title="AUROC (higher is better) above FPR95 (lower is better), percent"))
+    console.print(
+        "[bold]4.[/] Which words made AP-OOD suspicious, in texts with one foreign sentence (repeated below each)."
+    )
+    apood = detectors["AP-OOD"]
+    assert isinstance(apood, APOOD)
+    _show_spliced(apood, texts, ood, encoder, scores["AP-OOD"], console)
+    apood.save(out / "detector")
+    write_json(out / "results.json", rows)
+    plot_score_distributions(
+        out / "scores.png", scores["AP-OOD"], threshold=apood.threshold_, title="AP-OOD scores of the demo"
+    )
+    examples = [texts.test[0], *(part[0] for part in texts.ood.values())]
+    (out / "texts.txt").write_text("\n".join(examples) + "\n", encoding="utf-8")
+    console.print(
+        f"Done in {time.monotonic() - started:.0f} s. Written to {escape(str(out))}: results.json, scores.png, "
+        "texts.txt and the calibrated detector. Use it next:",
+        soft_wrap=True,
+    )
+    console.print(
+        f"  apood score {escape(str(out / 'detector'))} {escape(str(out / 'texts.txt'))} --model {escape(str(model))}",
+        style="bold",
+        soft_wrap=True,
+        highlight=False,
+    )
+    return rows
+
+
+def _prepare(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"The folder {out} for the results cannot be made: {error.strerror or error}.") from error
+
+
+def _show_spliced(
+    detector: APOOD,
+    texts: DemoTexts,
+    tokens: dict[str, TokenBatch],
+    encoder: TextEncoder,
+    scores: dict[str, Scores],
+    console: Console,
+) -> None:
+    """The refused spliced texts of middling score: neither the easiest nor the hardest."""
+    shown = 0
+    for name, spliced in texts.spliced.items():
+        refused = np.flatnonzero(scores[name] < detector.threshold_)
+        order = refused[np.argsort(scores[name][refused])]
+        for index in order[len(order) // 4 :: max(1, len(order) // 2)][: _SHOWN - shown if shown else 2]:
+            batch = tokens[name].select([int(index)])
+            pieces = encoder.pieces(batch.channels["input_ids"].sequence(0))
+            contributions = detector.token_contributions(batch).sequence(0).tolist()
+            console.print(Padding(marked_text(pieces, contributions), (1, 0, 0, 3)))
+            foreign = spliced[int(index)]
+            console.print(f"   [dim]foreign ({name}): {escape(foreign.text[foreign.start : foreign.end])}[/]")
+            shown += 1
+    console.print()
