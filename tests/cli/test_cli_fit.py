@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 
-import pytest
 import torch
+from safetensors import safe_open
 
 from apood.detectors.artefact import load
 
@@ -44,20 +44,19 @@ def test_aux_and_settings_reach_the_method(apood, stores, tmp_path):
     assert not torch.equal(load(tmp_path / "without").queries_, direct.queries_)
 
 
-def test_a_checkpoint_of_other_settings_is_refused(refused, stores, tmp_path):
-    command = ("fit", stores / "train", "--out", tmp_path / "detector", "--checkpoint-seconds", 0)
-    kill_when_begun([*PROGRAM, *map(str, command), "--set", "steps=100000"], tmp_path / "detector.checkpoint")
-    assert "belongs to a fit with other settings or other data" in refused(*command, "--set", "steps=30")
+def steps_done(checkpoint):
+    if not checkpoint.exists():
+        return 0
+    with safe_open(checkpoint, "pt") as file:
+        return int(file.metadata()["step"])
 
 
-def kill_when_begun(command, checkpoint, how=signal.SIGKILL, later=0.0):
-    """Starts a fit, ends it some time after its first (or next) checkpoint, and gives its exit code and messages."""
-    before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else None
+def end_fit(command, checkpoint, how, step):
+    """Starts a fit, ends it when its checkpoint has come to `step`, and gives its exit code and messages."""
     process = subprocess.Popen(command, env=ONE_THREAD, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        while process.poll() is None and (not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before):
-            time.sleep(0.005)
-        time.sleep(later)
+        while process.poll() is None and steps_done(checkpoint) < step:
+            time.sleep(0.002)
         process.send_signal(how)
         _, messages = process.communicate(timeout=60)
     finally:
@@ -66,24 +65,23 @@ def kill_when_begun(command, checkpoint, how=signal.SIGKILL, later=0.0):
     return process.returncode, messages
 
 
-@pytest.mark.parametrize("aux", [False, True])
-def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(stores, tmp_path, aux):
-    steps = 3000
-    outliers = ["--aux", str(stores / "other")] if aux else []
-    command = [*PROGRAM, "fit", str(stores / "train"), *outliers, "--set", f"steps={steps}"]
-    subprocess.run([*command, "--out", str(tmp_path / "whole")], env=ONE_THREAD, check=True)
+def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(refused, stores, tmp_path):
+    given = ["fit", stores / "train", "--aux", stores / "other"]
+    command = [*PROGRAM, *given, "--set", "steps=250"]
+    subprocess.run([*command, "--out", tmp_path / "whole"], env=ONE_THREAD, check=True, capture_output=True)
 
     out, checkpoint = tmp_path / "cut", tmp_path / "cut.checkpoint"
-    command += ["--out", str(out), "--checkpoint-seconds", "0.02"]
-    moments = random.Random(aux)
-    for how in (signal.SIGKILL, signal.SIGINT):
-        code, messages = kill_when_begun(command, checkpoint, how, later=moments.uniform(0, 0.5))
-        assert not out.exists(), "the fit was over before it could be interrupted: give it more steps"
-        if how == signal.SIGINT:
-            assert code == 130
-            assert messages == f"Interrupted: run the same command again to go on from {checkpoint}.\n"
-        else:
-            assert code == -signal.SIGKILL
-    subprocess.run(command, env=ONE_THREAD, check=True)
+    command += ["--out", out, "--checkpoint-seconds", "0"]
+    moments = random.Random(0)  # a process ends a little after the step it is asked to, so at any point of one
+    for how, earliest in ((signal.SIGKILL, 1), (signal.SIGKILL, 80), (signal.SIGINT, 160)):
+        code, messages = end_fit(command, checkpoint, how, earliest + moments.randrange(40))
+        assert code == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}[how]
+    assert messages == f"Interrupted: run the same command again to go on from {checkpoint}.\n"
+
+    sentence = refused(*given, "--out", out, "--set", "steps=30")
+    assert "belongs to a fit with other settings or other data" in sentence
+
+    done = subprocess.run(command, env=ONE_THREAD, check=True, capture_output=True, text=True)
+    assert done.stdout == f"Fitted ap-ood on 120 sequences of {stores / 'train'} and saved it to {out}.\n"
     assert_same_detector(out, tmp_path / "whole")
     assert not checkpoint.exists()

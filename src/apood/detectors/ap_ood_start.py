@@ -16,7 +16,7 @@ from apood.tokens.source import TokenSource
 __all__ = ["Start", "has_sink", "prepare"]
 
 _EIGENVALUE_FLOOR = 1e-4  # of the mean eigenvalue
-_PROBE = 256  # sequences that a spread is measured on
+_PROBE_SEQUENCES, _PROBE_ELEMENTS = 256, 2**24  # that a spread is measured on, at most
 _SINK_SPREAD = 0.1  # a first token that varies less than this share of all tokens carries nothing
 
 
@@ -46,7 +46,7 @@ def has_sink(source: TokenSource, unit: bool, generator: torch.Generator) -> boo
     tokens = _probe(source, generator)
     if float((tokens.lengths > 1).double().mean()) < 0.5:
         return False
-    z = Frame(unit).apply(tokens.values.double())
+    z = Frame(unit).apply(tokens.values.float())
     first = z[tokens.offsets[:-1].to(z.device)]
     return float(first.var(0).sum()) < _SINK_SPREAD * float(z.var(0).sum())
 
@@ -101,5 +101,8 @@ def _scale_free_beta(source: TokenSource, recipe: Recipe, start: Start, generato
 
 
 def _probe(source: TokenSource, generator: torch.Generator) -> TokenBatch:
-    chosen = torch.randperm(len(source), generator=generator)[:_PROBE]
-    return source.select(chosen.sort().values)
+    """Some random sequences; fewer of them when they are long, but always one."""
+    chosen = torch.randperm(len(source), generator=generator)[:_PROBE_SEQUENCES]
+    fits = source.lengths[chosen].cumsum(0) * source.dim <= _PROBE_ELEMENTS
+    fits[0] = True
+    return source.select(chosen[fits].sort().values)

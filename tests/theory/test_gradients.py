@@ -1,0 +1,101 @@
+"""Gradients with respect to the queries: against finite differences and against ordinary autograd."""
+
+import pytest
+import torch
+from builders import random_queries, random_tokens
+from torch.autograd import gradcheck
+
+from apood.detectors.ap_ood_loss import regularization, squared_distances
+from apood.pooling import Frame, Pooled, attention_pool, prototype
+from apood.pooling import blocked as blocked_module
+from apood.pooling.eager import attention_pool_eager
+
+D = 3
+FRAMES = {"as they are": Frame(), "unit, shifted": Frame(True, torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64))}
+
+every_setting = [
+    pytest.mark.parametrize("similarity", ["dot", "euclidean"]),
+    pytest.mark.parametrize("queries", [1, 3]),
+    pytest.mark.parametrize("beta", [0.0, 0.8]),
+    pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES.keys()),
+]
+
+
+def for_every_setting(test):
+    for mark in every_setting:
+        test = mark(test)
+    return test
+
+
+@pytest.fixture(params=["whole", "in pieces"])
+def lengths(request, monkeypatch):
+    """Once as one block a sequence, once cut into many blocks of tokens and chunks of heads."""
+    if request.param == "whole":
+        return [1, 4, 2, 4]
+    monkeypatch.setattr(blocked_module, "_BLOCK_TOKENS", {"cpu": 16})
+    monkeypatch.setattr(blocked_module, "_CHUNK_QUERIES", 3)
+    return [1, 35, 4, 16, 5, 4]
+
+
+@for_every_setting
+def test_against_finite_differences(lengths, similarity, queries, beta, frame):
+    tokens = random_tokens(lengths, D)
+    weights = random_queries(2, queries, D).requires_grad_()
+    assert gradcheck(lambda w: attention_pool(tokens, w, beta, similarity, frame), weights)
+
+
+@for_every_setting
+def test_through_the_prototype_against_finite_differences(lengths, similarity, queries, beta, frame):
+    tokens = random_tokens(lengths, D)
+    weights = random_queries(2, queries, D).requires_grad_()
+
+    def loss(w):
+        distances = squared_distances(attention_pool(tokens, w, beta, similarity, frame))
+        return distances.mean(0).sum() - regularization(w, "logdet")
+
+    assert gradcheck(loss, weights)
+
+
+@for_every_setting
+def test_against_the_definition(lengths, similarity, queries, beta, frame):
+    tokens = random_tokens(lengths, D)
+    weights = random_queries(4, queries, D).requires_grad_()
+    shape = (len(lengths), 4)
+    factors = Pooled(*(torch.linspace(-1, 2, 4 * len(lengths), dtype=torch.float64).view(shape) for _ in range(2)))
+
+    def gradient(pool):
+        pooled = pool(tokens, weights, beta, similarity, frame)
+        loss = sum((x * factor).sum() for x, factor in zip(pooled, factors, strict=True))
+        loss = loss + squared_distances(pooled).square().sum()
+        return torch.autograd.grad(loss, weights)[0]
+
+    torch.testing.assert_close(gradient(attention_pool), gradient(attention_pool_eager), rtol=1e-9, atol=1e-9)
+
+
+def test_the_prototype_carries_gradient():
+    tokens, weights = random_tokens([2, 5, 3], D), random_queries(1, 1, D).requires_grad_()
+
+    def gradient(through):
+        pooled = attention_pool(tokens, weights, 0.8)
+        mu = prototype(pooled)
+        return torch.autograd.grad(squared_distances(pooled, mu if through else mu.detach()).sum(), weights)[0]
+
+    assert (gradient(True) - gradient(False)).abs().max() > 1e-3
+
+
+def test_tokens_get_no_gradient():
+    tokens = random_tokens([2, 5], D)
+    tokens.values.requires_grad_()
+    pooled = attention_pool(tokens, random_queries(2, 1, D).requires_grad_(), 0.8)
+    pooled.value.sum().backward()
+    assert tokens.values.grad is None
+
+
+def test_an_empty_sequence_leaves_the_gradient_alone():
+    weights = random_queries(2, 2, D).requires_grad_()
+
+    def gradient(lengths):
+        pooled = attention_pool(random_tokens(lengths, D), weights, 0.8)
+        return torch.autograd.grad(squared_distances(pooled)[torch.tensor(lengths) > 0].sum(), weights)[0]
+
+    torch.testing.assert_close(gradient([0, 3, 0, 5, 0]), gradient([3, 5]))
