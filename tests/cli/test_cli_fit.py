@@ -7,13 +7,13 @@ import subprocess
 import sys
 import time
 
+import pytest
 import torch
 from safetensors import safe_open
 
 from apood.detectors.artefact import load
 
 PROGRAM = [sys.executable, "-c", "from apood.cli import main; main()"]
-ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def learnt(folder):
@@ -28,6 +28,7 @@ def assert_same_detector(first, second):
         assert same, name
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_aux_and_settings_reach_the_method(apood, stores, tmp_path):
     from apood.detectors.ap_ood import APOOD
     from apood.tokens.store import TokenStore
@@ -51,12 +52,14 @@ def steps_done(checkpoint):
         return int(file.metadata()["step"])
 
 
-def end_fit(command, checkpoint, how, step):
+def end_fit(command, environment, checkpoint, how, step):
     """Starts a fit, ends it when its checkpoint has come to `step`, and gives its exit code and messages."""
-    process = subprocess.Popen(command, env=ONE_THREAD, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*PROGRAM, *command], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         while process.poll() is None and steps_done(checkpoint) < step:
-            time.sleep(0.002)
+            time.sleep(0.01)
         process.send_signal(how)
         _, messages = process.communicate(timeout=60)
     finally:
@@ -65,23 +68,30 @@ def end_fit(command, checkpoint, how, step):
     return process.returncode, messages
 
 
-def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(refused, stores, tmp_path):
+@pytest.fixture
+def one_thread():
+    """The sums of a fit depend on how many threads share them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield os.environ | {"OMP_NUM_THREADS": "1"}
+    torch.set_num_threads(threads)
+
+
+def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(apood, refused, stores, tmp_path, one_thread):
     given = ["fit", stores / "train", "--aux", stores / "other"]
-    command = [*PROGRAM, *given, "--set", "steps=250"]
-    subprocess.run([*command, "--out", tmp_path / "whole"], env=ONE_THREAD, check=True, capture_output=True)
+    apood(*given, "--set", "steps=150", "--out", tmp_path / "whole")
 
     out, checkpoint = tmp_path / "cut", tmp_path / "cut.checkpoint"
-    command += ["--out", out, "--checkpoint-seconds", "0"]
+    command = [*given, "--set", "steps=150", "--out", out, "--checkpoint-seconds", "0.05"]
     moments = random.Random(0)  # a process ends a little after the step it is asked to, so at any point of one
-    for how, earliest in ((signal.SIGKILL, 1), (signal.SIGKILL, 80), (signal.SIGINT, 160)):
-        code, messages = end_fit(command, checkpoint, how, earliest + moments.randrange(40))
+    for how, earliest in ((signal.SIGKILL, 1), (signal.SIGINT, 60)):
+        code, messages = end_fit(command, one_thread, checkpoint, how, earliest + moments.randrange(40))
         assert code == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}[how]
     assert messages == f"Interrupted: run the same command again to go on from {checkpoint}.\n"
 
     sentence = refused(*given, "--out", out, "--set", "steps=30")
     assert "belongs to a fit with other settings or other data" in sentence
 
-    done = subprocess.run(command, env=ONE_THREAD, check=True, capture_output=True, text=True)
-    assert done.stdout == f"Fitted ap-ood on 120 sequences of {stores / 'train'} and saved it to {out}.\n"
+    apood(*command)
     assert_same_detector(out, tmp_path / "whole")
     assert not checkpoint.exists()

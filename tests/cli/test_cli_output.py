@@ -76,10 +76,10 @@ def test_facts_are_shown_as_people_write_them(capsys):
     assert lines == [
         ["tokens", "12,345"],
         ["verified", "yes"],
-        ["encoder", "none"],
+        ["encoder", "–"],
         ["lengths", "min:", "1"],
         ["median:", "2.5"],
-        ["x", "none"],
+        ["x", "–"],
     ]
 
 

@@ -46,7 +46,9 @@ def test_a_copy_elsewhere_is_the_same_encoder(models: Models, tmp_path: Path) ->
     here, there = TextEncoder(models("bert"), device="cpu").identity, TextEncoder(copy, device="cpu").identity
     assert there["model"] == "other name"
     assert same_encoder(here, there)
-    assert same_encoder(TextEncoder(copy, layer=-2, device="cpu").identity, TextEncoder(copy, layer=2).identity)
+    assert same_encoder(
+        TextEncoder(copy, layer=-2, device="cpu").identity, TextEncoder(copy, layer=2, device="cpu").identity
+    )
     assert not same_encoder(here, TextEncoder(copy, layer=2, device="cpu").identity)
     assert not same_encoder(here, TextEncoder(copy, max_tokens=5, device="cpu").identity)
 

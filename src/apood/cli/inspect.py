@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from apood.cli.output import print_facts, print_json
+from apood.cli.parameters import defaults
 from apood.support.errors import InputError
 
 __all__ = ["inspect"]
@@ -77,7 +78,7 @@ def _detector_facts(folder: Path) -> dict[str, Any]:
         "kind": "detector",
         "folder": str(folder),
         "method": detector.name,
-        "parameters": detector.get_params(deep=False),
+        "parameters": {name: getattr(detector, name) for name in defaults(type(detector))},
         "dim": detector.dim_,
         "learnt": learnt,
         "encoder": detector.encoder_,

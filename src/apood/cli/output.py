@@ -49,9 +49,9 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {_shown(part)}" for name, part in value.items()) or "none"
+        return "\n".join(f"{name}: {_shown(part)}" for name, part in value.items()) or "–"
     if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "none"}[value]
+        return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

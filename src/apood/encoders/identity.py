@@ -1,4 +1,4 @@
-"""What makes two encoders the same, wherever their files lie."""
+"""The fingerprint of a model: the same wherever its files lie, another when what decides the tokens differs."""
 
 import hashlib
 import json

@@ -50,11 +50,11 @@ def minimise(
 
     A step's batch, learning rate and temperature follow from its number alone, so the state is the
     parameter, Adam's two moments and the step. When the loss stops being finite, the parameter goes
-    back to where it last was.
+    back to where it was last seen to be, which is part of the state too.
     """
     adam = torch.optim.Adam([parameter], lr=learning_rate)
-    first = _resume(parameter, adam, checkpoint, run)
     last_good = parameter.detach().clone()
+    first = _resume(parameter, last_good, adam, checkpoint, run)
     loss_value = distance_value = math.nan
     with bar(steps, label, initial=first) as progress:
         for step in range(first, steps):
@@ -71,25 +71,33 @@ def minimise(
             loss.backward()  # type: ignore[no-untyped-call]
             adam.step()
             progress.update()
-            if checkpoint is not None:
-                checkpoint.save_if_due(run, step + 1, _state(parameter, adam))
+            if checkpoint is not None and step + 1 < steps:  # the last step says how it all ended: it is never skipped
+                checkpoint.save_if_due(run, step + 1, _state(parameter, last_good, adam))
     if not bool(torch.isfinite(parameter).all()):
         parameter.data.copy_(last_good)
         return Outcome(loss_value, distance_value, steps)
     return Outcome(loss_value, distance_value, None)
 
 
-def _state(parameter: Tensor, adam: torch.optim.Adam) -> dict[str, Tensor]:
+def _state(parameter: Tensor, last_good: Tensor, adam: torch.optim.Adam) -> dict[str, Tensor]:
     moments = adam.state[parameter]
-    return {"parameter": parameter.detach(), "mean": moments["exp_avg"], "square": moments["exp_avg_sq"]}
+    return {
+        "parameter": parameter.detach(),
+        "last_good": last_good,
+        "mean": moments["exp_avg"],
+        "square": moments["exp_avg_sq"],
+    }
 
 
-def _resume(parameter: Tensor, adam: torch.optim.Adam, checkpoint: Checkpoint | None, run: str) -> int:
+def _resume(
+    parameter: Tensor, last_good: Tensor, adam: torch.optim.Adam, checkpoint: Checkpoint | None, run: str
+) -> int:
     saved = checkpoint.load(run) if checkpoint is not None else None
     if saved is None:
         return 0
     step, tensors = saved
     parameter.data.copy_(tensors["parameter"])
+    last_good.copy_(tensors["last_good"])
     adam.state[parameter] = {
         "step": torch.tensor(float(step)),
         "exp_avg": tensors["mean"].to(parameter.device),

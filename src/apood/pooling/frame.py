@@ -23,5 +23,6 @@ class Frame:
         """The tokens `[..., D]` as seen in this frame; a zero token stays zero before the shift."""
         if self.unit:
             norm = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True)
-            tokens = tokens / norm.clamp_min(torch.finfo(tokens.dtype).tiny)
+            # the squares of anything smaller vanish: it shrinks to zero like a zero token, and never blows up
+            tokens = tokens / norm.clamp_min(torch.finfo(tokens.dtype).tiny ** 0.5)
         return tokens if self.origin is None else tokens - self.origin.to(tokens)

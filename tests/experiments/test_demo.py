@@ -1,0 +1,61 @@
+"""The demo, start to end on the real encoder and the real texts, in its quick form."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import apood
+from apood.encoders.text import TextEncoder
+from apood.evaluation.rows import MEAN, ResultRow
+from apood.experiments.demo import run_demo
+from apood.experiments.demo_model import minilm_folder
+from apood.support.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ResultRow], str]:
+    out = tmp_path_factory.mktemp("demo")
+    console = Console(record=True, width=120, file=(out / "printed.txt").open("w", encoding="utf-8"))
+    return out, run_demo(out, quick=True, console=console), console.export_text()
+
+
+def auroc(rows: list[ResultRow], method: str, dataset: str) -> float:
+    return next(row["auroc"] for row in rows if (row["method"], row["dataset"]) == (method, dataset))
+
+
+def test_rows_are_saved_and_every_method_meets_every_set(demo: tuple[Path, list[ResultRow], str]) -> None:
+    out, rows, _ = demo
+    assert json.loads((out / "results.json").read_text()) == rows
+    methods, datasets = ({row[key] for row in rows} for key in ("method", "dataset"))
+    assert len(rows) == len(methods) * len(datasets) == 5 * 8
+
+
+def test_attention_finds_the_spliced_sentence_best(demo: tuple[Path, list[ResultRow], str]) -> None:
+    _, rows, _ = demo
+    for dataset in ("spliced dialogue", "spliced licence", MEAN):
+        others = [auroc(rows, m, dataset) for m in ("Mahalanobis", "Mahalanobis, normalised", "KNN", "length only")]
+        assert auroc(rows, "AP-OOD", dataset) > max(others)
+
+
+def test_length_gives_no_set_away(demo: tuple[Path, list[ResultRow], str]) -> None:
+    _, rows, _ = demo
+    assert all(40 < row["auroc"] < 60 for row in rows if row["method"] == "length only")
+
+
+def test_the_saved_detector_decides(demo: tuple[Path, list[ResultRow], str]) -> None:
+    out, _, printed = demo
+    assert f"apood score {out / 'detector'}" in printed
+    detector = apood.load(out / "detector")
+    encoder = TextEncoder(str(minilm_folder()), max_tokens=96)
+    documented = "Return a new list containing all items from the iterable in ascending order."
+    chat = "Hey, are you coming to the party tonight? I will bring my sister and some pizza."
+    assert np.array_equal(detector.predict(encoder.encode([documented, chat])), [1, -1])
+
+
+def test_an_output_folder_that_is_a_file_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(InputError, match="taken for the results cannot be made"):
+        run_demo(tmp_path / "taken", quick=True, console=Console(quiet=True))

@@ -1,0 +1,67 @@
+"""Mean pooling, and the frame in which tokens are looked at."""
+
+import pytest
+import torch
+from builders import random_queries, random_tokens
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apood.pooling import Frame, attention_pool, mean_pool
+from apood.tokens.batch import FLOAT_DTYPES
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+def test_means_are_exact_in_float64(dtype):
+    tokens = random_tokens([1, 50, 3000, 2], 7, dtype=dtype)
+    means = mean_pool(tokens)
+    assert means.dtype == torch.float64
+    torch.testing.assert_close(means, torch.stack([z.double().mean(0) for z in tokens]), rtol=1e-12, atol=1e-14)
+
+
+def test_attention_at_beta_zero_sees_the_mean_in_the_same_frame():
+    tokens, weights = random_tokens([4, 9], 5), random_queries(3, 1, 5)
+    for frame in (Frame(), Frame(unit=True), Frame(True, torch.ones(5))):
+        pooled = attention_pool(tokens, weights, 0.0, "dot", frame)
+        torch.testing.assert_close(mean_pool(tokens, frame) @ weights[:, 0].T, pooled.value)
+
+
+def test_the_mean_of_nothing_is_zero():
+    means = mean_pool(random_tokens([0, 2, 0], 3))
+    assert (means[[0, 2]] == 0).all() and (means[1] != 0).all()
+    assert mean_pool(random_tokens([], 3)).shape == (0, 3)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.data())
+def test_a_mean_does_not_depend_on_its_neighbours_at_all(lengths, data):
+    tokens = random_tokens(lengths, 3, dtype=torch.float32)
+    chosen = data.draw(st.permutations(range(len(lengths))))
+    assert torch.equal(mean_pool(tokens.select(chosen)), mean_pool(tokens)[chosen])
+
+
+def test_large_offsets_do_not_cancel():
+    tokens = random_tokens([2000], 3, dtype=torch.float32)
+    tokens.values.add_(1e4)
+    torch.testing.assert_close(mean_pool(tokens)[0], tokens.values.double().mean(0), rtol=1e-14, atol=0)
+
+
+def test_a_unit_frame_brings_tokens_to_length_one_and_leaves_zero():
+    z = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-18, 0.0], [-2e18, 0.0]])
+    found = Frame(unit=True).apply(z)
+    torch.testing.assert_close(found, torch.tensor([[0.6, 0.8], [0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_unit_frame_never_makes_a_token_longer_than_one(dtype):
+    sizes = torch.logspace(-300 if dtype == torch.float64 else -44, 15, 100, dtype=dtype)
+    found = torch.linalg.vector_norm(Frame(unit=True).apply(sizes[:, None] * torch.ones(3, dtype=dtype)), dim=1)
+    assert (found <= 1 + 1e-6).all()
+
+
+def test_the_origin_is_subtracted_after_scaling():
+    origin = torch.tensor([0.6, 0.0], dtype=torch.float64)
+    z = torch.tensor([[3.0, 4.0]])
+    found = Frame(True, origin).apply(z)
+    assert found.dtype == z.dtype
+    torch.testing.assert_close(found, torch.tensor([[0.0, 0.8]]))
+    torch.testing.assert_close(Frame(False, origin).apply(z), torch.tensor([[2.4, 4.0]]))
+    assert torch.equal(Frame().apply(z), z)
