@@ -24,10 +24,9 @@ from apood.tokens.writer import TokenStoreWriter
 _DIM, _LENGTH = 1024, 512
 _JOBS = {
     "import only": "store",
-    "Mahalanobis fit": "Mahalanobis().fit(store)",
     "Mahalanobis fit and score": "Mahalanobis().fit(store).score_samples(store)",
-    "AP-OOD fit (3 steps)": "APOOD(heads=32, queries=2, steps=3).fit(store)",
-    "AP-OOD fit (3 steps) and score": "APOOD(heads=32, queries=2, steps=3).fit(store).score_samples(store)",
+    "AP-OOD fit (3 steps) and score": "APOOD(heads=32, steps=3).fit(store).score_samples(store)",
+    "AP-OOD fit (3 steps), the paper's recipe": "APOOD(heads=32, steps=3, recipe='paper').fit(store)",
 }
 _SETUP = "from apood import APOOD, Mahalanobis, TokenStore; store = TokenStore({folder!r})"
 _PEAK = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"

@@ -48,9 +48,12 @@ def make_store(folder, sequences, **options):
         (["evaluate", "no", "--id", "i", "--ood", "o"], "--ood takes NAME=STORE, got 'o'."),
         (["evaluate", "no", "--id", "i", "--ood", "o="], "--ood takes NAME=STORE, got 'o='."),
         (["evaluate", "no", "--id", "i", "--ood", "o=a", "--ood", "o=b"], "Two OOD sets are called 'o'"),
+        (["evaluate", "no", "--id", "i", "--ood", "mean=a"], "An OOD set cannot be called 'mean'"),
         (["evaluate", "no", "--id", "i", "--ood", "o=a", "--json", "--markdown"], "Choose one"),
         (["inspect", "no"], "no is neither a token store (no index.json) nor a saved detector (no config.json)."),
         (["bench", "toy", "--seed", "-1"], "--seed"),
+        (["bench", "toy", "--out", "a.txt"], "The toy experiment writes to a folder, but a.txt is a file."),
+        (["demo", "--out", "a.txt"], "The folder a.txt for the results cannot be made"),
     ],
 )
 def test_bad_usage(refused, arguments, sentence, tmp_path, monkeypatch):

@@ -44,14 +44,17 @@ def test_it_is_written_only_when_it_is_due(tmp_path, monkeypatch):
 
 def test_the_state_of_another_run_is_refused(checkpoint):
     checkpoint.save_if_due("a run", 1, STATE)
-    with pytest.raises(ArtefactError, match=r"checkpoint belongs to a fit with other settings or other data; delete it"):
+    with pytest.raises(
+        ArtefactError, match=r"checkpoint belongs to a fit with other settings or other data; delete it"
+    ):
         checkpoint.load("another run")
 
 
-@pytest.mark.parametrize("spoil", [lambda b: b[:-5], lambda b: b[:20], lambda b: b"", lambda b: b"\xff" * len(b)])
-def test_a_spoilt_file_is_refused(checkpoint, spoil):
+@pytest.mark.parametrize("keep", [0, 20, -5])
+@pytest.mark.parametrize("filler", [b"", b"\xff" * 1000])
+def test_a_spoilt_file_is_refused(checkpoint, keep, filler):
     checkpoint.save_if_due("a run", 1, STATE)
-    checkpoint.path.write_bytes(spoil(checkpoint.path.read_bytes()))
+    checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:keep] + filler)
     with pytest.raises(ArtefactError, match=r"^The checkpoint .+ cannot be read \(.+\); delete it to start anew\.$"):
         checkpoint.load("a run")
 
@@ -60,6 +63,17 @@ def test_a_folder_in_its_place_is_refused(checkpoint):
     checkpoint.path.mkdir(parents=True)
     with pytest.raises(ArtefactError, match="cannot be read"):
         checkpoint.load("a run")
+
+
+def test_what_a_kill_left_behind_is_cleared_but_nothing_of_others(checkpoint):
+    folder = checkpoint.path.parent
+    folder.mkdir()
+    (folder / "checkpoint.partial-0123abcd").write_bytes(b"half a state")
+    others = ["checkpoint-2", "checkpoint-2.partial-0123abcd", "checkpoint.txt", "notes"]
+    for name in others:
+        (folder / name).write_bytes(b"")
+    assert checkpoint.load("a run") is None
+    assert sorted(path.name for path in folder.iterdir()) == sorted(others)
 
 
 def test_a_fingerprint_knows_settings_and_data():

@@ -14,7 +14,7 @@ STEPS = 24
 TARGET = torch.tensor([1.0, -2.0, 0.5])
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -28,7 +28,7 @@ class Task:
 
     def __call__(self, step):
         if step == self.killed_at:
-            raise Killed
+            raise KilledError
         self.steps.append(step)
         self.parameters.append(self.parameter.detach().clone())
         noise = torch.randn(3, generator=torch.Generator().manual_seed(step))
@@ -92,7 +92,7 @@ def test_a_fit_killed_anywhere_ends_as_if_it_had_not_been(tmp_path_factory, kill
         victim = Task(broken_from, killed_at)
         try:
             victim.run(checkpoint)
-        except Killed:
+        except KilledError:
             continue
         break  # it had diverged before
     last = Task(broken_from)

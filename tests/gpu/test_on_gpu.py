@@ -53,4 +53,6 @@ def test_a_detector_fitted_on_gpu_scores_alike_on_both() -> None:
     on_cpu = APOOD(device="cpu", steps=50).fit(sequences)
     np.testing.assert_allclose(on_gpu.score_samples(sequences), on_cpu.score_samples(sequences), rtol=2e-2)
     scored_on_cpu = on_gpu.set_params(device="cpu").score_samples(sequences)
-    np.testing.assert_allclose(scored_on_cpu, on_gpu.set_params(device="cuda").score_samples(sequences), rtol=1e-4)
+    scored_on_gpu = on_gpu.set_params(device="cuda").score_samples(sequences)
+    # a score is a difference of sums of order 10, so one near zero has no relative precision
+    np.testing.assert_allclose(scored_on_cpu, scored_on_gpu, rtol=1e-4, atol=1e-4)

@@ -46,7 +46,9 @@ def test_the_frame_is_applied_to_the_tokens(unit, origin):
     tokens, weights, frame = random_tokens([4, 1, 9], 5), random_queries(3, 2, 5), Frame(unit, origin)
     seen = TokenBatch(frame.apply(tokens.values), tokens.offsets)
     for pool in (attention_pool, attention_pool_eager):
-        assert_same(pool(tokens, weights, 0.6, "euclidean", frame), attention_pool(seen, weights, 0.6, "euclidean"), 1e-12)
+        assert_same(
+            pool(tokens, weights, 0.6, "euclidean", frame), attention_pool(seen, weights, 0.6, "euclidean"), 1e-12
+        )
 
 
 @pytest.mark.parametrize("similarity", ["dot", "euclidean"])

@@ -1,5 +1,6 @@
 """What the paper's appendices claim of scores, kernels and associative memory, checked on numbers."""
 
+import itertools
 import math
 
 import pytest
@@ -110,6 +111,6 @@ def test_attention_pooling_walks_down_the_energy_of_a_hopfield_network():
         energy, gradient = energy_and_gradient(state)
         energies.append(float(energy))
         state = state - gradient  # ξ - (ξ - AttPool(X, ξ)): the update rule
-    assert all(after <= before + 1e-12 for before, after in zip(energies, energies[1:], strict=False))
+    assert all(after <= before + 1e-12 for before, after in itertools.pairwise(energies))
     assert energy_and_gradient(state)[1].abs().max() < 1e-9
     assert energies[-1] < energies[0] - 0.1

@@ -146,7 +146,9 @@ def test_log1mexp_is_accurate_at_both_ends(dtype):
     with localcontext(prec=200):
         expected = [float((1 - (-Decimal(value)).exp()).ln()) for value in x.tolist()]
     found = log1mexp(x).double()
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=8 * torch.finfo(dtype).eps, atol=1e-40)
+    torch.testing.assert_close(
+        found, torch.tensor(expected, dtype=torch.float64), rtol=8 * torch.finfo(dtype).eps, atol=1e-40
+    )
 
 
 def test_log1mexp_has_finite_gradients_everywhere():

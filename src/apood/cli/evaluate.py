@@ -55,11 +55,15 @@ def evaluate(
 
 
 def _named_stores(given: Sequence[str]) -> dict[str, Path]:
+    from apood.evaluation.rows import MEAN
+
     named: dict[str, Path] = {}
     for text in given:
         name, _, folder = text.partition("=")
         if not name or not folder:
             raise InputError(f"--ood takes NAME=STORE, got {text!r}.")
+        if name == MEAN:
+            raise InputError(f"An OOD set cannot be called {MEAN!r}: that name is kept for the mean over the sets.")
         if name in named:
             raise InputError(f"Two OOD sets are called {name!r}: each needs a name of its own.")
         named[name] = Path(folder)

@@ -11,6 +11,7 @@ from apood.detectors.ap_ood_recipe import HeadReduction, Recipe, RecipeName, Reg
 from apood.detectors.ap_ood_start import has_sink, prepare
 from apood.detectors.ap_ood_training import Training, pool_corpus
 from apood.detectors.base import Detector
+from apood.detectors.parameters import whole_number
 from apood.fitting.checkpoint import Checkpoint, fingerprint
 from apood.fitting.loop import minimise
 from apood.pooling import Frame, Similarity, attention_pool
@@ -169,6 +170,7 @@ class APOOD(Detector):
             one_of("normalize", self.normalize, ("tokens", "none"))
         if not (0 <= self.aux_weight < float("inf")):
             raise InputError(f"aux_weight must be a finite number >= 0, got {self.aux_weight}.")
+        whole_number("seed", self.seed, least=0)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         recipe, device = self._resolved(), self._device()

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from apood.detectors.parameters import whole_number
 from apood.pooling import Similarity, check_beta
 from apood.support.errors import InputError
 
@@ -74,9 +75,8 @@ def resolve(recipe: RecipeName, **arguments: Any) -> Recipe:
     one_of("regularizer", chosen.regularizer, get_args(Regularizer))
     one_of("head_reduction", chosen.head_reduction, get_args(HeadReduction))
     for name in ("heads", "queries", "steps", "batch_size"):
-        value = getattr(chosen, name)
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        if getattr(chosen, name) is not None:
+            whole_number(name, getattr(chosen, name), least=1)
     if chosen.beta is not None:
         check_beta(chosen.beta)
     if not (math.isfinite(chosen.learning_rate) and chosen.learning_rate > 0):

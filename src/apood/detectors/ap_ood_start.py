@@ -44,7 +44,7 @@ def has_sink(source: TokenSource, unit: bool, generator: torch.Generator) -> boo
     Such a token takes a share 1/S of a mean, but all the attention of every query that points its way.
     """
     tokens = _probe(source, generator)
-    if float((tokens.lengths > 1).double().mean()) < 0.5:
+    if len(tokens) < 2 or float((tokens.lengths > 1).double().mean()) < 0.5:
         return False
     z = Frame(unit).apply(tokens.values.float())
     first = z[tokens.offsets[:-1].to(z.device)]

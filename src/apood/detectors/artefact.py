@@ -24,12 +24,12 @@ __all__ = ["load", "save_detector"]
 
 _SCHEMA = 1
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
+_FIELDS = {"schema": int, "method": str, "parameters": dict, "learnt": dict, "tensors": dict, "sha256": str}
 
 
 def save_detector(detector: Detector, folder: Path) -> None:
     """Writes `detector` to `folder`, replacing an older artefact there in one step."""
-    if folder.exists() and not (folder.is_dir() and ((folder / _CONFIG).exists() or not any(folder.iterdir()))):
-        raise ArtefactError(f"{folder} exists and is not a saved detector; choose another folder.")
+    _refuse_foreign(folder)
     learnt = {key: value for key, value in vars(detector).items() if key.endswith("_")}
     tensors = {key: value.detach().cpu().contiguous() for key, value in learnt.items() if isinstance(value, Tensor)}
     try:
@@ -39,7 +39,7 @@ def save_detector(detector: Detector, folder: Path) -> None:
                 "schema": _SCHEMA,
                 "method": detector.name,
                 "versions": {package: version(package) for package in ("apood", "torch")},
-                "parameters": detector.get_params(deep=False),
+                "parameters": {key: _to_json(value) for key, value in detector.get_params(deep=False).items()},
                 "learnt": {key: _to_json(value) for key, value in learnt.items() if key not in tensors},
                 "tensors": {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()},
                 "sha256": sha256_of(temporary / _TENSORS),
@@ -55,14 +55,33 @@ def load(folder: str | Path) -> Detector:
     config = _read_config(folder)
     tensors = _read_tensors(folder / _TENSORS, config)
     try:
-        detector = detector_class(config["method"])(**config["parameters"])
+        parameters = {key: _from_json(value) for key, value in config["parameters"].items()}
+        detector = detector_class(config["method"])(**parameters)
+        detector._check_parameters()
     except (InputError, TypeError) as error:
         raise ArtefactError(f"{folder / _CONFIG} describes no detector of this apood: {error}") from error
     for key, value in tensors.items():
         setattr(detector, key, value)
     for key, value in config["learnt"].items():
         setattr(detector, key, _from_json(value))
+    needed = {"dim_", "encoder_", *(key for key in type(detector).__annotations__ if key.endswith("_"))}
+    if missing := sorted(needed - vars(detector).keys()):
+        raise ArtefactError(f"{folder} is incomplete: it does not hold {missing[0]}.")
     return detector
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Saving replaces the whole folder, so it may hold nothing but a detector; other models have a config.json too."""
+    if not folder.exists():
+        return
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    if others := sorted(names - {_CONFIG, _TENSORS}):
+        raise ArtefactError(f"{folder} exists and is not just a saved detector ({others[0]}); choose another folder.")
+    try:
+        if names:
+            _read_config(folder)
+    except ArtefactError as error:
+        raise ArtefactError(f"{folder} exists and is not a saved detector; choose another folder.") from error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -71,16 +90,17 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ArtefactError(f"{folder} is not a saved detector: it has no {_CONFIG}.")
     try:
         config = read_json(path)
-        if config["schema"] > _SCHEMA:
-            raise ArtefactError(
-                f"{folder} was made by a newer apood: it has schema {config['schema']}, this one reads up to {_SCHEMA}."
-            )
-        for key in ("method", "parameters", "learnt", "tensors", "sha256"):
-            config[key]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ArtefactError(f"{path} is not the configuration of a detector ({error!r}).") from error
-    checked: dict[str, Any] = config
-    return checked
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ArtefactError(f"{path} is not the configuration of a detector ({error}).") from error
+    fields: dict[str, Any] = config if isinstance(config, dict) else {}
+    wrong = [key for key, kind in _FIELDS.items() if not isinstance(fields.get(key), kind)]
+    if "schema" not in wrong and fields["schema"] > _SCHEMA:  # whatever else it may hold
+        raise ArtefactError(
+            f"{folder} was made by a newer apood: it has schema {fields['schema']}, this one reads up to {_SCHEMA}."
+        )
+    if wrong:
+        raise ArtefactError(f"{path} is not the configuration of a detector: it has no proper {wrong[0]!r}.")
+    return fields
 
 
 def _read_tensors(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:

@@ -76,28 +76,32 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             outliers = _checked_for_fit(aux, "AUX")
             if outliers.dim != source.dim:
                 raise InputError(f"The AUX tokens have D={outliers.dim}, the ID tokens have D={source.dim}.")
+            if not same_encoder(outliers.encoder, source.encoder):
+                raise InputError(
+                    f"The AUX tokens come from {describe_encoder(outliers.encoder)}, "
+                    f"the ID tokens from {describe_encoder(source.encoder)}."
+                )
         for learnt in [key for key in vars(self) if key.endswith("_")]:
             delattr(self, learnt)
-        self.dim_ = source.dim
-        self.encoder_ = dict(source.encoder) if source.encoder is not None else None
         self._fit(source, outliers, checkpoint)
+        self.encoder_ = dict(source.encoder) if source.encoder is not None else None
+        self.dim_ = source.dim  # last: it is what tells a fitted detector
         return self
 
     def score_samples(self, tokens: Any) -> Scores:
         """One score a sequence, higher = more in-distribution; -inf (and a warning) for an empty sequence."""
-        check_is_fitted(self, "dim_")
         source = self._checked_for_scoring(tokens)
         scores = np.full(len(source), -np.inf)
         first = empty = 0
         with bar(len(source), "score", "seq") as progress, torch.inference_mode():
             for batch in source.batches(token_budget(source.dim)):
+                _refuse_not_finite(batch, first, "the tokens to score")
                 filled = batch.lengths > 0
                 empty += int((~filled).sum())
                 if bool(filled.any()):
                     scored = self._score(batch if bool(filled.all()) else batch.select(filled)).double().cpu()
-                    if not bool(torch.isfinite(scored).all()):
-                        _refuse_not_finite(batch, first, "the tokens to score")
-                        scored = scored.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+                    # finite tokens whose score overflows are as far outside as can be
+                    scored = scored.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
                     scores[first : first + len(batch)][filled.numpy()] = scored.numpy()
                 first += len(batch)
                 progress.update(len(batch))
@@ -123,6 +127,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def decision_function(self, tokens: Any) -> Scores:
         """Score minus threshold: negative means out-of-distribution."""
+        self._check_calibrated()
         return self._above_threshold(self.score_samples(tokens))
 
     def predict(self, tokens: Any) -> npt.NDArray[np.int64]:
@@ -155,11 +160,12 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             )
 
     def _above_threshold(self, scores: Scores) -> Scores:
-        self._check_calibrated()
-        # two infinities of one sign are equal, but their difference is NaN
-        return np.where(scores == self.threshold_, 0.0, scores - self.threshold_)
+        # a score of -inf is out-of-distribution even where empty calibration sequences made the threshold -inf too
+        outside = np.full_like(scores, -np.inf)
+        return np.subtract(scores, self.threshold_, out=outside, where=~np.isneginf(scores))
 
     def _checked_for_scoring(self, tokens: Any) -> TokenSource:
+        check_is_fitted(self, "dim_")
         source = as_source(tokens)
         if source.dim != self.dim_:
             raise InputError(f"The tokens have D={source.dim}, this detector was fitted on D={self.dim_}.")

@@ -1,10 +1,13 @@
 """Distance to the k-th nearest training sequence."""
 
+from itertools import chain
+
 import torch
 from torch import Tensor
 
 from apood.detectors.base import Detector
 from apood.detectors.mean_pooling import Normalize, check_normalize, pooled_vectors, token_budget
+from apood.detectors.parameters import whole_number
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
@@ -23,7 +26,8 @@ class KNN(Detector):
 
     Departures: none in the score. The search is exact: a chunked float32 matrix product proposes
     k + 8 candidates, whose distances are then computed anew in float64, so that the rounding of the
-    product never reaches a score.
+    product never reaches a score. The vectors are kept around their centre, because far from the origin
+    neither float32 nor a product would tell neighbours apart.
 
     Args:
         k: which neighbour.
@@ -32,6 +36,7 @@ class KNN(Detector):
 
     name = "knn"
 
+    centre_: Tensor
     bank_: Tensor
 
     def __init__(self, k: int = 5, normalize: Normalize = "pooled") -> None:
@@ -40,17 +45,19 @@ class KNN(Detector):
 
     def _check_parameters(self) -> None:
         check_normalize(self.normalize)
-        if self.k < 1:
-            raise InputError(f"k must be at least 1, got {self.k}.")
+        whole_number("k", self.k, least=1)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
         if len(source) < self.k:
             raise InputError(f"k={self.k} neighbours need at least as many ID sequences, got {len(source)}.")
         batches = source.batches(token_budget(source.dim))
-        self.bank_ = torch.cat([pooled_vectors(batch, self.normalize).float().cpu() for batch in batches])
+        vectors = (pooled_vectors(batch, self.normalize).cpu() for batch in batches)
+        first = next(vectors)
+        self.centre_ = first.mean(0)
+        self.bank_ = torch.cat([(part - self.centre_).float() for part in chain([first], vectors)])
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        vectors = pooled_vectors(tokens, self.normalize).float().cpu()
+        vectors = (pooled_vectors(tokens, self.normalize).cpu() - self.centre_).float()
         rows = max(1, _CHUNK // len(self.bank_))
         return -torch.cat([self._distance(chunk) for chunk in torch.split(vectors, rows)])
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from apood.support.errors import ArtefactError
-from apood.support.files import atomic_file
+from apood.support.files import atomic_file, is_temporary
 from apood.tokens.source import TokenSource
 
 __all__ = ["Checkpoint", "fingerprint"]
@@ -43,6 +43,9 @@ class Checkpoint:
 
     def load(self, run: str) -> tuple[int, dict[str, Tensor]] | None:
         """The last state of this `run` (see `fingerprint`), or None where there is none."""
+        for leftover in self.path.parent.glob(f"{self.path.name}.*"):
+            if is_temporary(leftover):  # a kill hit a write
+                leftover.unlink()
         if not self.path.exists():
             return None
         try:

@@ -100,15 +100,16 @@ def _query_gradient(blocks: _Blocks, pooled: Pooled, grad: Pooled) -> Tensor:
             h, mass, grad_h, grad_mass = (
                 x[rows, heads].reshape(-1, 1) for x in (pooled.value, pooled.log_mass, grad.value, grad.log_mass)
             )
-            p = torch.exp(logits - mass)
-            through_logits = beta * p * (grad_h * (a - h) + grad_mass)  # what reaches w through the softmax
-            c = through_logits + grad_h * p
-            c, through_logits = (
-                x.view(pieces, -1, per_head, z.shape[0] // pieces).permute(1, 2, 0, 3) for x in (c, through_logits)
-            )
-            gradient[heads] += (c.reshape(-1, len(z)) @ z).view(-1, per_head, dim)
-            if blocks.euclidean:
-                gradient[heads] -= queries[heads] * through_logits.sum((2, 3))[..., None]
+            p = logits.sub_(mass).exp_()
+            # dh/da and dL/da together, p (u a + v): u and v are one number a row, and a is not needed afterwards
+            u, v = beta * grad_h, grad_h * (1 - beta * h) + beta * grad_mass
+            c = a.mul_(u).add_(v).mul_(p)
+            shape = (pieces, -1, per_head, len(z) // pieces)
+            columns = c.view(shape).permute(1, 2, 0, 3).reshape(-1, len(z))
+            gradient[heads] += (columns @ z).view(-1, per_head, dim)
+            if blocks.euclidean:  # the share of c that goes through the logits, c - grad_h p, also moves |w|²/2
+                through_logits = (c - grad_h * p).view(shape).sum((0, 3))
+                gradient[heads] -= queries[heads] * through_logits[..., None]
     return gradient
 
 

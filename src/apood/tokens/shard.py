@@ -287,8 +287,8 @@ class Shard:
             raise StoreError(f"{self._name} is damaged: '{prefix}offsets' do not rise from 0 to {self._rows[prefix]}.")
         return offsets
 
-    def read(self, prefix: str, sequences: Tensor) -> Ragged:
-        """The chosen sequences of one ragged tensor, numbered from the start of the shard."""
+    def read(self, prefix: str, sequences: Tensor, out: Tensor | None = None) -> Ragged:
+        """The chosen sequences of one ragged tensor, numbered from the start of the shard; their rows go into `out`."""
         offsets = self.offsets(prefix)
         # Neighbours are copied in one go.
         breaks = [0, *((sequences.diff() != 1).nonzero().flatten() + 1).tolist(), len(sequences)]
@@ -296,12 +296,12 @@ class Shard:
             (int(offsets[sequences[start]]), int(offsets[sequences[stop - 1] + 1]))
             for start, stop in itertools.pairwise(breaks)
         ]
-        values = self._copy(f"{prefix}values", self._kinds[prefix], ranges)
+        values = self._copy(f"{prefix}values", self._kinds[prefix], ranges, out)
         return Ragged.from_lengths(values, offsets.diff()[sequences])
 
-    def _copy(self, name: str, kind: RowKind, ranges: Sequence[tuple[int, int]]) -> Tensor:
-        """The rows in `ranges`, one range after the other."""
-        rows = torch.empty(sum(stop - start for start, stop in ranges), *kind.shape, dtype=kind.dtype)
+    def _copy(self, name: str, kind: RowKind, ranges: Sequence[tuple[int, int]], out: Tensor | None = None) -> Tensor:
+        """The rows in `ranges`, one range after the other, in `out` or in new memory."""
+        rows = torch.empty(sum(b - a for a, b in ranges), *kind.shape, dtype=kind.dtype) if out is None else out
         source, target = np.frombuffer(self._map, np.uint8)[self._starts[name] :], _bytes_of(rows)
         done = 0
         for start, stop in ranges:

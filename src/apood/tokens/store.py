@@ -10,7 +10,7 @@ from torch import Tensor
 
 from apood.support.errors import InputError, StoreError
 from apood.support.files import sha256_of
-from apood.tokens.batch import TokenBatch, as_indices, cut_by_budget
+from apood.tokens.batch import Ragged, TokenBatch, as_indices, cut_by_budget
 from apood.tokens.identity import EncoderIdentity
 from apood.tokens.shard import TOKENS, Shard, StoreIndex, channel_prefix
 
@@ -98,27 +98,24 @@ class TokenStore:
         return self._read(ascending).select(order.argsort())
 
     def _read(self, ascending: Tensor) -> TokenBatch:
+        lengths = self._lengths[ascending]
+        # The tokens of all shards go straight to their place: a batch can be a good part of the memory there is.
+        values = torch.empty(int(lengths.sum()), self.dim, dtype=self.dtype)
+        channels = {name: [self._index.kinds[channel_prefix(name)].empty()] for name in self._channels}
         cuts = torch.searchsorted(ascending, self._bounds).tolist()
-        parts = [
-            self._read_shard(number, ascending[start:stop] - self._bounds[number])
-            for number, (start, stop) in enumerate(itertools.pairwise(cuts))
-            if start < stop
-        ]
-        if not parts:
-            return self._nothing()
-        return parts[0] if len(parts) == 1 else TokenBatch.concatenate(parts)
-
-    def _nothing(self) -> TokenBatch:
-        kinds = self._index.kinds
-        tokens = kinds[TOKENS].empty()
-        channels = {name: kinds[channel_prefix(name)].empty() for name in self._channels}
-        return TokenBatch(tokens.values, tokens.offsets, channels, self.encoder)
-
-    def _read_shard(self, number: int, sequences: Tensor) -> TokenBatch:
-        shard = Shard(self._folder, self._index, number)
-        tokens = shard.read(TOKENS, sequences)
-        channels = {name: shard.read(channel_prefix(name), sequences) for name in self._channels}
-        return TokenBatch(tokens.values, tokens.offsets, channels, self.encoder)
+        done = 0
+        for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
+            if start == stop:
+                continue
+            shard = Shard(self._folder, self._index, number)
+            sequences = ascending[start:stop] - self._bounds[number]
+            rows = values[done : done + int(lengths[start:stop].sum())]
+            shard.read(TOKENS, sequences, out=rows)
+            done += len(rows)
+            for name, parts in channels.items():
+                parts.append(shard.read(channel_prefix(name), sequences))
+        joined = {name: Ragged.concatenate(parts) for name, parts in channels.items()}
+        return TokenBatch(values, Ragged.from_lengths(values, lengths).offsets, joined, self.encoder)
 
     def verify(self) -> None:
         """Recomputes the checksum of every shard; reads the whole store."""

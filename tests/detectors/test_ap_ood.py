@@ -1,0 +1,258 @@
+"""AP-OOD: what it starts from, what it learns, and how it scores."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from builders import correlated_sequences, random_tokens
+from sklearn.exceptions import NotFittedError
+
+from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood_loss import squared_distances
+from apood.detectors.ap_ood_recipe import resolve
+from apood.detectors.ap_ood_start import has_sink, prepare
+from apood.detectors.ap_ood_training import pool_corpus
+from apood.detectors.mahalanobis import Mahalanobis
+from apood.evaluation.metrics import auroc
+from apood.pooling import Frame, attention_pool, prototype
+from apood.support.errors import InputError
+from apood.tokens.batch import TokenBatch
+
+DIM = 8
+CPU = torch.device("cpu")
+
+any_fit = pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
+
+
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+def moved(batch, factor=1.0, offset=0.0):
+    return TokenBatch(batch.values * factor + offset, batch.offsets)
+
+
+@pytest.fixture(scope="module")
+def detector(train):
+    return APOOD(steps=20).fit(train)
+
+
+# the start
+
+
+@pytest.mark.parametrize("normalize", ["none", "tokens"])
+def test_the_robust_start_is_the_mahalanobis_distance(train, test_set, normalize):
+    recipe = resolve("robust", queries=1, beta=0.0, unit_tokens=normalize == "tokens")
+    start = prepare(train, recipe, generator(), CPU)
+    queries = start.queries(start.weights)
+    mu = pool_corpus(train, queries, 0.0, recipe, start).mean
+    distances = squared_distances(attention_pool(test_set, queries, 0.0, "dot", start.frame), mu).sum(1)
+    expected = -Mahalanobis(normalize=normalize).fit(train).score_samples(test_set)
+    np.testing.assert_allclose(distances, expected, rtol=1e-4)
+
+
+def test_the_papers_start_is_standard_normal(train):
+    start = prepare(train, resolve("paper", heads=500), generator(), CPU)
+    assert start.frame.origin is None and not start.frame.unit and start.whitening is None
+    assert start.beta == pytest.approx(DIM**-0.5)
+    assert float(start.weights.mean()) == pytest.approx(0, abs=0.05)
+    assert float(start.weights.std()) == pytest.approx(1, abs=0.05)
+
+
+def test_a_euclidean_start_is_at_tokens(train):
+    start = prepare(train, resolve("robust", similarity="euclidean"), generator(), CPU)
+    tokens = start.frame.apply(train.values)
+    gaps = (start.weights.flatten(0, 1)[:, None] - tokens).abs().amax(2).amin(1)
+    assert start.whitening is None and float(gaps.max()) < 1e-6
+
+
+def test_the_robust_temperature_makes_logits_of_order_one(train):
+    for factor in (1.0, 1000.0):
+        source = moved(train, factor)
+        start = prepare(source, resolve("robust", unit_tokens=False), generator(), CPU)
+        z = start.frame.apply(source.values)
+        logits = start.beta * torch.einsum("sd,mtd->mts", z, start.queries(start.weights))
+        assert float(logits.std()) == pytest.approx(1.5, rel=1e-3)
+
+
+def test_the_robust_recipe_does_not_see_scale_and_offset(train, test_set):
+    """Scores of rescaled and shifted data are the same, without tuning."""
+    robust = APOOD(steps=20, normalize="none")
+    expected = copy.deepcopy(robust).fit(train).score_samples(test_set)
+    for factor, offset in ((100.0, 0.0), (1.0, 30.0)):
+        found = robust.fit(moved(train, factor, offset)).score_samples(moved(test_set, factor, offset))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
+
+
+@any_fit
+def test_one_sequence_is_too_few_for_the_robust_recipe(train):
+    with pytest.raises(InputError, match=r"^All pooled sequences are the same vector"):
+        APOOD().fit(train[:1])
+    APOOD(recipe="paper", steps=2).fit(train[:1])
+
+
+# sinks
+
+
+def with_first_token(batch, first):
+    return TokenBatch.from_sequences([torch.cat([first[None] + 0 * z[:1], z]) for z in batch])
+
+
+def test_a_constant_first_token_is_found_and_skipped(train, test_set):
+    sink = torch.full((DIM,), 20.0)
+    detector = APOOD(steps=20).fit(with_first_token(train, sink))
+    assert detector.skips_first_
+    scores = detector.score_samples(with_first_token(test_set, sink))
+    np.testing.assert_array_equal(detector.score_samples(with_first_token(test_set, -5 * sink)), scores)
+    assert np.isfinite(detector.score_samples([sink[None]])).all(), "a sequence of one token keeps it"
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_a_sink_is_a_first_token_that_hardly_varies(train, unit):
+    noise = 0.02 * torch.randn(len(train), DIM, generator=generator())
+    nearly = TokenBatch.from_sequences(
+        [torch.cat([torch.ones(1, DIM) + n, z]) for n, z in zip(noise, train, strict=True)]
+    )
+    assert has_sink(nearly, unit, generator())
+    assert not has_sink(train, unit, generator())
+    assert not has_sink(TokenBatch.from_padded(torch.ones(20, 1, DIM)), unit, generator()), "nothing would be left"
+
+
+@any_fit
+def test_the_paper_skips_nothing(train):
+    assert not APOOD(recipe="paper", steps=2).fit(with_first_token(train, torch.ones(DIM))).skips_first_
+
+
+# what is learnt
+
+
+@any_fit
+@pytest.mark.parametrize("similarity", ["dot", "euclidean"])
+@pytest.mark.parametrize("recipe", ["robust", "paper"])
+def test_the_score_is_the_formula_of_what_is_learnt(train, test_set, recipe, similarity):
+    detector = APOOD(recipe=recipe, similarity=similarity, steps=15, queries=2).fit(train)
+    frame = Frame(recipe == "robust", detector.origin_ if recipe == "robust" else None)
+    corpus, pooled = (
+        attention_pool(batch, detector.queries_, detector.beta_, similarity, frame) for batch in (train, test_set)
+    )
+    mu = corpus.value.mean(0) if recipe == "robust" else prototype(corpus)
+    torch.testing.assert_close(detector.prototype_, mu, rtol=1e-4, atol=1e-5)
+    distances = squared_distances(pooled, detector.prototype_)
+    each = detector.log_norms_ - distances
+    scores = detector.score_samples(test_set)
+    np.testing.assert_allclose(scores, each.sum(1), rtol=1e-4, atol=1e-4)
+    lowest = detector.set_params(score="min").score_samples(test_set)
+    np.testing.assert_allclose(lowest, each.amin(1), rtol=1e-4, atol=1e-4)
+    assert (4 * lowest <= scores + 1e-4).all()
+    on_train = squared_distances(corpus, detector.prototype_).mean()
+    assert detector.mean_distance_ == pytest.approx(float(on_train), rel=1e-3)
+
+
+def test_training_lowers_the_loss(train):
+    def loss(detector):
+        z = attention_pool(train, detector.queries_, detector.beta_, "dot", Frame(True, detector.origin_))
+        flat = detector.queries_.flatten(1).double()
+        return float(squared_distances(z).mean(0).sum() - torch.linalg.slogdet(flat @ flat.T).logabsdet)
+
+    before, after = (loss(APOOD(steps=steps, learning_rate=0.003).fit(train)) for steps in (1, 60))
+    assert after < before - 0.1
+
+
+@any_fit
+def test_the_score_of_one_head_is_its_own_minimum(train, test_set):
+    detector = APOOD(heads=1, steps=5).fit(train)
+    total = detector.score_samples(test_set)
+    assert np.array_equal(detector.set_params(score="min").score_samples(test_set), total)
+
+
+def toy(centres, count, seed):
+    """The paper's toy: pairs of tokens in the plane."""
+    noise = torch.randn(count, 2, 2, generator=torch.Generator().manual_seed(seed))
+    return TokenBatch.from_padded(torch.tensor(centres) + 0.1 * noise)
+
+
+def test_attention_finds_what_averaging_hides():
+    inside, outside = ((1.0, 1.0), (-1.0, -1.0)), ((-1.0, 1.0), (1.0, -1.0))
+    train, test_in, test_out = toy(inside, 300, 0), toy(inside, 100, 1), toy(outside, 100, 2)
+
+    def quality(detector):
+        return auroc(detector.score_samples(test_in), detector.score_samples(test_out)).value
+
+    single = APOOD(heads=1, queries=1, beta=12.0, similarity="euclidean", recipe="paper", steps=200, seed=1)
+    robust = APOOD(heads=2, queries=1, similarity="euclidean", normalize="none", steps=100, learning_rate=0.03)
+    assert quality(Mahalanobis().fit(train)) < 0.6
+    assert quality(single.fit(train)) > 0.99
+    assert quality(robust.fit(train)) > 0.99
+
+
+# auxiliary outliers
+
+
+def test_more_outliers_do_not_hurt(train):
+    test_in = correlated_sequences(150, DIM, seed=1)
+    test_out, aux = (correlated_sequences(150, DIM, seed=seed, shift=1.5) for seed in (2, 3))
+    quality = []
+    for count in (0, 1, 8, 64, 150):  # the last more than there are ID sequences
+        detector = APOOD(steps=60, learning_rate=0.003).fit(train, aux[:count] if count else None)
+        quality.append(auroc(detector.score_samples(test_in), detector.score_samples(test_out)).value)
+    assert all(more > fewer - 0.02 for fewer, more in itertools.pairwise(quality)), quality
+    assert quality[-1] > quality[0] + 0.02, quality
+
+
+@any_fit
+@pytest.mark.parametrize("count", [1, 100])
+def test_outliers_by_the_papers_recipe(train, count):
+    aux = correlated_sequences(count, DIM, seed=3, shift=4.0)
+    detector = APOOD(recipe="paper", steps=10).fit(train, aux)
+    assert np.isfinite(detector.score_samples(train)).all()
+
+
+def test_outliers_of_no_weight_change_nothing(train, test_set):
+    aux = correlated_sequences(10, DIM, seed=3, shift=4.0)
+    alone, beside = APOOD(steps=10).fit(train), APOOD(steps=10, aux_weight=0.0).fit(train, aux)
+    np.testing.assert_allclose(beside.score_samples(test_set), alone.score_samples(test_set), rtol=1e-4, atol=1e-4)
+
+
+# contributions of tokens
+
+
+@any_fit
+@pytest.mark.parametrize("similarity", ["dot", "euclidean"])
+def test_contributions_of_tokens_sum_to_the_distance(train, test_set, similarity):
+    detector = APOOD(steps=10, similarity=similarity).fit(train)
+    contributions = detector.token_contributions(test_set)
+    assert torch.equal(contributions.offsets, test_set.offsets)
+    sums = torch.stack([part.sum() for part in contributions])
+    distances = float(detector.log_norms_.sum()) - detector.score_samples(test_set)
+    np.testing.assert_allclose(sums, distances, rtol=1e-4, atol=1e-4)
+
+
+def test_a_foreign_token_contributes_most(train):
+    detector = APOOD(steps=20, queries=1, normalize="none").fit(train)
+    sequences = list(correlated_sequences(20, DIM, seed=7, lengths=(6, 6)))
+    for i, z in enumerate(sequences):
+        z[i % 6] += 12 * torch.sign(z[i % 6])
+    contributions = detector.token_contributions(sequences)
+    found = [int(part.argmax()) == i % 6 for i, part in enumerate(contributions)]
+    assert sum(found) >= 18
+
+
+def test_a_skipped_token_contributes_nothing(train, test_set):
+    sink = torch.full((DIM,), 20.0)
+    detector = APOOD(steps=20).fit(with_first_token(train, sink))
+    batch = with_first_token(test_set, sink)
+    contributions = detector.token_contributions(batch)
+    assert (contributions.values[batch.offsets[:-1]] == 0).all()
+    distances = float(detector.log_norms_.sum()) - detector.score_samples(batch)
+    np.testing.assert_allclose([float(part.sum()) for part in contributions], distances, rtol=1e-4, atol=1e-4)
+
+
+def test_contributions_are_refused_like_scores(detector):
+    with pytest.raises(NotFittedError):
+        APOOD().token_contributions([torch.zeros(2, DIM)])
+    with pytest.raises(InputError, match=r"^The tokens have D=5, this detector was fitted on D=8\.$"):
+        detector.token_contributions(random_tokens([3], 5))
+    empty = detector.token_contributions(TokenBatch.from_lengths(torch.zeros(2, DIM), [0, 2, 0]))
+    assert empty.lengths.tolist() == [0, 2, 0]

@@ -1,0 +1,99 @@
+"""A fit that is killed, again and again, at random moments ends in the detector that it would have been."""
+
+import multiprocessing
+import random
+
+import pytest
+import torch
+from builders import correlated_sequences
+
+import apood
+from apood.detectors.ap_ood import APOOD
+from apood.fitting.checkpoint import Checkpoint
+from apood.support.errors import ArtefactError
+
+STEPS = 60
+ARGUMENTS = {"steps": STEPS, "heads": 3, "batch_size": 16, "seed": 3}
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["apood.detectors.ap_ood", "apood.detectors.artefact", "torch._dynamo", "pytest"])
+
+
+def data():
+    return correlated_sequences(50, 8), correlated_sequences(5, 8, seed=1, shift=4.0)
+
+
+def fit_and_save(folder, threads):
+    """What a user's program does; the checkpoint is written after every step."""
+    torch.set_num_threads(threads)
+    checkpoint = Checkpoint(folder / "checkpoint", every_seconds=0)
+    APOOD(**ARGUMENTS).fit(*data(), checkpoint=checkpoint).save(folder / "detector")
+    checkpoint.delete()
+
+
+def wait_for_a_checkpoint(process, checkpoint, previous):
+    """Until the file is another one than `previous`, or the process has ended; gives the file's identity."""
+    while process.is_alive():
+        if checkpoint.exists() and (found := checkpoint.stat().st_mtime_ns) != previous:
+            return found
+        process.join(0.001)
+    return previous
+
+
+def test_killed_fits_end_like_an_uninterrupted_one(tmp_path):
+    moments = random.Random(0)
+    kills = []
+    seen = None
+    while True:
+        process = context.Process(target=fit_and_save, args=(tmp_path, torch.get_num_threads()))
+        process.start()
+        if len(kills) < 6:  # then it may finish
+            seen = wait_for_a_checkpoint(process, tmp_path / "checkpoint", seen)
+            process.join(moments.uniform(0, 0.05))
+            process.kill()
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -9
+        kills.append(seen)
+    assert len(set(kills)) >= 3, "it was killed after different steps"
+    found, expected = apood.load(tmp_path / "detector"), APOOD(**ARGUMENTS).fit(*data())
+    for name, value in vars(expected).items():
+        same = torch.equal(vars(found)[name], value) if torch.is_tensor(value) else vars(found)[name] == value
+        assert same, name
+    assert sorted(path.name for path in tmp_path.iterdir() if ".partial-" not in path.name) == ["detector"]
+
+
+@pytest.fixture
+def interrupted(tmp_path, monkeypatch):
+    """The checkpoint of a fit that was interrupted in the middle."""
+    from apood.detectors import ap_ood
+
+    class Interrupted(ap_ood.Training):
+        def __call__(self, step):
+            if step == STEPS // 2:
+                raise KeyboardInterrupt
+            return super().__call__(step)
+
+    checkpoint = Checkpoint(tmp_path / "checkpoint", every_seconds=0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ap_ood, "Training", Interrupted)
+        APOOD(**ARGUMENTS).fit(*data(), checkpoint=checkpoint)
+    return checkpoint
+
+
+def test_an_interrupted_fit_goes_on(interrupted):
+    found, expected = APOOD(**ARGUMENTS).fit(*data(), checkpoint=interrupted), APOOD(**ARGUMENTS).fit(*data())
+    assert torch.equal(found.queries_, expected.queries_)
+
+
+def test_the_checkpoint_of_another_fit_is_refused(interrupted):
+    tokens, aux = data()
+    for arguments, other_data in (
+        (ARGUMENTS | {"seed": 4}, (tokens, aux)),
+        (ARGUMENTS | {"steps": STEPS + 1}, (tokens, aux)),
+        (ARGUMENTS, (tokens, None)),
+        (ARGUMENTS, (tokens[:-1], aux)),
+    ):
+        with pytest.raises(ArtefactError, match="belongs to a fit with other settings or other data"):
+            APOOD(**arguments).fit(*other_data, checkpoint=interrupted)

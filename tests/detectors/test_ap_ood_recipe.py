@@ -1,0 +1,137 @@
+"""What the recipes set, what an argument overrides, and what is refused."""
+
+import inspect
+import math
+
+import pytest
+import torch
+
+from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood_recipe import resolve
+from apood.detectors.ap_ood_start import prepare
+from apood.support.errors import InputError
+
+RECIPES = ("robust", "paper")
+
+
+def documented():
+    """The table of the docstring: argument -> what each recipe sets."""
+    lines = [line.strip() for line in APOOD.__doc__.splitlines() if line.strip().startswith("|")]
+    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert tuple(header[1:]) == RECIPES
+    return {name.strip("`()"): dict(zip(RECIPES, cells, strict=True)) for name, *cells in rows}
+
+
+TABLE = documented()
+
+
+def number(text):
+    """The number that a cell begins with: "0.001, cosine"."""
+    return float(text.split()[0].rstrip(","))
+
+
+def test_the_table_names_every_argument_that_a_recipe_sets():
+    open_arguments = {
+        name for name, p in inspect.signature(APOOD).parameters.items() if p.default is None or p.default == "auto"
+    }
+    assert open_arguments - {"device"} <= TABLE.keys()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_recipes_are_what_the_docstring_says(recipe):
+    resolved = APOOD(recipe=recipe)._resolved()
+    says = {name: cells[recipe] for name, cells in TABLE.items()}
+    for name in ("queries", "steps", "batch_size", "learning_rate"):
+        assert getattr(resolved, name) == number(says[name]), name
+    for name in ("regularizer", "head_reduction", "similarity"):
+        assert getattr(resolved, name) == says[name].split(":")[0], name
+    assert resolved.unit_tokens == (says["normalize"] == "tokens")
+    assert says["heads"] == "D // queries" and resolved.heads is None
+    assert resolved.beta is None
+    if recipe == "robust":
+        assert resolved.temperature == number(says["beta"])
+        assert says["beta warm-up"] == "from 0 over the first half" and resolved.warm_up == 0.5
+        assert "2²⁷" in says["batch_size"] and resolved.batch_elements == 2**27
+    else:
+        assert says["beta"] == "1 / √D" and resolved.temperature is None
+        assert says["beta warm-up"] == "none" and resolved.warm_up == 0
+        assert resolved.batch_elements is None
+    assert resolved.adapted == (says["tokens"] != "as they are") == (says["start"] != "N(0, 1)")
+    assert resolved.mean_prototype == ("mean of h" in says["μ in the score"])
+    assert resolved.balanced_aux == ("regulariser" in says["loss with AUX"])
+
+
+OVERRIDES = {
+    "heads": ("heads", 3, 3),
+    "queries": ("queries", 5, 5),
+    "beta": ("beta", 0.0, 0.0),
+    "similarity": ("similarity", "euclidean", "euclidean"),
+    "regularizer logdet": ("regularizer", "logdet", "logdet"),
+    "regularizer norm": ("regularizer", "norm", "norm"),
+    "head_reduction mean": ("head_reduction", "mean", "mean"),
+    "head_reduction sum": ("head_reduction", "sum", "sum"),
+    "steps": ("steps", 7, 7),
+    "batch_size": ("batch_size", 9, 9),
+    "learning_rate": ("learning_rate", 0.5, 0.5),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("name", "given", "expected"), OVERRIDES.values(), ids=OVERRIDES.keys())
+def test_an_argument_overrides_the_recipe_and_nothing_else(recipe, name, given, expected):
+    plain, changed = vars(resolve(recipe)), vars(APOOD(recipe=recipe, **{name: given})._resolved())
+    assert changed[name] == expected
+    assert {key for key in plain if plain[key] != changed[key]} <= {name}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_normalize_overrides_too(recipe):
+    assert APOOD(recipe=recipe, normalize="tokens")._resolved().unit_tokens
+    assert not APOOD(recipe=recipe, normalize="none")._resolved().unit_tokens
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("queries", "heads"), [(1, 8), (2, 4), (3, 2), (9, 1)])
+def test_heads_share_the_dimensions(train, recipe, queries, heads):
+    start = prepare(train, resolve(recipe, queries=queries), torch.Generator(), torch.device("cpu"))
+    assert start.weights.shape == (heads, queries, 8)
+
+
+REFUSED = [
+    ({"heads": 0}, "heads must be at least 1, got 0."),
+    ({"heads": -1}, "heads must be at least 1, got -1."),
+    ({"heads": 1.5}, "heads must be a whole number, got 1.5."),
+    ({"heads": "many"}, "heads must be a whole number, got 'many'."),
+    ({"queries": 0}, "queries must be at least 1, got 0."),
+    ({"steps": 0}, "steps must be at least 1, got 0."),
+    ({"batch_size": 0}, "batch_size must be at least 1, got 0."),
+    ({"beta": -0.1}, "beta must be a finite number >= 0, got -0.1."),
+    ({"beta": math.nan}, "beta must be a finite number >= 0, got nan."),
+    ({"beta": math.inf}, "beta must be a finite number >= 0, got inf."),
+    ({"learning_rate": 0.0}, "learning_rate must be a finite number above 0, got 0.0."),
+    ({"learning_rate": -1.0}, "learning_rate must be a finite number above 0, got -1.0."),
+    ({"learning_rate": math.nan}, "learning_rate must be a finite number above 0, got nan."),
+    ({"aux_weight": -1.0}, "aux_weight must be a finite number >= 0, got -1.0."),
+    ({"aux_weight": math.nan}, "aux_weight must be a finite number >= 0, got nan."),
+    ({"aux_weight": math.inf}, "aux_weight must be a finite number >= 0, got inf."),
+    ({"seed": -1}, "seed must be at least 0, got -1."),
+    ({"seed": 0.5}, "seed must be a whole number, got 0.5."),
+    ({"similarity": "cosine"}, "similarity must be one of dot, euclidean, got 'cosine'."),
+    ({"score": "max"}, "score must be one of sum, min, got 'max'."),
+    ({"regularizer": "l2"}, "regularizer must be one of logdet, norm, got 'l2'."),
+    ({"recipe": "magic"}, "recipe must be one of robust, paper, got 'magic'."),
+    ({"normalize": "pooled"}, "normalize must be one of tokens, none, got 'pooled'."),
+    ({"head_reduction": "max"}, "head_reduction must be one of mean, sum, got 'max'."),
+    (
+        {"heads": 9, "queries": 1},
+        "regularizer='logdet' keeps heads linearly independent, "
+        "so there can be at most queries * D = 8 of them, got 9.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED, ids=[str(arguments) for arguments, _ in REFUSED])
+def test_what_makes_no_sense_is_refused(train, arguments, sentence):
+    with pytest.raises(InputError) as caught:
+        APOOD(**arguments).fit(train)
+    assert str(caught.value) == sentence

@@ -1,0 +1,276 @@
+"""The documentation is true: its code runs, its commands exist, its links lead somewhere.
+
+What a fenced block is for follows from its language:
+
+- `python` is run. The blocks of a page share their names and a folder of their own, which is the working directory.
+- `output` is what the `python` block before it prints: the same words, and numbers that differ by a tenth at most.
+- `console` holds commands after `$ `. An `apood` command is run, in this process; of those that take long only the
+  options are checked. Where output stands below it, the words must be the same; numbers may differ, since a tiny model
+  stands in for the one that the page names. Output that begins with `Error:` goes with exit code 2. What `make`, `pip`,
+  `pytest` and `python` commands name must exist.
+- `text`, `json`, `bibtex` and `diff` are only read.
+
+The working directory has `sentence-transformers/all-MiniLM-L6-v2`, a tiny random model whose vocabulary are the words
+of the page, and texts of a few kinds as JSON lines (`TEXTS`).
+"""
+
+import contextlib
+import io
+import json
+import random
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from apood import APOOD
+from apood.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+RUN = [page for page in PAGES if page.name != "CHANGELOG.md"]
+LANGUAGES = {"python", "output", "console", "text", "json", "bibtex", "diff"}
+LARGEST_IMAGE = 150_000
+README_LINES = 150
+SLOW = ("demo", "bench")
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+WORDS = [f"word{i}" for i in range(24)]
+TEXTS = {
+    "train": (150, WORDS[:12]),
+    "held-out": (60, WORDS[:12]),
+    "test": (40, WORDS[:12]),
+    "new": (3, WORDS),
+    "news": (30, WORDS[12:]),
+    "code": (30, WORDS[16:]),
+    "outliers": (20, WORDS[10:]),
+}
+"""How many texts of which words are in `train.jsonl`, ..."""
+
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d*)?(?:e[-+]?\d+)?")
+
+
+def by_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def tokens_of(page: Path) -> list[Token]:
+    """The Markdown of a page, inline pieces after the block that they belong to."""
+    parser = MarkdownIt("commonmark").enable("table")
+    return [
+        part for token in parser.parse(page.read_text(encoding="utf-8")) for part in (token, *(token.children or []))
+    ]
+
+
+class Block(NamedTuple):
+    """A fenced block."""
+
+    language: str
+    content: str
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    return [Block(t.info.strip(), t.content, (t.map or [0])[0] + 1) for t in tokens_of(page) if t.type == "fence"]
+
+
+class Command(NamedTuple):
+    """A line after `$ ` in a console block, and the output below it."""
+
+    line: str
+    output: str
+
+
+def commands_of(block: Block) -> list[Command]:
+    found: list[Command] = []
+    for line in block.content.replace("\\\n", " ").splitlines():
+        if line.startswith("$ "):
+            found.append(Command(line[2:], ""))
+        elif line and not line.startswith("#"):
+            assert found, f"line {block.line}: output before the first command"
+            found[-1] = Command(found[-1].line, f"{found[-1].output}{line}\n")
+    return found
+
+
+def words(text: str) -> str:
+    """The text without its numbers and its layout, which depends on them."""
+    return " ".join(re.sub("[─━]+", "─", NUMBER.sub("#", text)).split())
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in NUMBER.findall(text)]
+
+
+def make_model(folder: Path, vocabulary: list[str]) -> None:
+    """A random BERT with one token a word."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    numbered = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *vocabulary])}
+    tokenizer = Tokenizer(models.WordLevel(numbered, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    config = BertConfig(
+        vocab_size=len(numbered), hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        initializer_range=0.5,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        BertModel(config).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(folder)
+
+
+@pytest.fixture
+def workplace(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a page."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    page: Path = request.node.callspec.params["page"]
+    if not any(block.language == "console" and "apood" in block.content for block in blocks_of(page)):
+        return tmp_path
+    spoken = re.findall(r"\w+|[^\w\s]", page.read_text(encoding="utf-8").lower())
+    # a model is known by the name of its folder
+    make_model(tmp_path / Path(MODEL).name, sorted({*WORDS, *spoken}))
+    (tmp_path / MODEL).parent.mkdir()
+    (tmp_path / MODEL).symlink_to(tmp_path / Path(MODEL).name)
+    dice = random.Random(0)
+    for name, (count, own) in TEXTS.items():
+        texts = [" ".join(dice.choices(own, k=dice.randint(6, 16))) for _ in range(count)]
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", RUN, ids=by_name)
+def test_what_a_page_shows_happens(page, workplace):
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed = ""
+    for block in blocks_of(page):
+        where = f"{by_name(page)}:{block.line}"
+        assert block.language in LANGUAGES, f"{where}: {block.language!r} says not what the block is for"
+        if block.language == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                exec(compile("\n" * block.line + block.content, where, "exec"), names)
+            printed = output.getvalue()
+        elif block.language == "output":
+            assert words(printed) == words(block.content), where
+            assert numbers(printed) == pytest.approx(numbers(block.content), rel=0.1, abs=0.02), where
+        elif block.language == "console":
+            for command in commands_of(block):
+                check_command(command, where)
+
+
+def check_command(command: Command, where: str) -> None:
+    program, *arguments = shlex.split(command.line, comments=True)
+    if program == "apood":
+        run_apood(arguments, command.output, where)
+    elif program == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(arguments) <= set(targets), where
+    elif program == "pip":
+        extras = {extra for given in re.findall(r"\[([\w,]+)\]", command.line) for extra in given.split(",")}
+        assert arguments[0] == "install" and extras <= set(project()["optional-dependencies"]), where
+    elif program in ("python", "pytest"):
+        named = [a.replace(".", "/") if before == "-m" else a for before, a in zip(["", *arguments], arguments)]  # noqa: B905
+        assert all((ROOT / path).exists() for path in named if not path.startswith("-")), where
+    else:
+        raise AssertionError(f"{where}: nobody checks that {program!r} works")
+
+
+def run_apood(arguments: list[str], shown: str, where: str) -> None:
+    given = None
+    if "<" in arguments:
+        *arguments, _, file = arguments
+        given = Path(file).read_text(encoding="utf-8")
+    if arguments[0] in SLOW:
+        arguments.append("--help")
+    result = CliRunner().invoke(app, arguments, input=given)
+    assert result.exit_code == (2 if shown.startswith("Error:") else 0), f"{where}: {result.output}"
+    if shown:
+        assert words(result.output) == words(shown), where
+    else:
+        assert not result.stderr, f"{where}: {result.stderr}"
+
+
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    headings = [token.content for before, token in pairs(tokens_of(page)) if before.type == "heading_open"]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def pairs(tokens: list[Token]) -> Iterator[tuple[Token, Token]]:
+    return zip(tokens, tokens[1:], strict=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_name)
+def test_links_lead_somewhere(page):
+    targets = [str(t.attrs.get("href") or t.attrs["src"]) for t in tokens_of(page) if t.type in ("link_open", "image")]
+    for target in targets:
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists() and found.is_relative_to(ROOT), target
+        assert not anchor or anchor in anchors_of(found), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_name)
+def test_files_that_are_named_exist(page):
+    for token in tokens_of(page):
+        if token.type == "code_inline" and re.fullmatch(r"(src|tests|docs|benchmarks)/[\w./*-]*", token.content):
+            assert list(ROOT.glob(token.content.rstrip("/"))), token.content
+
+
+def test_images_are_small():
+    images = [path for path in (ROOT / "docs" / "images").iterdir() if path.suffix == ".png"]
+    assert images and max(image.stat().st_size for image in images) < LARGEST_IMAGE
+
+
+def cli_commands(group: Any, before: str = "apood") -> Iterator[tuple[str, set[str]]]:
+    """Every command with its options."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from cli_commands(command, f"{before} {name}")
+        else:
+            yield f"{before} {name}", {option for p in command.params for option in p.opts if option.startswith("--")}
+
+
+COMMANDS = dict(cli_commands(get_command(app)))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_option_is_explained(command):
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## {command}$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert section, f"{command} has no section in docs/cli.md"
+    named = set(re.findall(r"--[a-z][a-z-]*", section[1]))
+    assert COMMANDS[command] <= named
+    assert named <= set().union(*COMMANDS.values()) | {"--help"}
+
+
+def test_every_parameter_of_ap_ood_is_explained():
+    explained = {token.content for token in tokens_of(ROOT / "docs" / "method.md") if token.type == "code_inline"}
+    assert set(APOOD().get_params()) <= explained
+
+
+def test_the_changelog_begins_with_this_version():
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0] == project()["version"]
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
