@@ -9,7 +9,7 @@ demo: $(READY)
 	$(BIN)/apood demo --out demo
 
 test: check
-	$(BIN)/pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto
 
 check: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks

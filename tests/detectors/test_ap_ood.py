@@ -168,9 +168,11 @@ def test_the_score_of_one_head_is_its_own_minimum(train, test_set):
 
 
 def toy(centres, count, seed):
-    """The paper's toy: pairs of tokens in the plane."""
+    """The paper's toy: pairs of tokens in the plane, either of them first."""
     noise = torch.randn(count, 2, 2, generator=torch.Generator().manual_seed(seed))
-    return TokenBatch.from_padded(torch.tensor(centres) + 0.1 * noise)
+    pairs = torch.tensor(centres) + 0.1 * noise
+    pairs[::2] = pairs[::2].flip(1)
+    return TokenBatch.from_padded(pairs)
 
 
 def test_attention_finds_what_averaging_hides():
@@ -184,7 +186,7 @@ def test_attention_finds_what_averaging_hides():
     robust = APOOD(heads=2, queries=1, similarity="euclidean", normalize="none", steps=100, learning_rate=0.03)
     assert quality(Mahalanobis().fit(train)) < 0.6
     assert quality(single.fit(train)) > 0.99
-    assert quality(robust.fit(train)) > 0.99
+    assert quality(robust.fit(train)) > 0.95
 
 
 # auxiliary outliers

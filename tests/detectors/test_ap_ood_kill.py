@@ -61,7 +61,7 @@ def test_killed_fits_end_like_an_uninterrupted_one(tmp_path):
     for name, value in vars(expected).items():
         same = torch.equal(vars(found)[name], value) if torch.is_tensor(value) else vars(found)[name] == value
         assert same, name
-    assert sorted(path.name for path in tmp_path.iterdir() if ".partial-" not in path.name) == ["detector"]
+    assert all(path.name.startswith("detector") for path in tmp_path.iterdir()), "nothing is left of the checkpoint"
 
 
 @pytest.fixture

@@ -215,6 +215,13 @@ def test_a_value_that_is_not_finite_is_named(new, train, fitted, value):
             fitted.score_samples(bad)
 
 
+def test_the_number_of_a_bad_sequence_counts_all_batches(new, train, fitted, monkeypatch):
+    monkeypatch.setattr(base, "token_budget", lambda _: 17)
+    for action in (new().fit, fitted.score_samples):
+        with pytest.raises(InputError, match=r"^Token 0 of sequence 71 in the "):
+            action(with_value(train, 71, 0, torch.nan))
+
+
 def test_huge_finite_values_have_a_score(fitted, test_set):
     half = test_set.to(dtype=torch.float16)
     half.values[0] = 60000.0  # the sum of these is infinite in float16

@@ -39,7 +39,7 @@ def fit(
 
     chosen = detector_class(method)
     detector = chosen(**parse_settings(chosen, settings or []))
-    detector._check_parameters()
+    detector.check_parameters()
     if aux is not None and not chosen.uses_aux:
         raise InputError(f"The method {method} learns from in-distribution data alone: leave out --aux.")
     _refuse_occupied(out, force)

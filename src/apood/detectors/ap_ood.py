@@ -163,7 +163,8 @@ class APOOD(Detector):
             learning_rate=self.learning_rate,
         )
 
-    def _check_parameters(self) -> None:
+    def check_parameters(self) -> None:
+        """Refuses constructor arguments that make no sense."""
         self._resolved()
         one_of("score", self.score, get_args(ScoreName))
         if self.normalize is not None:
@@ -171,6 +172,10 @@ class APOOD(Detector):
         if not (0 <= self.aux_weight < float("inf")):
             raise InputError(f"aux_weight must be a finite number >= 0, got {self.aux_weight}.")
         whole_number("seed", self.seed, least=0)
+        try:
+            torch.device("cpu" if self.device == "auto" else self.device)
+        except (RuntimeError, TypeError) as error:
+            raise InputError(f"device must be auto, cpu, cuda or the like, got {self.device!r}.") from error
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         recipe, device = self._resolved(), self._device()
@@ -216,6 +221,9 @@ class APOOD(Detector):
         return Frame(self._resolved().unit_tokens, self.origin_.to(device) if bool(self.origin_.any()) else None)
 
     def _device(self) -> torch.device:
-        if self.device != "auto":
-            return torch.device(self.device)
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device(self.device)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise InputError(f"device={self.device!r} was asked for, but this machine has no CUDA device; use auto.")
+        return device

@@ -46,7 +46,7 @@ def _findings(weights: Tensor, variances: Tensor, distance: float, sequences: in
     if distance > _UNSETTLED:
         found.append(
             f"Training has not settled: the mean squared distance a head is {distance:.3g} where about 1 is right; "
-            "use recipe='robust', more steps, or a smaller beta."
+            "use more steps or a smaller beta, and recipe='robust' if this was not it."
         )
     if (collapsed := _collapsed_share(weights)) > _COLLAPSED_SHARE:
         found.append(

@@ -57,7 +57,7 @@ def load(folder: str | Path) -> Detector:
     try:
         parameters = {key: _from_json(value) for key, value in config["parameters"].items()}
         detector = detector_class(config["method"])(**parameters)
-        detector._check_parameters()
+        detector.check_parameters()
     except (InputError, TypeError) as error:
         raise ArtefactError(f"{folder / _CONFIG} describes no detector of this apood: {error}") from error
     for key, value in tensors.items():

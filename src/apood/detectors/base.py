@@ -31,7 +31,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     """Base of all detectors. A score is higher for what looks more in-distribution.
 
     A subclass stores its constructor's arguments untouched, learns attributes whose names end in an
-    underscore (tensors, numbers, texts: exactly these are saved), and implements `_check_parameters`,
+    underscore (tensors, numbers, texts: exactly these are saved), and implements `check_parameters`,
     `_fit` and `_score`. The score of a sequence may not depend on the sequences beside it.
     """
 
@@ -47,7 +47,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     # what a subclass writes
 
-    def _check_parameters(self) -> None:
+    def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
@@ -67,20 +67,12 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             aux: auxiliary outliers in the same forms, from one sequence to more than there are in `tokens`.
             checkpoint: where a long fit keeps its state, to go on after an interruption.
         """
-        self._check_parameters()
-        source = _checked_for_fit(tokens, "ID")
-        outliers = None
-        if aux is not None:
-            if not self.uses_aux:
-                raise InputError(f"{self.name} learns from in-distribution data alone and takes no AUX sequences.")
-            outliers = _checked_for_fit(aux, "AUX")
-            if outliers.dim != source.dim:
-                raise InputError(f"The AUX tokens have D={outliers.dim}, the ID tokens have D={source.dim}.")
-            if not same_encoder(outliers.encoder, source.encoder):
-                raise InputError(
-                    f"The AUX tokens come from {describe_encoder(outliers.encoder)}, "
-                    f"the ID tokens from {describe_encoder(source.encoder)}."
-                )
+        self.check_parameters()
+        source = _filled_source(tokens, "ID")
+        outliers = None if aux is None else self._checked_aux(aux, source)
+        for data, role in ((source, "ID"), (outliers, "AUX")):
+            if data is not None:
+                _refuse_not_finite_source(data, role)
         for learnt in [key for key in vars(self) if key.endswith("_")]:
             delattr(self, learnt)
         self._fit(source, outliers, checkpoint)
@@ -152,6 +144,19 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     # checks
 
+    def _checked_aux(self, aux: Any, source: TokenSource) -> TokenSource:
+        if not self.uses_aux:
+            raise InputError(f"{self.name} learns from in-distribution data alone and takes no AUX sequences.")
+        outliers = _filled_source(aux, "AUX")
+        if outliers.dim != source.dim:
+            raise InputError(f"The AUX tokens have D={outliers.dim}, the ID tokens have D={source.dim}.")
+        if not same_encoder(outliers.encoder, source.encoder):
+            raise InputError(
+                f"The AUX tokens come from {describe_encoder(outliers.encoder)}, "
+                f"the ID tokens from {describe_encoder(source.encoder)}."
+            )
+        return outliers
+
     def _check_calibrated(self) -> None:
         check_is_fitted(self, "dim_")
         if not hasattr(self, "threshold_"):
@@ -177,18 +182,24 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         return source
 
 
-def _checked_for_fit(tokens: Any, role: str) -> TokenSource:
+def _filled_source(tokens: Any, role: str) -> TokenSource:
+    """The data as a source with sequences, none of them empty: told by the lengths, without reading a token."""
     source = as_source(tokens)
     if len(source) == 0:
         raise InputError(f"There are no {role} sequences to fit on.")
     if bool((source.lengths == 0).any()):
         index = int((source.lengths == 0).nonzero()[0])
         raise InputError(f"Sequence {index} of the {role} data has no tokens; remove empty sequences before fitting.")
-    first = 0
-    for batch in source.batches(token_budget(source.dim)):
-        _refuse_not_finite(batch, first, f"the {role} data")
-        first += len(batch)
     return source
+
+
+def _refuse_not_finite_source(source: TokenSource, role: str) -> None:
+    first = 0
+    with bar(len(source), f"check {role}", "seq") as progress:
+        for batch in source.batches(token_budget(source.dim)):
+            _refuse_not_finite(batch, first, f"the {role} data")
+            first += len(batch)
+            progress.update(len(batch))
 
 
 def _refuse_not_finite(batch: TokenBatch, first: int, where: str) -> None:

@@ -43,7 +43,8 @@ class KNN(Detector):
         self.k = k
         self.normalize = normalize
 
-    def _check_parameters(self) -> None:
+    def check_parameters(self) -> None:
+        """Refuses constructor arguments that make no sense."""
         check_normalize(self.normalize)
         whole_number("k", self.k, least=1)
 

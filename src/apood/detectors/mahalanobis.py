@@ -36,7 +36,8 @@ class Mahalanobis(Detector):
         self.normalize = normalize
         self.eigenvalue_floor = eigenvalue_floor
 
-    def _check_parameters(self) -> None:
+    def check_parameters(self) -> None:
+        """Refuses constructor arguments that make no sense."""
         check_normalize(self.normalize)
         if not 0 < self.eigenvalue_floor <= 1:
             raise InputError(f"eigenvalue_floor must lie in (0, 1], got {self.eigenvalue_floor}.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from apood.support.errors import ArtefactError
@@ -69,7 +69,9 @@ class Checkpoint:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(self.path) as temporary:
-            save_file({name: t.contiguous() for name, t in tensors.items()}, temporary, {"run": run, "step": str(step)})
+            # not save_file, whose own temporary file a kill would leave behind under a name that nobody knows
+            content = {name: tensor.contiguous() for name, tensor in tensors.items()}
+            temporary.write_bytes(save(content, {"run": run, "step": str(step)}))
         self._saved_at = time.monotonic()
 
     def delete(self) -> None:
