@@ -65,5 +65,5 @@ def _columns(detector: "Detector", scores: "Scores") -> dict[str, list[Any]]:
     columns = {"index": list(range(len(scores))), "score": scores.tolist()}
     if hasattr(detector, "threshold_"):
         columns["p_value"] = conformal_p_values(detector.calibration_scores_, scores).tolist()
-        columns["decision"] = np.where(scores >= detector.threshold_, "ID", "OOD").tolist()
+        columns["decision"] = np.where(detector.decide(scores) > 0, "ID", "OOD").tolist()
     return columns

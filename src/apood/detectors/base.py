@@ -124,7 +124,13 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def predict(self, tokens: Any) -> npt.NDArray[np.int64]:
         """+1 in-distribution, -1 out-of-distribution."""
-        return np.where(self.decision_function(tokens) >= 0, 1, -1)
+        self._check_calibrated()
+        return self.decide(self.score_samples(tokens))
+
+    def decide(self, scores: Scores) -> npt.NDArray[np.int64]:
+        """What `predict` says of sequences that were scored before."""
+        self._check_calibrated()
+        return np.where(self._above_threshold(scores) >= 0, 1, -1)
 
     def p_values(self, tokens: Any) -> Scores:
         """How unusual each sequence is: an ID sequence gets a p-value <= α with probability at most α."""
