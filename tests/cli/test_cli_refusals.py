@@ -52,8 +52,8 @@ def make_store(folder, sequences, **options):
         (["evaluate", "no", "--id", "i", "--ood", "o=a", "--json", "--markdown"], "Choose one"),
         (["inspect", "no"], "no is neither a token store (no index.json) nor a saved detector (no config.json)."),
         (["bench", "toy", "--seed", "-1"], "--seed"),
-        (["bench", "toy", "--out", "a.txt"], "The toy experiment writes to a folder, but a.txt is a file."),
-        (["demo", "--out", "a.txt"], "The folder a.txt for the results cannot be made"),
+        (["bench", "toy", "--out", "a.txt"], "Nothing can be written to a.txt/results.json: its folder cannot"),
+        (["demo", "--out", "a.txt"], "Nothing can be written to a.txt/detector: its folder cannot be made"),
     ],
 )
 def test_bad_usage(refused, arguments, sentence, tmp_path, monkeypatch):
@@ -137,6 +137,34 @@ def test_texts_need_a_detector_that_knows_its_encoder(apood, refused, model, fil
     apood("fit", store, "--method", "length", "--out", tmp_path / "detector")
     sentence = refused("score", tmp_path / "detector", files / "test.jsonl", "--model", model)
     assert "does not say which encoder its tokens came from" in sentence
+
+
+def test_texts_need_a_detector_of_a_text_encoder(apood, refused, model, files, tmp_path):
+    sequences = [torch.randn(3, 16, generator=torch.Generator()) for _ in range(5)]
+    store = make_store(tmp_path / "store", sequences, encoder={"model": "protein-lm", "fingerprint": "ab"})
+    apood("fit", store, "--method", "length", "--out", tmp_path / "detector")
+    for options in ((), ("--model", model)):
+        assert refused("score", tmp_path / "detector", files / "test.jsonl", *options) == (
+            "The detector was fitted on tokens from model protein-lm, fingerprint ab, which is no text encoder of "
+            "apood, so texts cannot be embedded for it: score a token store instead."
+        )
+    apood("score", tmp_path / "detector", store)
+
+
+def test_score_refuses_a_store_without_sequences(refused, calibrated, tmp_path):
+    with TokenStoreWriter(tmp_path / "store", dim=16):
+        pass
+    sentence = refused("score", calibrated, tmp_path / "store", "--out", tmp_path / "scores.csv")
+    assert sentence == f"The token store {tmp_path / 'store'} holds no sequences to score."
+    assert not (tmp_path / "scores.csv").exists()
+
+
+def test_demo_replaces_nothing_but_a_detector(refused, tmp_path):
+    foreign = tmp_path / "demo" / "detector"
+    foreign.mkdir(parents=True)
+    (foreign / "notes.txt").write_text("mine")
+    assert "is not just a saved detector (notes.txt)" in refused("demo", "--out", tmp_path / "demo")
+    assert [path.name for path in (tmp_path / "demo").rglob("*")] == ["detector", "notes.txt"]
 
 
 def test_score_refuses_a_folder_that_is_no_store(refused, calibrated, files):

@@ -1,6 +1,7 @@
 """From texts to decisions and figures: what the commands give is what the library gives."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -65,8 +66,15 @@ def test_without_a_threshold_there_is_no_decision(apood, fitted, stores):
     assert set(rows_of(apood("score", fitted, stores / "other"))[0]) == {"index", "score"}
 
 
+def assert_same_rows(rows, expected):
+    """The same but for the rounding of tokens in a store."""
+    assert [row.keys() for row in rows] == [row.keys() for row in expected]
+    for column, tolerance in (("index", 0), ("score", 0.01), ("p_value", 0.05)):
+        assert [row[column] for row in rows] == pytest.approx([row[column] for row in expected], rel=tolerance)
+
+
 def test_texts_get_the_scores_of_their_store(apood, calibrated, model, files, texts, stores, tmp_path):
-    expected = apood("score", calibrated, stores / "other").stdout
+    expected = rows_of(apood("score", calibrated, stores / "other"))
     lines = "\n".join(texts["other"]) + "\n"
     write_csv(tmp_path / "texts.csv", texts["other"])
     for arguments, stdin in [
@@ -75,19 +83,77 @@ def test_texts_get_the_scores_of_their_store(apood, calibrated, model, files, te
         (["-"], lines),
         (["-", "--json", "--out", "-"], (files / "other.jsonl").read_text()),
     ]:
-        assert apood("score", calibrated, *arguments, "--model", model, input=stdin).stdout == expected
+        assert_same_rows(rows_of(apood("score", calibrated, *arguments, "--model", model, input=stdin)), expected)
 
 
 def test_the_encoder_is_found_by_its_recorded_name(apood, calibrated, model, files, stores, monkeypatch):
     monkeypatch.chdir(model.parent)
     result = apood("score", calibrated, files / "other.jsonl")
-    assert result.stdout == apood("score", calibrated, stores / "other").stdout
+    assert_same_rows(rows_of(result), rows_of(apood("score", calibrated, stores / "other")))
 
 
 def test_an_empty_text_is_warned_of_in_one_plain_line(apood, calibrated, model):
     result = apood("score", calibrated, "-", "--model", model, input="word1 word2\n\nword3\n")
     assert rows_of(result)[1] == {"index": 1, "score": None, "p_value": 1 / 61, "decision": "OOD"}
     assert result.stderr.startswith("Warning: 1 of 3 sequences have no tokens") and result.stderr.count("\n") == 1
+
+
+def test_empty_texts_of_all_windows_are_warned_of_once(apood, calibrated, model, monkeypatch):
+    monkeypatch.setattr("apood.encoders.embed._WINDOW_TEXTS", 2)
+    result = apood("score", calibrated, "-", "--model", model, input="word1 word2\n\nword3\n\nword4\n")
+    assert [row["score"] is None for row in rows_of(result)] == [False, True, False, True, False]
+    assert result.stderr.startswith("Warning: 2 of 5 sequences have no tokens") and result.stderr.count("\n") == 1
+
+
+def test_texts_whose_tokens_no_float16_holds_are_scored(apood, model, files, tmp_path):
+    from transformers import BertModel
+
+    large = shutil.copytree(model, tmp_path / "large")
+    bert = BertModel.from_pretrained(large)
+    with torch.no_grad():
+        bert.encoder.layer[-1].output.LayerNorm.weight.fill_(1e6)
+    bert.save_pretrained(large)
+    store, detector = tmp_path / "store", tmp_path / "detector"
+    apood("embed", files / "train.jsonl", "--model", large, "--out", store, "--dtype", "bfloat16")
+    assert TokenStore(store).select([0]).values.abs().max() > torch.finfo(torch.float16).max
+    apood("fit", store, "--method", "mahalanobis", "--out", detector)
+    scores = [row["score"] for row in rows_of(apood("score", detector, files / "train.jsonl", "--model", large))]
+    assert scores == pytest.approx(load(detector).score_samples(TokenStore(store)).tolist(), rel=0.1)
+
+
+def test_embed_fit_and_calibrate_as_json(apood, model, files, stores, tmp_path):
+    store, detector = tmp_path / "store", tmp_path / "detector"
+    result = apood("embed", files / "test.jsonl", "--model", model, "--out", store, "--max-tokens", 5, "--json")
+    held = TokenStore(store)
+    assert json.loads(result.stdout) == {
+        "sequences": 40,
+        "tokens": held.tokens,
+        "truncated": sum(len(line.split()) > 5 for line in channel_texts(held.select(slice(None)).channels["text"])),
+        "empty": 0,
+        "skipped": 0,
+        "store": str(store),
+    }
+    told = json.loads(apood("fit", stores / "train", "--method", "knn", "--out", detector, "--json").stdout)
+    assert told == {"method": "knn", "sequences": 120, "detector": str(detector)}
+    told = json.loads(apood("calibrate", detector, stores / "held-out", "--accept", 0.8, "--json").stdout)
+    assert told == {"threshold": load(detector).threshold_, "accept": 0.8, "sequences": 60}
+    told = json.loads(apood("fit", stores / "train", "--set", "steps=5", "--out", tmp_path / "ap-ood", "--json").stdout)
+    assert told["method"] == "ap-ood" and told["mean_distance_"] == load(tmp_path / "ap-ood").mean_distance_
+
+
+def test_a_threshold_that_refuses_only_empty_sequences_is_warned_of(apood, fitted, model, tmp_path):
+    load(fitted).save(tmp_path / "detector")
+    (tmp_path / "texts.txt").write_text("word1 word2\n" * 16 + "\n" * 4)
+    apood("embed", tmp_path / "texts.txt", "--model", model, "--out", tmp_path / "store")
+    command = ("calibrate", tmp_path / "detector", tmp_path / "store", "--accept", 0.9)
+    result = apood(*command)
+    assert result.stdout.startswith("Threshold -inf") and "at least 0.9" not in result.stdout
+    assert result.stderr.splitlines()[-1] == (
+        "Warning: 4 of 20 calibration sequences are empty or as far outside, too many for an accept rate of 0.9: "
+        "the threshold is -inf and refuses nothing but such sequences."
+    )
+    assert json.loads(apood(*command, "--json").stdout) == {"threshold": None, "accept": 0.9, "sequences": 20}
+    assert "Warning" not in apood(*command[:-1], 0.7).stderr.removeprefix("Warning: 4 of 20 sequences have no tokens")
 
 
 def test_calibrate_says_and_saves_the_threshold(apood, fitted, stores, tmp_path):

@@ -1,7 +1,11 @@
 """Saved detectors of every method: whole, the same anywhere, and refused when anything is wrong with them."""
 
+import hashlib
 import json
+import multiprocessing
 import os
+import resource
+import signal
 import subprocess
 import sys
 
@@ -11,6 +15,7 @@ import torch
 from sklearn.exceptions import NotFittedError
 
 import apood
+from apood.detectors.artefact import refuse_foreign
 from apood.detectors.registry import METHODS
 from apood.support.errors import ArtefactError
 from apood.tokens.store import TokenStore
@@ -28,10 +33,13 @@ def saved(calibrated, tmp_path):
 
 
 def edit(folder, change):
+    """Changes the configuration of a detector and the hash with it."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
+    del config["config_sha256"]
     change(config)
-    path.write_text(json.dumps(config))
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({"config_sha256": digest} | config))
 
 
 def test_a_saved_detector_comes_back_as_it_was(calibrated, saved, test_set):
@@ -171,6 +179,15 @@ EDITS = {
     ),
     "another tensor": (lambda c: c["tensors"].update(more_={}), "do not have the names, shapes and dtypes"),
     "another hash": (lambda c: c.update(sha256="0" * 64), "its sha256 differs"),
+    "another hash of its own": (lambda c: c.update(config_sha256="0" * 64), "is not the one that was saved"),
+    "no hash of its own": (lambda c: c.update(config_sha256=None), "no proper 'config_sha256'"),
+    "schema of no version": (lambda c: c.update(schema=0), "no proper 'schema'"),
+    "negative schema": (lambda c: c.update(schema=-1), "no proper 'schema'"),
+    "schema of a wrong kind": (lambda c: c.update(schema=True), "no proper 'schema'"),
+    "schema of a fraction": (lambda c: c.update(schema=1.0), "no proper 'schema'"),
+    "a method of the class": (lambda c: c["learnt"].update(predict=1), "holds 'predict', which .+ does not learn"),
+    "the class itself": (lambda c: c["learnt"].update(__class__=1), "holds '__class__', which .+ does not learn"),
+    "something unknown": (lambda c: c["learnt"].update(magic_=1), "holds 'magic_', which .+ does not learn"),
 }
 
 
@@ -178,6 +195,29 @@ EDITS = {
 def test_an_edited_configuration(saved, change, sentence):
     edit(saved, change)
     with pytest.raises(ArtefactError, match=sentence):
+        apood.load(saved)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c["learnt"].update(threshold_=-1e9),
+        lambda c: c["learnt"].update(encoder_={"model": "another"}),
+        lambda c: c["versions"].update(apood="0.0.1"),
+        lambda c: c.update(note="hello"),
+        lambda c: c.pop("versions"),
+    ],
+)
+def test_a_configuration_edited_by_hand(saved, change):
+    path = saved / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(config.items()))))
+    apood.load(saved)  # the order of keys means nothing
+    change(config)
+    path.write_text(json.dumps(config))
+    with pytest.raises(
+        ArtefactError, match=r"config\.json is not the one that was saved: its config_sha256 differs\.$"
+    ):
         apood.load(saved)
 
 
@@ -195,9 +235,8 @@ def test_parameters_that_fit_would_refuse(saved, parameter, value):
 def test_everything_learnt_must_be_there(saved, fitted):
     config = json.loads((saved / "config.json").read_text())
     for key in config["learnt"].keys() & learnt(fitted).keys():
-        (saved / "config.json").write_text(
-            json.dumps(config | {"learnt": {k: v for k, v in config["learnt"].items() if k != key}})
-        )
+        (saved / "config.json").write_text(json.dumps(config))
+        edit(saved, lambda config, key=key: config["learnt"].pop(key))
         with pytest.raises(ArtefactError, match=f"is incomplete: it does not hold {key}"):
             apood.load(saved)
 
@@ -242,7 +281,88 @@ def test_an_empty_folder_and_an_old_detector_may_be_replaced(fitted, saved, tmp_
         assert not hasattr(apood.load(place), "threshold_")
 
 
-def test_a_place_that_cannot_be_written(fitted, tmp_path):
+def test_what_may_be_replaced_can_be_asked_before(saved, tmp_path):
+    for place in (saved, tmp_path / "nowhere"):
+        refuse_foreign(place)
+    for place in foreign_folders(tmp_path):
+        with pytest.raises(ArtefactError, match=r"; choose another folder\.$"):
+            refuse_foreign(place)
+
+
+@pytest.mark.parametrize("place", ["file/detector", "/proc/apood/detector"])
+def test_a_place_that_cannot_be_written(fitted, tmp_path, place):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArtefactError, match=r"^The detector cannot be written to .*file/detector: .+\.$"):
-        fitted.save(tmp_path / "file" / "detector")
+    with pytest.raises(ArtefactError, match=rf"^The detector cannot be written to .*{place}: .+\.$"):
+        fitted.save(tmp_path / place)
+
+
+# what a full disk or a kill leaves
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["apood.detectors.mahalanobis", "apood.detectors.artefact", "pytest"])
+
+
+def _save_on_a_full_disk(sender, source, folder, limit):
+    detector = apood.load(source)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        detector.save(folder)
+    except ArtefactError as error:
+        sender.send(str(error))
+
+
+@pytest.mark.parametrize("limit", [400, 100])
+def test_a_full_disk_keeps_the_detector_before(new_detector, train, test_set, tmp_path, limit):
+    new_detector("mahalanobis").fit(train).save(tmp_path / "source")
+    before = new_detector("length").fit(train)
+    before.save(tmp_path / "detector")
+    receiver, sender = context.Pipe(duplex=False)
+    arguments = (sender, tmp_path / "source", tmp_path / "detector", limit)
+    process = context.Process(target=_save_on_a_full_disk, args=arguments)
+    process.start()
+    sender.close()
+    sentence = receiver.recv()
+    process.join()
+    assert sentence.startswith(f"The detector cannot be written to {tmp_path / 'detector'}: ")
+    assert "File too large" in sentence
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["detector", "source"]
+    assert np.array_equal(apood.load(tmp_path / "detector").score_samples(test_set), before.score_samples(test_set))
+
+
+def _save_and_die(source, folder, operation):
+    """Kills itself right before its `operation`-th file operation on the folder and its neighbours."""
+    detector = apood.load(source)
+    seen = 0
+
+    def count_operations(event, arguments):
+        nonlocal seen
+        kinds = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
+        # files that rmtree deletes are named relative to their folder
+        if event in kinds and (str(folder) in str(arguments[0]) or event == "os.remove"):
+            seen += 1
+            if seen == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count_operations)
+    detector.save(folder)
+
+
+def test_a_save_killed_anywhere_leaves_the_old_or_the_new_detector(new_detector, train, tmp_path):
+    new_detector("mahalanobis").fit(train).save(tmp_path / "source")
+    old = new_detector("length").fit(train)
+    names, missing = [], 0
+    for operation in range(1, 60):
+        folder = tmp_path / f"{operation}" / "detector"
+        old.save(folder)
+        process = context.Process(target=_save_and_die, args=(tmp_path / "source", folder, operation))
+        process.start()
+        process.join()
+        missing += not folder.exists()
+        names.append(apood.load(folder).name)
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        old.save(folder)
+        assert apood.load(folder).name == "length"
+    assert process.exitcode == 0 and missing == 1, "one kill falls between the renames"
+    assert set(names) == {"length", "mahalanobis"} and names == sorted(names), "old until it is new"

@@ -7,6 +7,8 @@ from builders import correlated_sequences, random_tokens
 from sklearn.covariance import EmpiricalCovariance
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from apood.detectors import mean_pooling
 from apood.detectors.knn import KNN
@@ -145,6 +147,60 @@ def test_a_training_sequence_is_its_own_nearest_neighbour(train):
     assert (detector.score_samples(train) == 0).all()
     twice = KNN(k=2).fit(TokenBatch.concatenate([train, train]))
     assert (twice.score_samples(train) == 0).all()
+
+
+def near_duplicates(count, seed, spread):
+    """One-token sequences in two tight clusters, so that every vector is long against its distances."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.ones(count, DIM) * torch.tensor([1.0, -1.0]).repeat(count // 2)[:, None]
+    return TokenBatch.from_padded((centres + spread * torch.randn(count, DIM, generator=generator))[:, None])
+
+
+@pytest.mark.parametrize("k", [1, 5, 300, 1000])
+def test_knn_tells_near_duplicates_apart(k):
+    detector = KNN(k=k, normalize="none").fit(near_duplicates(1000, 0, 2e-4))
+    test = near_duplicates(40, 1, 2e-4)
+    bank, asked = detector.bank_.double(), (test.values.double() - detector.centre_).float().double()
+    # a tree measures differences, where brute force would multiply
+    expected = NearestNeighbors(n_neighbors=k, algorithm="kd_tree").fit(bank).kneighbors(asked)[0][:, -1]
+    scores = detector.score_samples(test)
+    np.testing.assert_allclose(-scores, expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate([detector.score_samples(test[i : i + 1]) for i in range(40)]), scores, 1e-6
+    )
+
+
+def test_exact_duplicates_have_no_distance():
+    train = near_duplicates(1000, 0, 0.0)
+    detector = KNN(k=500, normalize="none").fit(train)
+    length = float(torch.linalg.vector_norm(detector.bank_, dim=1).max())
+    assert length > 1
+    np.testing.assert_allclose(detector.score_samples(train), 0, atol=1e-6 * length)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes how many numbers the largest result of any operation holds."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.numbers = max([self.numbers, *sizes])
+        return result
+
+
+@pytest.mark.parametrize("k", [1, 100, 400])
+def test_the_temporaries_of_knn_stay_small(monkeypatch, k):
+    train, test = near_duplicates(400, 0, 0.1), near_duplicates(64, 1, 0.1)
+    detector = KNN(k=k).fit(train)
+    expected = detector.score_samples(test)
+    chunk = 64 * DIM  # as many numbers as the test vectors have
+    monkeypatch.setattr("apood.detectors.knn._CHUNK", chunk)
+    with LargestTensor() as largest:
+        scores = detector._score(test)
+    np.testing.assert_allclose(scores, expected, rtol=1e-7)
+    assert chunk <= largest.numbers <= 2 * chunk
 
 
 def test_knn_refuses_impossible_neighbours(train):

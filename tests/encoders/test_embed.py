@@ -9,7 +9,7 @@ import torch
 from tiny_models import WORDS
 
 from apood.encoders import embed
-from apood.encoders.embed import EmbedCounts, embed_to_store
+from apood.encoders.embed import EmbedCounts, embed_to_store, encoded_windows
 from apood.encoders.text import TextEncoder
 from apood.support.errors import InputError, StoreError
 from apood.tokens.store import TokenStore
@@ -56,6 +56,15 @@ def test_the_store_holds_what_the_encoder_gives_in_order(
         empty=0,
         skipped=0,
     )
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_windows_are_taken_as_they_are_needed(encoder: TextEncoder, texts: list[str]) -> None:
+    windows = encoded_windows(interrupted(texts, 40), encoder)
+    assert [channel_texts(next(windows).channels["text"]) for _ in range(2)] == [texts[:16], texts[16:32]]
+    with pytest.raises(KeyboardInterrupt):
+        next(windows)
+    assert [len(window) for window in encoded_windows(texts[:20], encoder)] == [16, 4]
 
 
 def test_empty_and_cut_texts_are_counted(encoder: TextEncoder, tmp_path: Path) -> None:

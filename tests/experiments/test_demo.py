@@ -10,7 +10,7 @@ from rich.console import Console
 import apood
 from apood.encoders.text import TextEncoder
 from apood.evaluation.rows import MEAN, ResultRow
-from apood.experiments.demo import run_demo
+from apood.experiments.demo import _middling_refused, run_demo
 from apood.experiments.demo_model import minilm_folder
 from apood.support.errors import InputError
 
@@ -55,7 +55,24 @@ def test_the_saved_detector_decides(demo: tuple[Path, list[ResultRow], str]) -> 
     assert np.array_equal(detector.predict(encoder.encode([documented, chat])), [1, -1])
 
 
+@pytest.mark.parametrize("refused", [(0, 3), (0, 9), (1, 2), (3, 0), (9, 0), (40, 50), (1, 1), (1, 0), (0, 0)])
+def test_three_refused_texts_are_shown_whichever_set_they_come_from(refused: tuple[int, int]) -> None:
+    """Every set also has two texts that were accepted."""
+    generator = np.random.default_rng(0)
+    scores = {
+        name: generator.permutation(np.r_[-1 - generator.random(count), 1.0, 2.0])
+        for name, count in zip("ab", refused, strict=True)
+    }
+    shown = _middling_refused(scores, 0.0)
+    assert len(set(shown)) == len(shown) == min(3, sum(refused))
+    assert all(scores[name][index] < 0 for name, index in shown)
+
+
+def test_the_demo_shows_three_spliced_texts(demo: tuple[Path, list[ResultRow], str]) -> None:
+    assert demo[2].count("foreign (spliced") == 3
+
+
 def test_an_output_folder_that_is_a_file_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    with pytest.raises(InputError, match="taken for the results cannot be made"):
+    with pytest.raises(InputError, match="taken/detector: its folder cannot be made"):
         run_demo(tmp_path / "taken", quick=True, console=Console(quiet=True))

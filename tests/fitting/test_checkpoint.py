@@ -1,12 +1,15 @@
 """The file that a killed fit goes on from, and what it refuses."""
 
+import multiprocessing
+import resource
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from builders import random_tokens
 
-from apood.fitting.checkpoint import Checkpoint, fingerprint
+from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.support.errors import ArtefactError
 from apood.tokens.batch import TokenBatch
 
@@ -76,20 +79,83 @@ def test_what_a_kill_left_behind_is_cleared_but_nothing_of_others(checkpoint):
     assert sorted(path.name for path in folder.iterdir()) == sorted(others)
 
 
-def test_a_fingerprint_knows_settings_and_data():
+def test_a_digest_knows_settings_and_data():
     tokens, aux = random_tokens([3, 4, 5], 2), random_tokens([2], 2, seed=1)
     settings = {"steps": 3, "beta": None}
-    expected = fingerprint(settings, tokens, aux)
-    assert fingerprint({"beta": None, "steps": 3}, random_tokens([3, 4, 5], 2), aux) == expected
+    expected = run_digest(settings, tokens, aux)
+    assert run_digest({"beta": None, "steps": 3}, random_tokens([3, 4, 5], 2), aux) == expected
     changed = TokenBatch(tokens.values.clone(), tokens.offsets)
     changed.values[-1, -1] += 1e-6
     others = [
-        fingerprint({**settings, "steps": 4}, tokens, aux),
-        fingerprint(settings, tokens, None),
-        fingerprint(settings, aux, tokens),
-        fingerprint(settings, tokens.select([0, 1]), aux),
-        fingerprint(settings, tokens.select([2, 1, 0]), aux),
-        fingerprint(settings, TokenBatch.from_lengths(tokens.values, [4, 3, 5]), aux),
-        fingerprint(settings, changed, aux),
+        run_digest({**settings, "steps": 4}, tokens, aux),
+        run_digest(settings, tokens, None),
+        run_digest(settings, aux, tokens),
+        run_digest(settings, tokens.select([0, 1]), aux),
+        run_digest(settings, tokens.select([2, 1, 0]), aux),
+        run_digest(settings, TokenBatch.from_lengths(tokens.values, [4, 3, 5]), aux),
+        run_digest(settings, changed, aux),
     ]
     assert len({expected, *others}) == 1 + len(others)
+
+
+def test_a_digest_reads_sequences_spread_over_the_data():
+    tokens = random_tokens([1] * 31, 2)
+    expected = run_digest({}, tokens)
+    noticed = []
+    for number in range(len(tokens)):
+        changed = TokenBatch(tokens.values.clone(), tokens.offsets)
+        changed.values[number] += 1
+        if run_digest({}, changed) != expected:
+            noticed.append(number)
+    assert noticed == list(range(0, 31, 2))
+
+
+def test_a_digest_knows_the_encoder_but_not_where_it_lay():
+    def digest(encoder):
+        return run_digest({}, replace(random_tokens([3, 4], 2), encoder=encoder))
+
+    different = [None, {"model": "a"}, {"model": "b"}, {"model": "a", "layer": 1}]
+    different += [{"model": "a", "fingerprint": "f"}, {"model": "a", "fingerprint": "g"}]
+    assert len({digest(encoder) for encoder in different}) == len(different)
+    moved = [{"model": model, "revision": model, "fingerprint": "f"} for model in ("here", "there")]
+    assert len({digest(encoder) for encoder in moved}) == 1
+
+
+# A disk that refuses.
+
+
+@pytest.mark.parametrize("place", ["file/checkpoint", "/proc/apood/checkpoint", "folder"])
+def test_a_place_that_cannot_be_written(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    checkpoint = Checkpoint(tmp_path / place, every_seconds=0)
+    with pytest.raises(
+        ArtefactError, match=rf"^The fit stopped .* state could not be kept in {checkpoint.path}: .+\.$"
+    ):
+        checkpoint.save_if_due("a run", 1, STATE)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def _save_on_a_full_disk(sender, path):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    checkpoint = Checkpoint(path, every_seconds=0)
+    checkpoint.save_if_due("a run", 1, STATE)
+    try:
+        checkpoint.save_if_due("a run", 2, {"parameter": torch.zeros(100_000)})
+    except ArtefactError as error:
+        sender.send(str(error))
+
+
+def test_a_full_disk_keeps_the_state_before(tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_save_on_a_full_disk, args=(sender, tmp_path / "checkpoint"))
+    process.start()
+    sender.close()
+    sentence = receiver.recv()
+    process.join()
+    assert sentence == (
+        f"The fit stopped at step 2 because its state could not be kept in {tmp_path / 'checkpoint'}: File too large."
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    assert Checkpoint(tmp_path / "checkpoint").load("a run")[0] == 1

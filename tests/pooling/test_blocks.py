@@ -1,7 +1,9 @@
 """How a ragged batch is cut: every token once, no block too large, little padding."""
 
+import math
+
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from apood.pooling.blocks import cut_into_blocks
@@ -46,4 +48,13 @@ def test_only_one_piece_of_a_long_sequence_is_in_a_block():
     """A block of several pieces may then write its pools without merging."""
     blocks = list(cut_into_blocks(offsets_of([25, 3, 3, 11]), 10))
     pieces = [(block.sequences.tolist(), block.lengths.tolist()) for block in blocks]
-    assert pieces == [([0], [10]), ([0], [10]), ([0], [5]), ([3], [10]), ([3], [1]), ([1, 2], [3, 3])]
+    assert pieces == [([0], [8]), ([0], [8]), ([0], [9]), ([3], [5]), ([3], [6]), ([1, 2], [3, 3])]
+
+
+@given(st.integers(1, 2000), st.integers(1, 100))
+@example(17, 16)
+@example(241, 16)
+def test_a_long_sequence_is_cut_evenly_into_as_few_pieces_as_fit(length, block_tokens):
+    sizes = [int(block.lengths) for block in cut_into_blocks(offsets_of([length]), block_tokens)]
+    assert len(sizes) == math.ceil(length / block_tokens)
+    assert max(sizes) - min(sizes) <= 1

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from apood.support.files import atomic_file, atomic_folder, is_temporary, read_json, sha256_of, write_json
+from apood.support.files import (
+    atomic_file,
+    atomic_folder,
+    is_temporary,
+    read_json,
+    recover_folder,
+    sha256_of,
+    write_json,
+)
 
 
 def names(folder):
@@ -75,17 +83,106 @@ def test_an_interrupt_between_the_renames_brings_the_old_folder_back(tmp_path, m
     assert names(path) == ["old.txt"] and names(tmp_path) == ["store"]
 
 
-def _write_and_die(path, operation):
+def write_folder(path, text):
+    with atomic_folder(path) as temporary:
+        for name in ("a.txt", "b.txt"):
+            (temporary / name).write_text(text)
+
+
+def texts(folder):
+    """The content of a folder; of what `write_folder` made all texts are the same."""
+    return [file.read_text() for file in sorted(folder.iterdir())]
+
+
+def test_an_old_folder_that_was_moved_aside_returns(tmp_path):
+    path = tmp_path / "store"
+    recover_folder(path)
+    assert names(tmp_path) == []
+    write_folder(path, "old")
+    recover_folder(path)
+    assert names(tmp_path) == ["store"]
+    path.rename(tmp_path / "store.being-replaced")
+    recover_folder(path)
+    assert texts(path) == ["old", "old"] and names(tmp_path) == ["store"]
+
+
+def test_an_old_folder_goes_once_the_new_one_is_there(tmp_path):
+    path = tmp_path / "store"
+    for finish in (recover_folder, lambda path: write_folder(path, "new")):
+        write_folder(tmp_path / "store.being-replaced", "old")
+        write_folder(path, "new")
+        write_folder(tmp_path / "store.being-replaced", "old")
+        finish(path)
+        assert texts(path) == ["new", "new"] and names(tmp_path) == ["store"]
+
+
+def test_a_replaced_link_leaves_what_it_points_to(tmp_path):
+    write_folder(tmp_path / "target", "old")
+    (tmp_path / "link").symlink_to("target")
+    for text in ("new", "newer"):
+        write_folder(tmp_path / "link", text)
+    assert texts(tmp_path / "target") == ["old", "old"] and texts(tmp_path / "link") == ["newer", "newer"]
+    assert names(tmp_path) == ["link", "target"]
+
+
+@pytest.mark.parametrize("place", [".", "/", "..", "file/folder", "a\0b", "n" * 300])
+def test_recovering_where_there_is_nothing_to_recover(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    if len(place) < 300:
+        recover_folder(Path(place))
+    else:
+        with pytest.raises(OSError, match="too long"):
+            recover_folder(Path(place))
+    assert names(tmp_path) == ["file"]
+
+
+def _die_before(path, operation):
+    """Kills the process right before its `operation`-th file operation on `path` and its neighbours."""
     seen = 0
 
     def count_operations(event, arguments):
         nonlocal seen
-        if event in ("open", "os.rename", "os.remove") and str(path) in str(arguments[0]):
+        kinds = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
+        # files that rmtree deletes are named relative to their folder
+        if event in kinds and (str(path) in str(arguments[0]) or event == "os.remove"):
             seen += 1
             if seen == operation:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count_operations)
+
+
+def _replace_and_die(path, operation):
+    _die_before(path, operation)
+    write_folder(path, "new")
+
+
+def test_a_process_killed_anywhere_leaves_the_old_or_the_new_folder(tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    versions, missing = [], 0
+    for operation in range(1, 60):
+        path = tmp_path / f"{operation}" / "store"
+        write_folder(path, "old")
+        process = context.Process(target=_replace_and_die, args=(path, operation))
+        process.start()
+        process.join()
+        missing += not path.exists()
+        recover_folder(path)
+        assert texts(path) in (["old", "old"], ["new", "new"])
+        assert all(is_temporary(p) for p in path.parent.iterdir() if p != path)
+        versions.append(texts(path)[0])
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        write_folder(path, "next")
+        assert texts(path) == ["next", "next"]
+    assert process.exitcode == 0 and missing == 1, "one kill falls between the renames"
+    assert versions[0] == "old" and versions[-2:] == ["new"] * 2 and versions == sorted(versions, reverse=True)
+
+
+def _write_and_die(path, operation):
+    _die_before(path, operation)
     write_json(path, {"version": "new"})
 
 

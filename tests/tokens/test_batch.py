@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,6 +170,37 @@ def test_concatenate_keeps_the_channels_that_all_have():
     batch = numbered([1, 2])
     fewer = TokenBatch(batch.values, batch.offsets, {"logits": batch.channels["logits"]})
     assert set(TokenBatch.concatenate([batch, fewer]).channels) == {"logits"}
+
+
+def test_concatenate_keeps_the_encoder_that_all_name():
+    one, moved, other = (
+        {"model": model, "fingerprint": fingerprint, "layer": 3}
+        for model, fingerprint in (("small", "a1"), ("elsewhere/small", "a1"), ("large", "b2"))
+    )
+
+    def joined(*encoders):
+        return TokenBatch.concatenate([replace(numbered([1, 2]), encoder=e) for e in encoders]).encoder
+
+    assert joined(one, one) == joined(one, moved) == one
+    assert joined(one, None) is joined(None, one) is joined(None, None) is None
+    for encoders in ((one, other), (one, None, other)):
+        with pytest.raises(
+            InputError, match=r"of one encoder.*from model small, .* and from model large, .*layer 3\.$"
+        ):
+            joined(*encoders)
+
+
+def test_a_batch_carries_no_graph():
+    values = torch.ones(3, 2, requires_grad=True)
+    direct = TokenBatch(values, torch.tensor([0, 3]), {"logits": Ragged.from_lengths(values * 2, [3])})
+    tensors = {
+        "direct": direct.values,
+        "channel": direct.channels["logits"].values,
+        "sequences": TokenBatch.from_sequences([values, values * 2]).values,
+        "padded": TokenBatch.from_padded(values[None], torch.ones(1, 3, requires_grad=True)).values,
+    }
+    assert [name for name, tensor in tensors.items() if tensor.requires_grad] == []
+    assert direct.values.data_ptr() == values.data_ptr() and values.requires_grad
 
 
 def test_empty_batches_are_batches():

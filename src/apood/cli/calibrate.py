@@ -1,11 +1,14 @@
 """`apood calibrate`."""
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from apood.cli.output import print_json
 from apood.cli.stores import open_store
+from apood.support.errors import DataWarning
 
 __all__ = ["calibrate"]
 
@@ -19,6 +22,9 @@ def calibrate(
     accept: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of in-distribution inputs to let through.")
     ] = 0.95,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the threshold as an object; null where it is infinite.")
+    ] = False,
 ) -> None:
     """Gives a detector its threshold, from held-out in-distribution sequences.
 
@@ -33,7 +39,17 @@ def calibrate(
     sequences = open_store(store, detector)
     conformal_threshold(np.zeros(len(sequences)), accept)  # refuses a bad rate or too few sequences before the work
     detector.calibrate(sequences, accept).save(detector_folder)
-    typer.echo(
-        f"Threshold {detector.threshold_:.6g}, from {len(sequences):,} sequences of {store}: "
-        f"at least {accept:.10g} of in-distribution inputs are accepted."
-    )
+    promise = f"at least {accept:.10g} of in-distribution inputs are accepted"
+    if np.isneginf(detector.threshold_):
+        unscored = int(np.isneginf(detector.calibration_scores_.numpy()).sum())
+        warnings.warn(
+            f"{unscored:,} of {len(sequences):,} calibration sequences are empty or as far outside, too many for an "
+            f"accept rate of {accept:.10g}: the threshold is -inf and refuses nothing but such sequences.",
+            DataWarning,
+            stacklevel=1,
+        )
+        promise = "all but empty inputs are accepted"
+    if as_json:
+        print_json({"threshold": detector.threshold_, "accept": accept, "sequences": len(sequences)})
+        return
+    typer.echo(f"Threshold {detector.threshold_:.6g}, from {len(sequences):,} sequences of {store}: {promise}.")

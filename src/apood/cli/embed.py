@@ -1,5 +1,6 @@
 """`apood embed`."""
 
+from dataclasses import asdict
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 
 from apood.cli.errors import interrupted_with
+from apood.cli.output import print_json
 from apood.cli.stores import texts_of
 from apood.support.errors import StoreError
 
@@ -47,6 +49,7 @@ def embed(
         int | None, typer.Option(min=1, metavar="N", help="Take only so many texts.", show_default="all")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a store whose making was interrupted.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as an object.")] = False,
 ) -> None:
     """Turns texts into the token embeddings of a frozen transformer, and writes them to a token store.
 
@@ -71,6 +74,9 @@ def embed(
     with interrupted_with(kept):
         encoder = TextEncoder(model, layer=layer, max_tokens=max_tokens)
         counts = embed_to_store(islice(texts, limit), encoder, out, resume=resume, dtype=getattr(torch, dtype.value))
+    if as_json:
+        print_json(asdict(counts) | {"store": str(out)})
+        return
     facts = [f"{counts.tokens:,} tokens of D={encoder.dim}"]
     if counts.truncated:
         facts.append(f"{counts.truncated:,} cut at {encoder.max_tokens} tokens")

@@ -1,15 +1,16 @@
 """`apood fit`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from apood.cli.errors import interrupted_with
-from apood.cli.output import refuse_unwritable
+from apood.cli.output import print_json
 from apood.cli.parameters import parse_settings
 from apood.cli.stores import open_store
 from apood.support.errors import ArtefactError, InputError
+from apood.support.files import refuse_unwritable
 
 __all__ = ["fit"]
 
@@ -29,6 +30,7 @@ def fit(
         float, typer.Option(min=0, metavar="SECONDS", help="How much work an interruption may cost.")
     ] = 5.0,
     force: Annotated[bool, typer.Option("--force", help="Replace the detector that is already there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was fitted as an object.")] = False,
 ) -> None:
     """Learns a detector from in-distribution sequences.
 
@@ -57,6 +59,12 @@ def fit(
         detector.fit(sequences, None if aux is None else open_store(aux, chosen), checkpoint=checkpoint)
         detector.save(out)
         checkpoint.delete()
+    if as_json:
+        facts: dict[str, Any] = {"method": method, "sequences": len(sequences), "detector": str(out)}
+        if hasattr(detector, "mean_distance_"):
+            facts["mean_distance_"] = detector.mean_distance_
+        print_json(facts)
+        return
     typer.echo(f"Fitted {method} on {len(sequences):,} sequences of {store} and saved it to {out}.")
 
 

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 import typer
 
 from apood.support.errors import InputError
+from apood.support.files import atomic_file, refuse_unwritable
 
-__all__ = ["check_rows_file", "print_facts", "print_json", "refuse_unwritable", "write_rows"]
+__all__ = ["check_rows_file", "print_facts", "print_json", "write_rows"]
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -57,16 +57,6 @@ def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def refuse_unwritable(path: Path) -> None:
-    """Makes the folder that `path` will lie in, and refuses a place where nothing can be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"Nothing can be written to {path}: {error.strerror}.") from error
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"Nothing can be written to {path}: its folder is read-only.")
-
-
 def check_rows_file(path: Path) -> None:
     """Refuses a file that `write_rows` could not write, before any work."""
     if path.suffix.lower() not in _FORMATS:
@@ -91,8 +81,6 @@ def write_rows(columns: Columns, path: Path | None, *, as_json: bool) -> None:
         else:
             _print_table(columns)
         return
-    from apood.support.files import atomic_file
-
     with atomic_file(path) as temporary:
         if path.suffix.lower() == ".parquet":
             pyarrow = _pyarrow(path)

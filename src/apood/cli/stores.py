@@ -1,8 +1,6 @@
-"""Where commands find tokens: in a store, or in texts that a detector's own encoder embeds on the spot."""
+"""Where commands find tokens: in a store, or in texts with the encoder that a detector was fitted on."""
 
-import contextlib
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
     from apood.encoders.text import TextEncoder
     from apood.tokens.store import TokenStore
 
-__all__ = ["encoder_of", "open_store", "texts_of", "tokens_of"]
+__all__ = ["encoder_of", "open_store", "texts_of"]
 
 
 def open_store(folder: Path, detector: "type[Detector] | Detector") -> "TokenStore":
@@ -35,19 +33,6 @@ def texts_of(inputs: Sequence[str], field: str) -> Iterator[str]:
     return chain([first], texts)
 
 
-@contextlib.contextmanager
-def tokens_of(texts: Iterable[str], encoder: "TextEncoder", detector: "Detector") -> "Iterator[TokenStore]":
-    """The tokens of `texts` in a store that lasts as long as the block.
-
-    They take the same way as those of `apood embed`, so that they get the same scores.
-    """
-    from apood.encoders.embed import embed_to_store
-
-    with tempfile.TemporaryDirectory(prefix="apood-") as folder:
-        embed_to_store(texts, encoder, folder)
-        yield open_store(Path(folder), detector)
-
-
 def encoder_of(detector: "Detector", model: str | None) -> "TextEncoder":
     """The encoder whose tokens the detector was fitted on, from `model` where its files do not lie at their name."""
     from apood.encoders.text import TextEncoder
@@ -59,15 +44,21 @@ def encoder_of(detector: "Detector", model: str | None) -> "TextEncoder":
             "The detector does not say which encoder its tokens came from, so it cannot score texts: "
             "embed them as those were, and give the store."
         )
+    name, layer, max_tokens = (identity.get(key) for key in ("model", "layer", "max_tokens"))
+    if not (isinstance(name, str) and isinstance(layer, int) and isinstance(max_tokens, int)):
+        raise InputError(
+            f"The detector was fitted on tokens from {describe_encoder(identity)}, which is no text encoder of apood, "
+            "so texts cannot be embedded for it: score a token store instead."
+        )
     if model is None:
-        name, revision = str(identity["model"]), identity.get("revision")
+        revision = identity.get("revision")
         if revision is None and not Path(name).is_dir():
             raise InputError(
                 f"The detector was fitted on tokens of the model {name!r}, and there is no such folder here: "
                 "say where the model lies with --model."
             )
         model = name if revision is None else f"{name}@{revision}"
-    encoder = TextEncoder(model, layer=int(identity["layer"] or 0), max_tokens=int(identity["max_tokens"] or 0))
+    encoder = TextEncoder(model, layer=layer, max_tokens=max_tokens)
     if not same_encoder(identity, encoder.identity):
         raise InputError(
             f"The model {model!r} is not the encoder of this detector: it gives tokens from "

@@ -11,8 +11,9 @@ from apood.detectors.ap_ood_recipe import HeadReduction, Recipe, RecipeName, Reg
 from apood.detectors.ap_ood_start import has_sink, prepare
 from apood.detectors.ap_ood_training import Training, pool_corpus
 from apood.detectors.base import Detector
+from apood.detectors.mean_pooling import token_budget
 from apood.detectors.parameters import whole_number
-from apood.fitting.checkpoint import Checkpoint, fingerprint
+from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.loop import minimise
 from apood.pooling import Frame, Similarity, attention_pool
 from apood.pooling.eager import similarities_and_logits
@@ -89,6 +90,7 @@ class APOOD(Detector):
     log_norms_: Tensor
     origin_: Tensor
     beta_: float
+    unit_tokens_: bool
     skips_first_: bool
     mean_distance_: float
 
@@ -133,20 +135,20 @@ class APOOD(Detector):
         pooled value away from the prototype, negative where it pulls it back, 0 for a skipped first token.
         """
         source = self._checked_for_scoring(tokens)
-        batch = source.select(slice(None))
+        batches = source.batches(token_budget(source.dim))
+        rows = [self._contributions(sequence) for batch in batches for sequence in batch]
+        return Ragged.from_lengths(torch.cat([torch.empty(0), *rows]), source.lengths)
+
+    def _contributions(self, sequence: Tensor) -> Tensor:
         device = self._device()
-        frame, queries, mu = self._frame(device), self.queries_.to(device), self.prototype_.to(device)[:, None, None]
-        rows = []
-        for sequence in batch:
-            skipped = int(self.skips_first_ and len(sequence) > 1)
-            z = frame.apply(sequence[skipped:].to(device, torch.float32))
-            a, logits = similarities_and_logits(z, queries, self.beta_, self.similarity)
-            weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
-            pull = (weights * (a - mu)).sum(1)
-            row = torch.zeros(len(sequence))
-            row[skipped:] = (pull.sum(1, keepdim=True) * pull).sum(0).cpu()
-            rows.append(row)
-        return Ragged(torch.cat(rows), batch.offsets)
+        skipped = int(self.skips_first_ and len(sequence) > 1)
+        z = self._frame(device).apply(sequence[skipped:].to(device, torch.float32))
+        a, logits = similarities_and_logits(z, self.queries_.to(device), self.beta_, self.similarity)
+        weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
+        pull = (weights * (a - self.prototype_.to(device)[:, None, None])).sum(1)
+        contributions = torch.zeros(len(sequence))
+        contributions[skipped:] = (pull.sum(1, keepdim=True) * pull).sum(0).cpu()
+        return contributions
 
     def _resolved(self) -> Recipe:
         return resolve(
@@ -179,7 +181,7 @@ class APOOD(Detector):
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         recipe, device = self._resolved(), self._device()
-        run = fingerprint({"method": self.name, **self.get_params(deep=False)}, source, aux)
+        run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)
         generator = torch.Generator().manual_seed(self.seed)
         self.skips_first_ = recipe.adapted and has_sink(source, recipe.unit_tokens, generator)
         if self.skips_first_:
@@ -206,7 +208,7 @@ class APOOD(Detector):
         self.queries_, self.prototype_ = queries.cpu(), mu.float().cpu()
         self.log_norms_ = log_norms(weights).cpu()
         self.origin_ = torch.zeros(source.dim) if start.frame.origin is None else start.frame.origin.cpu()
-        self.beta_ = start.beta
+        self.beta_, self.unit_tokens_ = start.beta, recipe.unit_tokens
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
         warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome)
 
@@ -218,7 +220,7 @@ class APOOD(Detector):
         return per_head.sum(1) if self.score == "sum" else per_head.amin(1)
 
     def _frame(self, device: torch.device) -> Frame:
-        return Frame(self._resolved().unit_tokens, self.origin_.to(device) if bool(self.origin_.any()) else None)
+        return Frame(self.unit_tokens_, self.origin_.to(device) if bool(self.origin_.any()) else None)
 
     def _device(self) -> torch.device:
         if self.device == "auto":

@@ -95,7 +95,8 @@ def _scale_free_beta(source: TokenSource, recipe: Recipe, start: Start, generato
     if recipe.temperature is None:
         return float(source.dim**-0.5)
     tokens = start.frame.apply(_probe(source, generator).values.float().to(start.weights.device))
-    _, logits = similarities_and_logits(tokens, start.queries(start.weights), 1.0, recipe.similarity)
+    some = start.weights.flatten(0, 1)[: source.dim].unsqueeze(0)  # D queries say enough of how all of them spread
+    _, logits = similarities_and_logits(tokens, start.queries(some), 1.0, recipe.similarity)
     spread = float(logits.std())
     return recipe.temperature / spread if spread > 0 else 0.0
 

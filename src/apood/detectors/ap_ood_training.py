@@ -1,6 +1,6 @@
 """The objective of AP-OOD, step by step, and the pass over the corpus that follows."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,8 @@ from apood.tokens.loader import prefetch, shuffled
 from apood.tokens.source import TokenSource
 
 __all__ = ["CorpusPool", "Training", "pool_corpus"]
+
+_LARGE_BATCH = 2**28  # bytes; of larger ones there is no second in memory, ready before it is asked for
 
 
 class Training:
@@ -66,7 +68,8 @@ class Training:
     def close(self) -> None:
         """Stops reading ahead."""
         for batches in self._batches or []:
-            batches.close()  # type: ignore[attr-defined]
+            if isinstance(batches, Generator):
+                batches.close()
 
     def _over_heads(self, total: Tensor) -> Tensor:
         return total / len(self._weights) if self._recipe.head_reduction == "mean" else total
@@ -75,7 +78,10 @@ class Training:
         recipe = self._recipe
         budget = None if recipe.batch_elements is None else max(1, recipe.batch_elements // source.dim)
         chosen = shuffled(source, seed=seed, batch_size=recipe.batch_size, token_budget=budget, start=first)
-        return prefetch(map(source.select, chosen))
+        batches = map(source.select, chosen)
+        tokens = float(source.lengths.double().mean()) * min(recipe.batch_size, len(source))
+        small = tokens * source.dim * source.dtype.itemsize <= _LARGE_BATCH
+        return prefetch(batches) if small else batches
 
 
 class CorpusPool(NamedTuple):

@@ -1,9 +1,12 @@
 """A saved detector: a folder of `config.json` and `model.safetensors`, whole or absent, never pickle.
 
 `config.json` says which method it is, its constructor's arguments and what it learnt that is not a
-tensor; `model.safetensors` holds the tensors, and its hash stands in the configuration.
+tensor; `model.safetensors` holds the tensors. The hashes of both stand in the configuration.
 """
 
+import contextlib
+import hashlib
+import inspect
 import json
 import math
 from importlib.metadata import version
@@ -18,18 +21,20 @@ from torch import Tensor
 from apood.detectors.base import Detector
 from apood.detectors.registry import detector_class
 from apood.support.errors import ArtefactError, InputError
-from apood.support.files import atomic_folder, read_json, sha256_of, write_json
+from apood.support.files import atomic_folder, read_json, recover_folder, sha256_of, write_json
 
-__all__ = ["load", "save_detector"]
+__all__ = ["load", "refuse_foreign", "save_detector"]
 
 _SCHEMA = 1
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
-_FIELDS = {"schema": int, "method": str, "parameters": dict, "learnt": dict, "tensors": dict, "sha256": str}
+_HASH = "config_sha256"  # of the rest of the configuration
+_FIELDS = {"method": str, "parameters": dict, "learnt": dict, "tensors": dict, "sha256": str, _HASH: str}
+_CALIBRATION = {"accept_", "threshold_", "calibration_scores_"}  # not there before `calibrate`
 
 
 def save_detector(detector: Detector, folder: Path) -> None:
     """Writes `detector` to `folder`, replacing an older artefact there in one step."""
-    _refuse_foreign(folder)
+    refuse_foreign(folder)
     learnt = {key: value for key, value in vars(detector).items() if key.endswith("_")}
     tensors = {key: value.detach().cpu().contiguous() for key, value in learnt.items() if isinstance(value, Tensor)}
     try:
@@ -44,14 +49,17 @@ def save_detector(detector: Detector, folder: Path) -> None:
                 "tensors": {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()},
                 "sha256": sha256_of(temporary / _TENSORS),
             }
-            write_json(temporary / _CONFIG, config)
-    except OSError as error:
-        raise ArtefactError(f"The detector cannot be written to {folder}: {error.strerror or error}.") from error
+            write_json(temporary / _CONFIG, config | {_HASH: _config_hash(config)})
+    except (OSError, SafetensorError) as error:  # the latter is what a full disk raises
+        cause = getattr(error, "strerror", None) or error
+        raise ArtefactError(f"The detector cannot be written to {folder}: {cause}.") from error
 
 
 def load(folder: str | Path) -> Detector:
     """Reads a detector that `save` wrote; refuses what is truncated, changed, or from a newer apood."""
     folder = Path(folder)
+    with contextlib.suppress(OSError):  # where nothing may be renamed, the next line says what is missing
+        recover_folder(folder)
     config = _read_config(folder)
     tensors = _read_tensors(folder / _TENSORS, config)
     try:
@@ -60,17 +68,18 @@ def load(folder: str | Path) -> Detector:
         detector.check_parameters()
     except (InputError, TypeError) as error:
         raise ArtefactError(f"{folder / _CONFIG} describes no detector of this apood: {error}") from error
-    for key, value in tensors.items():
-        setattr(detector, key, value)
-    for key, value in config["learnt"].items():
-        setattr(detector, key, _from_json(value))
-    needed = {"dim_", "encoder_", *(key for key in type(detector).__annotations__ if key.endswith("_"))}
-    if missing := sorted(needed - vars(detector).keys()):
+    learnt = {key: _from_json(value) for key, value in config["learnt"].items()} | tensors
+    learnable = _learnable(type(detector))
+    if unknown := sorted(learnt.keys() - learnable):
+        raise ArtefactError(f"{folder} holds {unknown[0]!r}, which {detector.name} does not learn.")
+    if missing := sorted(learnable - _CALIBRATION - learnt.keys()):
         raise ArtefactError(f"{folder} is incomplete: it does not hold {missing[0]}.")
+    for key, value in learnt.items():
+        setattr(detector, key, value)
     return detector
 
 
-def _refuse_foreign(folder: Path) -> None:
+def refuse_foreign(folder: Path) -> None:
     """Saving replaces the whole folder, so it may hold nothing but a detector; other models have a config.json too."""
     if not folder.exists():
         return
@@ -84,6 +93,16 @@ def _refuse_foreign(folder: Path) -> None:
         raise ArtefactError(f"{folder} exists and is not a saved detector; choose another folder.") from error
 
 
+def _learnable(kind: type) -> set[str]:
+    """The names of what a detector may learn, annotated on its class or on a base of it."""
+    return {key for base in kind.__mro__ for key in inspect.get_annotations(base) if key.endswith("_")}
+
+
+def _config_hash(config: dict[str, Any]) -> str:
+    rest = {key: value for key, value in config.items() if key != _HASH}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / _CONFIG
     if not path.is_file():
@@ -93,13 +112,17 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ArtefactError(f"{path} is not the configuration of a detector ({error}).") from error
     fields: dict[str, Any] = config if isinstance(config, dict) else {}
-    wrong = [key for key, kind in _FIELDS.items() if not isinstance(fields.get(key), kind)]
-    if "schema" not in wrong and fields["schema"] > _SCHEMA:  # whatever else it may hold
+    schema = fields.get("schema")
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise ArtefactError(f"{path} is not the configuration of a detector: it has no proper 'schema'.")
+    if schema > _SCHEMA:  # whatever else it may hold
         raise ArtefactError(
-            f"{folder} was made by a newer apood: it has schema {fields['schema']}, this one reads up to {_SCHEMA}."
+            f"{folder} was made by a newer apood: it has schema {schema}, this one reads up to {_SCHEMA}."
         )
-    if wrong:
+    if wrong := [key for key, kind in _FIELDS.items() if not isinstance(fields.get(key), kind)]:
         raise ArtefactError(f"{path} is not the configuration of a detector: it has no proper {wrong[0]!r}.")
+    if _config_hash(fields) != fields[_HASH]:
+        raise ArtefactError(f"{path} is not the one that was saved: its {_HASH} differs.")
     return fields
 
 

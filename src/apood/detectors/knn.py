@@ -1,5 +1,6 @@
 """Distance to the k-th nearest training sequence."""
 
+import math
 from itertools import chain
 
 import torch
@@ -15,8 +16,7 @@ from apood.tokens.source import TokenSource
 
 __all__ = ["KNN"]
 
-_SPARE = 8  # candidates beyond k that the quick search keeps for the exact one
-_CHUNK = 2**24  # distances held at once
+_CHUNK = 2**22  # numbers in any temporary of the search: 32 MB of float64
 
 
 class KNN(Detector):
@@ -24,10 +24,12 @@ class KNN(Detector):
 
     Sun et al. 2022 (arXiv 2204.06507), who normalise the features to length 1: `normalize="pooled"`.
 
-    Departures: none in the score. The search is exact: a chunked float32 matrix product proposes
-    k + 8 candidates, whose distances are then computed anew in float64, so that the rounding of the
-    product never reaches a score. The vectors are kept around their centre, because far from the origin
-    neither float32 nor a product would tell neighbours apart.
+    Departures: none in the score. The search is exact, up to ties within the rounding of float64: there is
+    no index, every training vector is compared in float64, and the distances of the k chosen ones are
+    computed anew from the differences, so that the cancellation in a matrix product never reaches a score.
+    The vectors are kept in float32 around their centre, because far from the origin float32 would not tell
+    neighbours apart. Beyond the vectors the search needs some 300 MB at most, whatever k, D and the number
+    of sequences.
 
     Args:
         k: which neighbour.
@@ -59,14 +61,33 @@ class KNN(Detector):
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         vectors = (pooled_vectors(tokens, self.normalize).cpu() - self.centre_).float()
-        rows = max(1, _CHUNK // len(self.bank_))
-        return -torch.cat([self._distance(chunk) for chunk in torch.split(vectors, rows)])
+        # square tiles of distances, unless a row of vectors or of neighbours is too long for that many rows
+        rows = max(1, min(math.isqrt(_CHUNK), _CHUNK // max(vectors.shape[1], self.k)))
+        return -torch.cat([self._distance(chunk.double()) for chunk in torch.split(vectors, rows)])
 
     def _distance(self, vectors: Tensor) -> Tensor:
-        candidates = min(self.k + _SPARE, len(self.bank_))
-        # |x - y|² = |y|² - 2 x·y, up to |x|², which does not change the order
-        rough = self.bank_.square().sum(1) - 2 * vectors @ self.bank_.T
-        nearest = self.bank_[rough.topk(candidates, largest=False).indices].double()
-        exact = torch.linalg.vector_norm(nearest - vectors.double()[:, None], dim=2)
-        distance: Tensor = exact.kthvalue(self.k).values
-        return distance
+        """Distance of each vector to its k-th nearest neighbour: the largest among its k nearest."""
+        rows, dim = vectors.shape
+        neighbours = self._nearest(vectors).flatten()
+        owners = torch.arange(rows).repeat_interleave(self.k)
+        pairs = max(1, _CHUNK // dim)
+        distances = [
+            torch.linalg.vector_norm(self.bank_[theirs].double() - vectors[own], dim=1)
+            for theirs, own in zip(torch.split(neighbours, pairs), torch.split(owners, pairs), strict=True)
+        ]
+        return torch.cat(distances).view(rows, self.k).amax(1)
+
+    def _nearest(self, vectors: Tensor) -> Tensor:
+        """Rows of the k nearest training vectors, `[rows, k]`, in no order."""
+        rows, dim = vectors.shape
+        smallest = vectors.new_full((rows, self.k), torch.inf)
+        nearest = torch.zeros(rows, self.k, dtype=torch.int64)
+        part_rows = max(1, _CHUNK // max(rows, dim))
+        for start in range(0, len(self.bank_), part_rows):
+            part = self.bank_[start : start + part_rows].double()
+            # |x - y|² = |y|² - 2 x·y, up to |x|², which does not change the order
+            rough = torch.addmm(part.square().sum(1), vectors, part.T, alpha=-2)
+            numbers = torch.arange(start, start + len(part)).expand(rows, -1)
+            smallest, places = torch.cat([smallest, rough], 1).topk(self.k, largest=False, sorted=False)
+            nearest = torch.cat([nearest, numbers], 1).gather(1, places)
+        return nearest

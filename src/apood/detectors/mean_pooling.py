@@ -16,6 +16,8 @@ __all__ = ["Moments", "Normalize", "check_normalize", "inverse_root", "moments",
 Normalize = Literal["tokens", "pooled", "none"]
 """What is brought to length 1: each token before pooling, the pooled vector, or nothing."""
 
+_ROUNDING = 1e-24  # relative variance that float64 rounding alone leaves of equal vectors, with a margin
+
 
 def token_budget(dim: int) -> int:
     """Tokens read at once: some 128 MB in float32, whatever the dimension."""
@@ -57,19 +59,23 @@ def moments(source: TokenSource, normalize: Normalize) -> Moments:
             mean += delta * share
             count += len(x)
             progress.update(len(x))
-    return Moments(count, mean, scatter / count)
+    covariance = scatter / count
+    if float(covariance.trace()) <= _ROUNDING * float(mean @ mean):
+        raise InputError("All pooled sequences are the same vector: there is no spread to measure distances against.")
+    return Moments(count, mean, covariance)
 
 
 def inverse_root(covariance: Tensor, floor: float) -> Tensor:
-    """P with Pᵀ P = Σ⁻¹, rows along the eigenvectors of Σ.
+    """Σ^(-1/2), the symmetric root of the inverse.
+
+    Of all P with Pᵀ P = Σ⁻¹ only the symmetric one does not depend on the signs of the eigenvectors and
+    on their choice in a null space, which change with the number of threads; a fit that resumes elsewhere
+    must find the space it left.
 
     Eigenvalues below `floor` times their mean are raised to it. A covariance is singular when there
     are fewer sequences than dimensions or when the encoder ends in a layer norm that confines its
     tokens to a hyperplane; without the floor such a direction would decide every score.
     """
     values, vectors = torch.linalg.eigh(covariance)
-    smallest = floor * float(values.mean())
-    if not smallest > 0:
-        raise InputError("All pooled sequences are the same vector: there is no spread to measure distances against.")
-    root: Tensor = vectors.T / values.clamp_min(smallest).sqrt()[:, None]
+    root: Tensor = (vectors / values.clamp_min(floor * float(values.mean())).sqrt()) @ vectors.T
     return root

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from apood.detectors.ap_ood import APOOD
+from apood.detectors.artefact import refuse_foreign
 from apood.detectors.base import Detector, Scores
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length
@@ -24,8 +25,7 @@ from apood.experiments.demo_texts import DemoTexts, demo_texts
 from apood.explain.terminal import marked_text
 from apood.report.plots import plot_score_distributions
 from apood.report.tables import TerminalTable
-from apood.support.errors import InputError
-from apood.support.files import write_json
+from apood.support.files import refuse_unwritable, write_json
 from apood.support.progress import track
 from apood.tokens.batch import TokenBatch
 
@@ -48,7 +48,8 @@ def _detectors(seed: int) -> dict[str, Detector]:
 def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list[ResultRow]:
     """Fits, compares, explains and saves; writes its findings to `out`."""
     started = time.monotonic()
-    _prepare(out)
+    refuse_unwritable(out / "detector")
+    refuse_foreign(out / "detector")
     model = minilm_folder()
     console.print("[bold]1.[/] Reading texts: the documentation of Python is in-distribution, all else is not.")
     texts = demo_texts(seed, quick)
@@ -96,13 +97,6 @@ def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list
     return rows
 
 
-def _prepare(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"The folder {out} for the results cannot be made: {error.strerror or error}.") from error
-
-
 def _show_spliced(
     detector: APOOD,
     texts: DemoTexts,
@@ -111,17 +105,23 @@ def _show_spliced(
     scores: dict[str, Scores],
     console: Console,
 ) -> None:
-    """The refused spliced texts of middling score: neither the easiest nor the hardest."""
-    shown = 0
-    for name, spliced in texts.spliced.items():
-        refused = np.flatnonzero(scores[name] < detector.threshold_)
-        order = refused[np.argsort(scores[name][refused])]
-        for index in order[len(order) // 4 :: max(1, len(order) // 2)][: _SHOWN - shown if shown else 2]:
-            batch = tokens[name].select([int(index)])
-            pieces = encoder.pieces(batch.channels["input_ids"].sequence(0))
-            contributions = detector.token_contributions(batch).sequence(0).tolist()
-            console.print(Padding(marked_text(pieces, contributions), (1, 0, 0, 3)))
-            foreign = spliced[int(index)]
-            console.print(f"   [dim]foreign ({name}): {escape(foreign.text[foreign.start : foreign.end])}[/]")
-            shown += 1
+    """Some spliced texts that were refused, the words marked that gave them away."""
+    for name, index in _middling_refused({name: scores[name] for name in texts.spliced}, detector.threshold_):
+        batch = tokens[name].select([index])
+        pieces = encoder.pieces(batch.channels["input_ids"].sequence(0))
+        contributions = detector.token_contributions(batch).sequence(0).tolist()
+        console.print(Padding(marked_text(pieces, contributions), (1, 0, 0, 3)))
+        foreign = texts.spliced[name][index]
+        console.print(f"   [dim]foreign ({name}): {escape(foreign.text[foreign.start : foreign.end])}[/]")
     console.print()
+
+
+def _middling_refused(scores: dict[str, Scores], threshold: float) -> list[tuple[str, int]]:
+    """Set and index of the refused texts at the quartiles of all: neither the easiest nor the hardest."""
+    refused = sorted(
+        (float(own[index]), name, int(index))
+        for name, own in scores.items()
+        for index in np.flatnonzero(own < threshold)
+    )
+    shown = min(_SHOWN, len(refused))
+    return [refused[(place + 1) * len(refused) // (shown + 1)][1:] for place in range(shown)]

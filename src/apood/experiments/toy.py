@@ -25,8 +25,7 @@ from apood.detectors.mahalanobis import Mahalanobis
 from apood.evaluation.metrics import auroc
 from apood.experiments.toy_figures import PlaneMap, Sequences, draw_attention, draw_averaging
 from apood.pooling import attention_pool
-from apood.support.errors import InputError
-from apood.support.files import write_json
+from apood.support.files import refuse_unwritable, write_json
 from apood.support.progress import track
 from apood.tokens.batch import TokenBatch
 
@@ -45,9 +44,7 @@ _QUERIES_AT_ONCE = 512
 def run_toy(out: Path, seed: int = 0) -> dict[str, Any]:
     """Writes figure1.png, figure2.png and results.json to the folder `out` and returns the results."""
     out = Path(out)
-    if out.exists() and not out.is_dir():
-        raise InputError(f"The toy experiment writes to a folder, but {out} is a file.")
-    out.mkdir(parents=True, exist_ok=True)
+    refuse_unwritable(out / "results.json")
     generator = torch.Generator().manual_seed(seed)
     train = _sequences(_ID_CENTRES, _TRAIN, generator)
     id_test = _sequences(_ID_CENTRES, _TEST, generator)

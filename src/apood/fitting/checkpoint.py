@@ -14,20 +14,37 @@ from torch import Tensor
 
 from apood.support.errors import ArtefactError
 from apood.support.files import atomic_file, is_temporary
+from apood.tokens.identity import EncoderIdentity
 from apood.tokens.source import TokenSource
 
-__all__ = ["Checkpoint", "fingerprint"]
+__all__ = ["Checkpoint", "run_digest"]
 
 
-def fingerprint(settings: Mapping[str, Any], *sources: TokenSource | None) -> str:
-    """A digest of the settings and the data of a fit; the data by its lengths and its two outer sequences."""
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+_SAMPLED = 16  # sequences of each source that a digest reads
+
+
+def run_digest(settings: Mapping[str, Any], *sources: TokenSource | None) -> str:
+    """A digest of the settings and the data of a fit; the data by encoder, lengths and 16 evenly spaced sequences."""
+    digest = hashlib.sha256(_canonical(settings))
     for source in sources:
         if source is not None:
+            digest.update(_canonical(_without_place(source.encoder)))
             digest.update(source.lengths.numpy().tobytes())
-            ends = source.select([0, len(source) - 1])
-            digest.update(ends.values.double().cpu().numpy().tobytes())
+            last = len(source) - 1
+            sampled = source.select(sorted({number * last // (_SAMPLED - 1) for number in range(_SAMPLED)}))
+            digest.update(sampled.values.double().cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _without_place(encoder: EncoderIdentity | None) -> EncoderIdentity | None:
+    """An encoder that its fingerprint identifies may have moved since (as `same_encoder` allows)."""
+    if encoder is None or not encoder.get("fingerprint"):
+        return encoder
+    return {key: value for key, value in encoder.items() if key not in ("model", "revision")}
+
+
+def _canonical(content: Any) -> bytes:
+    return json.dumps(content, sort_keys=True, default=str).encode()
 
 
 @dataclass
@@ -42,7 +59,7 @@ class Checkpoint:
     _saved_at: float = field(default_factory=time.monotonic, init=False)
 
     def load(self, run: str) -> tuple[int, dict[str, Tensor]] | None:
-        """The last state of this `run` (see `fingerprint`), or None where there is none."""
+        """The last state of this `run` (see `run_digest`), or None where there is none."""
         for leftover in self.path.parent.glob(f"{self.path.name}.*"):
             if is_temporary(leftover):  # a kill hit a write
                 leftover.unlink()
@@ -67,11 +84,17 @@ class Checkpoint:
         """Replaces the file when it is older than `every_seconds`."""
         if time.monotonic() - self._saved_at < self.every_seconds:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(self.path) as temporary:
-            # not save_file, whose own temporary file a kill would leave behind under a name that nobody knows
-            content = {name: tensor.contiguous() for name, tensor in tensors.items()}
-            temporary.write_bytes(save(content, {"run": run, "step": str(step)}))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(self.path) as temporary:
+                # not save_file, whose own temporary file a kill would leave behind under a name that nobody knows
+                content = {name: tensor.contiguous() for name, tensor in tensors.items()}
+                temporary.write_bytes(save(content, {"run": run, "step": str(step)}))
+        except (OSError, SafetensorError) as error:
+            raise ArtefactError(
+                f"The fit stopped at step {step} because its state could not be kept in {self.path}: "
+                f"{getattr(error, 'strerror', None) or error}."
+            ) from error
         self._saved_at = time.monotonic()
 
     def delete(self) -> None:

@@ -1,12 +1,13 @@
 """How a ragged batch is cut into blocks that fill a cache but never overflow it.
 
 A block is a rectangle: some pieces of equal length, or nearly so. Short sequences are sorted by
-length and packed, so little is padded; a sequence longer than a block becomes several pieces, each
-pooled alone and merged afterwards.
+length and packed, so little is padded; a sequence longer than a block becomes several pieces of
+equal length, or nearly so, each pooled alone and merged afterwards.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -41,11 +42,12 @@ def cut_into_blocks(offsets: Tensor, block_tokens: int) -> Iterator[Block]:
     lengths = offsets.diff()
     long = (lengths > block_tokens).nonzero().flatten()
     for sequence in long.tolist():
-        start, stop = int(offsets[sequence]), int(offsets[sequence + 1])
-        for begin in range(start, stop, block_tokens):
-            yield Block(
-                torch.tensor([sequence]), torch.tensor([begin]), torch.tensor([min(block_tokens, stop - begin)])
-            )
+        start, length = int(offsets[sequence]), int(lengths[sequence])
+        pieces = -(-length // block_tokens)
+        # even cuts: full blocks would often leave a piece of a few tokens, which costs a whole pass
+        cuts = [start + length * i // pieces for i in range(pieces + 1)]
+        for begin, end in pairwise(cuts):
+            yield Block(torch.tensor([sequence]), torch.tensor([begin]), torch.tensor([end - begin]))
     order = torch.argsort(lengths, stable=True)
     order = order[(lengths[order] > 0) & (lengths[order] <= block_tokens)]
     ordered = lengths[order].tolist()

@@ -10,13 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["atomic_file", "atomic_folder", "is_temporary", "read_json", "sha256_of", "write_json"]
+from apood.support.errors import InputError
+
+__all__ = [
+    "atomic_file",
+    "atomic_folder",
+    "is_temporary",
+    "read_json",
+    "recover_folder",
+    "refuse_unwritable",
+    "sha256_of",
+    "write_json",
+]
 
 _TEMPORARY = ".partial-"
+_PREVIOUS = ".being-replaced"  # nobody else's name: what bears it is deleted once the new folder is in place
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(f"{path.name}{_TEMPORARY}{uuid.uuid4().hex[:8]}")
+    return path.parent / f"{path.name}{_TEMPORARY}{uuid.uuid4().hex[:8]}"
 
 
 def is_temporary(path: Path) -> bool:
@@ -51,30 +63,58 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yields a temporary folder; when the block ends well, it replaces the folder `path`.
 
-    A folder cannot be renamed onto a non-empty one, so an old `path` is moved aside first and
-    moved back if the last rename fails.
+    A folder cannot be renamed onto a non-empty one, so an old `path` is moved aside first, to a name
+    that `recover_folder` knows: a process killed between the two renames costs neither.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, old = _temporary(path), _temporary(path)
+    recover_folder(path)
+    temporary = _temporary(path)
     temporary.mkdir()
     try:
         yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                with file.open("rb+") as handle:
-                    os.fsync(handle.fileno())
-        try:
-            if path.exists():
-                path.rename(old)
-            temporary.rename(path)
-        except BaseException:  # an interrupt between the two renames must not cost the old folder either
-            if old.exists() and not path.exists():
-                old.rename(path)
-            raise
+        _flush_tree(temporary)
+        if path.exists():
+            path.rename(_previous(path))
+        temporary.rename(path)
         _flush_folder(path.parent)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        _delete(temporary)
+        recover_folder(path)  # after an interrupt between the renames it brings the old folder back
+
+
+def recover_folder(path: Path) -> None:
+    """Ends an interrupted replacement of `path`: the new folder stays if it is there, else the old one returns."""
+    previous = _previous(path)
+    if not previous.exists():
+        return
+    with contextlib.suppress(FileNotFoundError):  # another process was faster
+        if path.exists():
+            # renamed before it is deleted, so that half a folder never returns
+            _delete(previous.rename(_temporary(path)))
+        else:
+            previous.rename(path)
+
+
+def _previous(path: Path) -> Path:
+    return path.parent / f"{path.name}{_PREVIOUS}"
+
+
+def _flush_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            _flush_folder(path)
+        else:
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+    _flush_folder(folder)
+
+
+def _delete(path: Path) -> None:
+    """Whatever it is; a link is not followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sha256_of(path: Path) -> str:
@@ -93,3 +133,15 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path) -> Any:
     """The content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Makes the folder that `path` will lie in, and refuses a place where nothing can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"Nothing can be written to {path}: its folder cannot be made ({error.strerror or error})."
+        ) from error
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"Nothing can be written to {path}: its folder is read-only.")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from apood.support.errors import InputError
-from apood.tokens.identity import EncoderIdentity
+from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
 
 __all__ = ["FLOAT_DTYPES", "Ragged", "TokenBatch", "as_indices", "cut_by_budget", "dtype_name"]
 
@@ -40,6 +40,8 @@ class Ragged:
             raise InputError(
                 f"offsets must rise from 0 to the number of rows ({rows}), got {int(offsets[0])} to {int(offsets[-1])}."
             )
+        # the encoder is frozen: a graph that still hangs on its output would only break or swell what comes after
+        object.__setattr__(self, "values", self.values.detach())
 
     @classmethod
     def from_lengths(cls, values: Tensor, lengths: Sequence[int] | Tensor) -> Self:
@@ -166,16 +168,22 @@ class TokenBatch(Ragged):
 
     @classmethod
     def concatenate(cls, parts: Sequence["TokenBatch"]) -> "TokenBatch":
-        """All sequences of all parts, in order, with the channels that every part has and the encoder if it is one."""
+        """All sequences of all parts, in order, with the channels that every part has and the encoder that all name."""
         if not parts:
             raise InputError("Nothing to concatenate: the list of batches is empty.")
         if len(dims := {p.dim for p in parts}) > 1:
             raise InputError(f"Only batches of one token dimension can be concatenated, got {sorted(dims)}.")
+        known = [p.encoder for p in parts if p.encoder is not None]
+        for encoder in known[1:]:
+            if not same_encoder(known[0], encoder):
+                raise InputError(
+                    f"Only batches of one encoder can be concatenated, "
+                    f"got tokens from {describe_encoder(known[0])} and from {describe_encoder(encoder)}."
+                )
         names = set(parts[0].channels).intersection(*(p.channels for p in parts))
         rows = Ragged.from_lengths(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
         channels = {name: Ragged.concatenate([p.channels[name] for p in parts]) for name in sorted(names)}
-        encoder = parts[0].encoder if all(p.encoder == parts[0].encoder for p in parts) else None
-        return cls(rows.values, rows.offsets, channels, encoder)
+        return cls(rows.values, rows.offsets, channels, known[0] if len(known) == len(parts) else None)
 
     @classmethod
     def from_sequences(cls, sequences: Iterable[Any]) -> "TokenBatch":
@@ -209,7 +217,7 @@ class TokenBatch(Ragged):
 def _as_tensor(data: Any, what: str) -> Tensor:
     """Array-like data as a tensor; arrays that torch does not take as they are (read-only, big-endian) are copied."""
     if isinstance(data, Tensor):
-        return data
+        return data.detach()
     try:
         array = np.ascontiguousarray(data)
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=not array.flags.writeable))
