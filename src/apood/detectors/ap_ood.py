@@ -45,7 +45,7 @@ class APOOD(Detector):
 
     | argument          | robust                                      | paper                          |
     | ----------------- | ------------------------------------------- | ------------------------------ |
-    | `heads`           | D // queries                                | D // queries                   |
+    | `heads`           | D                                           | D // queries                   |
     | `queries`         | 2                                           | 1                              |
     | `beta`            | 1.5 / spread of the similarities at the start | 1 / √D                       |
     | `similarity`      | dot                                         | dot                            |
@@ -65,7 +65,7 @@ class APOOD(Detector):
     W and its norms live in the space of the tokens after all of this.
 
     Args:
-        heads: M, or "auto" for as many parameters as a covariance matrix has.
+        heads: M, or "auto" for what the recipe sets.
         queries: T, queries a head.
         beta: inverse temperature of the attention; 0 is mean pooling.
         similarity: "dot" or "euclidean".

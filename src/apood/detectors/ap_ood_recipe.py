@@ -27,10 +27,11 @@ class Recipe:
     steps: int
     batch_size: int
     learning_rate: float
-    heads: int | None = None  # None: M T = D, as many parameters as a covariance matrix has
+    heads: int | None = None  # None: D, or with `matched_size` M T = D
     beta: float | None = None  # None: set by `temperature`
     similarity: Similarity = "dot"
 
+    matched_size: bool = True  # as many parameters as a covariance matrix has
     adapted: bool = False  # to the data: sinks skipped, tokens centred and whitened, start from a rotation
     temperature: float | None = None  # beta times the spread of the similarities at the start; None: beta = 1/√D
     warm_up: float = 0.0  # share of the steps over which beta rises from 0
@@ -47,6 +48,7 @@ ROBUST = Recipe(
     steps=300,
     batch_size=128,
     learning_rate=0.001,
+    matched_size=False,  # M < D heads span M directions of the mean: at β near 0 they would see less than Mahalanobis
     adapted=True,
     temperature=1.5,
     warm_up=0.5,

@@ -54,7 +54,8 @@ def has_sink(source: TokenSource, unit: bool, generator: torch.Generator) -> boo
 def prepare(source: TokenSource, recipe: Recipe, generator: torch.Generator, device: torch.device) -> Start:
     """The start that `recipe` asks for, on `device`."""
     dim = source.dim
-    shape = (recipe.heads or max(1, dim // recipe.queries), recipe.queries, dim)
+    auto = max(1, dim // recipe.queries) if recipe.matched_size else dim
+    shape = (recipe.heads or auto, recipe.queries, dim)
     if recipe.regularizer == "logdet" and shape[0] > shape[1] * dim:
         raise InputError(
             f"regularizer='logdet' keeps heads linearly independent, so there can be at most queries * D = "
