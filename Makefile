@@ -12,13 +12,13 @@ test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto
 
 check: $(READY)
-	$(BIN)/ruff format --check src tests benchmarks docs
-	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check src tests benchmarks docs/images
+	$(BIN)/ruff check src tests benchmarks docs/images
 	$(BIN)/mypy
 
 format: $(READY)
-	$(BIN)/ruff format src tests benchmarks docs
-	$(BIN)/ruff check --fix src tests benchmarks docs
+	$(BIN)/ruff format src tests benchmarks docs/images
+	$(BIN)/ruff check --fix src tests benchmarks docs/images
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
