@@ -91,7 +91,7 @@ def test_fit_replaces_a_detector_only_when_forced(apood, refused, fitted, stores
 def test_fit_never_replaces_what_is_no_detector(refused, model, stores, tmp_path):
     out = shutil.copytree(model, tmp_path / "model")  # it has a config.json, too
     before = sorted(path.name for path in out.iterdir())
-    assert "is not a saved detector: choose another place." in refused("fit", stores / "train", "--out", out, "--force")
+    assert "is not just a saved detector" in refused("fit", stores / "train", "--out", out, "--force")
     assert sorted(path.name for path in out.iterdir()) == before
 
 

@@ -9,8 +9,8 @@ from apood.cli.errors import interrupted_with
 from apood.cli.output import print_json
 from apood.cli.parameters import parse_settings
 from apood.cli.stores import open_store
-from apood.support.errors import ArtefactError, InputError
-from apood.support.files import refuse_unwritable
+from apood.support.errors import InputError
+from apood.support.files import recover_folder, refuse_unwritable
 
 __all__ = ["fit"]
 
@@ -69,14 +69,10 @@ def fit(
 
 
 def _refuse_occupied(out: Path, force: bool) -> None:
-    """Only a detector may be replaced, and only on purpose: other folders have a config.json too."""
-    from apood.detectors.artefact import load
+    """Only a detector may be replaced, and only on purpose."""
+    from apood.detectors.artefact import refuse_foreign
 
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    try:
-        load(out)
-    except ArtefactError as error:
-        raise InputError(f"{out} exists and is not a saved detector: choose another place.") from error
-    if not force:
+    recover_folder(out)
+    refuse_foreign(out)
+    if not force and out.is_dir() and any(out.iterdir()):
         raise InputError(f"There is already a detector in {out}: choose another place, or replace it with --force.")
