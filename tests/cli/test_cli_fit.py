@@ -4,16 +4,14 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 import torch
+from processes import PROGRAM, heed_interrupts
 from safetensors import safe_open
 
 from apood.detectors.artefact import load
-
-PROGRAM = [sys.executable, "-c", "from apood.cli import main; main()"]
 
 
 def learnt(folder):
@@ -55,7 +53,12 @@ def steps_done(checkpoint):
 def end_fit(command, environment, checkpoint, how, step):
     """Starts a fit, ends it when its checkpoint has come to `step`, and gives its exit code and messages."""
     process = subprocess.Popen(
-        [*PROGRAM, *command], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*PROGRAM, *command],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
     )
     try:
         while process.poll() is None and steps_done(checkpoint) < step:

@@ -7,10 +7,10 @@ import sys
 import time
 
 import pytest
+from processes import PROGRAM, heed_interrupts
 
 from apood.support.errors import FitWarning, InputError
 
-PROGRAM = [sys.executable, "-c", "from apood.cli import main; main()"]
 HEAVY = ("torch", "numpy", "sklearn", "transformers", "safetensors", "pyarrow", "matplotlib")
 
 
@@ -95,6 +95,7 @@ def test_an_interrupted_embed_says_how_to_go_on(apood, model, texts, tmp_path, p
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=heed_interrupts,
     )
     processes.append(process)
     process.stdin.write(f"{texts['test'][0]}\n")
