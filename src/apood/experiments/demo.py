@@ -4,6 +4,8 @@ Python's own documentation is in-distribution. A detector learns it, is calibrat
 and meets texts of other kinds, among them documentation with a single foreign sentence in it.
 """
 
+import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -65,10 +67,12 @@ def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list
     rows: list[ResultRow] = []
     scores: dict[str, dict[str, Scores]] = {}
     for name, detector in detectors.items():
+        begun = time.monotonic()
         detector.fit(train).calibrate(calibration)
         scores[name] = {"ID": detector.score_samples(test)} | {k: detector.score_samples(v) for k, v in ood.items()}
         of_method = result_rows(name, scores[name]["ID"], {k: v for k, v in scores[name].items() if k != "ID"})
         rows += [*of_method, mean_row(of_method)]
+        console.print(f"   {name}: {time.monotonic() - begun:.0f} s")
     console.print(TerminalTable(rows, title="AUROC (higher is better) above FPR95 (lower is better), percent"))
     console.print(
         "[bold]4.[/] Which words made AP-OOD suspicious, in texts with one foreign sentence (repeated below each)."
@@ -88,13 +92,19 @@ def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list
         "texts.txt and the calibrated detector. Use it next:",
         soft_wrap=True,
     )
+    command = f"{_program()} score {out / 'detector'} {out / 'texts.txt'} --model {model}"
     console.print(
-        f"  apood score {escape(str(out / 'detector'))} {escape(str(out / 'texts.txt'))} --model {escape(str(model))}",
+        f"  {escape(command)}",
         style="bold",
         soft_wrap=True,
         highlight=False,
     )
     return rows
+
+
+def _program() -> str:
+    """How to call apood from here: by its name where the shell would find it, else by its path."""
+    return "apood" if shutil.which("apood") else str(Path(sys.executable).with_name("apood"))
 
 
 def _show_spliced(
