@@ -7,12 +7,12 @@ from torch import Tensor
 
 from apood.detectors.ap_ood_health import warn_of_failure
 from apood.detectors.ap_ood_loss import log_norms
-from apood.detectors.ap_ood_recipe import HeadReduction, Recipe, RecipeName, Regularizer, ScoreName, one_of, resolve
+from apood.detectors.ap_ood_recipe import HeadReduction, Recipe, RecipeName, Regularizer, ScoreName, resolve
 from apood.detectors.ap_ood_start import has_sink, prepare
 from apood.detectors.ap_ood_training import Training, pool_corpus
 from apood.detectors.base import Detector
 from apood.detectors.mean_pooling import token_budget
-from apood.detectors.parameters import whole_number
+from apood.detectors.parameters import one_of, whole_number
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.loop import minimise
 from apood.pooling import Frame, Similarity, attention_pool

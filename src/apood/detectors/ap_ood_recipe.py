@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from apood.detectors.parameters import whole_number
+from apood.detectors.parameters import one_of, whole_number
 from apood.pooling import Similarity, check_beta
 from apood.support.errors import InputError
 
-__all__ = ["HeadReduction", "Recipe", "RecipeName", "Regularizer", "ScoreName", "one_of", "resolve"]
+__all__ = ["HeadReduction", "Recipe", "RecipeName", "Regularizer", "ScoreName", "resolve"]
 
 RecipeName = Literal["robust", "paper"]
 ScoreName = Literal["sum", "min"]
@@ -84,9 +84,3 @@ def resolve(recipe: RecipeName, **arguments: Any) -> Recipe:
     if not (math.isfinite(chosen.learning_rate) and chosen.learning_rate > 0):
         raise InputError(f"learning_rate must be a finite number above 0, got {chosen.learning_rate}.")
     return chosen
-
-
-def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuses a value that is not among the allowed ones."""
-    if value not in allowed:
-        raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.")

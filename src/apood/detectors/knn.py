@@ -2,13 +2,14 @@
 
 import math
 from itertools import chain
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from apood.detectors.base import Detector
-from apood.detectors.mean_pooling import Normalize, check_normalize, pooled_vectors, token_budget
-from apood.detectors.parameters import whole_number
+from apood.detectors.mean_pooling import Normalize, pooled_vectors, token_budget
+from apood.detectors.parameters import one_of, whole_number
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
@@ -47,7 +48,7 @@ class KNN(Detector):
 
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
-        check_normalize(self.normalize)
+        one_of("normalize", self.normalize, get_args(Normalize))
         whole_number("k", self.k, least=1)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002

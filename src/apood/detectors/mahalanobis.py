@@ -1,9 +1,12 @@
 """Mahalanobis distance of the mean-pooled tokens."""
 
+from typing import get_args
+
 from torch import Tensor
 
 from apood.detectors.base import Detector
-from apood.detectors.mean_pooling import Normalize, check_normalize, inverse_root, moments, pooled_vectors
+from apood.detectors.mean_pooling import Normalize, inverse_root, moments, pooled_vectors
+from apood.detectors.parameters import one_of
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
@@ -38,7 +41,7 @@ class Mahalanobis(Detector):
 
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
-        check_normalize(self.normalize)
+        one_of("normalize", self.normalize, get_args(Normalize))
         if not 0 < self.eigenvalue_floor <= 1:
             raise InputError(f"eigenvalue_floor must lie in (0, 1], got {self.eigenvalue_floor}.")
 

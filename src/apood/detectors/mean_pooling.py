@@ -1,6 +1,6 @@
 """What the detectors on mean-pooled tokens share: one vector a sequence, and its moments over a corpus."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from apood.support.progress import bar
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource
 
-__all__ = ["Moments", "Normalize", "check_normalize", "inverse_root", "moments", "pooled_vectors", "token_budget"]
+__all__ = ["Moments", "Normalize", "inverse_root", "moments", "pooled_vectors", "token_budget"]
 
 Normalize = Literal["tokens", "pooled", "none"]
 """What is brought to length 1: each token before pooling, the pooled vector, or nothing."""
@@ -22,12 +22,6 @@ _ROUNDING = 1e-24  # relative variance that float64 rounding alone leaves of equ
 def token_budget(dim: int) -> int:
     """Tokens read at once: some 128 MB in float32, whatever the dimension."""
     return max(1, 2**25 // dim)
-
-
-def check_normalize(normalize: str) -> None:
-    """Refuses an unknown normalisation."""
-    if normalize not in get_args(Normalize):
-        raise InputError(f"normalize must be one of {', '.join(get_args(Normalize))}, got {normalize!r}.")
 
 
 def pooled_vectors(tokens: TokenBatch, normalize: Normalize) -> Tensor:
