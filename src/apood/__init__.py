@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from apood.encoders.text import TextEncoder
     from apood.fitting.checkpoint import Checkpoint
     from apood.pooling import attention_pool
+    from apood.support.version import __version__
     from apood.tokens.batch import TokenBatch
     from apood.tokens.store import TokenStore
     from apood.tokens.writer import TokenStoreWriter
-
-    __version__: str
 
 __all__ = [
     "APOOD",
@@ -48,6 +47,7 @@ _HOMES = {
     "TokenBatch": "apood.tokens.batch",
     "TokenStore": "apood.tokens.store",
     "TokenStoreWriter": "apood.tokens.writer",
+    "__version__": "apood.support.version",
     "attention_pool": "apood.pooling",
     "load": "apood.detectors.artefact",
 }
@@ -55,10 +55,8 @@ _HOMES = {
 if not TYPE_CHECKING:  # a type checker that saw it would believe in every name
 
     def __getattr__(name: str) -> Any:
-        from importlib import import_module, metadata
+        from importlib import import_module
 
-        if name == "__version__":
-            return metadata.version("apood")
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_HOMES[name]), name)

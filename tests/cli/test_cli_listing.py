@@ -13,9 +13,9 @@ def test_methods_as_json(apood):
     for name, method in listed.items():
         known = detector_class(name)
         assert method["parameters"] == known().get_params()
-        assert method["requires"] == sorted(known.requires) and method["uses_aux"] is known.uses_aux
+        assert method["requires"] == sorted(known().requires) and method["aux"] == known().aux
         assert method["summary"] and known.__doc__.startswith(method["summary"])
-    assert listed["ap-ood"]["uses_aux"] and listed["knn"]["parameters"] == {"k": 5, "normalize": "pooled"}
+    assert listed["ap-ood"]["aux"] == "optional" and listed["knn"]["parameters"] == {"k": 5, "normalize": "pooled"}
 
 
 def test_methods_for_people(apood):

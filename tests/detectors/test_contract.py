@@ -4,6 +4,7 @@ import copy
 import inspect
 import random
 import warnings
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from apood.decisions.threshold import conformal_threshold
-from apood.detectors import base
-from apood.detectors.base import Detector
+from apood.detectors import base, data_checks
+from apood.detectors.base import AuxUse, Detector
 from apood.detectors.registry import METHODS, detector_class
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.tokens.batch import FLOAT_DTYPES, TokenBatch
@@ -59,7 +60,7 @@ def test_the_class_says_who_it_is(method):
     chosen = detector_class(method)
     assert issubclass(chosen, Detector) and chosen.name == method
     assert chosen.__doc__ and chosen.__doc__ != Detector.__doc__
-    assert isinstance(chosen.requires, frozenset) and isinstance(chosen.uses_aux, bool)
+    assert isinstance(chosen.requires, frozenset) and chosen.aux in get_args(AuxUse)
 
 
 def test_the_constructor_only_stores(method):
@@ -140,7 +141,7 @@ def test_a_store_is_as_good_as_memory(new, train, test_set, fitted, stored):
 
 def test_reading_in_small_batches_changes_nothing(new, train, test_set, fitted, monkeypatch):
     expected = fitted.score_samples(test_set)
-    for module in (base, *map(inspect.getmodule, map(detector_class, METHODS))):
+    for module in (base, data_checks, *map(inspect.getmodule, map(detector_class, METHODS))):
         if hasattr(module, "token_budget"):
             monkeypatch.setattr(module, "token_budget", lambda _: 17)
     assert_same_scores(fitted.score_samples(test_set), expected)
@@ -211,12 +212,13 @@ def test_a_value_that_is_not_finite_is_named(new, train, fitted, value):
         where = rf"^Token {token} of sequence {sequence} in the {{}} is NaN or infinite; every value must be finite\.$"
         with pytest.raises(InputError, match=where.format("ID data")):
             new().fit(bad)
-        with pytest.raises(InputError, match=where.format("tokens to score")):
+        with pytest.raises(InputError, match=where.format("data to score")):
             fitted.score_samples(bad)
 
 
 def test_the_number_of_a_bad_sequence_counts_all_batches(new, train, fitted, monkeypatch):
-    monkeypatch.setattr(base, "token_budget", lambda _: 17)
+    for module in (base, data_checks):
+        monkeypatch.setattr(module, "token_budget", lambda _: 17)
     for action in (new().fit, fitted.score_samples):
         with pytest.raises(InputError, match=r"^Token 0 of sequence 71 in the "):
             action(with_value(train, 71, 0, torch.nan))
@@ -299,7 +301,7 @@ def test_another_encoder_is_refused(new, train, test_set, stored):
 
 def test_aux_is_taken_or_refused(new, train, stored):
     aux = correlated_sequences(5, DIM, seed=3, shift=4.0)
-    if not new().uses_aux:
+    if new().aux == "unused":
         with pytest.raises(InputError, match="learns from in-distribution data alone and takes no AUX sequences"):
             new().fit(train, aux)
         return

@@ -42,7 +42,7 @@ def fit(
     chosen = detector_class(method)
     detector = chosen(**parse_settings(chosen, settings or []))
     detector.check_parameters()
-    if aux is not None and not chosen.uses_aux:
+    if aux is not None and chosen.aux == "unused":
         raise InputError(f"The method {method} learns from in-distribution data alone: leave out --aux.")
     _refuse_occupied(out, force)
     refuse_unwritable(out)

@@ -9,6 +9,8 @@ from apood.cli.parameters import defaults, written
 
 __all__ = ["methods"]
 
+_AUX_SENTENCES = {"unused": ".", "optional": "; can learn from AUX.", "required": "; learns from AUX."}
+
 
 def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
@@ -24,7 +26,7 @@ def methods(
 
     table = Table(box=None, show_header=False, padding=(0, 2, 1, 0))
     for method in listed:
-        needs = f"Needs {', '.join(method['requires'])}" + ("; can learn from AUX." if method["uses_aux"] else ".")
+        needs = f"Needs {', '.join(method['requires'])}" + _AUX_SENTENCES[method["aux"]]
         parameters = "  ".join(f"{name}={written(value)}" for name, value in method["parameters"].items())
         lines = Text.assemble(method["summary"], "\n", needs, "\n", (parameters or "No parameters.", "dim"))
         table.add_row(Text(method["name"], style="bold"), lines)
@@ -34,14 +36,14 @@ def methods(
 def _methods() -> list[dict[str, Any]]:
     from apood.detectors.registry import METHODS, detector_class
 
-    classes = {name: detector_class(name) for name in METHODS}
+    made = {name: detector_class(name)() for name in METHODS}
     return [
         {
             "name": name,
             "summary": (method.__doc__ or "").strip().partition("\n")[0],
             "requires": sorted(method.requires),
-            "uses_aux": method.uses_aux,
-            "parameters": defaults(method),
+            "aux": method.aux,
+            "parameters": defaults(type(method)),
         }
-        for name, method in classes.items()
+        for name, method in made.items()
     ]

@@ -11,16 +11,15 @@ from apood.detectors.ap_ood_recipe import HeadReduction, Recipe, RecipeName, Reg
 from apood.detectors.ap_ood_start import has_sink, prepare
 from apood.detectors.ap_ood_training import Training, pool_corpus
 from apood.detectors.base import Detector
-from apood.detectors.mean_pooling import token_budget
-from apood.detectors.parameters import one_of, whole_number
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.loop import minimise
 from apood.pooling import Frame, Similarity, attention_pool
 from apood.pooling.eager import similarities_and_logits
+from apood.support.arguments import number, one_of, whole_number
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.skip_first import SkipFirst, without_first
-from apood.tokens.source import TokenSource
+from apood.tokens.source import TokenSource, token_budget
 
 __all__ = ["APOOD"]
 
@@ -83,7 +82,7 @@ class APOOD(Detector):
     """
 
     name = "ap-ood"
-    uses_aux = True
+    aux = "optional"
 
     queries_: Tensor
     prototype_: Tensor
@@ -171,8 +170,7 @@ class APOOD(Detector):
         one_of("score", self.score, get_args(ScoreName))
         if self.normalize is not None:
             one_of("normalize", self.normalize, ("tokens", "none"))
-        if not (0 <= self.aux_weight < float("inf")):
-            raise InputError(f"aux_weight must be a finite number >= 0, got {self.aux_weight}.")
+        number("aux_weight", self.aux_weight, least=0)
         whole_number("seed", self.seed, least=0)
         try:
             torch.device("cpu" if self.device == "auto" else self.device)

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from apood.detectors.parameters import one_of, whole_number
 from apood.pooling import Similarity, check_beta
+from apood.support.arguments import one_of, whole_number
 from apood.support.errors import InputError
 
 __all__ = ["HeadReduction", "Recipe", "RecipeName", "Regularizer", "ScoreName", "resolve"]

@@ -9,13 +9,12 @@ from torch import Tensor
 from apood.detectors.ap_ood_loss import outlier_loss, regularization, squared_distances
 from apood.detectors.ap_ood_recipe import Recipe
 from apood.detectors.ap_ood_start import Start
-from apood.detectors.mean_pooling import token_budget
 from apood.fitting.loop import warm_up
 from apood.pooling import Pooled, attention_pool, merge, pool_of_pools, prototype
 from apood.support.progress import bar
 from apood.tokens.batch import TokenBatch
 from apood.tokens.loader import prefetch, shuffled
-from apood.tokens.source import TokenSource
+from apood.tokens.source import TokenSource, token_budget
 
 __all__ = ["CorpusPool", "Training", "pool_corpus"]
 

@@ -9,11 +9,11 @@ import hashlib
 import inspect
 import json
 import math
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -22,6 +22,7 @@ from apood.detectors.base import Detector
 from apood.detectors.registry import detector_class
 from apood.support.errors import ArtefactError, InputError
 from apood.support.files import atomic_folder, read_json, recover_folder, sha256_of, write_json
+from apood.support.version import __version__
 
 __all__ = ["load", "refuse_foreign", "save_detector"]
 
@@ -43,7 +44,7 @@ def save_detector(detector: Detector, folder: Path) -> None:
             config = {
                 "schema": _SCHEMA,
                 "method": detector.name,
-                "versions": {package: version(package) for package in ("apood", "torch")},
+                "versions": {"apood": __version__, "torch": str(torch.__version__)},
                 "parameters": {key: _to_json(value) for key, value in detector.get_params(deep=False).items()},
                 "learnt": {key: _to_json(value) for key, value in learnt.items() if key not in tensors},
                 "tensors": {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()},

@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +14,20 @@ from torch import Tensor
 from apood.decisions.conformal import conformal_p_values
 from apood.decisions.selection import benjamini_hochberg
 from apood.decisions.threshold import conformal_threshold
-from apood.detectors.mean_pooling import token_budget
+from apood.detectors.data_checks import filled, refuse_lacking, refuse_not_finite, refuse_unfit
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import bar
 from apood.tokens.batch import TokenBatch
 from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
-from apood.tokens.source import TokenSource, as_source
+from apood.tokens.source import TokenSource, as_source, token_budget
 
-__all__ = ["Detector", "Scores"]
+__all__ = ["AuxUse", "Detector", "Scores"]
 
 Scores = npt.NDArray[np.float64]
+
+AuxUse = Literal["unused", "optional", "required"]
+"""Whether a method learns from auxiliary outliers."""
 
 
 class Detector(BaseEstimator):  # type: ignore[misc]
@@ -33,11 +36,13 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     A subclass stores its constructor's arguments untouched, learns attributes whose names end in an
     underscore (tensors, numbers, texts: exactly these are saved), and implements `check_parameters`,
     `_fit` and `_score`. The score of a sequence may not depend on the sequences beside it.
+
+    `requires` names what the method looks at: "tokens", or channels that lie beside them.
     """
 
     name: ClassVar[str]
     requires: ClassVar[frozenset[str]] = frozenset({"tokens"})
-    uses_aux: ClassVar[bool] = False
+    aux: ClassVar[AuxUse] = "unused"
 
     dim_: int
     encoder_: EncoderIdentity | None
@@ -57,6 +62,10 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Scores `[sequences]` of a batch without empty sequences."""
         raise NotImplementedError
 
+    def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
+        """Settings worth trying on tokens of dimension `dim`, with AUX sequences (`supervised`) or without."""
+        return [{}]
+
     # what a user calls
 
     def fit(self, tokens: Any, aux: Any = None, *, checkpoint: Checkpoint | None = None) -> Self:
@@ -68,11 +77,12 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             checkpoint: where a long fit keeps its state, to go on after an interruption.
         """
         self.check_parameters()
-        source = _filled_source(tokens, "ID")
-        outliers = None if aux is None else self._checked_aux(aux, source)
+        source = as_source(tokens)
+        outliers = self._checked_aux(aux, source)
         for data, role in ((source, "ID"), (outliers, "AUX")):
             if data is not None:
-                _refuse_not_finite_source(data, role)
+                refuse_lacking(data, self.name, self.requires, f"{role} data")
+                refuse_unfit(data, self.requires, role)
         for learnt in [key for key in vars(self) if key.endswith("_")]:
             delattr(self, learnt)
         self._fit(source, outliers, checkpoint)
@@ -87,19 +97,20 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         first = empty = 0
         with bar(len(source), "score", "seq") as progress, torch.inference_mode():
             for batch in source.batches(token_budget(source.dim)):
-                _refuse_not_finite(batch, first, "the tokens to score")
-                filled = batch.lengths > 0
-                empty += int((~filled).sum())
-                if bool(filled.any()):
-                    scored = self._score(batch if bool(filled.all()) else batch.select(filled)).double().cpu()
+                refuse_not_finite(batch, self.requires, first, "the data to score")
+                whole = filled(batch, self.requires)
+                empty += int((~whole).sum())
+                if bool(whole.any()):
+                    scored = self._score(batch if bool(whole.all()) else batch.select(whole)).double().cpu()
                     # finite tokens whose score overflows are as far outside as can be
                     scored = scored.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
-                    scores[first : first + len(batch)][filled.numpy()] = scored.numpy()
+                    scores[first : first + len(batch)][whole.numpy()] = scored.numpy()
                 first += len(batch)
                 progress.update(len(batch))
         if empty:
             warnings.warn(
-                f"{empty} of {len(source)} sequences have no tokens; their score is -inf and their decision OOD.",
+                f"{empty} of {len(source)} sequences have no {' or '.join(sorted(self.requires))}; "
+                "their score is -inf and their decision OOD.",
                 DataWarning,
                 stacklevel=2,
             )
@@ -150,11 +161,15 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     # checks
 
-    def _checked_aux(self, aux: Any, source: TokenSource) -> TokenSource:
-        if not self.uses_aux:
+    def _checked_aux(self, aux: Any, source: TokenSource) -> TokenSource | None:
+        if aux is None:
+            if self.aux == "required":
+                raise InputError(f"{self.name} learns what sets ID and AUX sequences apart, and no AUX were given.")
+            return None
+        if self.aux == "unused":
             raise InputError(f"{self.name} learns from in-distribution data alone and takes no AUX sequences.")
-        outliers = _filled_source(aux, "AUX")
-        if outliers.dim != source.dim:
+        outliers = as_source(aux)
+        if "tokens" in self.requires and outliers.dim != source.dim:
             raise InputError(f"The AUX tokens have D={outliers.dim}, the ID tokens have D={source.dim}.")
         if not same_encoder(outliers.encoder, source.encoder):
             raise InputError(
@@ -178,7 +193,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def _checked_for_scoring(self, tokens: Any) -> TokenSource:
         check_is_fitted(self, "dim_")
         source = as_source(tokens)
-        if source.dim != self.dim_:
+        refuse_lacking(source, self.name, self.requires, "data to score")
+        if "tokens" in self.requires and source.dim != self.dim_:
             raise InputError(f"The tokens have D={source.dim}, this detector was fitted on D={self.dim_}.")
         if not same_encoder(self.encoder_, source.encoder):
             raise InputError(
@@ -186,36 +202,3 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 f"this detector was fitted on tokens from {describe_encoder(self.encoder_)}."
             )
         return source
-
-
-def _filled_source(tokens: Any, role: str) -> TokenSource:
-    """The data as a source with sequences, none of them empty: told by the lengths, without reading a token."""
-    source = as_source(tokens)
-    if len(source) == 0:
-        raise InputError(f"There are no {role} sequences to fit on.")
-    if bool((source.lengths == 0).any()):
-        index = int((source.lengths == 0).nonzero()[0])
-        raise InputError(f"Sequence {index} of the {role} data has no tokens; remove empty sequences before fitting.")
-    return source
-
-
-def _refuse_not_finite_source(source: TokenSource, role: str) -> None:
-    first = 0
-    with bar(len(source), f"check {role}", "seq") as progress:
-        for batch in source.batches(token_budget(source.dim)):
-            _refuse_not_finite(batch, first, f"the {role} data")
-            first += len(batch)
-            progress.update(len(batch))
-
-
-def _refuse_not_finite(batch: TokenBatch, first: int, where: str) -> None:
-    """Names the first NaN or infinite token; `first` is the number of the batch's first sequence."""
-    if bool(torch.isfinite(batch.values.sum())):  # one cheap pass; a finite sum has no NaN and no infinity in it
-        return
-    bad = (~torch.isfinite(batch.values)).any(1).nonzero().flatten().cpu()
-    if len(bad):
-        sequence = int(torch.searchsorted(batch.offsets, bad[0], right=True)) - 1
-        token = int(bad[0] - batch.offsets[sequence])
-        raise InputError(
-            f"Token {token} of sequence {first + sequence} in {where} is NaN or infinite; every value must be finite."
-        )

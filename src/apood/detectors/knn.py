@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from apood.detectors.base import Detector
-from apood.detectors.mean_pooling import Normalize, pooled_vectors, token_budget
-from apood.detectors.parameters import one_of, whole_number
+from apood.detectors.mean_pooling import Normalize, pooled_vectors
 from apood.fitting.checkpoint import Checkpoint
+from apood.support.arguments import one_of, whole_number
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
-from apood.tokens.source import TokenSource
+from apood.tokens.source import TokenSource, token_budget
 
 __all__ = ["KNN"]
 

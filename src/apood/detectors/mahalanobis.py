@@ -6,8 +6,8 @@ from torch import Tensor
 
 from apood.detectors.base import Detector
 from apood.detectors.mean_pooling import Normalize, inverse_root, moments, pooled_vectors
-from apood.detectors.parameters import one_of
 from apood.fitting.checkpoint import Checkpoint
+from apood.support.arguments import one_of
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource

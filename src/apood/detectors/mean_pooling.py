@@ -9,19 +9,14 @@ from apood.pooling import Frame, mean_pool
 from apood.support.errors import InputError
 from apood.support.progress import bar
 from apood.tokens.batch import TokenBatch
-from apood.tokens.source import TokenSource
+from apood.tokens.source import TokenSource, token_budget
 
-__all__ = ["Moments", "Normalize", "inverse_root", "moments", "pooled_vectors", "token_budget"]
+__all__ = ["Moments", "Normalize", "inverse_root", "moments", "pooled_vectors"]
 
 Normalize = Literal["tokens", "pooled", "none"]
 """What is brought to length 1: each token before pooling, the pooled vector, or nothing."""
 
 _ROUNDING = 1e-24  # relative variance that float64 rounding alone leaves of equal vectors, with a margin
-
-
-def token_budget(dim: int) -> int:
-    """Tokens read at once: some 128 MB in float32, whatever the dimension."""
-    return max(1, 2**25 // dim)
 
 
 def pooled_vectors(tokens: TokenBatch, normalize: Normalize) -> Tensor:

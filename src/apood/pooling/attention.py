@@ -1,6 +1,5 @@
 """The one entrance to attention pooling: checks its arguments and picks the implementation."""
 
-import math
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -8,6 +7,7 @@ from torch import Tensor
 from apood.pooling.algebra import Pooled
 from apood.pooling.blocked import attention_pool_blocked
 from apood.pooling.frame import Frame
+from apood.support.arguments import number, one_of
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 
@@ -18,8 +18,7 @@ Similarity = Literal["dot", "euclidean"]
 
 def check_beta(beta: float) -> None:
     """Refuses an inverse temperature that is negative or not finite."""
-    if not math.isfinite(beta) or beta < 0:
-        raise InputError(f"beta must be a finite number >= 0, got {beta}.")
+    number("beta", beta, least=0)
 
 
 def attention_pool(
@@ -49,8 +48,7 @@ def attention_pool(
         Pooled values and log masses, both `[sequences, M]`.
     """
     check_beta(beta)
-    if similarity not in get_args(Similarity):
-        raise InputError(f"similarity must be one of {', '.join(get_args(Similarity))}, got {similarity!r}.")
+    one_of("similarity", similarity, get_args(Similarity))
     if queries.ndim != 3 or 0 in queries.shape:
         raise InputError(f"queries must have shape [heads, queries, D], each at least 1, got {tuple(queries.shape)}.")
     if queries.shape[2] != tokens.dim:

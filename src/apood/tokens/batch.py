@@ -201,6 +201,17 @@ class TokenBatch(Ragged):
         return cls(rows.values, rows.offsets)
 
     @classmethod
+    def without_tokens(cls, **channels: Ragged) -> "TokenBatch":
+        """Sequences of which only channels are known: `TokenBatch.without_tokens(logits=Ragged(...))`."""
+        if not channels:
+            raise InputError("Sequences without tokens need at least one channel.")
+        return cls.from_lengths(torch.empty(0, 0), [0] * len(next(iter(channels.values())))).with_channels(**channels)
+
+    def with_channels(self, **channels: Ragged) -> "TokenBatch":
+        """The same sequences with these channels beside those they have."""
+        return replace(self, channels={**self.channels, **channels})
+
+    @classmethod
     def from_padded(cls, padded: Any, mask: Any = None) -> "TokenBatch":
         """From `[sequences, longest, D]` and a mask that is true (or 1) where a token is real; None keeps all."""
         values = _as_tensor(padded, "Padded tokens")

@@ -49,6 +49,11 @@ class SkipFirst:
         """Which encoder made the tokens, where that is known."""
         return self.source.encoder
 
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """None: channels are left behind."""
+        return ()
+
     def __len__(self) -> int:
         return len(self.source)
 

@@ -1,6 +1,6 @@
 """What every detector reads: sequences of tokens, wherever they lie."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -10,7 +10,7 @@ from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.identity import EncoderIdentity
 
-__all__ = ["TokenSource", "as_source"]
+__all__ = ["TokenSource", "as_source", "token_budget"]
 
 
 @runtime_checkable
@@ -33,6 +33,10 @@ class TokenSource(Protocol):
     def encoder(self) -> EncoderIdentity | None:
         """Which encoder made the tokens, where that is known."""
 
+    @property
+    def channels(self) -> Collection[str]:
+        """The names of what is read beside the tokens."""
+
     def __len__(self) -> int: ...
 
     def batches(self, token_budget: int) -> Iterator[TokenBatch]:
@@ -40,6 +44,11 @@ class TokenSource(Protocol):
 
     def select(self, indices: Any) -> TokenBatch:
         """The sequences `indices`, in that order."""
+
+
+def token_budget(dim: int) -> int:
+    """Tokens read at once: some 128 MB in float32, whatever the dimension."""
+    return max(1, 2**25 // max(dim, 1))
 
 
 def as_source(data: Any) -> TokenSource:

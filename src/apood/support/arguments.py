@@ -1,11 +1,12 @@
-"""Checks of constructor arguments that several detectors share."""
+"""Checks of arguments that several rooms share."""
 
-from numbers import Integral
+import math
+from numbers import Integral, Real
 from typing import Any
 
 from apood.support.errors import InputError
 
-__all__ = ["one_of", "whole_number"]
+__all__ = ["number", "one_of", "whole_number"]
 
 
 def whole_number(name: str, value: Any, least: int) -> None:
@@ -14,6 +15,13 @@ def whole_number(name: str, value: Any, least: int) -> None:
         raise InputError(f"{name} must be a whole number, got {value!r}.")
     if int(value) < least:
         raise InputError(f"{name} must be at least {least}, got {value}.")
+
+
+def number(name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf) -> None:
+    """Refuses what is not a finite number, below `least`, or not above `above`."""
+    bound = f" >= {least:g}" if least > -math.inf else f" > {above:g}" if above > -math.inf else ""
+    if not isinstance(value, Real) or not math.isfinite(value) or value < least or value <= above:
+        raise InputError(f"{name} must be a finite number{bound}, got {value!r}.")
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
