@@ -9,9 +9,18 @@ if TYPE_CHECKING:
     from apood.detectors.ap_ood import APOOD
     from apood.detectors.artefact import load
     from apood.detectors.base import Detector
+    from apood.detectors.binary_logits import BinaryLogits
+    from apood.detectors.deep_sad import DeepSAD
+    from apood.detectors.deep_svdd import DeepSVDD
+    from apood.detectors.entropy import Entropy
+    from apood.detectors.fusion import Fusion, default_detector
     from apood.detectors.knn import KNN
     from apood.detectors.length import Length
+    from apood.detectors.logits import MSP, Energy
     from apood.detectors.mahalanobis import Mahalanobis
+    from apood.detectors.mahalanobis_knn import MahalanobisKNN
+    from apood.detectors.perplexity import Perplexity
+    from apood.detectors.relative_mahalanobis import RelativeMahalanobis
     from apood.encoders.text import TextEncoder
     from apood.fitting.checkpoint import Checkpoint
     from apood.pooling import attention_pool
@@ -23,32 +32,54 @@ if TYPE_CHECKING:
 __all__ = [
     "APOOD",
     "KNN",
+    "MSP",
+    "BinaryLogits",
     "Checkpoint",
+    "DeepSAD",
+    "DeepSVDD",
     "Detector",
+    "Energy",
+    "Entropy",
+    "Fusion",
     "Length",
     "Mahalanobis",
+    "MahalanobisKNN",
+    "Perplexity",
+    "RelativeMahalanobis",
     "TextEncoder",
     "TokenBatch",
     "TokenStore",
     "TokenStoreWriter",
     "__version__",
     "attention_pool",
+    "default_detector",
     "load",
 ]
 
 _HOMES = {
     "APOOD": "apood.detectors.ap_ood",
     "KNN": "apood.detectors.knn",
+    "MSP": "apood.detectors.logits",
+    "BinaryLogits": "apood.detectors.binary_logits",
     "Checkpoint": "apood.fitting.checkpoint",
+    "DeepSAD": "apood.detectors.deep_sad",
+    "DeepSVDD": "apood.detectors.deep_svdd",
     "Detector": "apood.detectors.base",
+    "Energy": "apood.detectors.logits",
+    "Entropy": "apood.detectors.entropy",
+    "Fusion": "apood.detectors.fusion",
     "Length": "apood.detectors.length",
     "Mahalanobis": "apood.detectors.mahalanobis",
+    "MahalanobisKNN": "apood.detectors.mahalanobis_knn",
+    "Perplexity": "apood.detectors.perplexity",
+    "RelativeMahalanobis": "apood.detectors.relative_mahalanobis",
     "TextEncoder": "apood.encoders.text",
     "TokenBatch": "apood.tokens.batch",
     "TokenStore": "apood.tokens.store",
     "TokenStoreWriter": "apood.tokens.writer",
     "__version__": "apood.support.version",
     "attention_pool": "apood.pooling",
+    "default_detector": "apood.detectors.fusion",
     "load": "apood.detectors.artefact",
 }
 

@@ -1,5 +1,6 @@
 """A fit that is interrupted, at any moment and in any way, gives the detector of one that was not."""
 
+import json
 import os
 import random
 import signal
@@ -32,7 +33,7 @@ def test_aux_and_settings_reach_the_method(apood, stores, tmp_path):
     from apood.tokens.store import TokenStore
 
     out = tmp_path / "detector"
-    settings = ("--set", "steps=20", "--set", "queries=1", "--set", "seed=3")
+    settings = ("--method", "ap-ood", "--set", "steps=20", "--set", "queries=1", "--set", "seed=3")
     result = apood("fit", stores / "train", "--aux", stores / "other", "--out", out, *settings)
     assert "Fitted ap-ood on 120 sequences" in result.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["detector"]
@@ -81,7 +82,7 @@ def one_thread():
 
 
 def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(apood, refused, stores, tmp_path, one_thread):
-    given = ["fit", stores / "train", "--aux", stores / "other"]
+    given = ["fit", stores / "train", "--aux", stores / "other", "--method", "ap-ood"]
     apood(*given, "--set", "steps=150", "--out", tmp_path / "whole")
 
     out, checkpoint = tmp_path / "cut", tmp_path / "cut.checkpoint"
@@ -98,3 +99,23 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(apood, refused, s
     apood(*command)
     assert_same_detector(out, tmp_path / "whole")
     assert not checkpoint.exists()
+
+
+def test_the_default_is_the_recommended_fusion(apood, stores, tmp_path, one_thread):
+    out, checkpoint = tmp_path / "out", tmp_path / "out.checkpoint"
+    command = ["fit", stores / "train", "--out", out, "--set", "seed=1", "--checkpoint-seconds", "0.05"]
+    code, messages = end_fit(command, one_thread, tmp_path / "out.checkpoint.part-0", signal.SIGINT, 30)
+    assert code == 130 and messages == f"Interrupted: run the same command again to go on from {checkpoint}.\n"
+    result = apood(*command)
+    assert result.stdout == f"Fitted fusion on 120 sequences of {stores / 'train'} and saved it to {out}.\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "no checkpoint is left"
+
+    facts = json.loads(apood("inspect", out, "--json").stdout)
+    assert facts["method"] == "fusion" and facts["parameters"] == {"members": None, "seed": 1, "device": "auto"}
+    assert facts["learnt"]["members_"] == ["APOOD(seed=1)", "KNN()", "Mahalanobis(normalize='pooled')"]
+    assert "Mahalanobis" in apood("inspect", out).stdout
+
+
+def test_the_members_of_a_fusion_cannot_be_written(refused, stores, tmp_path):
+    sentence = refused("fit", stores / "train", "--out", tmp_path / "out", "--set", "members=knn")
+    assert sentence == "members can be set in Python only: leave it out here, got 'knn'."

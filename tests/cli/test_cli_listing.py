@@ -15,6 +15,7 @@ def test_methods_as_json(apood):
         assert method["parameters"] == known().get_params()
         assert method["requires"] == sorted(known().requires) and method["aux"] == known().aux
         assert method["summary"] and known.__doc__.startswith(method["summary"])
+    assert [name for name, method in listed.items() if method["default"]] == ["fusion"]
     assert listed["ap-ood"]["aux"] == "optional" and listed["knn"]["parameters"] == {"k": 5, "normalize": "pooled"}
 
 
@@ -22,9 +23,22 @@ def test_methods_for_people(apood):
     shown = apood("methods").stdout
     assert all(name in shown for name in METHODS)
     assert "Needs tokens; can learn from AUX." in shown and "k=5" in shown and "No parameters." in shown
+    assert "The default of `apood fit`." in " ".join(shown.split())
 
 
-COMMANDS = ["demo", "embed", "fit", "calibrate", "score", "evaluate", "methods", "inspect", "bench"]
+COMMANDS = [
+    "demo",
+    "embed",
+    "fit",
+    "calibrate",
+    "score",
+    "evaluate",
+    "compare",
+    "select",
+    "methods",
+    "inspect",
+    "bench",
+]
 
 
 def test_help_lists_the_commands(apood):

@@ -137,7 +137,8 @@ def test_embed_fit_and_calibrate_as_json(apood, model, files, stores, tmp_path):
     assert told == {"method": "knn", "sequences": 120, "detector": str(detector)}
     told = json.loads(apood("calibrate", detector, stores / "held-out", "--accept", 0.8, "--json").stdout)
     assert told == {"threshold": load(detector).threshold_, "accept": 0.8, "sequences": 60}
-    told = json.loads(apood("fit", stores / "train", "--set", "steps=5", "--out", tmp_path / "ap-ood", "--json").stdout)
+    command = ("fit", stores / "train", "--method", "ap-ood", "--set", "steps=5", "--out", tmp_path / "ap-ood")
+    told = json.loads(apood(*command, "--json").stdout)
     assert told["method"] == "ap-ood" and told["mean_distance_"] == load(tmp_path / "ap-ood").mean_distance_
 
 

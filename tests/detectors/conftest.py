@@ -3,14 +3,22 @@
 import copy
 
 import pytest
-from builders import correlated_sequences
+from builders import observed_sequences
 
+from apood.detectors.ap_ood import APOOD
+from apood.detectors.knn import KNN
+from apood.detectors.mahalanobis import Mahalanobis
 from apood.detectors.registry import METHODS, detector_class
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
 DIM = 8
-SMALL = {"ap-ood": {"steps": 20}}  # what a method is given in the tests of the contract
+SMALL = {
+    "ap-ood": {"steps": 20},
+    "deep-svdd": {"steps": 40},
+    "deep-sad": {"steps": 40},
+    "fusion": {"members": [APOOD(steps=20), KNN(), Mahalanobis(normalize="pooled")]},
+}  # what a method is given in the tests of the contract
 
 
 @pytest.fixture(scope="session")
@@ -33,25 +41,37 @@ def new(method, new_detector):
 
 @pytest.fixture(scope="session")
 def train():
-    return correlated_sequences(80, DIM, lengths=(1, 12))
+    return observed_sequences(80, DIM)
 
 
 @pytest.fixture(scope="session")
 def held_out():
-    return correlated_sequences(60, DIM, seed=1, lengths=(1, 12))
+    return observed_sequences(60, DIM, seed=1)
 
 
 @pytest.fixture(scope="session")
 def test_set():
     """ID sequences, then OOD sequences."""
-    inside, outside = (correlated_sequences(12, DIM, seed=2, lengths=(1, 12), shift=shift) for shift in (0.0, 4.0))
+    inside, outside = (observed_sequences(12, DIM, seed=2, shift=shift) for shift in (0.0, 4.0))
     return type(inside).concatenate([inside, outside])
 
 
 @pytest.fixture(scope="session")
-def fitted(new, train):
+def aux():
+    """Auxiliary outliers."""
+    return observed_sequences(30, DIM, seed=3, shift=4.0)
+
+
+@pytest.fixture(scope="session")
+def fit(aux):
+    """Fits a detector, with auxiliary outliers if it cannot do without them."""
+    return lambda detector, tokens: detector.fit(tokens, aux if detector.aux == "required" else None)
+
+
+@pytest.fixture(scope="session")
+def fitted(new, fit, train):
     """A fitted detector of the method in turn, shared by all tests: look, do not touch."""
-    return new().fit(train)
+    return fit(new(), train)
 
 
 @pytest.fixture

@@ -67,13 +67,14 @@ def test_a_euclidean_start_is_at_tokens(train):
     assert start.whitening is None and float(gaps.max()) < 1e-6
 
 
-def test_the_robust_temperature_makes_logits_of_order_one(train):
+@pytest.mark.parametrize("temperature", [0.7, 3.0])
+def test_a_temperature_is_the_spread_of_the_logits(train, temperature):
     for factor in (1.0, 1000.0):
         source = moved(train, factor)
-        start = prepare(source, resolve("robust", unit_tokens=False), generator(), CPU)
+        start = prepare(source, resolve("robust", unit_tokens=False, temperature=temperature), generator(), CPU)
         z = start.frame.apply(source.values)
         logits = start.beta * torch.einsum("sd,mtd->mts", z, start.queries(start.weights))
-        assert float(logits.std()) == pytest.approx(1.5, rel=1e-3)
+        assert float(logits.std()) == pytest.approx(temperature, rel=1e-3)
 
 
 def test_the_robust_recipe_does_not_see_scale_and_offset(train, test_set):
@@ -225,14 +226,26 @@ def test_outliers_of_no_weight_change_nothing(train, test_set):
 
 
 @any_fit
-@pytest.mark.parametrize("similarity", ["dot", "euclidean"])
-def test_contributions_of_tokens_sum_to_the_distance(train, test_set, similarity):
-    detector = APOOD(steps=10, similarity=similarity).fit(train)
+@pytest.mark.parametrize(("similarity", "score"), [("dot", "sum"), ("euclidean", "sum"), ("dot", "student")])
+def test_contributions_of_tokens_sum_to_the_distance(train, test_set, similarity, score):
+    detector = APOOD(steps=10, similarity=similarity, score=score).fit(train)
     contributions = detector.token_contributions(test_set)
     assert torch.equal(contributions.offsets, test_set.offsets)
     sums = torch.stack([part.sum() for part in contributions])
     distances = float(detector.log_norms_.sum()) - detector.score_samples(test_set)
     np.testing.assert_allclose(sums, distances, rtol=1e-4, atol=1e-4)
+
+
+def test_the_student_score_is_the_definition_and_nearly_the_sum_for_small_distances(train, test_set):
+    detector = APOOD(steps=10).fit(train)
+    total = detector.score_samples(test_set)
+    student = detector.set_params(score="student").score_samples(test_set)
+    device = torch.device("cpu")
+    pooled = attention_pool(test_set, detector.queries_, detector.beta_, frame=detector._frame(device))
+    squares = (pooled.value - detector.prototype_).square().double()
+    expected = float(detector.log_norms_.sum()) - (3 * (squares / 3).log1p()).sum(1)
+    np.testing.assert_allclose(student, expected, rtol=1e-5)
+    assert (student >= total - 1e-4).all()
 
 
 def test_a_foreign_token_contributes_most(train):

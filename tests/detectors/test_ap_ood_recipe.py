@@ -46,10 +46,10 @@ def test_the_recipes_are_what_the_docstring_says(recipe):
     for name in ("regularizer", "head_reduction", "similarity"):
         assert getattr(resolved, name) == says[name].split(":")[0], name
     assert resolved.unit_tokens == (says["normalize"] == "tokens")
-    assert says["heads"] == ("D // queries" if resolved.matched_size else "D") and resolved.heads is None
-    assert resolved.beta is None
+    assert says["heads"] == {1: "D // queries", 2: "2D // queries, at most D"}[resolved.queries_per_dim]
+    assert resolved.heads is None and resolved.beta is None
     if recipe == "robust":
-        assert resolved.temperature == number(says["beta"])
+        assert resolved.temperature == number(says["temperature"])
         assert says["beta warm-up"] == "from 0 over the first half" and resolved.warm_up == 0.5
         assert "2²⁷" in says["batch_size"] and resolved.batch_elements == 2**27
     else:
@@ -90,9 +90,9 @@ def test_normalize_overrides_too(recipe):
     assert not APOOD(recipe=recipe, normalize="none")._resolved().unit_tokens
 
 
-@pytest.mark.parametrize(("queries", "shared"), [(1, 8), (2, 4), (3, 2), (9, 1)])
-def test_heads_share_the_dimensions_in_the_paper_alone(train, queries, shared):
-    for recipe, heads in (("paper", shared), ("robust", 8)):
+@pytest.mark.parametrize(("queries", "paper", "robust"), [(1, 8, 8), (2, 4, 8), (3, 2, 5), (8, 1, 2), (17, 1, 1)])
+def test_the_number_of_heads_follows_from_the_queries(train, queries, paper, robust):
+    for recipe, heads in (("paper", paper), ("robust", robust)):
         start = prepare(train, resolve(recipe, queries=queries), torch.Generator(), torch.device("cpu"))
         assert start.weights.shape == (heads, queries, 8)
 
@@ -108,16 +108,21 @@ REFUSED = [
     ({"beta": -0.1}, "beta must be a finite number >= 0, got -0.1."),
     ({"beta": math.nan}, "beta must be a finite number >= 0, got nan."),
     ({"beta": math.inf}, "beta must be a finite number >= 0, got inf."),
-    ({"learning_rate": 0.0}, "learning_rate must be a finite number above 0, got 0.0."),
-    ({"learning_rate": -1.0}, "learning_rate must be a finite number above 0, got -1.0."),
-    ({"learning_rate": math.nan}, "learning_rate must be a finite number above 0, got nan."),
+    ({"learning_rate": 0.0}, "learning_rate must be a finite number > 0, got 0.0."),
+    ({"learning_rate": -1.0}, "learning_rate must be a finite number > 0, got -1.0."),
+    ({"learning_rate": math.nan}, "learning_rate must be a finite number > 0, got nan."),
     ({"aux_weight": -1.0}, "aux_weight must be a finite number >= 0, got -1.0."),
     ({"aux_weight": math.nan}, "aux_weight must be a finite number >= 0, got nan."),
     ({"aux_weight": math.inf}, "aux_weight must be a finite number >= 0, got inf."),
+    ({"temperature": -1.0}, "temperature must be a finite number >= 0, got -1.0."),
+    (
+        {"temperature": 1.0, "beta": 1.0},
+        "beta and temperature say the same thing in different units: give one of them.",
+    ),
     ({"seed": -1}, "seed must be at least 0, got -1."),
     ({"seed": 0.5}, "seed must be a whole number, got 0.5."),
     ({"similarity": "cosine"}, "similarity must be one of dot, euclidean, got 'cosine'."),
-    ({"score": "max"}, "score must be one of sum, min, got 'max'."),
+    ({"score": "max"}, "score must be one of sum, student, min, got 'max'."),
     ({"regularizer": "l2"}, "regularizer must be one of logdet, norm, got 'l2'."),
     ({"recipe": "magic"}, "recipe must be one of robust, paper, got 'magic'."),
     ({"normalize": "pooled"}, "normalize must be one of tokens, none, got 'pooled'."),

@@ -16,6 +16,8 @@ from sklearn.exceptions import NotFittedError
 
 import apood
 from apood.detectors.artefact import refuse_foreign
+from apood.detectors.fusion import Fusion
+from apood.detectors.mahalanobis import Mahalanobis
 from apood.detectors.registry import METHODS
 from apood.support.errors import ArtefactError
 from apood.tokens.store import TokenStore
@@ -42,28 +44,40 @@ def edit(folder, change):
     path.write_text(json.dumps({"config_sha256": digest} | config))
 
 
+def assert_same_detector(found, expected):
+    """The same parameters and everything learnt; those that it is made of too."""
+    assert type(found) is type(expected)
+    for own, others in ((found.get_params(), expected.get_params()), (learnt(found), learnt(expected))):
+        assert own.keys() == others.keys()
+        for key, value in others.items():
+            assert type(own[key]) is type(value), key
+            if key in ("members", "members_") and value is not None:
+                for pair in zip(own[key], value, strict=True):
+                    assert_same_detector(*pair)
+            else:
+                assert torch.equal(own[key], value) if torch.is_tensor(value) else own[key] == value, key
+
+
 def test_a_saved_detector_comes_back_as_it_was(calibrated, saved, test_set):
     loaded = apood.load(saved)
-    assert type(loaded) is type(calibrated) and loaded.get_params() == calibrated.get_params()
-    assert learnt(loaded).keys() == learnt(calibrated).keys()
-    for key, value in learnt(calibrated).items():
-        found = learnt(loaded)[key]
-        assert type(found) is type(value), key
-        assert torch.equal(found, value) if torch.is_tensor(value) else found == value, key
+    assert_same_detector(loaded, calibrated)
     for action in ("score_samples", "decision_function", "predict", "p_values"):
         assert np.array_equal(getattr(loaded, action)(test_set), getattr(calibrated, action)(test_set))
 
 
-def test_a_loaded_detector_lives_on(saved, fitted, train, held_out, test_set):
+def test_a_loaded_detector_lives_on(saved, fitted, fit, train, held_out, test_set):
     loaded = apood.load(str(saved))
     loaded.calibrate(held_out[:30], 0.8).save(saved)  # over itself
     again = apood.load(saved)
     assert again.accept_ == 0.8 and len(again.calibration_scores_) == 30
-    assert np.array_equal(again.fit(train).score_samples(test_set), fitted.score_samples(test_set))
+    assert np.array_equal(fit(again, train).score_samples(test_set), fitted.score_samples(test_set))
 
 
 def test_an_artefact_is_two_files_without_pickle(saved):
-    assert sorted(path.name for path in saved.iterdir()) == ["config.json", "model.safetensors"]
+    folders = [saved, *saved.glob("members/*")]  # a fusion has those of its members
+    for folder in folders:
+        assert {path.name for path in folder.iterdir()} - {"members"} == {"config.json", "model.safetensors"}
+    assert len([path for path in saved.rglob("*") if path.is_file()]) == 2 * len(folders)
     config = json.loads((saved / "config.json").read_text())
     assert config["schema"] == 1 and config["versions"]["apood"] == apood.__version__
     assert [path.name for path in saved.parent.iterdir()] == ["detector"], "no temporary folder is left"
@@ -91,13 +105,13 @@ def test_numbers_of_numpy_survive_as_parameters(new_detector, train, test_set, t
     assert np.array_equal(loaded.score_samples(test_set), detector.score_samples(test_set))
 
 
-def test_the_encoder_is_remembered(new, train, stored, tmp_path):
+def test_the_encoder_is_remembered(new, fit, train, stored, tmp_path):
     encoder = {"model": "a/model", "layer": -1, "mode": None, "special": True}
-    new().fit(stored(train, encoder)).save(tmp_path / "detector")
+    fit(new(), stored(train, encoder)).save(tmp_path / "detector")
     assert apood.load(tmp_path / "detector").encoder_ == encoder
 
 
-def test_every_method_scores_the_same_in_a_new_process(new_detector, train, held_out, test_set, stored, tmp_path):
+def test_every_method_scores_the_same_in_a_new_process(new_detector, fit, train, held_out, test_set, stored, tmp_path):
     program = """
 import sys
 import numpy as np
@@ -108,7 +122,7 @@ for folder in folders:
     np.save(folder + ".npy", detector.decision_function(apood.TokenStore(store)))
 """
     store = stored(test_set)
-    detectors = {method: new_detector(method).fit(train).calibrate(held_out, 0.9) for method in METHODS}
+    detectors = {method: fit(new_detector(method), train).calibrate(held_out, 0.9) for method in METHODS}
     folders = {method: tmp_path / f"saved-{method}" for method in METHODS}
     for method, detector in detectors.items():
         detector.save(folders[method])
@@ -259,8 +273,8 @@ def foreign_folders(tmp_path):
 
 
 def content(folder):
-    files = [folder] if folder.is_file() else sorted(folder.iterdir())
-    return {path.name: path.read_bytes() for path in files}
+    files = [folder] if folder.is_file() else [path for path in folder.rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in files}
 
 
 def test_nothing_foreign_is_overwritten(fitted, saved, tmp_path):
@@ -299,7 +313,7 @@ def test_a_place_that_cannot_be_written(fitted, tmp_path, place):
 # what a full disk or a kill leaves
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["apood.detectors.mahalanobis", "apood.detectors.artefact", "pytest"])
+context.set_forkserver_preload(["apood.detectors.fusion", "apood.detectors.artefact", "pytest"])
 
 
 def _save_on_a_full_disk(sender, source, folder, limit):
@@ -347,11 +361,12 @@ def _save_and_die(source, folder, operation):
     detector.save(folder)
 
 
-def test_a_save_killed_anywhere_leaves_the_old_or_the_new_detector(new_detector, train, tmp_path):
-    new_detector("mahalanobis").fit(train).save(tmp_path / "source")
+@pytest.mark.parametrize("new", [Mahalanobis(), Fusion([Mahalanobis()])], ids=str)
+def test_a_save_killed_anywhere_leaves_the_old_or_the_new_detector(new, new_detector, train, tmp_path):
+    new.fit(train).save(tmp_path / "source")
     old = new_detector("length").fit(train)
     names, missing = [], 0
-    for operation in range(1, 60):
+    for operation in range(1, 90):
         folder = tmp_path / f"{operation}" / "detector"
         old.save(folder)
         process = context.Process(target=_save_and_die, args=(tmp_path / "source", folder, operation))
@@ -365,4 +380,4 @@ def test_a_save_killed_anywhere_leaves_the_old_or_the_new_detector(new_detector,
         old.save(folder)
         assert apood.load(folder).name == "length"
     assert process.exitcode == 0 and missing == 1, "one kill falls between the renames"
-    assert set(names) == {"length", "mahalanobis"} and names == sorted(names), "old until it is new"
+    assert set(names) == {"length", new.name} and names == sorted(names, key=new.name.__eq__), "old until it is new"

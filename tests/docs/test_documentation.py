@@ -8,6 +8,7 @@ What a fenced block is for follows from its language:
   options are checked. Where output stands below it, the words must be the same; numbers may differ, since a tiny model
   stands in for the one that the page names. Output that begins with `Error:` goes with exit code 2. The targets of
   `make` and the extras of `pip install` must exist. There are no other commands.
+- `toml` is a file, named in the comment that it begins with, for the commands that follow.
 - `text`, `json`, `bibtex` and `diff` are only read.
 
 The working directory has `sentence-transformers/all-MiniLM-L6-v2`, a tiny random model whose vocabulary are the words
@@ -39,7 +40,7 @@ from apood.cli.app import app
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 RUN = [page for page in PAGES if page.name != "CHANGELOG.md"]
-LANGUAGES = {"python", "output", "console", "text", "json", "bibtex", "diff"}
+LANGUAGES = {"python", "output", "console", "toml", "text", "json", "bibtex", "diff"}
 LARGEST_IMAGE = 150_000
 README_LINES = 150
 SLOW = ("demo", "bench")
@@ -173,6 +174,10 @@ def test_what_a_page_shows_happens(page):
         elif block.language == "output":
             assert words(printed) == words(block.content), where
             assert numbers(printed) == pytest.approx(numbers(block.content), rel=0.1, abs=0.02), where
+        elif block.language == "toml":
+            name = re.match(r"# (\S+\.toml)\n", block.content)
+            assert name, f"{where}: the first line does not name the file"
+            Path(name[1]).write_text(block.content, encoding="utf-8")
         elif block.language == "console":
             for command in commands_of(block):
                 check_command(command, where)

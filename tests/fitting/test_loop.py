@@ -39,7 +39,7 @@ class Task:
 
     def run(self, checkpoint=None, steps=STEPS, name="a run"):
         return minimise(
-            self.parameter, self, steps=steps, learning_rate=0.2, run=name, checkpoint=checkpoint, label="test"
+            [self.parameter], self, steps=steps, learning_rate=0.2, run=name, checkpoint=checkpoint, label="test"
         )
 
 
@@ -80,6 +80,72 @@ def test_it_is_adam_with_a_cosine_schedule():
         reference(step)[0].backward()
         adam.step()
     assert torch.equal(task.parameter, reference.parameter)
+
+
+class TwoParameters:
+    """A loss of two parameters of different shapes."""
+
+    def __init__(self, killed_at=None):
+        self.parameters = [torch.full((2, 3), 0.5, requires_grad=True), torch.ones(2, requires_grad=True)]
+        self.killed_at = killed_at
+
+    def __call__(self, step):
+        if step == self.killed_at:
+            raise KilledError
+        noise = torch.randn(3, generator=torch.Generator().manual_seed(step))
+        matrix, vector = self.parameters
+        loss = (matrix.T @ vector - TARGET - 0.1 * noise).square().sum()
+        return loss, loss / 3
+
+    def run(self, checkpoint=None, objective=None, weight_decay=0.1):
+        arguments = {"steps": STEPS, "learning_rate": 0.2, "weight_decay": weight_decay}
+        return minimise(
+            self.parameters, objective or self, **arguments, run="a run", checkpoint=checkpoint, label="test"
+        )
+
+
+def test_several_parameters_are_those_of_adam_with_weight_decay():
+    task, reference = TwoParameters(), TwoParameters()
+    task.run()
+    adam = torch.optim.Adam(reference.parameters, lr=0.2)
+    for step in range(STEPS):
+        adam.param_groups[0]["lr"] = 0.2 * cosine(step, STEPS)
+        adam.zero_grad()
+        penalty = sum(parameter.square().sum() for parameter in reference.parameters)
+        (reference(step)[0] + 0.1 / 2 * penalty).backward()
+        adam.step()
+    for found, expected in zip(task.parameters, reference.parameters, strict=True):
+        torch.testing.assert_close(found, expected)
+    without = TwoParameters()
+    without.run(weight_decay=0.0)
+    assert not torch.allclose(without.parameters[0], task.parameters[0])
+
+
+@pytest.mark.parametrize("killed_at", [1, 11, STEPS - 1])
+def test_several_parameters_go_on_after_a_kill(checkpoint, killed_at):
+    expected, last = TwoParameters(), TwoParameters()
+    outcome = expected.run()
+    with pytest.raises(KilledError):
+        TwoParameters(killed_at).run(checkpoint)
+    assert last.run(checkpoint) == outcome
+    assert all(map(torch.equal, last.parameters, expected.parameters))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_broken_parameter_takes_all_of_them_back(number):
+    task = TwoParameters()
+    before = []
+
+    def objective(step):
+        loss, distance = task(step)
+        if step == STEPS - 1:
+            before.extend(parameter.detach().clone() for parameter in task.parameters)
+            broken = task.parameters[number]
+            loss = loss + 1e30 * (1e30 * (broken - broken.detach())).sum()
+        return loss, distance
+
+    assert task.run(objective=objective).diverged_at == STEPS
+    assert all(map(torch.equal, task.parameters, before))
 
 
 @settings(max_examples=15)
@@ -139,7 +205,7 @@ def test_a_last_step_that_breaks_the_parameter_is_undone():
         return loss, distance
 
     outcome = minimise(
-        task.parameter, objective, steps=STEPS, learning_rate=0.2, run="a run", checkpoint=None, label="test"
+        [task.parameter], objective, steps=STEPS, learning_rate=0.2, run="a run", checkpoint=None, label="test"
     )
     assert outcome.diverged_at == STEPS and math.isfinite(outcome.loss)
     assert torch.equal(task.parameter.detach(), task.parameters[-1])

@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from apood.evaluation.rows import mean_row, result_rows
+from apood.report.grid import grid_of_rows
 from apood.report.tables import TerminalTable, markdown_table
 from apood.support.errors import InputError
 
@@ -37,7 +38,7 @@ def figures(row):
 @pytest.mark.parametrize("width", [40, 80, 100, 120, 200])
 def test_every_figure_is_whole_at_every_width(width):
     rows = make_rows(["knn", "mahalanobis-normalised-mean"], DATASETS)
-    text = render(TerminalTable(rows, "Detectors on XSum"), width)
+    text = render(TerminalTable(grid_of_rows(rows), "Detectors on XSum"), width)
     assert text.startswith("Detectors on XSum\n")
     assert max(len(line) for line in text.splitlines()) <= width
     for row in rows:
@@ -49,27 +50,27 @@ def test_every_figure_is_whole_at_every_width(width):
 
 @pytest.mark.parametrize(("width", "blocks"), [(120, 1), (80, 2)])
 def test_datasets_that_do_not_fit_beside_go_below(width, blocks):
-    text = render(TerminalTable(make_rows(["knn", "mahalanobis"], DATASETS)), width)
+    text = render(TerminalTable(grid_of_rows(make_rows(["knn", "mahalanobis"], DATASETS))), width)
     assert text.count("───\n") == blocks
 
 
 def test_the_best_auroc_of_a_column_is_bold():
     rows = make_rows(["worse", "better"], ["a"])
     bold = "\x1b[1m"
-    text = render(TerminalTable(rows), 80, force_terminal=True, color_system="standard")
+    text = render(TerminalTable(grid_of_rows(rows)), 80, force_terminal=True, color_system="standard")
     assert f"{bold}{figures(rows[1])}" in text
     assert f"{bold}{figures(rows[0])}" not in text
 
 
 def test_names_are_no_markup():
-    text = render(TerminalTable(make_rows(["[red]knn"], ["[bold]a"])), 80)
+    text = render(TerminalTable(grid_of_rows(make_rows(["[red]knn"], ["[bold]a"]))), 80)
     assert "[red]knn" in text
     assert "[bold]a" in text
 
 
 def test_markdown():
     rows = make_rows(["worse", "better"], ["a|b", "c"])
-    header, rule, worse, better, blank, legend = markdown_table(rows).splitlines()
+    header, rule, worse, better, blank, legend = markdown_table(grid_of_rows(rows)).splitlines()
     assert header == "| method | a\\|b | c | mean |"
     assert rule == "| --- | ---: | ---: | ---: |"
     assert worse.startswith(f"| worse | {figures(rows[0])} / {rows[0]['fpr95']:.0f} ±")
@@ -82,23 +83,23 @@ def test_markdown():
 
 def test_mean_rows_may_be_among_the_rows():
     rows = make_rows(["knn"], ["a", "b"])
-    assert markdown_table([*rows, mean_row(rows)]) == markdown_table(rows)
+    assert markdown_table(grid_of_rows([*rows, mean_row(rows)])) == markdown_table(grid_of_rows(rows))
 
 
 def test_a_method_that_lacks_a_dataset_has_no_mean():
     rows = make_rows(["knn", "svdd"], ["a", "b"])[:3]
-    assert markdown_table(rows).splitlines()[3].endswith("| – | – |")
-    assert "–" in render(TerminalTable(rows), 80)
+    assert markdown_table(grid_of_rows(rows)).splitlines()[3].endswith("| – | – |")
+    assert "–" in render(TerminalTable(grid_of_rows(rows)), 80)
 
 
 def test_equal_figures_are_all_best():
     first, second = make_rows(["knn", "svdd"], ["a"])
     second = {**second, "auroc": first["auroc"] + 0.001}
-    assert markdown_table([first, second]).count("**") == 8
+    assert markdown_table(grid_of_rows([first, second])).count("**") == 8
 
 
 def test_no_rows_are_refused():
     with pytest.raises(InputError, match="at least one row of a dataset"):
-        markdown_table([])
+        grid_of_rows([])
     with pytest.raises(InputError, match="at least one row of a dataset, got 1 rows"):
-        TerminalTable([mean_row(make_rows(["knn"], ["a"]))])
+        grid_of_rows([mean_row(make_rows(["knn"], ["a"]))])

@@ -211,6 +211,41 @@ def test_empty_batches_are_batches():
     assert len(TokenBatch.from_padded(torch.zeros(0, 4, 3), torch.zeros(0, 4))) == 0
 
 
+@given(lengths_lists)
+def test_sequences_without_tokens_have_their_channels(lengths):
+    channels = numbered(lengths).channels
+    batch = TokenBatch.without_tokens(**channels)
+    assert len(batch) == len(lengths) and batch.dim == 0 and batch.lengths.tolist() == [0] * len(lengths)
+    assert batch.channels == channels
+    order = list(reversed(range(len(lengths))))
+    picked = batch.select(order)
+    assert all(same(picked.channels[name], channel.select(order)) for name, channel in channels.items())
+    parts = list(batch.batches(1))  # without tokens there is nothing to cut by
+    assert len(parts) == 1 and same(parts[0], batch)
+    assert same(TokenBatch.concatenate([batch, batch]), batch.select([*range(len(lengths))] * 2))
+
+
+def test_sequences_of_which_nothing_is_known():
+    with pytest.raises(InputError, match=r"^Sequences without tokens need at least one channel\.$"):
+        TokenBatch.without_tokens()
+
+
+def test_channels_are_put_beside_those_that_are_there():
+    batch = replace(numbered([2, 0, 3]), encoder={"model": "small"})
+    labels = Ragged.from_lengths(torch.arange(3), [1, 1, 1])
+    more = batch.with_channels(labels=labels)
+    assert more.channels == {**batch.channels, "labels": labels} and set(batch.channels) == {"input_ids", "logits"}
+    assert more.values.data_ptr() == batch.values.data_ptr() and torch.equal(more.offsets, batch.offsets)
+    assert more.encoder == {"model": "small"}
+    assert more.with_channels(logits=labels).channels["logits"] is labels, "one of that name is replaced"
+    assert same(batch.with_channels(), batch)
+    short = Ragged.from_lengths(torch.arange(2), [1, 1])
+    with pytest.raises(InputError, match=r"^Channel 'labels' has 2 sequences, the tokens have 3\.$"):
+        batch.with_channels(labels=short)
+    with pytest.raises(InputError, match=r"^Channel 'b' has 2 sequences, the tokens have 3\.$"):
+        TokenBatch.without_tokens(a=labels, b=short)
+
+
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [

@@ -6,6 +6,7 @@ import typer
 
 from apood.cli.bench import bench
 from apood.cli.calibrate import calibrate
+from apood.cli.compare import compare
 from apood.cli.demo import demo
 from apood.cli.embed import embed
 from apood.cli.errors import PlainGroup
@@ -14,6 +15,7 @@ from apood.cli.fit import fit
 from apood.cli.inspect import inspect
 from apood.cli.methods import methods
 from apood.cli.score import score
+from apood.cli.select import select
 
 __all__ = ["app", "main"]
 
@@ -51,10 +53,12 @@ def _apood(
 for command, example in (
     (demo, "apood demo --out demo"),
     (embed, "apood embed train.jsonl --model sentence-transformers/all-MiniLM-L6-v2 --out train"),
-    (fit, "apood fit train --out detector --set steps=600"),
+    (fit, "apood fit train --out detector"),
     (calibrate, "apood calibrate detector held-out --accept 0.95"),
     (score, "apood score detector new.jsonl --out scores.csv"),
     (evaluate, "apood evaluate detector --id test --ood news=news --ood code=code"),
+    (select, "apood select train --aux outliers --out search"),
+    (compare, "apood compare --id-train train --id-test test --ood news=news --ood code=code --out comparison"),
     (methods, "apood methods"),
     (inspect, "apood inspect train --verify"),
 ):

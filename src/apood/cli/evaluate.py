@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from apood.cli.output import print_json
-from apood.cli.stores import open_store
+from apood.cli.stores import named_stores, open_store
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def evaluate(
     """
     if as_json and markdown:
         raise InputError("Choose one of --json and --markdown.")
-    named = _named_stores(ood_stores)
+    named = named_stores(ood_stores)
     from apood.detectors.artefact import load
     from apood.evaluation.rows import mean_row, result_rows
 
@@ -54,22 +54,6 @@ def evaluate(
     _show(rows, as_json=as_json, markdown=markdown)
 
 
-def _named_stores(given: Sequence[str]) -> dict[str, Path]:
-    from apood.evaluation.rows import MEAN
-
-    named: dict[str, Path] = {}
-    for text in given:
-        name, _, folder = text.partition("=")
-        if not name or not folder:
-            raise InputError(f"--ood takes NAME=STORE, got {text!r}.")
-        if name == MEAN:
-            raise InputError(f"An OOD set cannot be called {MEAN!r}: that name is kept for the mean over the sets.")
-        if name in named:
-            raise InputError(f"Two OOD sets are called {name!r}: each needs a name of its own.")
-        named[name] = Path(folder)
-    return named
-
-
 def _labels(detectors: "Sequence[Detector]", folders: Sequence[Path]) -> list[str]:
     """What the detectors are called in the results: by the shortest kind of name that tells them apart."""
     for names in ([d.name for d in detectors], [f.resolve().name for f in folders], [str(f) for f in folders]):
@@ -81,11 +65,12 @@ def _labels(detectors: "Sequence[Detector]", folders: Sequence[Path]) -> list[st
 def _show(rows: "list[ResultRow]", *, as_json: bool, markdown: bool) -> None:
     from rich.console import Console
 
+    from apood.report.grid import grid_of_rows
     from apood.report.tables import TerminalTable, markdown_table
 
     if as_json:
         print_json(rows)
     elif markdown:
-        typer.echo(markdown_table(rows), nl=False)
+        typer.echo(markdown_table(grid_of_rows(rows)), nl=False)
     else:
-        Console().print(TerminalTable(rows))
+        Console().print(TerminalTable(grid_of_rows(rows)))

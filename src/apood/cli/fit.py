@@ -18,7 +18,7 @@ __all__ = ["fit"]
 def fit(
     store: Annotated[Path, typer.Argument(metavar="STORE", help="Token store with in-distribution sequences.")],
     out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder of the detector to write.")],
-    method: Annotated[str, typer.Option(metavar="NAME", help="One of those that `apood methods` lists.")] = "ap-ood",
+    method: Annotated[str, typer.Option(metavar="NAME", help="One of those that `apood methods` lists.")] = "default",
     aux: Annotated[
         Path | None,
         typer.Option(metavar="STORE", help="Token store with auxiliary outliers, where the method takes them."),
@@ -42,30 +42,30 @@ def fit(
     chosen = detector_class(method)
     detector = chosen(**parse_settings(chosen, settings or []))
     detector.check_parameters()
-    if aux is not None and chosen.aux == "unused":
-        raise InputError(f"The method {method} learns from in-distribution data alone: leave out --aux.")
+    if aux is not None and detector.aux == "unused":
+        raise InputError(f"The method {chosen.name} learns from in-distribution data alone: leave out --aux.")
     _refuse_occupied(out, force)
     refuse_unwritable(out)
 
     checkpoint = Checkpoint(out.with_name(f"{out.name}.checkpoint"), checkpoint_seconds)
 
     def kept() -> str:
-        if not checkpoint.path.exists():
+        if not checkpoint.exists():
             return "nothing was kept; run the same command again to start anew."
         return f"run the same command again to go on from {checkpoint.path}."
 
     with interrupted_with(kept):
-        sequences = open_store(store, chosen)
-        detector.fit(sequences, None if aux is None else open_store(aux, chosen), checkpoint=checkpoint)
+        sequences = open_store(store, detector)
+        detector.fit(sequences, None if aux is None else open_store(aux, detector), checkpoint=checkpoint)
         detector.save(out)
         checkpoint.delete()
     if as_json:
-        facts: dict[str, Any] = {"method": method, "sequences": len(sequences), "detector": str(out)}
+        facts: dict[str, Any] = {"method": chosen.name, "sequences": len(sequences), "detector": str(out)}
         if hasattr(detector, "mean_distance_"):
             facts["mean_distance_"] = detector.mean_distance_
         print_json(facts)
         return
-    typer.echo(f"Fitted {method} on {len(sequences):,} sequences of {store} and saved it to {out}.")
+    typer.echo(f"Fitted {chosen.name} on {len(sequences):,} sequences of {store} and saved it to {out}.")
 
 
 def _refuse_occupied(out: Path, force: bool) -> None:

@@ -70,7 +70,7 @@ def _detector_facts(folder: Path) -> dict[str, Any]:
 
     detector = load(folder)
     learnt = {
-        name: list(value.shape) if isinstance(value, Tensor) else value
+        name: list(value.shape) if isinstance(value, Tensor) else _plain(value)
         for name, value in vars(detector).items()
         if name.endswith("_") and name not in ("dim_", "encoder_", *_DECISION)
     }
@@ -78,7 +78,7 @@ def _detector_facts(folder: Path) -> dict[str, Any]:
         "kind": "detector",
         "folder": str(folder),
         "method": detector.name,
-        "parameters": {name: getattr(detector, name) for name in defaults(type(detector))},
+        "parameters": {name: _plain(getattr(detector, name)) for name in defaults(type(detector))},
         "dim": detector.dim_,
         "learnt": learnt,
         "encoder": detector.encoder_,
@@ -90,3 +90,8 @@ def _detector_facts(folder: Path) -> dict[str, Any]:
         if hasattr(detector, "threshold_")
         else None,
     }
+
+
+def _plain(value: Any) -> Any:
+    """Detectors that a detector is made of, as they are written in Python."""
+    return [str(item) for item in value] if isinstance(value, list) else value

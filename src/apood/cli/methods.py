@@ -27,6 +27,8 @@ def methods(
     table = Table(box=None, show_header=False, padding=(0, 2, 1, 0))
     for method in listed:
         needs = f"Needs {', '.join(method['requires'])}" + _AUX_SENTENCES[method["aux"]]
+        if method["default"]:
+            needs += " The default of `apood fit`."
         parameters = "  ".join(f"{name}={written(value)}" for name, value in method["parameters"].items())
         lines = Text.assemble(method["summary"], "\n", needs, "\n", (parameters or "No parameters.", "dim"))
         table.add_row(Text(method["name"], style="bold"), lines)
@@ -34,7 +36,7 @@ def methods(
 
 
 def _methods() -> list[dict[str, Any]]:
-    from apood.detectors.registry import METHODS, detector_class
+    from apood.detectors.registry import DEFAULT, METHODS, detector_class
 
     made = {name: detector_class(name)() for name in METHODS}
     return [
@@ -43,6 +45,7 @@ def _methods() -> list[dict[str, Any]]:
             "summary": (method.__doc__ or "").strip().partition("\n")[0],
             "requires": sorted(method.requires),
             "aux": method.aux,
+            "default": name == DEFAULT,
             "parameters": defaults(type(method)),
         }
         for name, method in made.items()

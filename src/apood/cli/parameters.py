@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["defaults", "parse_settings", "written"]
 
 _TRUTH = {"true": True, "false": False}
+_KINDS = {types.NoneType: "null", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def defaults(method: "type[Detector]") -> dict[str, Any]:
@@ -49,6 +50,8 @@ def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[st
 def _parsed(key: str, text: str, annotation: Any) -> Any:
     choices = [choice for kind in _alternatives(annotation) for choice in _readings(kind, text)]
     if not choices:
+        if not all(_is_written(kind) for kind in _alternatives(annotation)):
+            raise InputError(f"{key} can be set in Python only: leave it out here, got {text!r}.")
         kinds = " or ".join(dict.fromkeys(_described(kind) for kind in _alternatives(annotation)))
         raise InputError(f"{key} must be {kinds}, got {text!r}.")
     return choices[0]
@@ -77,8 +80,12 @@ def _readings(kind: Any, text: str) -> list[Any]:
     return []
 
 
+def _is_written(kind: Any) -> bool:
+    """Whether there is a text for a value of this kind."""
+    return get_origin(kind) is Literal or kind in _KINDS
+
+
 def _described(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(written(value) for value in get_args(kind))
-    names = {types.NoneType: "null", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    return names.get(kind, "set in Python")
+    return _KINDS[kind]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from apood.encoders.text import TextEncoder
     from apood.tokens.store import TokenStore
 
-__all__ = ["encoder_of", "open_store", "texts_of"]
+__all__ = ["encoder_of", "named_stores", "open_store", "texts_of"]
 
 
 def open_store(folder: Path, detector: "type[Detector] | Detector") -> "TokenStore":
@@ -20,6 +20,23 @@ def open_store(folder: Path, detector: "type[Detector] | Detector") -> "TokenSto
     from apood.tokens.store import TokenStore
 
     return TokenStore(folder, channels=sorted(detector.requires - {"tokens"}))
+
+
+def named_stores(given: Sequence[str]) -> dict[str, Path]:
+    """The stores that texts like `news=stores/news` name."""
+    from apood.evaluation.rows import MEAN
+
+    named: dict[str, Path] = {}
+    for text in given:
+        name, _, folder = text.partition("=")
+        if not name or not folder:
+            raise InputError(f"--ood takes NAME=STORE, got {text!r}.")
+        if name == MEAN:
+            raise InputError(f"An OOD set cannot be called {MEAN!r}: that name is kept for the mean over the sets.")
+        if name in named:
+            raise InputError(f"Two OOD sets are called {name!r}: each needs a name of its own.")
+        named[name] = Path(folder)
+    return named
 
 
 def texts_of(inputs: Sequence[str], field: str) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """AP-OOD: attention pooling for out-of-distribution detection."""
 
-from typing import Literal, get_args
+import math
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from apood.detectors.ap_ood_recipe import HeadReduction, Recipe, RecipeName, Reg
 from apood.detectors.ap_ood_start import has_sink, prepare
 from apood.detectors.ap_ood_training import Training, pool_corpus
 from apood.detectors.base import Detector
+from apood.detectors.log_distances import floored_log
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.loop import minimise
 from apood.pooling import Frame, Similarity, attention_pool
@@ -23,6 +25,8 @@ from apood.tokens.source import TokenSource, token_budget
 
 __all__ = ["APOOD"]
 
+_FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
+
 
 class APOOD(Detector):
     """Attention pooling for OOD detection, unsupervised and with auxiliary outliers.
@@ -33,6 +37,7 @@ class APOOD(Detector):
 
         d²_j(Z) = (h_j(Z) - μ_j)²
         s(Z)     = Σ_j (-d²_j(Z) + log |W_j|²)      score="sum"
+        s_t(Z)   = Σ_j (-ν log(1 + d²_j(Z) / ν) + log |W_j|²), ν = 3    score="student"
         s_min(Z) = min_j (-d²_j(Z) + log |W_j|²)    score="min"
 
     The heads minimise mean_n Σ_j d²_j(Z_n) - Σ_j log |W_j|², with μ of each batch and gradient through
@@ -44,9 +49,10 @@ class APOOD(Detector):
 
     | argument          | robust                                      | paper                          |
     | ----------------- | ------------------------------------------- | ------------------------------ |
-    | `heads`           | D                                           | D // queries                   |
+    | `heads`           | 2D // queries, at most D                    | D // queries                   |
     | `queries`         | 2                                           | 1                              |
-    | `beta`            | 1.5 / spread of the similarities at the start | 1 / √D                       |
+    | `beta`            | `temperature` / spread of the similarities  | 1 / √D                         |
+    | `temperature`     | 0.7                                         | none                           |
     | `similarity`      | dot                                         | dot                            |
     | `regularizer`     | logdet: keeps heads apart                   | norm: Σ log of squared norms   |
     | `normalize`       | tokens                                      | none                           |
@@ -67,8 +73,11 @@ class APOOD(Detector):
         heads: M, or "auto" for what the recipe sets.
         queries: T, queries a head.
         beta: inverse temperature of the attention; 0 is mean pooling.
+        temperature: beta without a unit: times the standard deviation of the token similarities at the start.
         similarity: "dot" or "euclidean".
-        score: "sum" over heads, or "min", the provable bound, which is weaker in practice.
+        score: "sum" over heads; "student", its robust twin, in which no single head can decide alone, for
+            many queries a head, which fit a training set too well; or "min", the provable bound, which is
+            weaker in practice.
         regularizer: "logdet" or "norm".
         recipe: "robust" or "paper".
         normalize: "tokens" (to length 1) or "none".
@@ -98,6 +107,7 @@ class APOOD(Detector):
         heads: int | Literal["auto"] = "auto",
         queries: int | None = None,
         beta: float | None = None,
+        temperature: float | None = None,
         similarity: Similarity = "dot",
         score: ScoreName = "sum",
         regularizer: Regularizer | None = None,
@@ -114,6 +124,7 @@ class APOOD(Detector):
         self.heads = heads
         self.queries = queries
         self.beta = beta
+        self.temperature = temperature
         self.similarity = similarity
         self.score = score
         self.regularizer = regularizer
@@ -132,6 +143,7 @@ class APOOD(Detector):
 
         c_s = Σ_j (h_j - μ_j) Σ_t p_jts (a_jts - μ_j): large where a token draws attention and pulls the
         pooled value away from the prototype, negative where it pulls it back, 0 for a skipped first token.
+        For score="student" each head's part is scaled to what its d² counts there.
         """
         source = self._checked_for_scoring(tokens)
         batches = source.batches(token_budget(source.dim))
@@ -145,8 +157,10 @@ class APOOD(Detector):
         a, logits = similarities_and_logits(z, self.queries_.to(device), self.beta_, self.similarity)
         weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
         pull = (weights * (a - self.prototype_.to(device)[:, None, None])).sum(1)
+        deviation = pull.sum(1, keepdim=True)
+        squares = deviation.square().clamp_min(torch.finfo(pull.dtype).tiny)
         contributions = torch.zeros(len(sequence))
-        contributions[skipped:] = (pull.sum(1, keepdim=True) * pull).sum(0).cpu()
+        contributions[skipped:] = (self._tempered(squares) / squares * deviation * pull).sum(0).cpu()
         return contributions
 
     def _resolved(self) -> Recipe:
@@ -155,6 +169,7 @@ class APOOD(Detector):
             heads=None if self.heads == "auto" else self.heads,
             queries=self.queries,
             beta=self.beta,
+            temperature=self.temperature,
             similarity=self.similarity,
             regularizer=self.regularizer,
             head_reduction=self.head_reduction,
@@ -168,6 +183,8 @@ class APOOD(Detector):
         """Refuses constructor arguments that make no sense."""
         self._resolved()
         one_of("score", self.score, get_args(ScoreName))
+        if self.beta is not None and self.temperature is not None:
+            raise InputError("beta and temperature say the same thing in different units: give one of them.")
         if self.normalize is not None:
             one_of("normalize", self.normalize, ("tokens", "none"))
         number("aux_weight", self.aux_weight, least=0)
@@ -176,6 +193,18 @@ class APOOD(Detector):
             torch.device("cpu" if self.device == "auto" else self.device)
         except (RuntimeError, TypeError) as error:
             raise InputError(f"device must be auto, cpu, cuda or the like, got {self.device!r}.") from error
+
+    def log_distances(self, scores: Tensor) -> Tensor:
+        """Of what a score lacks to the best one possible, for "sum" Σ_j d²_j."""
+        log_norms = self.log_norms_.to(scores)
+        return floored_log((log_norms.amin() if self.score == "min" else log_norms.sum()) - scores)
+
+    def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:
+        """The paper's grid: β, every T that divides D, with M T = D, and λ where there are AUX sequences."""
+        betas = sorted({1 / math.sqrt(dim), 0.25, 0.5, 1.0, 2.0})
+        sizes = [{"queries": queries, "heads": dim // queries} for queries in (1, 4, 16, 64) if dim % queries == 0]
+        weights: list[dict[str, Any]] = [{"aux_weight": weight} for weight in (0.1, 1.0, 10.0)] if supervised else [{}]
+        return [{"beta": beta} | size | weight for beta in betas for size in sizes for weight in weights]
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         recipe, device = self._resolved(), self._device()
@@ -189,7 +218,7 @@ class APOOD(Detector):
         training = Training(source, aux, recipe, start, weights, self.aux_weight, self.seed)
         try:
             outcome = minimise(
-                weights,
+                [weights],
                 training,
                 steps=recipe.steps,
                 learning_rate=recipe.learning_rate,
@@ -214,8 +243,13 @@ class APOOD(Detector):
         device = self._device()
         seen = without_first(tokens) if self.skips_first_ else tokens
         pooled = attention_pool(seen, self.queries_.to(device), self.beta_, self.similarity, self._frame(device))
-        per_head = self.log_norms_.to(device) - (pooled.value - self.prototype_.to(device)).square()
-        return per_head.sum(1) if self.score == "sum" else per_head.amin(1)
+        distances = self._tempered((pooled.value - self.prototype_.to(device)).square())
+        per_head = self.log_norms_.to(device) - distances
+        return per_head.amin(1) if self.score == "min" else per_head.sum(1)
+
+    def _tempered(self, squares: Tensor) -> Tensor:
+        """What d² of a head counts in the score."""
+        return _FREEDOM * torch.log1p(squares / _FREEDOM) if self.score == "student" else squares
 
     def _frame(self, device: torch.device) -> Frame:
         return Frame(self.unit_tokens_, self.origin_.to(device) if bool(self.origin_.any()) else None)

@@ -1,17 +1,15 @@
 """What a recipe of AP-OOD sets, and what an argument overrides."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from apood.pooling import Similarity, check_beta
-from apood.support.arguments import one_of, whole_number
-from apood.support.errors import InputError
+from apood.support.arguments import number, one_of, whole_number
 
 __all__ = ["HeadReduction", "Recipe", "RecipeName", "Regularizer", "ScoreName", "resolve"]
 
 RecipeName = Literal["robust", "paper"]
-ScoreName = Literal["sum", "min"]
+ScoreName = Literal["sum", "student", "min"]
 Regularizer = Literal["logdet", "norm"]
 HeadReduction = Literal["mean", "sum"]
 
@@ -27,13 +25,13 @@ class Recipe:
     steps: int
     batch_size: int
     learning_rate: float
-    heads: int | None = None  # None: D, or with `matched_size` M T = D
+    heads: int | None = None  # None: set by `queries_per_dim`
     beta: float | None = None  # None: set by `temperature`
     similarity: Similarity = "dot"
 
-    matched_size: bool = True  # as many parameters as a covariance matrix has
+    queries_per_dim: int = 1  # 1: M T = D, as many parameters as a covariance matrix has
     adapted: bool = False  # to the data: sinks skipped, tokens centred and whitened, start from a rotation
-    temperature: float | None = None  # beta times the spread of the similarities at the start; None: beta = 1/√D
+    temperature: float | None = None  # beta in units of the spread of the similarities; None: beta = 1/√D
     warm_up: float = 0.0  # share of the steps over which beta rises from 0
     batch_elements: int | None = None  # cuts a batch of long sequences, to bound memory
     mean_prototype: bool = False  # score against the plain mean of h, not the attention-weighted one
@@ -48,9 +46,9 @@ ROBUST = Recipe(
     steps=300,
     batch_size=128,
     learning_rate=0.001,
-    matched_size=False,  # M < D heads span M directions of the mean: at β near 0 they would see less than Mahalanobis
+    queries_per_dim=2,  # with T = 2 that is M = D: fewer heads span fewer directions of the mean than Mahalanobis sees
     adapted=True,
-    temperature=1.5,
+    temperature=0.7,
     warm_up=0.5,
     batch_elements=2**27,
     mean_prototype=True,
@@ -81,6 +79,7 @@ def resolve(recipe: RecipeName, **arguments: Any) -> Recipe:
             whole_number(name, getattr(chosen, name), least=1)
     if chosen.beta is not None:
         check_beta(chosen.beta)
-    if not (math.isfinite(chosen.learning_rate) and chosen.learning_rate > 0):
-        raise InputError(f"learning_rate must be a finite number above 0, got {chosen.learning_rate}.")
+    if chosen.temperature is not None:
+        number("temperature", chosen.temperature, least=0)
+    number("learning_rate", chosen.learning_rate, above=0)
     return chosen

@@ -54,7 +54,7 @@ def has_sink(source: TokenSource, unit: bool, generator: torch.Generator) -> boo
 def prepare(source: TokenSource, recipe: Recipe, generator: torch.Generator, device: torch.device) -> Start:
     """The start that `recipe` asks for, on `device`."""
     dim = source.dim
-    auto = max(1, dim // recipe.queries) if recipe.matched_size else dim
+    auto = min(dim, max(1, recipe.queries_per_dim * dim // recipe.queries))
     shape = (recipe.heads or auto, recipe.queries, dim)
     if recipe.regularizer == "logdet" and shape[0] > shape[1] * dim:
         raise InputError(

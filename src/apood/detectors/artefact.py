@@ -1,25 +1,25 @@
 """A saved detector: a folder of `config.json` and `model.safetensors`, whole or absent, never pickle.
 
 `config.json` says which method it is, its constructor's arguments and what it learnt that is not a
-tensor; `model.safetensors` holds the tensors. The hashes of both stand in the configuration.
+tensor; `model.safetensors` holds the tensors. The hashes of both stand in the configuration. A detector
+that is made of others has them in `members/0`, `members/1`, ..., each a saved detector itself, and the
+hashes of their configurations in its own.
 """
 
 import contextlib
 import hashlib
 import inspect
 import json
-import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from apood.detectors.base import Detector
-from apood.detectors.registry import detector_class
+from apood.detectors.description import built, described, from_json, to_json
 from apood.support.errors import ArtefactError, InputError
 from apood.support.files import atomic_folder, read_json, recover_folder, sha256_of, write_json
 from apood.support.version import __version__
@@ -27,33 +27,52 @@ from apood.support.version import __version__
 __all__ = ["load", "refuse_foreign", "save_detector"]
 
 _SCHEMA = 1
-_CONFIG, _TENSORS = "config.json", "model.safetensors"
+_CONFIG, _TENSORS, _MEMBERS = "config.json", "model.safetensors", "members"
 _HASH = "config_sha256"  # of the rest of the configuration
-_FIELDS = {"method": str, "parameters": dict, "learnt": dict, "tensors": dict, "sha256": str, _HASH: str}
+_FIELDS = {
+    "method": str,
+    "parameters": dict,
+    "learnt": dict,
+    "tensors": dict,
+    "sha256": str,
+    _MEMBERS: list,
+    _HASH: str,
+}
 _CALIBRATION = {"accept_", "threshold_", "calibration_scores_"}  # not there before `calibrate`
 
 
 def save_detector(detector: Detector, folder: Path) -> None:
     """Writes `detector` to `folder`, replacing an older artefact there in one step."""
     refuse_foreign(folder)
-    learnt = {key: value for key, value in vars(detector).items() if key.endswith("_")}
-    tensors = {key: value.detach().cpu().contiguous() for key, value in learnt.items() if isinstance(value, Tensor)}
     try:
         with atomic_folder(folder) as temporary:
-            save_file(tensors, temporary / _TENSORS)
-            config = {
-                "schema": _SCHEMA,
-                "method": detector.name,
-                "versions": {"apood": __version__, "torch": str(torch.__version__)},
-                "parameters": {key: _to_json(value) for key, value in detector.get_params(deep=False).items()},
-                "learnt": {key: _to_json(value) for key, value in learnt.items() if key not in tensors},
-                "tensors": {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()},
-                "sha256": sha256_of(temporary / _TENSORS),
-            }
-            write_json(temporary / _CONFIG, config | {_HASH: _config_hash(config)})
+            _write(detector, temporary)
     except (OSError, SafetensorError) as error:  # the latter is what a full disk raises
         cause = getattr(error, "strerror", None) or error
         raise ArtefactError(f"The detector cannot be written to {folder}: {cause}.") from error
+
+
+def _write(detector: Detector, folder: Path) -> str:
+    """Fills a new folder; gives the hash of the configuration, which stands for all that is in it."""
+    learnt = {key: value for key, value in vars(detector).items() if key.endswith("_")}
+    members = []
+    for number, member in enumerate(learnt.pop("members_", [])):
+        place = folder / _MEMBERS / str(number)
+        place.mkdir(parents=True)
+        members.append(_write(member, place))
+    tensors = {key: value.detach().cpu().contiguous() for key, value in learnt.items() if isinstance(value, Tensor)}
+    save_file(tensors, folder / _TENSORS)
+    config = {
+        "schema": _SCHEMA,
+        **described(detector),
+        "versions": {"apood": __version__, "torch": str(torch.__version__)},
+        "learnt": {key: to_json(value) for key, value in learnt.items() if key not in tensors},
+        "tensors": {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()},
+        "sha256": sha256_of(folder / _TENSORS),
+    } | ({_MEMBERS: members} if members else {})
+    digest = _config_hash(config)
+    write_json(folder / _CONFIG, config | {_HASH: digest})
+    return digest
 
 
 def load(folder: str | Path) -> Detector:
@@ -61,15 +80,20 @@ def load(folder: str | Path) -> Detector:
     folder = Path(folder)
     with contextlib.suppress(OSError):  # where nothing may be renamed, the next line says what is missing
         recover_folder(folder)
-    config = _read_config(folder)
+    return _read(folder, _read_config(folder))
+
+
+def _read(folder: Path, config: dict[str, Any]) -> Detector:
     tensors = _read_tensors(folder / _TENSORS, config)
+    members = [_read(place, own) for place, own in _read_member_configs(folder, config)]
     try:
-        parameters = {key: _from_json(value) for key, value in config["parameters"].items()}
-        detector = detector_class(config["method"])(**parameters)
+        detector = built(config)
         detector.check_parameters()
     except (InputError, TypeError) as error:
         raise ArtefactError(f"{folder / _CONFIG} describes no detector of this apood: {error}") from error
-    learnt = {key: _from_json(value) for key, value in config["learnt"].items()} | tensors
+    learnt = {key: from_json(value) for key, value in config["learnt"].items()} | tensors
+    if members:
+        learnt["members_"] = members
     learnable = _learnable(type(detector))
     if unknown := sorted(learnt.keys() - learnable):
         raise ArtefactError(f"{folder} holds {unknown[0]!r}, which {detector.name} does not learn.")
@@ -82,16 +106,25 @@ def load(folder: str | Path) -> Detector:
 
 def refuse_foreign(folder: Path) -> None:
     """Saving replaces the whole folder, so it may hold nothing but a detector; other models have a config.json too."""
-    if not folder.exists():
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
-    if others := sorted(names - {_CONFIG, _TENSORS}):
-        raise ArtefactError(f"{folder} exists and is not just a saved detector ({others[0]}); choose another folder.")
+    others = set(folder.glob("*")) - {folder / name for name in (_CONFIG, _TENSORS, _MEMBERS)}
     try:
-        if names:
-            _read_config(folder)
+        if not others:
+            others = set(folder.rglob("*")) - _content(folder, _read_config(folder))
     except ArtefactError as error:
         raise ArtefactError(f"{folder} exists and is not a saved detector; choose another folder.") from error
+    if others:
+        other = min(others).relative_to(folder)
+        raise ArtefactError(f"{folder} exists and is not just a saved detector ({other}); choose another folder.")
+
+
+def _content(folder: Path, config: dict[str, Any]) -> set[Path]:
+    """All files and folders of a saved detector."""
+    expected = {folder / _CONFIG, folder / _TENSORS}
+    for place, own in _read_member_configs(folder, config):
+        expected |= {place.parent, place} | _content(place, own)
+    return expected
 
 
 def _learnable(kind: type) -> set[str]:
@@ -120,11 +153,24 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ArtefactError(
             f"{folder} was made by a newer apood: it has schema {schema}, this one reads up to {_SCHEMA}."
         )
-    if wrong := [key for key, kind in _FIELDS.items() if not isinstance(fields.get(key), kind)]:
+    given = {_MEMBERS: []} | fields  # most detectors have none
+    if wrong := [key for key, kind in _FIELDS.items() if not isinstance(given.get(key), kind)]:
         raise ArtefactError(f"{path} is not the configuration of a detector: it has no proper {wrong[0]!r}.")
     if _config_hash(fields) != fields[_HASH]:
         raise ArtefactError(f"{path} is not the one that was saved: its {_HASH} differs.")
     return fields
+
+
+def _read_member_configs(folder: Path, config: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:
+    """The folders of the members and their configurations, which must be those that `config` knows."""
+    found = []
+    for number, digest in enumerate(config.get(_MEMBERS, [])):
+        place = folder / _MEMBERS / str(number)
+        own = _read_config(place)
+        if own[_HASH] != digest:
+            raise ArtefactError(f"{place} is not the member that was saved with {folder}: its {_HASH} differs.")
+        found.append((place, own))
+    return found
 
 
 def _read_tensors(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:
@@ -133,23 +179,11 @@ def _read_tensors(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:
     if sha256_of(path) != config["sha256"]:
         raise ArtefactError(f"{path} is not the file that was saved: its sha256 differs (truncated or changed).")
     try:
-        tensors = load_file(path)
+        # copied out of the file, where their places are not aligned, since sums are rounded by alignment
+        tensors = {key: tensor.clone() for key, tensor in load_file(path).items()}
     except SafetensorError as error:
         raise ArtefactError(f"{path} cannot be read: {error}.") from error
     found = {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()}
     if found != config["tensors"]:
         raise ArtefactError(f"The tensors in {path} do not have the names, shapes and dtypes that {_CONFIG} states.")
     return tensors
-
-
-def _to_json(value: Any) -> Any:
-    """JSON has no infinities; a threshold may be one."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    return value
-
-
-def _from_json(value: Any) -> Any:
-    return float(value["float"]) if isinstance(value, dict) and set(value) == {"float"} else value

@@ -62,6 +62,14 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Scores `[sequences]` of a batch without empty sequences."""
         raise NotImplementedError
 
+    def log_distances(self, scores: Tensor) -> Tensor:
+        """The logarithms of the distances that the scores stand for; higher = more out-of-distribution.
+
+        Methods are compared by them, because distances of ID sequences are skewed and their logarithms nearly
+        normal. A score that lives on a logarithmic scale, or is no distance, is only turned around.
+        """
+        return -scores
+
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """Settings worth trying on tokens of dimension `dim`, with AUX sequences (`supervised`) or without."""
         return [{}]
@@ -101,9 +109,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 whole = filled(batch, self.requires)
                 empty += int((~whole).sum())
                 if bool(whole.any()):
-                    scored = self._score(batch if bool(whole.all()) else batch.select(whole)).double().cpu()
-                    # finite tokens whose score overflows are as far outside as can be
-                    scored = scored.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+                    scored = self._scored(batch if bool(whole.all()) else batch.select(whole))
                     scores[first : first + len(batch)][whole.numpy()] = scored.numpy()
                 first += len(batch)
                 progress.update(len(batch))
@@ -158,6 +164,10 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
         check_is_fitted(self, "dim_")
         save_detector(self, Path(folder))
+
+    def _scored(self, batch: TokenBatch) -> Tensor:
+        """Scores in float64; finite tokens whose score overflows are as far outside as can be."""
+        return self._score(batch).double().cpu().nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
     # checks
 

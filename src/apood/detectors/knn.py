@@ -1,17 +1,18 @@
 """Distance to the k-th nearest training sequence."""
 
 import math
-from itertools import chain
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from apood.detectors.base import Detector
+from apood.detectors.log_distances import floored_log
 from apood.detectors.mean_pooling import Normalize, pooled_vectors
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import one_of, whole_number
 from apood.support.errors import InputError
+from apood.support.progress import bar
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource, token_budget
 
@@ -28,7 +29,7 @@ class KNN(Detector):
     Departures: none in the score. The search is exact, up to ties within the rounding of float64: there is
     no index, every training vector is compared in float64, and the distances of the k chosen ones are
     computed anew from the differences, so that the cancellation in a matrix product never reaches a score.
-    The vectors are kept in float32 around their centre, because far from the origin float32 would not tell
+    The vectors are kept in float32 around one of them, because far from the origin float32 would not tell
     neighbours apart. Beyond the vectors the search needs some 300 MB at most, whatever k, D and the number
     of sequences.
 
@@ -51,17 +52,35 @@ class KNN(Detector):
         one_of("normalize", self.normalize, get_args(Normalize))
         whole_number("k", self.k, least=1)
 
+    def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
+        """Near and far neighbours, each with every way to normalise."""
+        return [{"k": k, "normalize": normalize} for k in (1, 5, 10, 50) for normalize in get_args(Normalize)]
+
+    def log_distances(self, scores: Tensor) -> Tensor:
+        """Of the distance to the k-th neighbour."""
+        return floored_log(-scores)
+
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
         if len(source) < self.k:
             raise InputError(f"k={self.k} neighbours need at least as many ID sequences, got {len(source)}.")
-        batches = source.batches(token_budget(source.dim))
-        vectors = (pooled_vectors(batch, self.normalize).cpu() for batch in batches)
-        first = next(vectors)
-        self.centre_ = first.mean(0)
-        self.bank_ = torch.cat([(part - self.centre_).float() for part in chain([first], vectors)])
+        # any point among the vectors will do; the first of them does not depend on where batches are cut
+        self.centre_ = pooled_vectors(source.select([0]), self.normalize).cpu()[0]
+        self._keep(source)
+
+    def _keep(self, source: TokenSource) -> None:
+        with bar(len(source), "neighbours", "seq") as progress:
+            parts = []
+            for batch in source.batches(token_budget(source.dim)):
+                parts.append(self._vectors(batch))
+                progress.update(len(batch))
+        self.bank_ = torch.cat(parts)
+
+    def _vectors(self, tokens: TokenBatch) -> Tensor:
+        """The pooled sequences as they are compared, `[N, D]`, float32."""
+        return (pooled_vectors(tokens, self.normalize).cpu() - self.centre_).float()
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        vectors = (pooled_vectors(tokens, self.normalize).cpu() - self.centre_).float()
+        vectors = self._vectors(tokens)
         # square tiles of distances, unless a row of vectors or of neighbours is too long for that many rows
         rows = max(1, min(math.isqrt(_CHUNK), _CHUNK // max(vectors.shape[1], self.k)))
         return -torch.cat([self._distance(chunk.double()) for chunk in torch.split(vectors, rows)])

@@ -1,10 +1,11 @@
 """Mahalanobis distance of the mean-pooled tokens."""
 
-from typing import get_args
+from typing import Any, get_args
 
 from torch import Tensor
 
 from apood.detectors.base import Detector
+from apood.detectors.log_distances import floored_log
 from apood.detectors.mean_pooling import Normalize, inverse_root, moments, pooled_vectors
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import one_of
@@ -44,6 +45,14 @@ class Mahalanobis(Detector):
         one_of("normalize", self.normalize, get_args(Normalize))
         if not 0 < self.eigenvalue_floor <= 1:
             raise InputError(f"eigenvalue_floor must lie in (0, 1], got {self.eigenvalue_floor}.")
+
+    def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
+        """Every way to normalise."""
+        return [{"normalize": normalize} for normalize in get_args(Normalize)]
+
+    def log_distances(self, scores: Tensor) -> Tensor:
+        """Of the squared distance."""
+        return floored_log(-scores)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
         if len(source) < 2:

@@ -25,6 +25,7 @@ from apood.evaluation.rows import ResultRow, mean_row, result_rows
 from apood.experiments.demo_model import minilm_folder
 from apood.experiments.demo_texts import DemoTexts, demo_texts
 from apood.explain.terminal import marked_text
+from apood.report.grid import grid_of_rows
 from apood.report.plots import plot_score_distributions
 from apood.report.tables import TerminalTable
 from apood.support.files import refuse_unwritable, write_json
@@ -73,7 +74,9 @@ def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list
         of_method = result_rows(name, scores[name]["ID"], {k: v for k, v in scores[name].items() if k != "ID"})
         rows += [*of_method, mean_row(of_method)]
         console.print(f"   {name}: {time.monotonic() - begun:.0f} s")
-    console.print(TerminalTable(rows, title="AUROC (higher is better) above FPR95 (lower is better), percent"))
+    console.print(
+        TerminalTable(grid_of_rows(rows), title="AUROC (higher is better) above FPR95 (lower is better), percent")
+    )
     console.print(
         "[bold]4.[/] Which words made AP-OOD suspicious, in texts with one foreign sentence (repeated below each)."
     )

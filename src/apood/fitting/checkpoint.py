@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -97,6 +98,21 @@ class Checkpoint:
             ) from error
         self._saved_at = time.monotonic()
 
+    def part(self, number: int) -> "Checkpoint":
+        """The checkpoint of a fit that is part of this one, in a file beside it."""
+        return Checkpoint(self.path.with_name(f"{self.path.name}.part-{number}"), self.every_seconds)
+
+    def exists(self) -> bool:
+        """Whether anything was kept, of this fit or of its parts."""
+        return bool(self._files())
+
     def delete(self) -> None:
-        """Removes the file once the fit is complete and saved."""
-        self.path.unlink(missing_ok=True)
+        """Removes the file, and those of the parts, once the fit is complete and saved."""
+        for file in self._files():
+            file.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        """Only names that `part` makes: what else begins like them is not ours."""
+        own = re.compile(re.escape(self.path.name) + r"(\.part-\d+)*")
+        folder = self.path.parent
+        return [path for path in folder.iterdir() if own.fullmatch(path.name)] if folder.is_dir() else []

@@ -48,6 +48,11 @@ class TokenStore:
         return self._folder
 
     @property
+    def index(self) -> StoreIndex:
+        """What its index said when it was opened."""
+        return self._index
+
+    @property
     def dim(self) -> int:
         """D, the length of a token."""
         return self._index.dim

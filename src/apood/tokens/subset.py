@@ -21,6 +21,16 @@ class Subset:
         self._indices = as_indices(indices, len(source))
 
     @property
+    def source(self) -> TokenSource:
+        """What it is a part of."""
+        return self._source
+
+    @property
+    def indices(self) -> Tensor:
+        """Which sequences of the source, int64."""
+        return self._indices
+
+    @property
     def dim(self) -> int:
         """D, the length of a token."""
         return self._source.dim

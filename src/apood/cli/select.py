@@ -1,0 +1,231 @@
+"""`apood select`."""
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from apood.cli.errors import interrupted_with
+from apood.cli.output import print_json
+from apood.cli.parameters import parse_settings, written
+from apood.cli.stores import open_store
+from apood.support.errors import FitWarning, InputError
+from apood.support.files import recover_folder, refuse_unwritable, write_json
+
+if TYPE_CHECKING:
+    from apood.detectors.base import Detector
+    from apood.evaluation.selection import Point, Selection
+
+__all__ = ["select"]
+
+
+def select(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Token store with in-distribution sequences.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for results.json, heatmap.png and the chosen detector.")
+    ],
+    method: Annotated[str, typer.Option(metavar="NAME", help="One of those that `apood methods` lists.")] = "ap-ood",
+    aux: Annotated[
+        Path | None,
+        typer.Option(metavar="STORE", help="Token store with auxiliary outliers to judge by; without, see above."),
+    ] = None,
+    supervised: Annotated[
+        bool, typer.Option("--supervised", help="Learn from the outliers too, except for those to judge by.")
+    ] = False,
+    validation: Annotated[
+        Path | None,
+        typer.Option(metavar="STORE", help="Token store with in-distribution sequences to judge by, not to fit on."),
+    ] = None,
+    validation_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of STORE to judge by where there is no --validation.")
+    ] = 0.2,
+    aux_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of the outliers to judge by where the others are learnt from.")
+    ] = 0.25,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A parameter that all fits have; may be repeated."),
+    ] = None,
+    axes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid", metavar="KEY=V1,V2,…", help="Values to try, instead of the method's own grid; may be repeated."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds to average over.")] = 1,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where every fit is kept; in FOLDER/cache if nothing is said.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes; as many as there are cores if nothing is said.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the detector that is already there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json.")] = False,
+) -> None:
+    """Searches the settings of a method, and keeps the best detector.
+
+    Best is the highest AUROC of held-out in-distribution sequences against auxiliary outliers (--aux).
+
+    Without outliers nothing tells which settings find them best, and the held-out loss does not either. The table then
+    shows disasters only, and the detector is the one with the settings as given, unless that is a disaster itself.
+
+    Every fit is kept: after an interruption, the same command does only what is missing.
+    """
+    from apood.detectors.registry import detector_class
+    from apood.evaluation.selection import select as search
+
+    chosen = detector_class(method)
+    given = parse_settings(chosen, settings or [])
+    detector = chosen(**given)
+    detector.check_parameters()
+    grid = _grid(chosen, axes) if axes else None
+    target, kept = out / "detector", cache or out / "cache"
+    _refuse_occupied(target, force)
+    refuse_unwritable(out / "results.json")
+    if find_spec("matplotlib") is None:  # said now rather than after hours
+        raise InputError("The heat map needs matplotlib, which `pip install 'apood[report]'` brings.")
+    train = open_store(store, detector)
+    held_out, outliers = (None if folder is None else open_store(folder, detector) for folder in (validation, aux))
+    learns = supervised or detector.aux == "required"
+    searched = detector.hyperparameter_space(train.dim, supervised=learns) if grid is None else [grid]
+    if both := sorted(given.keys() & {name for space in searched for name in space}):
+        raise InputError(
+            f"{both[0]} is both set and searched: leave it out of --set, or say with --grid what to search."
+        )
+
+    with interrupted_with(lambda: f"what was fitted is kept in {kept}; run the same command again to go on."):
+        found = search(
+            detector,
+            train,
+            held_out,
+            outliers,
+            supervised=supervised,
+            grid=grid,
+            seeds=seeds,
+            validation_share=validation_share,
+            aux_share=aux_share,
+            cache=kept,
+            jobs=jobs or "auto",
+        )
+        write_json(out / "results.json", found.as_json())
+        _draw(found, out / "heatmap.png")
+        if found.detector is not None:
+            found.detector.save(target)
+    shown = found.best or next(point for point in found.points if point.given)
+    for warning in shown.warnings:
+        warnings.warn(warning, FitWarning, stacklevel=1)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        _show(found, detector, target)
+
+
+def _grid(method: "type[Detector]", axes: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of each parameter that texts like `k=1,5` stand for."""
+    grid: dict[str, list[Any]] = {}
+    for axis in axes:
+        name, separator, texts = axis.partition("=")
+        if not separator or not texts:
+            raise InputError(f"--grid takes key=value,value,…, got {axis!r}.")
+        if name in grid:
+            raise InputError(f"The parameter {name!r} is in the grid twice: give all its values at once.")
+        grid[name] = [parse_settings(method, [f"{name}={text}"])[name] for text in texts.split(",")]
+    return grid
+
+
+def _refuse_occupied(target: Path, force: bool) -> None:
+    """The chosen detector may have been given a threshold since, so it is only replaced on purpose."""
+    from apood.detectors.artefact import refuse_foreign
+
+    recover_folder(target)
+    refuse_foreign(target)
+    if not force and target.is_dir() and any(target.iterdir()):
+        raise InputError(f"There is already a detector in {target}: choose another folder, or replace it with --force.")
+
+
+def _draw(found: "Selection", path: Path) -> None:
+    from apood.report.heatmap import Cell, plot_heatmap
+
+    with_outliers = found.with_outliers
+    cells = [Cell(point.settings, _judged(point)) for point in found.points if point.settings]
+    plot_heatmap(
+        path,
+        cells,
+        title=f"{found.method}: " + ("AUROC of ID against AUX" if with_outliers else "disasters, not a ranking"),
+        label="AUROC in percent" if with_outliers else "held-out / training distance",
+        best=None if found.best is None else found.best.settings,
+        higher_is_better=with_outliers,
+    )
+
+
+def _judged(point: "Point") -> float | None:
+    if point.auroc is not None:
+        return 100 * point.auroc.value
+    return None if point.held_out is None else point.held_out.ratio
+
+
+def _show(found: "Selection", detector: "Detector", target: Path) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    names = list(dict.fromkeys(name for point in found.points for name in point.settings))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("")
+    for name in names:
+        table.add_column(name, justify="right")
+    for name in ("AUROC",) if found.with_outliers else ("held-out\nd²", "training\nd²", "ratio", "held-out\nloss"):
+        table.add_column(name, justify="right")
+    table.add_column("fit\nseconds", justify="right")
+    table.add_column("")
+    for point in found.points:
+        parameters = detector.get_params(deep=False) | point.settings
+        row = [*(_value(parameters[name]) for name in names), *_figures(point, found), f"{point.fit_seconds:.1f}"]
+        style = "bold" if point is found.best else "dim" if point.failure or point.disaster else ""
+        mark = "▸" if point is found.best else ""
+        table.add_row(mark, *row, Text(_note(point)), style=style)
+    Console(highlight=False).print(table)
+    typer.echo()
+    for reason, count in Counter(point.failure for point in found.points if point.failure).items():
+        typer.echo(f"{count} failed: {reason}")
+    typer.echo(found.promise)
+    if found.best is None:
+        typer.echo(
+            "Everything that could be fitted is a disaster, so no detector was kept: "
+            "more sequences help, or another method."
+        )
+        return
+    settings = " ".join(f"{name}={_value(value)}" for name, value in found.best.settings.items())
+    typer.echo(
+        f"The detector with {settings or 'the settings as given'} lies in {target}; "
+        f"`apood calibrate {target} STORE` gives it a threshold."
+    )
+
+
+def _value(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else written(value)
+
+
+def _figures(point: "Point", found: "Selection") -> list[str]:
+    if point.auroc is not None:
+        value, low, high = (100 * end for end in point.auroc)
+        return [f"{value:.1f} ±{(high - low) / 2:.1f}"]
+    if point.held_out is not None:
+        loss, held_out, training = point.held_out
+        return [f"{number:.3g}" for number in (held_out, training, point.held_out.ratio)] + [f"{loss:.1f}"]
+    return ["–"] * (1 if found.with_outliers else 4)
+
+
+def _note(point: "Point") -> str:
+    notes = [
+        "as given" if point.given else "",
+        "disaster" if point.disaster else "",
+        f"{len(point.warnings)} warning{'s'[: len(point.warnings) > 1]}" if point.warnings else "",
+        "failed" if point.failure else "",
+    ]
+    return ", ".join(filter(None, notes))

@@ -1,0 +1,90 @@
+"""Logistic regression between ID and AUX sequences on their mean-pooled tokens."""
+
+import warnings
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from apood.detectors.base import Detector
+from apood.detectors.mean_pooling import Normalize, pooled_vectors
+from apood.detectors.pooled_corpus import standardized, standardized_by
+from apood.fitting.checkpoint import Checkpoint
+from apood.support.arguments import number, one_of
+from apood.support.errors import FitWarning
+from apood.tokens.batch import TokenBatch
+from apood.tokens.source import TokenSource
+
+__all__ = ["BinaryLogits"]
+
+_MOST_ITERATIONS = 10_000
+_TOLERANCE = 1e-10  # largest entry of the gradient at the end
+
+
+class BinaryLogits(Detector):
+    """s(Z) = wᵀ z̄ + b, the logit of a logistic regression that tells ID from AUX sequences by their mean token.
+
+    Ren et al. 2023 (arXiv 2209.15558), "binary logits":
+
+        min over w, b of ½ mean_n log(1 + exp(-s(Z_n))) + ½ mean_m log(1 + exp(s(X_m))) + λ/2 |w|²
+
+    over ID sequences Z_n and AUX sequences X_m.
+
+    Departures: both classes weigh the same, so that 8 AUX sequences count as much as 8,000 and b does not depend
+    on how many there are. λ/2 |w|² is there because few AUX sequences can always be told apart without error,
+    and acts on dimensions that have variance 1 over the ID sequences; the learnt w and b are those of the
+    tokens as they are. λ stands beside means, not sums: it means the same for any number of sequences.
+
+    Args:
+        normalize: "none" as published, "tokens" or "pooled" to compare directions only.
+        penalty: λ.
+    """
+
+    name = "binary-logits"
+    aux = "required"
+
+    weight_: Tensor
+    bias_: Tensor
+
+    def __init__(self, normalize: Normalize = "none", penalty: float = 0.01) -> None:
+        self.normalize = normalize
+        self.penalty = penalty
+
+    def check_parameters(self) -> None:
+        """Refuses constructor arguments that make no sense."""
+        one_of("normalize", self.normalize, get_args(Normalize))
+        number("penalty", self.penalty, above=0)
+
+    def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
+        """Light and heavy penalties, each with every way to normalise."""
+        return [
+            {"penalty": value, "normalize": how} for value in (0.001, 0.01, 0.1, 1.0) for how in get_args(Normalize)
+        ]
+
+    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
+        assert aux is not None, "fit refuses to go without"
+        vectors, standard = standardized(source, self.normalize)
+        both = np.concatenate([vectors, standardized_by(standard, aux, self.normalize)], dtype=np.float64)
+        inside = np.arange(len(both)) < len(source)
+        # scikit-learn weighs the sum of the losses against half the squared norm, we their mean
+        regression = LogisticRegression(
+            C=1 / (self.penalty * len(both)), class_weight="balanced", tol=_TOLERANCE, max_iter=_MOST_ITERATIONS
+        )
+        with warnings.catch_warnings(record=True) as noticed:
+            warnings.simplefilter("always", ConvergenceWarning)
+            regression.fit(both, inside)
+        weight = torch.from_numpy(regression.coef_[0]) / standard.scale
+        self.weight_, self.bias_ = weight, torch.tensor(regression.intercept_[0]) - weight @ standard.mean
+        if any(issubclass(warning.category, ConvergenceWarning) for warning in noticed):
+            warnings.warn(
+                f"The logistic regression stopped after {regression.n_iter_[0]} iterations and has not settled; use a "
+                "larger penalty, and remove AUX sequences whose values are far too large.",
+                FitWarning,
+                stacklevel=3,
+            )
+
+    def _score(self, tokens: TokenBatch) -> Tensor:
+        return pooled_vectors(tokens, self.normalize).cpu() @ self.weight_ + self.bias_

@@ -1,0 +1,73 @@
+"""Entropy of the outputs that a model could generate, estimated from some of them."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apood.detectors.side_channel import LARGEST_LOG_PROBABILITY, SideChannelDetector, refuse_row_shape, sequences_with
+from apood.pooling.algebra import Pooled, pool_of_pools
+from apood.support.arguments import number
+from apood.tokens.batch import Ragged
+
+__all__ = ["Entropy", "sample_pools"]
+
+
+def sample_pools(samples: Tensor, temperature: float) -> Pooled:
+    """Each sample `(log P(y), tokens of y)` as a pool of its own: value -(1/L) log P(y), log mass log P(y) / T.
+
+    `pool_of_pools` of them is the entropy of a set of samples, and `merge` gives that of a union of disjoint
+    sets: samples may come in any number of chunks.
+    """
+    log_probability, tokens = samples.unbind(1)
+    return Pooled(-log_probability / tokens, log_probability / temperature)
+
+
+class Entropy(SideChannelDetector):
+    """s(x) = -H, H = -Σ_s π_s (1/L_s) log P(y_s | x): the entropy of the model's output, from samples y_s of it.
+
+    Malinin & Gales 2021 (arXiv 2002.07650), sequence-level entropy by Monte Carlo, normalised by length, with
+    importance weights π_s ∝ P(y_s | x)^(1/T). The channel `sample_logprobs` holds a row (log P(y_s | x), L_s)
+    for each sample.
+
+    The temperature T goes with how the samples were made. Beam search, and any sampling that keeps distinct
+    outputs only, shows each output once however likely it is, so it must be weighted by its probability: T = 1,
+    the default, as the importance weights are published. Plain sampling shows likely outputs more often
+    already; weighted again, the likeliest one would stand for all, and H come out too low. There the mean is
+    right, which is T = ∞ (`temperature=math.inf`, `--set temperature=inf`). What lies between smooths the
+    weights of beams of long outputs, of which one has nearly all the probability.
+
+    Departures: one model instead of an ensemble. Nothing is learnt.
+
+    Args:
+        temperature: T of the importance weights; 1 for beams and distinct samples, infinity for plain samples.
+    """
+
+    name = "entropy"
+    requires = frozenset({"sample_logprobs"})
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        self.temperature = temperature
+
+    def check_parameters(self) -> None:
+        """Refuses constructor arguments that make no sense."""
+        if self.temperature != math.inf:
+            number("temperature", self.temperature, above=0)
+
+    def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
+        """From the published weights to nearly equal ones."""
+        return [{"temperature": temperature} for temperature in (1.0, 10.0, 100.0)]
+
+    def _check_shape(self, row: tuple[int, ...]) -> None:
+        refuse_row_shape("sample_logprobs", row, (2,), "the log-probability of an output and its number of tokens")
+
+    def _find_wrong(self, rows: Ragged) -> tuple[Tensor, str]:
+        log_probability, tokens = rows.values.unbind(1)
+        wrong = (tokens < 1) | (log_probability > LARGEST_LOG_PROBABILITY * tokens)
+        wrong &= torch.isfinite(rows.values).all(1)
+        what = "sample_logprobs that are above 0 or belong to an output of less than 1 token"
+        return sequences_with(wrong, rows), what
+
+    def _score_rows(self, rows: Ragged) -> Tensor:
+        return -torch.stack([pool_of_pools(sample_pools(samples, self.temperature)).value for samples in rows])

@@ -1,0 +1,199 @@
+"""Several detectors as one, and the one that apood recommends."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from torch import Tensor
+
+from apood.detectors.ap_ood import APOOD
+from apood.detectors.base import AuxUse, Detector, Scores
+from apood.detectors.knn import KNN
+from apood.detectors.mahalanobis_knn import MahalanobisKNN
+from apood.fitting.checkpoint import Checkpoint
+from apood.support.arguments import whole_number
+from apood.support.errors import InputError
+from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.source import TokenSource
+from apood.tokens.subset import split
+
+__all__ = ["Fusion", "default_detector"]
+
+_HELD_OUT_SHARE = 0.1
+_LEAST_HELD_OUT = 20  # fewer say too little about a mean and a standard deviation
+_FLOOR = 6.0  # distances from the median to the lower quartile: 4 standard deviations where logs are normal
+_CONSTANT = 1e-9  # relative spread that rounding alone leaves of equal scores
+
+
+def _recommended(seed: int, device: str) -> list[Detector]:
+    """The members of a fusion for which nobody named any."""
+    # AP-OOD here looks for what pooling by means cannot see: many queries a head, so few tokens are enough
+    apood = APOOD(queries=8, temperature=1.5, score="student", seed=seed, device=device)
+    return [apood, MahalanobisKNN(), KNN(k=1)]
+
+
+def _combine(z: Tensor) -> Tensor:
+    """From how unusual each member finds each sequence, `[N, members]`, to scores `[N]`."""
+    return -z.sum(1)
+
+
+def default_detector(seed: int = 0, device: str = "auto") -> Detector:
+    """The detector to begin with: the recommended fusion, which needs no outliers and no settings."""
+    return Fusion(seed=seed, device=device)
+
+
+class Fusion(Detector):
+    """s(Z) = -Σ_k z_k, z_k = (log d_k(Z) - mean_k) / std_k: several methods as one, on a common scale.
+
+    No method wins everywhere. d_k is the distance of which member k makes its score. Each member is fitted
+    on 90% of the ID sequences; mean_k and std_k are those of log d_k over the other 10%, which no member has
+    seen, so that z_k says how unusual the member finds a sequence beside ordinary ones. There is nothing to
+    tune and no outlier is needed. Logarithms, because distances of ID sequences are skewed and their
+    logarithms nearly normal; the scale of a distance then cancels. A method whose score is no distance takes
+    part with log d = -score.
+
+    At least 20 sequences are held out, which is more than 10% where there are fewer than 200; below 40 a fit
+    is refused. log d is floored at 4 standard deviations below its median (told by the lower quartile), since
+    a duplicate has d near 0, and how near says nothing about ID, but would outweigh all other members.
+
+    Not a published method.
+
+    Args:
+        members: detectors, of which copies are fitted; None for AP-OOD with eight queries a head, the nearest
+            neighbour in the Mahalanobis metric, and the nearest neighbour.
+        seed: of the split, and of the recommended members.
+        device: of the recommended members: "auto" (a GPU if there is one), "cpu", "cuda", ...
+    """
+
+    name = "fusion"
+
+    members_: list[Detector]
+    means_: Tensor
+    spreads_: Tensor
+    floors_: Tensor
+
+    def __init__(self, members: list[Detector] | None = None, seed: int = 0, device: str = "auto") -> None:
+        self.members = members
+        self.seed = seed
+        self.device = device
+
+    # constants of the class elsewhere; here they follow from the members
+
+    @property
+    def requires(self) -> frozenset[str]:  # type: ignore[override]
+        """All that any member looks at."""
+        return frozenset().union(*(member.requires for member in self._members()))
+
+    @property
+    def aux(self) -> AuxUse:  # type: ignore[override]
+        """AUX sequences are for those members that can learn from them."""
+        uses = {member.aux for member in self._members()}
+        return "required" if "required" in uses else "optional" if "optional" in uses else "unused"
+
+    def member_scores(self, tokens: Any) -> dict[str, Scores]:
+        """-z_k of each member by the name of its method (`knn-1`, `knn-2` where it repeats); they sum to the score.
+
+        About 0 for an ordinary sequence; the most negative is that of the member that objects most.
+        """
+        source = self._checked_for_scoring(tokens)
+        scores = [torch.from_numpy(member.score_samples(source)) for member in self.members_]
+        return dict(zip(_names(self.members_), (-self._standardised(scores)).T.numpy(), strict=True))
+
+    def token_contributions(self, tokens: Any) -> Ragged:
+        """How much each token adds to the distance of its sequence, from the members that can tell.
+
+        Those of member k are scaled to sum to (d_k / exp mean_k) / std_k, the distance in units of a typical ID
+        sequence, weighted as the score weighs it: to first order a token with contribution c lowers the score
+        of an otherwise typical sequence by c.
+        """
+        source = self._checked_for_scoring(tokens)
+        explained = [self._scaled(k, source) for k, member in enumerate(self.members_) if _explains(member)]
+        if not explained:
+            names = ", ".join(_names(self.members_))
+            raise InputError(f"None of the members ({names}) can tell what its tokens contribute; ap-ood can.")
+        return Ragged.from_lengths(torch.stack(explained).sum(0), source.lengths)
+
+    def check_parameters(self) -> None:
+        """Refuses constructor arguments that make no sense."""
+        given = self.members
+        if given is not None and not (
+            isinstance(given, list) and given and all(isinstance(member, Detector) for member in given)
+        ):
+            raise InputError(f"members must be None or a list of at least one detector, got {given!r}.")
+        whole_number("seed", self.seed, least=0)
+        for member in self._members():
+            member.check_parameters()
+
+    def _members(self) -> list[Detector]:
+        return _recommended(self.seed, self.device) if self.members is None else self.members
+
+    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
+        if len(source) < 2 * _LEAST_HELD_OUT:
+            raise InputError(
+                f"A fusion learns from half of the ID sequences or more and holds out {_LEAST_HELD_OUT} at least, "
+                f"so it needs {2 * _LEAST_HELD_OUT}, got {len(source)}; fit one of its members alone instead."
+            )
+        held_out_count = max(_LEAST_HELD_OUT, round(_HELD_OUT_SHARE * len(source)))
+        rest, held_out = split(source, held_out_count / len(source), self.seed)
+        members: list[Detector] = [clone(member) for member in self._members()]
+        for number, member in enumerate(members):
+            part = None if checkpoint is None else checkpoint.part(number)
+            member.fit(rest, None if member.aux == "unused" else aux, checkpoint=part)
+        scores = [torch.from_numpy(member.score_samples(held_out)) for member in members]
+        logs = _log_distances(members, scores)
+        lower, median = logs.quantile(torch.tensor([0.25, 0.5], dtype=logs.dtype), 0)
+        self.floors_ = median - _FLOOR * (median - lower)
+        floored = logs.clamp_min(self.floors_)
+        self.means_, self.spreads_ = floored.mean(0), floored.std(0)
+        self.members_ = members
+        for name, mean, spread in zip(_names(members), self.means_.tolist(), self.spreads_.tolist(), strict=True):
+            _refuse_without_scale(name, mean, spread)
+
+    def _score(self, tokens: TokenBatch) -> Tensor:
+        return _combine(self._standardised([member._scored(tokens) for member in self.members_]))
+
+    def _standardised(self, scores: list[Tensor]) -> Tensor:
+        """The z of each member from its scores, `[N, members]`."""
+        logs = _log_distances(self.members_, scores).clamp_min(self.floors_)
+        return (logs - self.means_) / self.spreads_
+
+    def _scaled(self, number: int, source: TokenSource) -> Tensor:
+        """The contributions of all tokens according to one member."""
+        member = self.members_[number]
+        contributions: Ragged = member.token_contributions(source)
+        sequence = torch.arange(len(source)).repeat_interleave(contributions.lengths)
+        sums = torch.zeros(len(source)).double().index_add_(0, sequence, contributions.values.double())
+        logs = member.log_distances(torch.from_numpy(member.score_samples(source)))
+        wanted = (logs - self.means_[number]).exp() / self.spreads_[number]
+        factors = torch.where(sums > 0, wanted / sums, 0.0)  # at a distance of 0 no token adds anything
+        return contributions.values.double() * factors[sequence]
+
+
+def _log_distances(members: list[Detector], scores: list[Tensor]) -> Tensor:
+    return torch.stack([member.log_distances(own) for member, own in zip(members, scores, strict=True)], 1)
+
+
+def _refuse_without_scale(name: str, mean: float, spread: float) -> None:
+    if not np.isfinite(mean):
+        raise InputError(f"The member {name} finds held-out ID sequences infinitely far outside; leave it out.")
+    if spread <= _CONSTANT * abs(mean):
+        raise InputError(
+            f"The member {name} gives all held-out ID sequences the same score, which leaves no scale to compare it "
+            "with the others on; leave it out."
+        )
+
+
+def _names(members: list[Detector]) -> list[str]:
+    """The names of the methods, numbered where one repeats."""
+    names = [member.name for member in members]
+    return [
+        name if names.count(name) == 1 else f"{name}-{names[: place + 1].count(name)}"
+        for place, name in enumerate(names)
+    ]
+
+
+def _explains(detector: Detector) -> bool:
+    if isinstance(detector, Fusion):
+        return any(_explains(member) for member in detector.members_)
+    return hasattr(detector, "token_contributions")

@@ -1,0 +1,94 @@
+"""Relative Mahalanobis distance of the mean-pooled tokens."""
+
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from apood.detectors.base import Detector
+from apood.detectors.mean_pooling import Normalize, moments, pooled_vectors
+from apood.fitting.checkpoint import Checkpoint
+from apood.support.arguments import number, one_of
+from apood.support.errors import InputError
+from apood.tokens.batch import TokenBatch
+from apood.tokens.source import TokenSource
+
+__all__ = ["RelativeMahalanobis"]
+
+_SINGULAR = 1e-13  # smallest eigenvalue relative to the largest; what is smaller is rounding
+
+
+class RelativeMahalanobis(Detector):
+    """s(Z) = d²_AUX(z̄) - d²_ID(z̄): how much nearer the mean token is to the ID sequences than to the AUX sequences.
+
+    Ren et al. 2023 (arXiv 2209.15558), whose relative distance is d²_ID - d²_AUX. Both are Mahalanobis distances,
+    d²(z̄) = (z̄ - μ)ᵀ Σ⁻¹ (z̄ - μ), each with the mean and the covariance of its own mean-pooled sequences.
+
+    Departures: none without shrinkage; Σ is the covariance divided by the number of sequences, in float64, in one
+    streaming pass. A Σ of N sequences has no inverse unless N > D, nor has one after a layer norm, and is
+    refused (the AP-OOD paper leaves the method out for fewer than 1,024 AUX sequences for this reason);
+    `shrinkage` α > 0 replaces it by (1 - α) Σ + α tr(Σ)/D I, which always has one. Unlike the floor in
+    `Mahalanobis`, it is asked for, because here it decides between two large numbers.
+
+    Args:
+        normalize: "none" as published, "tokens" or "pooled" to compare directions only.
+        shrinkage: α in [0, 1], for both covariances.
+    """
+
+    name = "relative-mahalanobis"
+    aux = "required"
+
+    id_mean_: Tensor
+    id_whitening_: Tensor
+    aux_mean_: Tensor
+    aux_whitening_: Tensor
+
+    def __init__(self, normalize: Normalize = "none", shrinkage: float = 0.0) -> None:
+        self.normalize = normalize
+        self.shrinkage = shrinkage
+
+    def check_parameters(self) -> None:
+        """Refuses constructor arguments that make no sense."""
+        one_of("normalize", self.normalize, get_args(Normalize))
+        number("shrinkage", self.shrinkage, least=0)
+        if self.shrinkage > 1:
+            raise InputError(f"shrinkage must lie in [0, 1], got {self.shrinkage}.")
+
+    def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
+        """Every way to normalise, with shrinkage that suits any number of AUX sequences."""
+        return [{"shrinkage": alpha, "normalize": how} for alpha in (0.01, 0.1, 0.5) for how in get_args(Normalize)]
+
+    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
+        assert aux is not None, "fit refuses to go without"
+        for data, role in ((source, "ID"), (aux, "AUX")):
+            self._refuse_too_few(len(data), source.dim, role)
+        self.id_mean_, self.id_whitening_ = self._gaussian(source, "ID")
+        self.aux_mean_, self.aux_whitening_ = self._gaussian(aux, "AUX")
+
+    def _score(self, tokens: TokenBatch) -> Tensor:
+        vectors = pooled_vectors(tokens, self.normalize).cpu()
+        inside = ((vectors - self.id_mean_) @ self.id_whitening_).square().sum(1)
+        outside = ((vectors - self.aux_mean_) @ self.aux_whitening_).square().sum(1)
+        return outside - inside
+
+    def _refuse_too_few(self, sequences: int, dim: int, role: str) -> None:
+        if sequences < 2:
+            raise InputError(f"A covariance needs at least 2 {role} sequences, got {sequences}.")
+        if sequences <= dim and self.shrinkage == 0:
+            raise InputError(
+                f"A covariance in {dim} dimensions has an inverse only with more than {dim} {role} sequences, "
+                f"got {sequences}; add sequences, or set shrinkage, for example to 0.5."
+            )
+
+    def _gaussian(self, source: TokenSource, role: str) -> tuple[Tensor, Tensor]:
+        """The mean, and Σ^(-1/2)."""
+        _, mean, covariance = moments(source, self.normalize)
+        values, vectors = torch.linalg.eigh(covariance)
+        # shrinkage moves the eigenvalues towards their mean and leaves the eigenvectors
+        values = (1 - self.shrinkage) * values + self.shrinkage * values.mean()
+        if float(values[0]) <= _SINGULAR * float(values[-1]):
+            raise InputError(
+                f"The covariance of the {role} sequences has no inverse, because they all lie in a hyperplane "
+                "(as after a layer norm); set shrinkage, for example to 0.01."
+            )
+        return mean, (vectors / values.sqrt()) @ vectors.T

@@ -1,0 +1,209 @@
+"""Carries out a plan: every method on every split, and what came of it."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+
+from apood.decisions.threshold import conformal_threshold
+from apood.detectors.base import Scores
+from apood.evaluation.plan import ACCEPT, Method, Plan, checked
+from apood.evaluation.rows import MEAN, ResultRow, mean_row, result_rows
+from apood.evaluation.runs import run
+from apood.evaluation.splits import split_data
+from apood.evaluation.workers import Failure, Share, in_processes
+from apood.support.arguments import whole_number
+from apood.support.errors import ApoodError
+from apood.support.progress import bar
+from apood.support.version import __version__
+
+__all__ = ["METRICS", "Comparison", "Contender", "SplitResult", "Spread", "compare"]
+
+METRICS = ("auroc", "fpr95", "aupr_id", "aupr_ood")
+
+
+class Spread(NamedTuple):
+    """The mean over the splits and the standard deviation, which one split does not have."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Of one value a split."""
+        return cls(fmean(values), stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
+class SplitResult:
+    """One method on one split: a row for each OOD set and one for their mean, in percent, and what it cost.
+
+    `accepted` is the share of the ID test sequences, in percent, that the threshold from the validation sequences lets
+    through; None without those.
+    """
+
+    rows: list[ResultRow]
+    accepted: float | None
+    fit_seconds: float
+    seconds_per_thousand: float
+    artefact_bytes: int
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method and its results on all splits."""
+
+    method: Method
+    splits: list[SplitResult]
+
+    def figure(self, dataset: str, metric: str) -> Spread:
+        """A metric on one OOD set (or `MEAN`), in percent."""
+        rows = [row for split in self.splits for row in split.rows if row["dataset"] == dataset]
+        return Spread.of([cast(float, dict(row)[metric]) for row in rows])
+
+    @property
+    def accepted(self) -> Spread | None:
+        """The accept rate reached on the test sequences, in percent."""
+        reached = [split.accepted for split in self.splits if split.accepted is not None]
+        return Spread.of(reached) if reached else None
+
+    @property
+    def fit_seconds(self) -> float:
+        """Seconds of a fit, the mean over the splits."""
+        return fmean(split.fit_seconds for split in self.splits)
+
+    @property
+    def seconds_per_thousand(self) -> float:
+        """Seconds to score 1000 sequences, the mean over the splits."""
+        return fmean(split.seconds_per_thousand for split in self.splits)
+
+    @property
+    def artefact_bytes(self) -> int:
+        """Bytes of a saved detector, the mean over the splits."""
+        return round(fmean(split.artefact_bytes for split in self.splits))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The results of a plan, its methods in their order."""
+
+    plan: Plan
+    contenders: list[Contender]
+
+    @property
+    def datasets(self) -> list[str]:
+        """The OOD sets and, last, their mean."""
+        return [*self.plan.ood, MEAN]
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures as plain JSON; metrics in percent."""
+        plan = self.plan
+        return {
+            "apood": __version__,
+            "splits": plan.splits,
+            "share": plan.share,
+            "seed": plan.seed,
+            "stores": {key: str(folder) for key, folder in plan.stores.items()},
+            **({} if plan.id is None else {"test_share": plan.test_share}),
+            "methods": [self._contender_to_json(contender) for contender in self.contenders],
+        }
+
+    def _contender_to_json(self, contender: Contender) -> dict[str, Any]:
+        method, accepted = contender.method, contender.accepted
+        return {
+            "name": method.label,
+            "method": method.method,
+            "parameters": dict(method.parameters),
+            "aux": method.uses_aux,
+            "fit_seconds": contender.fit_seconds,
+            "score_seconds_per_1000": contender.seconds_per_thousand,
+            "artefact_bytes": contender.artefact_bytes,
+            "accepted": None if accepted is None else accepted._asdict(),
+            "results": {
+                dataset: {metric: contender.figure(dataset, metric)._asdict() for metric in METRICS}
+                for dataset in self.datasets
+            },
+            "splits": [vars(split) for split in contender.splits],
+        }
+
+
+def compare(plan: Plan, *, cache: Path | None = None, jobs: int = 1) -> Comparison:
+    """Fits and evaluates every method of the plan on every split.
+
+    What lies in `cache` already is not done again, so that a comparison goes on where it was interrupted, and only
+    what is new in a changed plan is done. Without one nothing is kept. With several `jobs` as many processes share the
+    cores, and the seconds are those of processes that disturb each other.
+    """
+    plan = checked(plan)
+    whole_number("jobs", jobs, 1)
+    if cache is None:
+        with tempfile.TemporaryDirectory(prefix="apood-") as folder:  # without a seed all splits may be the same fit
+            return compare(plan, cache=Path(folder), jobs=jobs)
+    tasks = [_Task(plan, cache, number, method) for number in range(plan.splits) for method in plan.methods]
+    results: dict[str, list[SplitResult]] = {method.label: [] for method in plan.methods}
+    for task, result in zip(tasks, _all_done(tasks, jobs), strict=True):
+        results[task.method.label].append(result)
+    return Comparison(plan, [Contender(method, results[method.label]) for method in plan.methods])
+
+
+class _Task(NamedTuple):
+    """One method on one split."""
+
+    plan: Plan
+    cache: Path
+    number: int
+    method: Method
+
+    def __str__(self) -> str:
+        return f"{self.method.label}, split {self.number + 1}"
+
+
+def _all_done(tasks: Sequence[_Task], jobs: int) -> list[SplitResult]:
+    """The result of each task."""
+    done: dict[int, SplitResult] = {}
+    with bar(len(tasks), "compare") as progress:
+        if jobs == 1:
+            for index, task in enumerate(tasks):
+                progress.set_description(f"compare: {task}")
+                done[index] = _split_result(task)
+                progress.update()
+        else:
+            threads = max(1, torch.get_num_threads() // jobs)
+            for index, result in in_processes(_split_result, tasks, Share(jobs, threads)):
+                if isinstance(result, Failure):
+                    raise ApoodError(result.reason)
+                done[index] = result
+                progress.update()
+    return [done[index] for index in range(len(tasks))]
+
+
+def _split_result(task: _Task) -> SplitResult:
+    plan, method = task.plan, task.method
+    data = split_data(plan, task.number, method)
+    sets = {"test": data.test, **{f"ood.{name}": source for name, source in data.ood.items()}}
+    if data.validation is not None:
+        sets["validation"] = data.validation
+    try:
+        done = run(method.detector(plan.seed + task.number), data.train, data.aux, sets, task.cache)
+    except ApoodError as error:
+        raise type(error)(f"{task}: {error}") from error
+    rows = result_rows(method.label, done.scores["test"], {name: done.scores[f"ood.{name}"] for name in data.ood})
+    return SplitResult(
+        rows=[*rows, mean_row(rows)],
+        accepted=None if data.validation is None else _accepted(done.scores["validation"], done.scores["test"]),
+        fit_seconds=done.fit_seconds,
+        seconds_per_thousand=done.seconds_per_thousand,
+        artefact_bytes=done.artefact_bytes,
+        warnings=done.warnings,
+    )
+
+
+def _accepted(validation: Scores, test: Scores) -> float:
+    threshold = conformal_threshold(validation, ACCEPT)
+    return round(100 * float(np.mean((test >= threshold) & ~np.isneginf(test))), 4)

@@ -1,0 +1,234 @@
+"""What a comparison compares: which methods, on which stores, on how many splits; checked before any work."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from apood.detectors.base import Detector
+from apood.detectors.registry import METHODS, detector_class
+from apood.evaluation.rows import MEAN
+from apood.support.arguments import whole_number
+from apood.support.errors import ApoodError, InputError
+from apood.tokens.digest import content_digest
+from apood.tokens.identity import describe_encoder, same_encoder
+from apood.tokens.store import TokenStore
+
+__all__ = ["ACCEPT", "Method", "Plan", "checked"]
+
+ACCEPT = 0.95
+"""The share of ID sequences that the threshold from the validation sequences is to let through."""
+
+_FEWEST_TO_CALIBRATE = 19  # for that share
+_BOTH_NORMALIZED = ("mahalanobis", "knn")  # published raw and normalised; which is better depends on the encoder
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered method with the parameters that differ from its defaults.
+
+    Args:
+        method: its name in the registry.
+        parameters: of its constructor. A `seed` is the one of the first split.
+        name: what it is called in the results; by default the method with its parameters.
+        aux: whether it learns from the AUX sequences, where it can do without them; who cannot always does.
+    """
+
+    method: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    aux: bool = False
+
+    @property
+    def label(self) -> str:
+        """What it is called in the results."""
+        if self.name is not None:
+            return self.name
+        settings = [f"{key}={value}" for key, value in self.parameters.items()]
+        return ", ".join([self.method, *settings, *(["AUX"] if self.aux else [])])
+
+    @property
+    def uses_aux(self) -> bool:
+        """Whether it learns from the AUX sequences."""
+        return self.aux or self.detector().aux == "required"
+
+    def detector(self, seed: int = 0) -> Detector:
+        """The detector, not yet fitted; `seed` is added to its own."""
+        kind = detector_class(self.method)
+        parameters = dict(self.parameters)
+        if "seed" in signature(kind).parameters:
+            parameters["seed"] = parameters.get("seed", 0) + seed
+        return kind(**parameters)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which methods to compare, and on what.
+
+    ID sequences are either two stores, `id_train` and `id_test`, of which every split draws a share at random, or one
+    store `id`, which every split parts anew into sequences to learn from and sequences to test on.
+
+    Args:
+        ood: stores of OOD sequences by their names.
+        id_train: store of ID sequences to learn from.
+        id_test: store of ID sequences to test on.
+        id: store of ID sequences for both, instead.
+        id_validation: store of ID sequences for the threshold; the results then say how many of the test sequences
+            it lets through.
+        aux: store of auxiliary outliers.
+        methods: what to compare; by default all registered methods that can work with these stores.
+        test_share: how much of `id` is tested on.
+        splits: how many times to repeat everything.
+        share: how much of every store a split draws at random; 1 is all, and the splits then differ in the seed of
+            the training alone.
+        seed: of the first split; the next one has the next seed.
+    """
+
+    ood: Mapping[str, Path]
+    id_train: Path | None = None
+    id_test: Path | None = None
+    id: Path | None = None
+    id_validation: Path | None = None
+    aux: Path | None = None
+    methods: Sequence[Method] = ()
+    test_share: float = 0.2
+    splits: int = 5
+    share: float = 0.8
+    seed: int = 0
+
+    @property
+    def stores(self) -> dict[str, Path]:
+        """Every store that is given, by its key; that of an OOD set is `ood.NAME`."""
+        keys = ("id", "id_train", "id_test", "id_validation", "aux")
+        given = {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
+        return given | {f"ood.{name}": folder for name, folder in self.ood.items()}
+
+
+def checked(plan: Plan) -> Plan:
+    """The plan with its methods filled in; refused where it could not be carried out to the end."""
+    _check_numbers(plan)
+    _check_roles(plan)
+    stores = {key: _opened(key, folder) for key, folder in plan.stores.items()}
+    _check_stores(plan, stores)
+    methods = tuple(plan.methods) or _all_methods(plan, stores)
+    labels = [method.label for method in methods]
+    for number, method in enumerate(methods, start=1):
+        where = f"Method {number}"
+        _check_method(where, method)
+        if labels.count(method.label) > 1:
+            raise InputError(f"{where} is called {method.label!r} like another one: give each a name of its own.")
+        if method.uses_aux and plan.aux is None:
+            raise InputError(f"{where}, {method.label}, learns from AUX sequences, and aux is not given.")
+        if lacking := _lacking(method, stores):
+            part, key = lacking
+            raise InputError(
+                f"{where}, {method.label}, needs {part}, which the store {plan.stores[key]} of {key} lacks."
+            )
+    return replace(plan, methods=methods)
+
+
+def _check_numbers(plan: Plan) -> None:
+    whole_number("splits", plan.splits, 1)
+    whole_number("seed", plan.seed, 0)
+    if not 0 < plan.share <= 1:
+        raise InputError(f"share must lie in (0, 1], got {plan.share}.")
+    if not 0 < plan.test_share < 1:
+        raise InputError(f"test_share must lie in (0, 1), got {plan.test_share}.")
+
+
+def _check_roles(plan: Plan) -> None:
+    given = tuple(key for key in plan.stores if key in ("id", "id_train", "id_test"))
+    if given not in (("id",), ("id_train", "id_test")):
+        found = " and ".join(given) or "none of them"
+        raise InputError(f"The ID sequences are either id_train and id_test, or id alone, got {found}.")
+    if not plan.ood:
+        raise InputError("ood must name at least one store of OOD sequences, got none.")
+    if MEAN in plan.ood:
+        raise InputError(f"An OOD set cannot be called {MEAN!r}: that name is kept for the mean over the sets.")
+
+
+def _opened(key: str, folder: Path) -> TokenStore:
+    try:
+        return TokenStore(folder)
+    except ApoodError as error:
+        raise InputError(f"{key}: {error}") from error
+
+
+def _check_stores(plan: Plan, stores: Mapping[str, TokenStore]) -> None:
+    first, reference = next(iter(stores.items()))
+    for key, store in stores.items():
+        least = 2 if key in ("id", "id_train") else _FEWEST_TO_CALIBRATE if key == "id_validation" else 1
+        drawn = len(store) if key == "id" else round(plan.share * len(store))
+        if drawn < least:
+            raise InputError(
+                f"{key} has {len(store)} sequences, of which a split draws {drawn}, and it needs at least {least}."
+            )
+        if store.dim != reference.dim:
+            raise InputError(
+                f"{key} has tokens with D={store.dim}, {first} with D={reference.dim}: they must be equal."
+            )
+        if not same_encoder(store.encoder, reference.encoder):
+            raise InputError(
+                f"{key} has tokens from {describe_encoder(store.encoder)}, "
+                f"{first} from {describe_encoder(reference.encoder)}: they must come from one encoder."
+            )
+    if plan.id is not None and not 0 < round(plan.test_share * len(stores["id"])) < len(stores["id"]) - 1:
+        raise InputError(
+            f"A test_share of {plan.test_share} parts the {len(stores['id'])} sequences of id so that fewer than 2 "
+            "are left to learn from or none to test on."
+        )
+    digests = {key: content_digest(store) for key, store in stores.items()}
+    for one, other in combinations(stores, 2):
+        if digests[one] == digests[other]:
+            raise InputError(f"{one} and {other} are the same sequences: each must be data of its own.")
+
+
+def _check_method(where: str, method: Method) -> None:
+    try:
+        kind = detector_class(method.method)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    allowed = list(signature(kind).parameters)
+    for key in method.parameters:
+        if key not in allowed:
+            there = f"there are {', '.join(allowed)}" if allowed else "it has none"
+            raise InputError(f"{where}: {method.method} has no parameter {key!r}; {there}.")
+    try:
+        detector = method.detector()
+        detector.check_parameters()
+    except (InputError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{where}: the parameters of {method.method} are not allowed: {str(error).rstrip('.')}."
+        ) from error
+    if method.aux and detector.aux == "unused":
+        raise InputError(f"{where}: {method.method} learns from in-distribution data alone, so aux cannot be true.")
+
+
+def _lacking(method: Method, stores: Mapping[str, TokenStore]) -> tuple[str, str] | None:
+    """What the method looks at and which store lacks it, if one does; AUX counts only where it is used."""
+    used = {key: store for key, store in stores.items() if key != "aux" or method.uses_aux}
+    for part in sorted(method.detector().requires):
+        for key, store in used.items():
+            if not (store.tokens if part == "tokens" else part in store.channels):
+                return part, key
+    return None
+
+
+def _all_methods(plan: Plan, stores: Mapping[str, TokenStore]) -> tuple[Method, ...]:
+    """Every registered method that the stores allow at its defaults, with AUX too where that is a choice."""
+    found: list[Method] = []
+    for name in METHODS:
+        if name in _BOTH_NORMALIZED:
+            variants = [Method(name, {"normalize": normalize}) for normalize in ("none", "pooled")]
+        else:
+            variants = [Method(name)]
+        use = variants[0].detector().aux
+        if use == "optional" and plan.aux is not None:
+            variants += [replace(variant, aux=True) for variant in variants]
+        if use != "required" or plan.aux is not None:
+            found += [variant for variant in variants if _lacking(variant, stores) is None]
+    if not found:
+        raise InputError("No registered method can work with these stores: see `apood methods` for what each needs.")
+    return tuple(found)

@@ -1,0 +1,97 @@
+"""A table of results before it has a format: methods down, data sets across, the best of each column marked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from apood.evaluation.rows import MEAN, ResultRow, mean_row
+from apood.support.errors import InputError
+
+__all__ = ["Block", "Cell", "Figure", "Grid", "Mark", "grid_of_rows", "marks"]
+
+Mark = Literal["best", "second", ""]
+
+
+class Figure(NamedTuple):
+    """A figure as it is shown, and how it compares with the others of its column."""
+
+    text: str
+    mark: Mark = ""
+
+
+Cell = tuple[Figure, ...]
+"""What stands below one another in a cell: AUROC and FPR95, or one fact."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Methods that compete with each other, under a title where there are several blocks."""
+
+    title: str | None
+    methods: list[str]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All that a table shows; a method without a figure in a column has no cell there."""
+
+    blocks: list[Block]
+    columns: list[str]
+    cells: Mapping[tuple[str, str], Cell]
+    legend: str
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def methods(self) -> list[str]:
+        """Those of all blocks."""
+        return [method for block in self.blocks for method in block.methods]
+
+
+def marks(values: Mapping[str, float], digits: int, *, highest: bool, second: bool) -> dict[str, Mark]:
+    """Which of a column's values are best, and second best if wanted, as far as the figures shown can tell.
+
+    Where several are best, none is second.
+    """
+    shown = {key: f"{value:.{digits}f}" for key, value in values.items()}
+    ranking = sorted(set(shown.values()), key=float, reverse=highest)
+    named: dict[str, Mark] = {ranking[0]: "best"} if ranking else {}
+    if second and len(ranking) > 1 and list(shown.values()).count(ranking[0]) == 1:
+        named[ranking[1]] = "second"
+    return {key: named.get(text, "") for key, text in shown.items()}
+
+
+def grid_of_rows(rows: Sequence[ResultRow]) -> Grid:
+    """Results of one evaluation, with their intervals; a method that lacks a data set has no mean."""
+    found = [row for row in rows if row["dataset"] != MEAN]
+    if not found:
+        raise InputError(f"A table needs at least one row of a dataset, got {len(rows)} rows and none of them is.")
+    methods = list(dict.fromkeys(row["method"] for row in found))
+    datasets = list(dict.fromkeys(row["dataset"] for row in found))
+    known = {(row["method"], row["dataset"]): row for row in found}
+    for method in methods:
+        if all((method, dataset) in known for dataset in datasets):
+            known[method, MEAN] = mean_row([known[method, dataset] for dataset in datasets])
+    cells: dict[tuple[str, str], Cell] = {}
+    for column in [*datasets, MEAN]:
+        own = {method: known[method, column] for method in methods if (method, column) in known}
+        best = marks({method: row["auroc"] for method, row in own.items()}, 1, highest=True, second=False)
+        for method, row in own.items():
+            auroc, fpr = figures(row)
+            cells[method, column] = (Figure(auroc, best[method]), Figure(fpr))
+    legend = (
+        "AUROC (higher is better) and FPR95 (lower is better) in percent, ± half of the 95% interval; "
+        "the best AUROC of a column is bold."
+    )
+    return Grid([Block(None, methods)], [*datasets, MEAN], cells, legend)
+
+
+def figures(row: ResultRow) -> tuple[str, str]:
+    """AUROC as `81.2 ±1.4` and FPR95, which is far less certain, as `43 ±5`."""
+    return (
+        f"{row['auroc']:.1f}{_reach(row['auroc_low'], row['auroc_high'], 1)}",
+        f"{row['fpr95']:.0f}{_reach(row['fpr95_low'], row['fpr95_high'], 0)}",
+    )
+
+
+def _reach(low: float | None, high: float | None, digits: int) -> str:
+    return "" if low is None or high is None else f" ±{(high - low) / 2:.{digits}f}"

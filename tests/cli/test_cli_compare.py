@@ -1,0 +1,116 @@
+"""`apood compare`, with a plan file and without."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from apood.cli.app import app
+from apood.detectors.knn import KNN
+from apood.detectors.length import Length
+
+FILES = ["results.json", "table.html", "table.md", "table.tex"]
+
+
+@pytest.fixture
+def options(stores):
+    """Two fast methods on the stores."""
+    return [
+        "--id-train", stores / "train", "--id-test", stores / "test", "--ood", f"other={stores / 'other'}",
+        "--method", "knn", "--method", "length", "--splits", 2,
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def plan(stores, tmp_path):
+    """The same as a file elsewhere."""
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        f"""
+        splits = 2
+        [data]
+        id_train = "{stores / "train"}"
+        id_test = "{stores / "test"}"
+        ood.other = "{stores / "other"}"
+        [[methods]]
+        method = "knn"
+        [[methods]]
+        method = "length"
+        """,
+        encoding="utf-8",
+    )
+    return path
+
+
+def figures(results):
+    return [[split["rows"] for split in method["splits"]] for method in results["methods"]]
+
+
+def test_options_and_plan_say_the_same(apood, options, plan, tmp_path):
+    shown = apood("compare", *options, "--out", tmp_path / "a").stdout
+    assert all(word in shown for word in ("knn", "length", "other", "mean", "AUROC", "over 2 splits"))
+    assert f"Written to {tmp_path / 'a'}: results.json, table.md, table.tex, table.html." in shown.replace("\n", " ")
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["cache", *FILES]
+    printed = json.loads(apood("compare", plan, "--out", tmp_path / "b", "--json").stdout)
+    by_options, by_plan = (json.loads((tmp_path / out / "results.json").read_text()) for out in "ab")
+    assert printed == by_plan and figures(by_plan) == figures(by_options)
+    assert [method["name"] for method in printed["methods"]] == ["knn", "length"]
+
+
+def test_every_option_reaches_the_plan(apood, stores, tmp_path):
+    given = {
+        "--id": stores / "train", "--id-validation": stores / "held-out", "--aux": stores / "test",
+        "--ood": f"other={stores / 'other'}", "--method": "length", "--splits": 3, "--share": 0.9, "--test-share": 0.25,
+        "--seed": 4, "--cache": tmp_path / "kept", "--out": tmp_path / "out", "--jobs": 1,
+    }  # fmt: skip
+    found = json.loads(apood("compare", *(part for pair in given.items() for part in pair), "--json").stdout)
+    assert (found["splits"], found["share"], found["test_share"], found["seed"]) == (3, 0.9, 0.25, 4)
+    assert set(found["stores"]) == {"id", "id_validation", "aux", "ood.other"}
+    (method,) = found["methods"]
+    assert method["accepted"]["mean"] > 50
+    assert [split["rows"][0]["n_id"] for split in method["splits"]] == [30, 30, 30]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES
+    assert len(list((tmp_path / "kept").iterdir())) == 3
+
+
+def test_an_interrupted_command_says_how_to_go_on(apood, options, tmp_path, monkeypatch):
+    fits = []
+    original = KNN._fit
+
+    def fit(self, *arguments):
+        fits.append(self.name)
+        original(self, *arguments)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(KNN, "_fit", fit)
+    command = ["compare", *options, "--out", tmp_path / "out"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Length, "_fit", interrupt)
+        result = CliRunner().invoke(app, [str(part) for part in command])
+    kept = tmp_path / "out" / "cache"
+    assert result.exit_code == 130 and fits == ["knn"]
+    assert result.stderr == f"Interrupted: what is done lies in {kept}; run the same command again to go on.\n"
+    apood(*command)
+    assert fits == ["knn", "knn"]  # the second is that of the other split
+
+
+def test_refusals(refused, options, plan, stores, tmp_path):
+    out = ["--out", tmp_path / "out"]
+    assert refused("compare", *out) == (
+        "There is nothing to compare: give a plan file, or --id-train, --id-test and --ood."
+    )
+    assert refused("compare", plan, "--splits", 3, *out) == (
+        f"A plan says it all: leave out --splits, or write it into {plan}."
+    )
+    assert "leave out --method" in refused("compare", plan, "--method", "knn", *out)
+    assert "There is no method 'svm'" in refused("compare", *options, "--method", "svm", *out)
+    assert "--ood takes NAME=STORE" in refused("compare", *options, "--ood", "x", *out)
+    assert "share must lie in (0, 1]" in refused("compare", *options, "--share", 2, *out)
+    assert "or id alone, got id and id_train and id_test" in refused("compare", *options, "--id", stores / "test", *out)
+    plan.write_text("[data]\nid = 3")
+    assert refused("compare", plan, *out) == f"{plan}: id in [data] must be a text, got 3."
+    assert not (tmp_path / "out" / "results.json").exists()
+    (tmp_path / "file").write_text("")
+    assert "Nothing can be written" in refused("compare", *options, "--out", tmp_path / "file")

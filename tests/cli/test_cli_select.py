@@ -1,0 +1,146 @@
+"""From stores to the best detector, in real processes that may be interrupted."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from processes import PROGRAM, heed_interrupts
+
+from apood.detectors.artefact import load
+from apood.detectors.knn import KNN
+from apood.evaluation.selection import HELD_OUT_PROMISE, select
+from apood.tokens.store import TokenStore
+
+KNN_GRID = ("--method", "knn", "--grid", "k=1,20,500", "--grid", "normalize=pooled,none", "--jobs", "1")
+
+
+def test_the_best_detector_can_be_used_at_once(apood, refused, stores, tmp_path):
+    out = tmp_path / "search"
+    command = ["select", stores / "train", "--validation", stores / "held-out", "--aux", stores / "other", *KNN_GRID]
+    shown = apood(*command, "--out", out).stdout
+    expected = select(
+        KNN(),
+        *(TokenStore(stores / name, channels=()) for name in ("train", "held-out", "other")),
+        grid={"k": [1, 20, 500], "normalize": ["pooled", "none"]},
+    )
+    assert {path.name for path in out.iterdir()} == {"results.json", "heatmap.png", "detector", "cache"}
+    assert (out / "heatmap.png").read_bytes().startswith(b"\x89PNG")
+    results = json.loads((out / "results.json").read_text())
+    assert results["best"] == expected.best.settings and results["sequences"]["aux_validation"] == 40
+    assert [p["settings"] for p in results["points"]] == [p.settings for p in expected.points]
+    assert [p.get("auroc") for p in results["points"]] == [p.as_json().get("auroc") for p in expected.points]
+    assert load(out / "detector").get_params() == expected.detector.get_params()
+
+    lines = [line.split() for line in shown.splitlines()]
+    header = next(number for number, line in enumerate(lines) if line[:2] == ["k", "normalize"])
+    rows = lines[header + 2 : header + 9]
+    best = expected.best.settings
+    assert rows[0][:3] == ["▸", str(best["k"]), best["normalize"]]
+    assert [row[:3] for row in rows[-2:]] == [["500", "pooled", "–"], ["500", "none", "–"]]
+    assert (
+        "as given" in shown
+        and "2 failed: k=500 neighbours" in shown
+        and "60 ID against 40 AUX" in " ".join(shown.split())
+    )
+
+    apood("calibrate", out / "detector", stores / "test", "--accept", "0.9")
+    assert "decision" in apood("score", out / "detector", stores / "other").stdout
+
+    # what was found is only replaced on purpose
+    assert "There is already a detector" in refused(*command, "--out", out)
+    assert "nowhere" in refused("select", tmp_path / "nowhere", "--out", out, "--force")
+
+
+def test_without_outliers_it_says_what_it_cannot_promise(apood, stores, tmp_path):
+    searched = ("--set", "steps=15", "--grid", "beta=0.1,1", "--jobs", "1")
+    shown = apood("select", stores / "train", *searched, "--out", tmp_path / "search").stdout
+    assert HELD_OUT_PROMISE in shown and "training" in shown and "±" not in shown
+    assert "The detector with the settings as given lies in" in shown
+    assert load(tmp_path / "search" / "detector").get_params()["beta"] is None
+    points = json.loads((tmp_path / "search" / "results.json").read_text())["points"]
+    assert all(
+        {"held_out_loss", "held_out_distance", "training_distance", "disaster"} <= point.keys() for point in points
+    )
+
+
+REFUSED = [
+    (["--method", "nothing"], "There is no method 'nothing'"),
+    (["--method", "knn"], "Settings of knn can only be chosen with AUX sequences"),
+    (["--supervised"], "ap-ood has to be given some"),
+    (["--method", "knn", "--aux", "other", "--supervised"], "knn learns from in-distribution data alone"),
+    (["--grid", "beta"], "--grid takes key=value,value,…, got 'beta'."),
+    (["--grid", "beta="], "--grid takes key=value,value,…, got 'beta='."),
+    (["--grid", "beta=1,two"], "beta must be a number or null, got 'two'."),
+    (["--grid", "beta=-1"], "beta must be"),
+    (["--grid", "beta=1", "--grid", "beta=2"], "The parameter 'beta' is in the grid twice"),
+    (["--grid", "nothing=1"], "has no parameter 'nothing'"),
+    (["--set", "beta=1"], "beta is both set and searched: leave it out of --set, or say with --grid what to search."),
+    (["--set", "beta=1", "--grid", "beta=1,2"], "beta is both set and searched"),
+    (["--set", "steps=0"], "steps must be at least 1, got 0."),
+    (["--aux", "nowhere"], "nowhere"),
+    (["--aux", "train"], "The AUX sequences are the ID sequences"),
+    (["--aux", "other", "--supervised", "--aux-share", "0"], "aux_share must lie between 0 and 1"),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), REFUSED)
+def test_what_cannot_work_is_refused_before_any_work(refused, stores, tmp_path, monkeypatch, options, sentence):
+    monkeypatch.chdir(stores)
+    assert sentence in refused("select", "train", "--out", tmp_path / "search", *options)
+    assert not any(path for path in tmp_path.rglob("*") if path.is_file())
+
+
+def finished(cache):
+    """The fits that are complete, and when they were."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in cache.glob("*/fit.json")}
+
+
+def members(group):
+    """The processes of a group that are still there."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, _, owner = entry.read_text().rpartition(")")[2].split()[:3]
+            if int(owner) == group and state != "Z":
+                found.append(entry.parent.name)
+    return found
+
+
+def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(apood, stores, tmp_path):
+    out, cache = tmp_path / "search", tmp_path / "cache"
+    command = ["select", stores / "train", "--aux", stores / "other", "--out", out, "--cache", cache]
+    command += ["--set", "steps=30", "--grid", "beta=0.1,0.3,1,2"]
+    process = subprocess.Popen(
+        [*PROGRAM, *map(str, command), "--jobs", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_interrupts,
+    )
+    try:
+        while process.poll() is None and not finished(cache):
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        output, messages = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130 and output == ""
+    assert messages == f"Interrupted: what was fitted is kept in {cache}; run the same command again to go on.\n"
+    deadline = time.monotonic() + 60
+    while members(process.pid) and time.monotonic() < deadline:  # Python's own helper goes a moment after the program
+        time.sleep(0.01)
+    assert members(process.pid) == []
+    done = finished(cache)
+    assert done and not (out / "detector").exists()
+
+    found = json.loads(apood(*command, "--jobs", "1", "--json").stdout)
+    assert found == json.loads((out / "results.json").read_text())
+    assert len(finished(cache)) == 5 and done.items() <= finished(cache).items()
+    assert (out / "detector").exists()

@@ -1,0 +1,469 @@
+"""Several detectors as one: a common scale, nothing lost on the way, and every member heard."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from builders import correlated_sequences, observed_sequences
+from sklearn.base import clone
+from sklearn.metrics import roc_auc_score
+
+import apood
+from apood.detectors import ap_ood
+from apood.detectors.ap_ood import APOOD
+from apood.detectors.base import Detector
+from apood.detectors.fusion import Fusion, default_detector
+from apood.detectors.knn import KNN
+from apood.detectors.length import Length
+from apood.detectors.log_distances import floored_log
+from apood.detectors.logits import Energy
+from apood.detectors.mahalanobis import Mahalanobis
+from apood.detectors.mahalanobis_knn import MahalanobisKNN
+from apood.detectors.perplexity import Perplexity
+from apood.detectors.registry import detector_class
+from apood.fitting.checkpoint import Checkpoint
+from apood.support.errors import ArtefactError, InputError
+from apood.tokens.batch import TokenBatch
+from apood.tokens.subset import split
+
+DIM = 8
+
+
+class Norm(Detector):
+    """-scale |mean token|, of which everything is known; it can be told to learn from outliers."""
+
+    name = "norm"
+
+    seen_: list
+
+    def __init__(self, scale=1.0, aux_use="unused"):
+        self.scale = scale
+        self.aux_use = aux_use
+
+    @property
+    def aux(self):
+        return self.aux_use
+
+    def log_distances(self, scores):
+        return floored_log(-scores)
+
+    def _fit(self, source, aux, checkpoint):
+        self.seen_ = [len(source), None if aux is None else len(aux), checkpoint and checkpoint.path.name]
+
+    def _score(self, tokens):
+        return -self.scale * torch.stack([z.double().mean(0).norm() for z in tokens])
+
+
+@pytest.fixture(scope="module")
+def train():
+    return correlated_sequences(240, DIM, lengths=(1, 12))
+
+
+@pytest.fixture(scope="module")
+def fitted(train):
+    """The recommended members, but for the number of steps."""
+    return Fusion([APOOD(steps=20), KNN(), Mahalanobis(normalize="pooled")]).fit(train)
+
+
+def auroc(detector, inside, outside):
+    labels = [1] * len(inside) + [0] * len(outside)
+    return roc_auc_score(labels, detector.score_samples(TokenBatch.concatenate([inside, outside])))
+
+
+# the recommended one
+
+
+def test_the_recommended_members():
+    detector = default_detector(seed=3, device="cpu")
+    assert type(detector) is Fusion and detector.get_params() == {"members": None, "seed": 3, "device": "cpu"}
+    assert [type(member) for member in detector._members()] == [APOOD, MahalanobisKNN, KNN]
+    assert detector._members()[0].get_params()["seed"] == 3 and detector._members()[0].get_params()["device"] == "cpu"
+    assert detector.aux == "optional" and detector.requires == {"tokens"}
+    assert detector_class("default") is detector_class("fusion") is Fusion
+
+
+def test_the_recommended_members_are_fitted(train):
+    detector = Fusion(seed=1).fit(train[:60])
+    assert [member.get_params() for member in detector.members_] == [m.get_params() for m in detector._members()]
+    assert detector.members is None
+
+
+# the rule
+
+
+def test_the_score_is_the_sum_of_standardised_log_distances(fitted, train, test_set):
+    rest, held_out = split(train, 24 / 240, 0)
+    expected = np.zeros(len(test_set))
+    for member in (APOOD(steps=20), KNN(), Mahalanobis(normalize="pooled")):
+        member.fit(rest)
+        constant = float(member.log_norms_.double().sum()) if isinstance(member, APOOD) else 0.0
+        known = np.log(constant - member.score_samples(held_out))
+        expected -= (np.log(constant - member.score_samples(test_set)) - known.mean()) / known.std(ddof=1)
+    np.testing.assert_allclose(fitted.score_samples(test_set), expected, rtol=1e-5)
+
+
+def test_held_out_sequences_are_ordinary(fitted, train):
+    _, held_out = split(train, 24 / 240, 0)
+    scores = np.stack(list(fitted.member_scores(held_out).values()))
+    np.testing.assert_allclose(scores.mean(1), 0, atol=1e-5)
+    np.testing.assert_allclose(scores.std(1, ddof=1), 1, atol=1e-5)
+
+
+def test_a_distance_of_a_method_is_what_its_score_is_made_of(train, test_set):
+    total = APOOD(steps=5).fit(train)
+    sums = torch.stack([c.double().sum() for c in total.token_contributions(test_set)])
+    logs = total.log_distances(torch.from_numpy(total.score_samples(test_set)))
+    torch.testing.assert_close(logs.exp(), sums, rtol=1e-3, atol=0)
+    least = APOOD(steps=5, score="min").fit(train)
+    logs = least.log_distances(torch.from_numpy(least.score_samples(test_set)))
+    assert logs.isfinite().all() and logs.exp().min() > 0
+    best = float(least.log_norms_.min())
+    np.testing.assert_allclose(best - logs.exp(), least.score_samples(test_set), rtol=1e-4)
+    for other in (KNN().fit(train), Mahalanobis().fit(train)):
+        scores = other.score_samples(test_set)
+        np.testing.assert_allclose(-other.log_distances(torch.from_numpy(scores)).exp(), scores)
+        assert other.log_distances(torch.zeros(1)).isfinite()
+    assert Length().log_distances(torch.tensor([-2.0])) == 2.0
+
+
+def test_the_scale_of_a_distance_does_not_matter(train, test_set):
+    small, large = (Fusion([Norm(scale), KNN()]).fit(train).score_samples(test_set) for scale in (1e-6, 1e6))
+    np.testing.assert_allclose(small, large, rtol=1e-9)
+
+
+def test_one_member_keeps_its_order(train, test_set):
+    for member in (KNN(), Mahalanobis(), APOOD(steps=5, score="min")):
+        detector = Fusion([member]).fit(train)
+        alone = detector.members_[0].score_samples(test_set)
+        assert np.array_equal(np.argsort(detector.score_samples(test_set)), np.argsort(alone))
+
+
+def test_it_finds_what_only_one_member_sees(train):
+    inside = correlated_sequences(200, DIM, seed=2, lengths=(1, 12))
+    moved = correlated_sequences(200, DIM, seed=3, lengths=(1, 12), shift=4.0)
+    long = correlated_sequences(200, DIM, seed=4, lengths=(60, 80))
+    members = [Mahalanobis(), Length()]
+    found = {
+        name: [auroc(detector.fit(train), inside, outside) for outside in (moved, long)]
+        for name, detector in {"both": Fusion(members), "mahalanobis": members[0], "length": members[1]}.items()
+    }
+    assert min(found["mahalanobis"]) < 0.65 and min(found["length"]) < 0.65
+    assert min(found["both"]) > 0.85, found
+
+
+def test_a_duplicate_does_not_silence_the_other_members(train, test_set):
+    """Its distance is 0, whose logarithm would outweigh everything."""
+    strange = test_set.select(slice(12, 24))
+    copies = TokenBatch.concatenate([train, *[strange] * 3])
+    detector = Fusion([KNN(k=1), Norm()]).fit(copies)
+    knn, norm = detector.member_scores(strange).values()
+    assert detector.members_[0].score_samples(strange).max() > -1e-6, "they are in the training set"
+    assert knn.max() < 10 and np.array_equal(detector.score_samples(strange), knn + norm)
+    assert (detector.spreads_ < 5).all(), "duplicates among the held-out do not blow up the scale"
+
+
+# the data it learns from
+
+
+@pytest.mark.parametrize(("given", "held_out"), [(40, 20), (100, 20), (200, 20), (230, 23)])
+def test_how_many_sequences_are_held_out(given, held_out):
+    detector = Fusion([Norm()]).fit(correlated_sequences(given, DIM))
+    assert detector.members_[0].seen_[0] == given - held_out
+
+
+def test_too_few_sequences_are_refused(train):
+    with pytest.raises(InputError, match=r"holds out 20 at least, so it needs 40, got 39; fit one of its members"):
+        Fusion([Norm()]).fit(train[:39])
+
+
+def test_the_seed_decides_which(train, test_set):
+    first, again, other = (Fusion([KNN()], seed=seed).fit(train).score_samples(test_set) for seed in (0, 0, 1))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+
+def test_outliers_go_to_those_that_can_use_them(train):
+    aux = correlated_sequences(7, DIM, seed=9, shift=4.0)
+    members = [Norm(aux_use=use) for use in ("unused", "optional", "required")]
+    detector = Fusion(members).fit(train, aux)
+    assert [member.seen_[1] for member in detector.members_] == [None, 7, 7]
+    for kinds, aux_use in (((0, 0), "unused"), ((0, 1), "optional"), ((1, 2), "required")):
+        assert Fusion([members[kind] for kind in kinds]).aux == aux_use
+    assert Fusion(members[:2]).fit(train).members_[1].seen_[1] is None
+    with pytest.raises(InputError, match="fusion learns what sets ID and AUX sequences apart, and no AUX were given"):
+        Fusion(members).fit(train)
+    with pytest.raises(InputError, match="fusion learns from in-distribution data alone"):
+        Fusion(members[:1]).fit(train, aux)
+
+
+def test_it_needs_what_its_members_need():
+    data = observed_sequences(60, DIM)
+    detector = Fusion([KNN(), Energy()])
+    assert detector.requires == {"tokens", "logits"}
+    with pytest.raises(InputError, match="The method fusion needs logits, which the ID data lack"):
+        detector.fit(correlated_sequences(60, DIM))
+    assert np.isfinite(detector.fit(data).score_samples(data)).all()
+    beside = TokenBatch.without_tokens(**data.channels)
+    assert np.isfinite(Fusion([Perplexity(), Energy()]).fit(beside).score_samples(beside)).all()
+
+
+# the members
+
+
+def test_the_members_given_are_left_alone(train):
+    given = [KNN(k=3), Mahalanobis()]
+    before = [dict(vars(member)) for member in given]
+    detector = Fusion(given)
+    assert detector.members is given and detector.get_params()["members"] is given
+    detector.fit(train)
+    assert [vars(member) for member in given] == before and detector.members is given
+    twin = clone(detector)
+    assert str(twin) == str(detector) and twin.members is not given and not hasattr(twin, "members_")
+    used = Fusion([given[0].fit(train[:50])]).fit(train)
+    assert len(used.members_[0].bank_) == 216 and len(given[0].bank_) == 50
+
+
+@pytest.mark.parametrize("wrong", [[], (KNN(),), KNN(), [KNN], ["knn"], "knn", [None]])
+def test_what_is_no_list_of_detectors_is_refused(train, wrong):
+    with pytest.raises(InputError, match=r"^members must be None or a list of at least one detector, got "):
+        Fusion(wrong).fit(train)
+
+
+def test_a_member_that_makes_no_sense_is_refused_before_any_work(monkeypatch, train):
+    monkeypatch.setattr(Fusion, "_fit", lambda *_: pytest.fail("worked for nothing"))
+    for detector, sentence in (
+        (Fusion([Mahalanobis(), KNN(k=0)]), r"^k must be at least 1"),
+        (Fusion(device="magic"), r"^device must be auto"),
+        (Fusion(seed=-1), r"^seed must be at least 0"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            detector.fit(train)
+
+
+def test_a_member_without_a_scale_is_refused():
+    same_length = correlated_sequences(60, DIM, lengths=(5, 5))
+    with pytest.raises(InputError, match=r"^The member length gives all held-out ID sequences the same score"):
+        Fusion([KNN(), Length()]).fit(same_length)
+    with pytest.raises(InputError, match=r"^The member norm-2 finds held-out ID sequences infinitely far outside"):
+        Fusion([Norm(), Norm(np.inf)]).fit(same_length)
+
+
+def test_what_overflows_is_far_outside(train, test_set):
+    values = test_set.values.double()
+    values[0] = 1e200  # whose square is infinite
+    detector = Fusion([KNN(k=1), Mahalanobis(), Norm()]).fit(train)
+    scores = detector.score_samples(TokenBatch(values, test_set.offsets))
+    assert scores[0] == -np.inf and np.isfinite(scores[1:]).all()
+
+
+def test_a_fusion_may_be_a_member(train, test_set):
+    inner = Fusion([KNN(), Mahalanobis()])
+    scores = Fusion([inner]).fit(train).score_samples(test_set)
+    assert np.isfinite(scores).all() and scores[:12].mean() > scores[12:].mean()
+
+
+# what it says of its reasons
+
+
+def test_the_scores_of_the_members_sum_to_the_score(fitted, train, test_set):
+    scores = fitted.member_scores(test_set)
+    assert list(scores) == ["ap-ood", "knn", "mahalanobis"]
+    np.testing.assert_allclose(sum(scores.values()), fitted.score_samples(test_set), rtol=1e-9)
+    assert all(own[:12].mean() > own[12:].mean() for own in scores.values())
+    repeated = Fusion([KNN(1), Mahalanobis(), KNN(2)]).fit(train).member_scores(test_set)
+    assert list(repeated) == ["knn-1", "mahalanobis", "knn-2"]
+
+
+def test_contributions_point_where_the_member_says(fitted, test_set):
+    own, member = fitted.token_contributions(test_set), fitted.members_[0].token_contributions(test_set)
+    assert torch.equal(own.offsets, test_set.offsets)
+    for found, expected in zip(own, member, strict=True):
+        torch.testing.assert_close(found / found.abs().max(), (expected / expected.abs().max()).double())
+
+
+@pytest.mark.parametrize("score", ["sum", "min"])
+def test_contributions_sum_to_the_distance_in_typical_ones(train, test_set, score):
+    detector = Fusion([APOOD(steps=5, score=score), KNN(), APOOD(steps=5, seed=1)]).fit(train)
+    expected = torch.zeros(len(test_set)).double()
+    for number in (0, 2):
+        member = detector.members_[number]
+        distances = member.log_distances(torch.from_numpy(member.score_samples(test_set))).exp()
+        expected += distances / detector.means_[number].exp() / detector.spreads_[number]
+    found = torch.stack([contributions.sum() for contributions in detector.token_contributions(test_set)])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_fusion_that_cannot_tell_says_so(train, test_set):
+    detector = Fusion([KNN(), Fusion([KNN()])]).fit(train)
+    with pytest.raises(InputError, match=r"^None of the members \(knn, fusion\) can tell what its tokens contribute"):
+        detector.token_contributions(test_set)
+    nested = Fusion([KNN(), Fusion([APOOD(steps=2)])]).fit(train)
+    assert nested.token_contributions(test_set).values.isfinite().all()
+
+
+# interruptions
+
+ARGUMENTS = {"steps": 30, "heads": 3, "batch_size": 16}
+
+
+def interrupted_fit(monkeypatch, members, data, checkpoint, *, seed, step):
+    """Fits until the training of the member with this seed comes to `step`."""
+
+    class Interrupted(ap_ood.Training):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.own_seed = arguments[-1]
+
+        def __call__(self, number):
+            if (self.own_seed, number) == (seed, step):
+                raise KeyboardInterrupt
+            return super().__call__(number)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ap_ood, "Training", Interrupted)
+        Fusion(members).fit(*data, checkpoint=checkpoint)
+
+
+def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch, train, test_set):
+    data = train[:60], correlated_sequences(5, DIM, seed=1, shift=4.0)
+    members = [APOOD(seed=1, **ARGUMENTS), KNN(), APOOD(seed=2, **ARGUMENTS)]
+    checkpoint = Checkpoint(tmp_path / "fit.checkpoint", every_seconds=0)
+    interrupted_fit(monkeypatch, members, data, checkpoint, seed=1, step=10)
+    assert [path.name for path in tmp_path.iterdir()] == ["fit.checkpoint.part-0"]
+    interrupted_fit(monkeypatch, members, data, checkpoint, seed=2, step=10)
+    kept = {"fit.checkpoint.part-0", "fit.checkpoint.part-2"}
+    assert {path.name for path in tmp_path.iterdir()} == kept and checkpoint.exists()
+
+    steps = []
+    original = ap_ood.Training.__call__
+    monkeypatch.setattr(ap_ood.Training, "__call__", lambda *call: steps.append(call[1]) or original(*call))
+    found = Fusion(members).fit(*data, checkpoint=checkpoint)
+    assert steps == [29, *range(10, 30)], "nothing is done twice"
+    expected = Fusion(members).fit(*data)
+    assert np.array_equal(found.score_samples(test_set), expected.score_samples(test_set))
+
+    with pytest.raises(ArtefactError, match="part-0 belongs to a fit with other settings or other data"):
+        Fusion(members, seed=1).fit(*data, checkpoint=checkpoint)
+    (tmp_path / "fit.checkpoint.part-time.txt").write_text("precious")
+    checkpoint.delete()
+    assert [path.name for path in tmp_path.iterdir()] == ["fit.checkpoint.part-time.txt"] and not checkpoint.exists()
+    checkpoint.delete()
+    Checkpoint(tmp_path / "nowhere" / "checkpoint").delete()
+
+
+# saved
+
+
+@pytest.fixture
+def saved(fitted, tmp_path):
+    fitted.save(tmp_path / "detector")
+    return tmp_path / "detector"
+
+
+def test_a_saved_fusion_is_made_of_saved_detectors(fitted, saved, train, test_set):
+    files = sorted(str(path.relative_to(saved)) for path in saved.rglob("*") if path.is_file())
+    own = ["config.json", "model.safetensors"]
+    assert files == own[:1] + [f"members/{number}/{file}" for number in range(3) for file in own] + own[1:]
+    knn = apood.load(saved / "members" / "1")
+    assert np.array_equal(knn.score_samples(test_set), fitted.members_[1].score_samples(test_set))
+    loaded = apood.load(saved)
+    assert str(loaded) == str(fitted) and [str(m) for m in loaded.members] == [str(m) for m in fitted.members]
+    assert not hasattr(loaded.members[1], "bank_"), "the members given are not the fitted ones"
+    assert np.array_equal(loaded.fit(train).score_samples(test_set), fitted.score_samples(test_set))
+
+
+def test_parameters_of_members_survive(train, tmp_path):
+    inner = Fusion([Mahalanobis(eigenvalue_floor=np.float32(0.5))], seed=5)
+    Fusion([KNN(k=np.int64(3)), inner]).fit(train).save(tmp_path / "detector")
+    config = json.loads((tmp_path / "detector" / "config.json").read_text())
+    assert config["parameters"]["members"][0] == {"method": "knn", "parameters": {"k": 3, "normalize": "pooled"}}
+    knn, again = apood.load(tmp_path / "detector").members
+    assert knn.get_params() == {"k": 3, "normalize": "pooled"}
+    assert again.seed == 5 and again.members[0].get_params() == {"normalize": "none", "eigenvalue_floor": 0.5}
+
+
+def test_a_saved_fusion_scores_the_same_in_a_new_process(fitted, test_set, stored, tmp_path):
+    program = """
+import sys
+import numpy as np
+import apood
+store, folder = sys.argv[1:]
+np.save(folder + ".npy", apood.load(folder).score_samples(apood.TokenStore(store)))
+"""
+    fitted.save(tmp_path / "detector")
+    store, environment = stored(test_set), {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    subprocess.run([sys.executable, "-c", program, store.folder, tmp_path / "detector"], check=True, env=environment)
+    assert np.array_equal(np.load(tmp_path / "detector.npy"), fitted.score_samples(store))
+
+
+def test_a_member_that_was_exchanged_is_refused(saved, train):
+    shutil.rmtree(saved / "members" / "1")
+    KNN().fit(train[:100]).save(saved / "members" / "1")  # sound in itself
+    with pytest.raises(ArtefactError, match=r"members/1 is not the member that was saved with .*config_sha256 differs"):
+        apood.load(saved)
+    with pytest.raises(ArtefactError, match=r"exists and is not a saved detector; choose another folder\.$"):
+        KNN().fit(train).save(saved)
+
+
+def test_a_member_that_was_changed_or_lost_is_refused(saved):
+    tensors = saved / "members" / "2" / "model.safetensors"
+    content = tensors.read_bytes()
+    tensors.write_bytes(content[:-1])
+    with pytest.raises(ArtefactError, match=r"members/2/model\.safetensors is not the file that was saved"):
+        apood.load(saved)
+    tensors.unlink()
+    with pytest.raises(ArtefactError, match=r"members/2 is incomplete: model\.safetensors is missing"):
+        apood.load(saved)
+    shutil.rmtree(saved / "members")
+    with pytest.raises(ArtefactError, match=r"members/0 is not a saved detector: it has no config\.json"):
+        apood.load(saved)
+
+
+def test_a_saved_fusion_may_be_replaced_but_nothing_beside_it(fitted, saved, train, tmp_path):
+    fitted.save(saved)
+    KNN().fit(train).save(tmp_path / "knn")
+    for place, foreign in ((saved, "members/1/notes.txt"), (saved, "members/9"), (tmp_path / "knn", "members/0/x")):
+        path = place / foreign
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+        with pytest.raises(ArtefactError, match=r"exists and is not just a saved detector .*; choose another folder"):
+            fitted.save(place)
+        assert path.read_text() == "precious"
+        path.unlink()
+    Mahalanobis().fit(train).save(saved)
+    assert sorted(path.name for path in saved.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_only_a_fusion_has_members(saved, train, tmp_path):
+    from test_artefact import edit
+
+    edit(saved, lambda config: config.update(members=3))
+    with pytest.raises(ArtefactError, match="no proper 'members'"):
+        apood.load(saved)
+    edit(saved, lambda config: config.pop("members"))
+    with pytest.raises(ArtefactError, match="is incomplete: it does not hold members_"):
+        apood.load(saved)
+    KNN().fit(train).save(tmp_path / "knn")
+    shutil.copytree(saved / "members" / "0", tmp_path / "knn" / "members" / "0")
+    digest = json.loads((saved / "members" / "0" / "config.json").read_text())["config_sha256"]
+    edit(tmp_path / "knn", lambda config: config.update(members=[digest]))
+    with pytest.raises(ArtefactError, match="holds 'members_', which knn does not learn"):
+        apood.load(tmp_path / "knn")
+
+
+def test_a_described_member_that_does_not_exist_is_refused(saved):
+    from test_artefact import edit
+
+    for wrong, sentence in (
+        ([{"method": "magic", "parameters": {}}], "There is no method 'magic'"),
+        ([{"method": "knn", "parameters": {"k": 0}}], "k must be at least 1"),
+        ([{"method": "knn", "parameters": {"magic": 0}}], "argument"),
+        (["knn"], "members must be None or a list"),
+    ):
+        edit(saved, lambda config, wrong=wrong: config["parameters"].update(members=wrong))
+        with pytest.raises(ArtefactError, match=f"describes no detector of this apood: .*{sentence}"):
+            apood.load(saved)

@@ -1,0 +1,54 @@
+"""The nearest neighbour in the Mahalanobis metric."""
+
+import numpy as np
+import pytest
+import torch
+from builders import correlated_sequences
+from sklearn.neighbors import NearestNeighbors
+
+from apood.detectors.knn import KNN
+from apood.detectors.mahalanobis_knn import MahalanobisKNN
+from apood.support.errors import InputError
+
+
+def means(batch):
+    return np.stack([z.double().numpy().mean(0) for z in batch])
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_it_is_scikit_learns_neighbour_in_the_mahalanobis_metric(train, test_set, k):
+    found = MahalanobisKNN(k=k, normalize="none").fit(train).score_samples(test_set)
+    x = means(train)
+    inverse = np.linalg.inv(np.cov(x.T, bias=True))
+    search = NearestNeighbors(n_neighbors=k, metric="mahalanobis", metric_params={"VI": inverse}, algorithm="brute")
+    distances, _ = search.fit(x).kneighbors(means(test_set))
+    np.testing.assert_allclose(found, -distances[:, -1], rtol=1e-6)
+
+
+def test_it_does_not_see_linear_maps(train, test_set):
+    """Unlike plain neighbours: stretching one direction changes nothing."""
+    stretch = torch.eye(train.dim)
+    stretch[0, 0] = 50.0
+    for kind, same in ((MahalanobisKNN(normalize="none"), True), (KNN(normalize="none"), False)):
+        expected = kind.fit(train).score_samples(test_set)
+        moved = [[z @ stretch for z in batch] for batch in (train, test_set)]
+        found = kind.fit(moved[0]).score_samples(moved[1])
+        assert np.allclose(found, expected, rtol=1e-3) is same
+
+
+def test_a_quiet_direction_counts():
+    """A step that plain neighbours find small is large where ID sequences never step."""
+    flat = [z * torch.tensor([1.0] * 7 + [1e-3]) for z in correlated_sequences(200, 8, lengths=(4, 8))]
+    inside, outside = flat[:20], [z + torch.tensor([0.0] * 7 + [0.05]) for z in flat[:20]]
+    for detector, sees in ((MahalanobisKNN(normalize="none"), True), (KNN(k=1, normalize="none"), False)):
+        detector.fit(flat[20:])
+        gap = detector.score_samples(inside) - detector.score_samples(outside)
+        assert bool(np.median(gap) > 1) is sees
+
+
+def test_too_few_sequences(train):
+    for k, count, least in ((1, 1, 2), (5, 4, 5)):
+        with pytest.raises(
+            InputError, match=rf"^A covariance and {k} neighbours need {least} ID sequences, got {count}"
+        ):
+            MahalanobisKNN(k=k).fit(train[:count])

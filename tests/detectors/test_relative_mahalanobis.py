@@ -1,0 +1,124 @@
+"""Relative Mahalanobis distance, against scipy and scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+from builders import correlated_sequences
+from scipy.spatial.distance import cdist
+from sklearn.covariance import EmpiricalCovariance, ShrunkCovariance
+from sklearn.preprocessing import normalize
+
+from apood.detectors.mahalanobis import Mahalanobis
+from apood.detectors.relative_mahalanobis import RelativeMahalanobis
+from apood.support.errors import InputError
+from apood.tokens.batch import TokenBatch
+
+DIM = 8
+NORMALIZATIONS = ["none", "tokens", "pooled"]
+
+
+def means(batch, how):
+    """The mean-pooled sequences by numpy."""
+    sequences = [normalize(z) if how == "tokens" else z for z in (z.double().numpy() for z in batch)]
+    pooled = np.stack([z.mean(0) for z in sequences])
+    return normalize(pooled) if how == "pooled" else pooled
+
+
+@pytest.fixture
+def data(train, aux, test_set):
+    return [batch.to(dtype=torch.float64) for batch in (train, aux, test_set)]
+
+
+@pytest.mark.parametrize("how", NORMALIZATIONS)
+def test_it_equals_scipy(data, how):
+    train, aux, test = (means(batch, how) for batch in data)
+
+    def distances(corpus):
+        inverse = np.linalg.inv(np.cov(corpus.T, bias=True))
+        return cdist(test, [corpus.mean(0)], "mahalanobis", VI=inverse)[:, 0] ** 2
+
+    scores = RelativeMahalanobis(normalize=how).fit(data[0], data[1]).score_samples(data[2])
+    np.testing.assert_allclose(scores, distances(aux) - distances(train), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", NORMALIZATIONS)
+@pytest.mark.parametrize("shrinkage", [0.0, 0.1, 1.0])
+def test_it_equals_scikit_learn(data, how, shrinkage):
+    train, aux, test = (means(batch, how) for batch in data)
+    gaussians = [
+        ShrunkCovariance(shrinkage=shrinkage).fit(x) if shrinkage else EmpiricalCovariance().fit(x)
+        for x in (train, aux)
+    ]
+    inside, outside = (gaussian.mahalanobis(test) for gaussian in gaussians)
+    scores = RelativeMahalanobis(normalize=how, shrinkage=shrinkage).fit(data[0], data[1]).score_samples(data[2])
+    np.testing.assert_allclose(scores, outside - inside, rtol=1e-6, atol=1e-6)
+
+
+def test_it_is_the_difference_of_two_mahalanobis_distances(train, aux, test_set):
+    inside, outside = (Mahalanobis().fit(corpus).score_samples(test_set) for corpus in (train, aux))
+    scores = RelativeMahalanobis().fit(train, aux).score_samples(test_set)
+    np.testing.assert_allclose(scores, inside - outside, rtol=1e-6, atol=1e-6)
+
+
+def test_what_both_corpora_share_cancels(train):
+    scores = RelativeMahalanobis().fit(train, train).score_samples(train)
+    np.testing.assert_allclose(scores, 0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("role", "numbers"), [("ID", (8, 20)), ("AUX", (20, 8)), ("AUX", (20, 2))])
+def test_too_few_sequences_are_refused_unless_shrunk(train, aux, role, numbers):
+    few = train[: numbers[0]], aux[: numbers[1]]
+    sentence = (
+        rf"^A covariance in 8 dimensions has an inverse only with more than 8 {role} sequences, got {min(numbers)}; "
+        r"add sequences, or set shrinkage, for example to 0\.5\.$"
+    )
+    with pytest.raises(InputError, match=sentence):
+        RelativeMahalanobis().fit(*few)
+    scores = RelativeMahalanobis(shrinkage=0.1).fit(*few).score_samples(train)
+    assert np.isfinite(scores).all()
+    RelativeMahalanobis().fit(train[:9], aux[:9])
+
+
+def test_too_few_are_refused_before_the_corpus_is_read(train, aux, monkeypatch):
+    from apood.detectors import relative_mahalanobis
+
+    monkeypatch.setattr(relative_mahalanobis, "moments", lambda *_: pytest.fail("read for nothing"))
+    with pytest.raises(InputError, match="more than 8 AUX sequences, got 3"):
+        RelativeMahalanobis().fit(train, aux[:3])
+
+
+def test_a_single_sequence_has_no_covariance(train, aux):
+    for few, role in (((train, aux[:1]), "AUX"), ((train[:1], aux), "ID")):
+        with pytest.raises(InputError, match=rf"^A covariance needs at least 2 {role} sequences, got 1\.$"):
+            RelativeMahalanobis(shrinkage=0.5).fit(*few)
+
+
+def test_a_hyperplane_is_refused_unless_shrunk():
+    """As after a layer norm without weights: every token sums to zero."""
+    train, aux = correlated_sequences(60, DIM), correlated_sequences(30, DIM, seed=1, shift=4.0)
+    flat = [
+        TokenBatch(b.values - b.values.mean(1, keepdim=True), b.offsets).to(dtype=torch.float64) for b in (train, aux)
+    ]
+    flat = [TokenBatch(b.values - b.values.mean(1, keepdim=True), b.offsets) for b in flat]
+    for corpora, role in ((flat, "ID"), ((train, flat[1]), "AUX")):
+        with pytest.raises(InputError, match=rf"^The covariance of the {role} sequences has no inverse, .*shrinkage"):
+            RelativeMahalanobis().fit(*corpora)
+    assert np.isfinite(RelativeMahalanobis(shrinkage=0.01).fit(*flat).score_samples(flat[0])).all()
+
+
+@pytest.mark.parametrize("shrinkage", [-0.1, float("nan"), "much"])
+def test_a_bad_shrinkage_is_refused(train, aux, shrinkage):
+    with pytest.raises(InputError, match=r"^shrinkage must be a finite number >= 0, got "):
+        RelativeMahalanobis(shrinkage=shrinkage).fit(train, aux)
+
+
+def test_shrinkage_above_one_and_unknown_normalizations_are_refused(train, aux):
+    with pytest.raises(InputError, match=r"^shrinkage must lie in \[0, 1\], got 1\.5\.$"):
+        RelativeMahalanobis(shrinkage=1.5).fit(train, aux)
+    with pytest.raises(InputError, match=r"^normalize must be one of tokens, pooled, none, got 'both'\.$"):
+        RelativeMahalanobis(normalize="both").fit(train, aux)
+
+
+def test_the_settings_worth_trying_work_with_few_outliers(train, aux):
+    for settings in RelativeMahalanobis().hyperparameter_space(DIM, supervised=True):
+        RelativeMahalanobis(**settings).fit(train, aux[:2])

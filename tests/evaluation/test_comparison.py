@@ -1,0 +1,195 @@
+"""A whole comparison: right figures, nothing done twice, and no work lost."""
+
+import json
+import warnings
+from dataclasses import replace
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+from builders import correlated_sequences
+
+from apood.decisions.threshold import conformal_threshold
+from apood.detectors.ap_ood import APOOD
+from apood.detectors.knn import KNN
+from apood.detectors.length import Length
+from apood.detectors.mahalanobis import Mahalanobis
+from apood.evaluation.comparison import METRICS, Spread, compare
+from apood.evaluation.metrics import auroc, fpr95
+from apood.evaluation.plan import Method, Plan
+from apood.evaluation.rows import MEAN
+from apood.evaluation.splits import split_data
+from apood.support.errors import FitWarning, InputError
+from apood.tokens.writer import TokenStoreWriter
+
+SETS = {
+    "train": (60, 0.0),
+    "test": (30, 0.0),
+    "validation": (40, 0.0),
+    "near": (20, 1.0),
+    "far": (25, 4.0),
+    "aux": (12, 2.0),
+}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    for seed, (name, (count, shift)) in enumerate(SETS.items()):
+        with TokenStoreWriter(folder / name, dim=6) as writer:
+            writer.append(correlated_sequences(count, 6, seed=seed, shift=shift))
+    return folder
+
+
+@pytest.fixture
+def plan(stores):
+    return Plan(
+        ood={"near": stores / "near", "far": stores / "far"}, id_train=stores / "train", id_test=stores / "test",
+        methods=[Method("mahalanobis"), Method("knn", {"k": 2})], splits=2,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    """The methods that were really fitted."""
+    done = []
+    for kind in (APOOD, KNN, Length, Mahalanobis):
+
+        def fit(self, *arguments, original=kind._fit):
+            done.append(self.name)
+            original(self, *arguments)
+
+        monkeypatch.setattr(kind, "_fit", fit)
+    return done
+
+
+def content(comparison):
+    return json.loads(json.dumps(comparison.to_json(), allow_nan=False))
+
+
+def test_figures_are_those_of_fits_by_hand(plan):
+    found = compare(plan).contenders[1]
+    values = {"auroc": [], "fpr95": [], "mean": []}
+    for number in range(2):
+        data = split_data(plan, number, plan.methods[1])
+        detector = KNN(k=2).fit(data.train)
+        inside = detector.score_samples(data.test)
+        outside = {name: detector.score_samples(source) for name, source in data.ood.items()}
+        values["auroc"].append(100 * auroc(inside, outside["near"]).value)
+        values["fpr95"].append(100 * fpr95(inside, outside["near"]).value)
+        values["mean"].append(100 * fmean(auroc(inside, own).value for own in outside.values()))
+    for dataset, metric, key in (("near", "auroc", "auroc"), ("near", "fpr95", "fpr95"), (MEAN, "auroc", "mean")):
+        assert found.figure(dataset, metric) == pytest.approx((fmean(values[key]), stdev(values[key])), abs=1e-3)
+
+
+def test_everything_is_in_the_json(plan, stores):
+    found = content(compare(replace(plan, id_validation=stores / "validation")))
+    assert found["stores"]["ood.near"] == str(stores / "near") and found["splits"] == 2 and found["share"] == 0.8
+    assert [method["name"] for method in found["methods"]] == ["mahalanobis", "knn, k=2"]
+    for method in found["methods"]:
+        assert list(method["results"]) == ["near", "far", MEAN]
+        assert all(set(own) == set(METRICS) for own in method["results"].values())
+        assert method["fit_seconds"] > 0 and method["score_seconds_per_1000"] > 0 and method["artefact_bytes"] > 100
+        assert method["aux"] is False and method["splits"][1]["warnings"] == []
+        rows = [row for split in method["splits"] for row in split["rows"]]
+        assert [row["dataset"] for row in rows] == ["near", "far", MEAN] * 2
+        assert (rows[0]["n_id"], rows[0]["n_ood"]) == (24, 16)
+
+
+def test_the_accept_rate_is_that_of_the_test_sequences(plan, stores):
+    plan = replace(plan, id_validation=stores / "validation", splits=1, share=1)
+    found = compare(plan).contenders[0]
+    data = split_data(plan, 0, plan.methods[0])
+    detector = Mahalanobis().fit(data.train)
+    threshold = conformal_threshold(detector.score_samples(data.validation))
+    expected = 100 * np.mean(detector.score_samples(data.test) >= threshold)
+    assert found.accepted == (pytest.approx(expected, abs=1e-3), None)
+    assert compare(replace(plan, id_validation=None)).contenders[0].accepted is None
+
+
+def test_a_single_split_has_no_deviation():
+    assert Spread.of([3.0]) == (3.0, None) and Spread.of([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
+
+
+def test_nothing_is_done_twice(plan, fits, tmp_path, stores):
+    first = compare(plan, cache=tmp_path)
+    assert fits == ["mahalanobis", "knn"] * 2
+    fits.clear()
+    assert content(compare(plan, cache=tmp_path)) == content(first)
+    assert fits == []
+
+    more = replace(plan, ood={**plan.ood, "aux": stores / "aux"}, methods=[*plan.methods, Method("length")], splits=3)
+    again = compare(more, cache=tmp_path)
+    assert sorted(fits) == ["knn", "length", "length", "length", "mahalanobis"]
+    for before, after in zip(first.contenders, again.contenders, strict=False):
+        for split, later in zip(before.splits, after.splits, strict=False):
+            assert split.rows[:2] == later.rows[:2]
+
+
+def test_whole_sets_are_fitted_once_where_no_seed_makes_a_difference(plan, fits):
+    small = Method("ap-ood", {"steps": 2, "heads": 2})
+    found = compare(replace(plan, share=1, methods=[Method("knn"), small]))
+    assert sorted(fits) == ["ap-ood", "ap-ood", "knn"]
+    assert found.contenders[0].figure("near", "auroc").std == 0
+
+
+def test_methods_learn_from_aux_only_when_asked_to(plan, stores):
+    alone = Method("ap-ood", {"steps": 3, "heads": 2})
+    found = compare(replace(plan, aux=stores / "aux", methods=[alone, replace(alone, aux=True)], splits=1))
+    first, second = found.contenders
+    assert [method["aux"] for method in found.to_json()["methods"]] == [False, True]
+    assert first.figure("near", "auroc") != second.figure("near", "auroc")
+
+
+def test_an_interrupted_comparison_goes_on(plan, fits, tmp_path, monkeypatch):
+    whole = compare(plan)
+    fits.clear()
+    interrupted = KNN.score_samples
+
+    def interrupt(self, tokens):
+        if fits == ["mahalanobis", "knn", "mahalanobis", "knn"]:
+            raise KeyboardInterrupt
+        return interrupted(self, tokens)
+
+    monkeypatch.setattr(KNN, "score_samples", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compare(plan, cache=tmp_path)
+    fits.clear()
+    again = compare(plan, cache=tmp_path)
+    assert fits == []  # the fit was kept, though not yet scored with
+    assert [c.splits[1].rows for c in again.contenders] == [c.splits[1].rows for c in whole.contenders]
+
+
+def test_processes_give_the_same_results(plan, tmp_path):
+    together = compare(plan, cache=tmp_path, jobs=2)
+    for own, other in zip(together.contenders, compare(plan).contenders, strict=True):
+        for split, alike in zip(own.splits, other.splits, strict=True):
+            for row, same in zip(split.rows, alike.rows, strict=True):
+                assert row == pytest.approx(same, abs=1e-3)
+
+
+def test_bad_plans_are_refused_before_any_work(plan, fits):
+    with pytest.raises(InputError, match="There is no method 'svm'"):
+        compare(replace(plan, methods=[*plan.methods, Method("svm")]))
+    with pytest.raises(InputError, match="jobs must be at least 1"):
+        compare(plan, jobs=0)
+    assert fits == []
+
+
+def test_an_error_names_the_method_and_the_split(plan):
+    with pytest.raises(InputError, match=r"knn, k=50, split 1: .*50"):
+        compare(replace(plan, methods=[Method("knn", {"k": 50})]))
+
+
+def test_warnings_of_fits_are_results(plan, tmp_path, monkeypatch):
+    fit = Mahalanobis._fit
+
+    def fit_with_a_warning(self, *arguments):
+        warnings.warn("did not converge", FitWarning, stacklevel=1)
+        fit(self, *arguments)
+
+    monkeypatch.setattr(Mahalanobis, "_fit", fit_with_a_warning)
+    for _ in range(2):
+        first, second = compare(plan, cache=tmp_path).contenders
+        assert [split.warnings for split in first.splits] == [["did not converge"]] * 2
+        assert [split.warnings for split in second.splits] == [[], []]

@@ -1,0 +1,283 @@
+"""Plans, in Python and as TOML: what they mean, and the sentence for every mistake."""
+
+import pytest
+import torch
+from builders import correlated_sequences
+
+from apood.detectors.registry import METHODS
+from apood.evaluation.plan import Method, Plan, checked
+from apood.evaluation.plan_file import read_plan
+from apood.evaluation.splits import split_data
+from apood.support.errors import InputError
+from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.store import TokenStore
+from apood.tokens.writer import TokenStoreWriter
+
+STORES = {"train": 40, "test": 30, "validation": 30, "near": 20, "far": 20, "aux": 10}
+
+
+def write(folder, batch, **options):
+    with TokenStoreWriter(folder, dim=batch.dim, dtype=batch.dtype, **options) as writer:
+        writer.append(batch)
+
+
+def with_logits(batch):
+    return batch.with_channels(logits=Ragged.from_lengths(torch.randn(len(batch), 3), [1] * len(batch)))
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    for seed, (name, count) in enumerate(STORES.items()):
+        write(folder / name, correlated_sequences(count, 4, seed=seed))
+        write(folder / f"{name}-logits", with_logits(correlated_sequences(count, 4, seed=seed)))
+    write(folder / "one", correlated_sequences(1, 4))
+    write(folder / "empty", correlated_sequences(1, 4).select([]))
+    write(folder / "wide", correlated_sequences(20, 5))
+    write(folder / "copy", correlated_sequences(STORES["test"], 4, seed=1))
+    for name, model in (("mine", "a"), ("other", "b")):
+        write(folder / name, correlated_sequences(20, 4, seed=ord(model)), encoder={"model": model})
+    write(folder / "no-tokens", with_logits(TokenBatch.from_lengths(torch.empty(0, 4), [0] * 20)))
+    return folder
+
+
+@pytest.fixture
+def toml(stores):
+    """Reads a plan that lies among the stores."""
+
+    def read(text, name="plan.toml"):
+        (stores / name).write_text(text, encoding="utf-8")
+        return read_plan(stores / name)
+
+    return read
+
+
+@pytest.fixture
+def refused(toml, stores):
+    """The sentence, which begins with the file."""
+
+    def sentence(text):
+        with pytest.raises(InputError) as error:
+            toml(text)
+        message = str(error.value)
+        beginning = f"{stores / 'plan.toml'}: "
+        assert message.startswith(beginning) and message.endswith(".") and "\n" not in message
+        return message.removeprefix(beginning)
+
+    return sentence
+
+
+DATA = '[data]\nid_train = "train"\nid_test = "test"\nood = {near = "near", far = "far"}\n'
+
+
+def test_a_small_plan_has_the_defaults_of_the_paper(toml, stores):
+    plan = toml(DATA)
+    assert (plan.splits, plan.share, plan.seed, plan.aux) == (5, 0.8, 0, None)
+    assert plan.id_train == stores / "train" and plan.ood == {"near": stores / "near", "far": stores / "far"}
+
+
+def test_a_plan_with_everything(toml, stores):
+    plan = toml(
+        """
+        splits = 2
+        share = 1
+        seed = 7
+        [data]
+        id = "train"
+        id_validation = "validation"
+        test_share = 0.5
+        aux = "aux"
+        [data.ood]
+        "far away" = "far"
+        [[methods]]
+        method = "ap-ood"
+        name = "AP-OOD, T = 1"
+        aux = true
+        [methods.parameters]
+        queries = 1
+        [[methods]]
+        method = "knn"
+        parameters = {k = 3}
+        """
+    )
+    methods = (Method("ap-ood", {"queries": 1}, "AP-OOD, T = 1", aux=True), Method("knn", {"k": 3}))
+    assert plan == Plan(
+        ood={"far away": stores / "far"}, id=stores / "train", id_validation=stores / "validation", aux=stores / "aux",
+        methods=methods, test_share=0.5, splits=2, share=1, seed=7,
+    )  # fmt: skip
+    assert [method.label for method in plan.methods] == ["AP-OOD, T = 1", "knn, k=3"]
+
+
+def by_default(plan):
+    return {method.label: method for method in plan.methods}
+
+
+def test_all_methods_that_the_data_allow_are_compared(toml):
+    alone, learning = by_default(toml(DATA)), by_default(toml(f'{DATA}aux = "aux"'))
+    pairs = {f"{method}, normalize={n}" for method in ("mahalanobis", "knn") for n in ("none", "pooled")}
+    assert {"ap-ood", "length", *pairs} <= set(alone) < set(learning)
+    assert not any(method.uses_aux for method in alone.values())
+    assert learning["ap-ood, AUX"].uses_aux and not learning["ap-ood"].uses_aux
+    for name in METHODS:
+        requirement = Method(name).detector()
+        fits = requirement.requires == {"tokens"} and requirement.aux != "required"
+        assert fits == any(method.method == name for method in alone.values()), name
+        if requirement.aux == "required" and requirement.requires == {"tokens"}:
+            assert learning[name].uses_aux
+
+
+def test_methods_on_channels_need_them_in_every_store(stores):
+    def chosen(**data):
+        return {method.method for method in checked(Plan(**data)).methods}
+
+    logits = {key: stores / f"{name}-logits" for key, name in (("id_train", "train"), ("id_test", "test"))}
+    needs_logits = {name for name in METHODS if Method(name).detector().requires == {"logits"}}
+    both = chosen(ood={"near": stores / "near-logits"}, **logits)
+    assert both >= needs_logits
+    assert chosen(ood={"near": stores / "near"}, **logits) == both - needs_logits
+    without_tokens = {"ood": {"near": stores / "no-tokens"}, **logits}
+    if needs_logits:
+        assert chosen(**without_tokens) == needs_logits
+    else:
+        with pytest.raises(InputError, match="No registered method can work with these stores"):
+            checked(Plan(**without_tokens))
+    with pytest.raises(InputError, match=r"Method 1, knn, needs tokens, which the store .* of ood.near lacks"):
+        checked(Plan(methods=[Method("knn")], **without_tokens))
+
+
+MISTAKES = {
+    "splits = 0\n": "splits must be at least 1, got 0",
+    'splits = "5"\n': "splits in the plan must be a whole number, got '5'",
+    "splits = true\n": "splits in the plan must be a whole number, got True",
+    "splits = 2.0\n": "splits in the plan must be a whole number, got 2.0",
+    "share = 0\n": "share must lie in (0, 1], got 0",
+    "share = 1.1\n": "share must lie in (0, 1], got 1.1",
+    "seed = -1\n": "seed must be at least 0, got -1",
+    "repeats = 3\n": "no key 'repeats' in the plan; allowed are splits, share, seed, data, methods",
+    "methods = []\n": "methods is empty",
+    "methods = [1]\n": "methods must be a list of tables, got 1",
+    'methods = "knn"\n': "methods in the plan must be a list, got 'knn'",
+    "methods = [{}]\n": "The key method is missing in method 1",
+    'methods = [{method = "svm"}]\n': "Method 1: There is no method 'svm'; there are ap-ood, ",
+    'methods = [{method = "knn", k = 3}]\n': "no key 'k' in method 1; allowed are method, name, aux, parameters",
+    'methods = [{method = "knn", aux = 1}]\n': "aux in method 1 must be true or false, got 1",
+    'methods = [{method = "knn", aux = true}]\n': "Method 1: knn learns from in-distribution data alone",
+    'methods = [{method = "ap-ood", aux = true}]\n': "Method 1, ap-ood, AUX, learns from AUX sequences, and aux is not",
+    'methods = [{method = "knn", parameters = {q = 3}}]\n': "knn has no parameter 'q'; there are k, normalize",
+    'methods = [{method = "length", parameters = {q = 3}}]\n': "length has no parameter 'q'; it has none",
+    'methods = [{method = "knn", parameters = {k = 0}}]\n': "parameters of knn are not allowed: k must be at least 1",
+    'methods = [{method = "ap-ood", parameters = {seed = "a"}}]\n': "Method 1: the parameters of ap-ood are not",
+    'methods = [{method = "mahalanobis", parameters = {eigenvalue_floor = "a"}}]\n': "of mahalanobis are not allowed",
+    'methods = [{method = "knn"}, {method = "knn"}]\n': "Method 1 is called 'knn' like another one",
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_mistakes_outside_the_data(refused, text):
+    assert MISTAKES[text] in refused(text + DATA)
+
+
+TRAIN, TEST, NEAR = 'id_train = "train"\n', 'id_test = "test"\n', 'ood.near = "near"\n'
+DATA_MISTAKES = {
+    "": "The ID sequences are either id_train and id_test, or id alone, got none of them",
+    TRAIN + NEAR: "or id alone, got id_train",
+    TEST + NEAR: "or id alone, got id_test",
+    f'id = "train"\n{TEST}{NEAR}': "or id alone, got id and id_test",
+    TRAIN + TEST: "ood must name at least one store of OOD sequences, got none",
+    f"{TRAIN}{TEST}ood = 3": "ood in [data] must be a table, got 3",
+    f"{TRAIN}{TEST}ood.near = 3": "near in [data.ood] must be a text, got 3",
+    f'{TRAIN}{TEST}ood.mean = "near"': "An OOD set cannot be called 'mean'",
+    f'{TRAIN}{TEST}{NEAR}validation = "x"': "no key 'validation' in [data]; allowed are id, id_train, id_test, id_val",
+    f'{TRAIN}{TEST}ood.x = "nowhere"': "ood.x: ",
+    f'{TRAIN}{TEST}{NEAR}aux = "nowhere"': "nowhere is no token store: there is no index.json in it",
+    f'{TRAIN}{TEST}ood.x = "empty"': "ood.x has 0 sequences, of which a split draws 0, and it needs at least 1",
+    f'id_train = "one"\n{TEST}{NEAR}': "id_train has 1 sequences, of which a split draws 1, and it needs at least 2",
+    f'{TRAIN}{TEST}{NEAR}id_validation = "far"': "draws 16, and it needs at least 19",
+    f'{TRAIN}{TEST}ood.x = "wide"': "ood.x has tokens with D=5, id_train with D=4: they must be equal",
+    f'id_train = "mine"\n{TEST}ood.x = "other"': "ood.x has tokens from model b, id_train from model a",
+    f'{TRAIN}{TEST}ood.x = "copy"': "id_test and ood.x are the same sequences: each must be data of its own",
+    f'{TRAIN}id_test = "train"\n{NEAR}': "id_train and id_test are the same sequences",
+    f'id = "train"\n{NEAR}test_share = 1': "test_share must lie in (0, 1), got 1",
+    f'id = "train"\n{NEAR}test_share = 0.001': "A test_share of 0.001 parts the 40 sequences of id so that",
+}
+
+
+@pytest.mark.parametrize("text", DATA_MISTAKES)
+def test_mistakes_in_the_data(refused, text):
+    assert DATA_MISTAKES[text] in refused(f"[data]\n{text}")
+
+
+def test_a_plan_without_data(refused):
+    assert refused("splits = 2") == "The table [data] is missing, which names the stores."
+
+
+def test_files_that_are_no_plans(tmp_path, toml):
+    with pytest.raises(InputError, match=r"The plan .*no\.toml cannot be read: No such file"):
+        read_plan(tmp_path / "no.toml")
+    with pytest.raises(InputError, match=r"The plan .*plan\.toml is not TOML: .*line 1"):
+        toml("splits = = 3")
+    (tmp_path / "latin.toml").write_bytes("# à".encode("latin-1"))
+    with pytest.raises(InputError, match=r"latin\.toml is not TOML"):
+        read_plan(tmp_path / "latin.toml")
+
+
+# splits
+
+
+def plan_of(stores, **changes):
+    data = {"ood": {"near": stores / "near"}, "id_train": stores / "train", "id_test": stores / "test"}
+    return Plan(**data | {"methods": [Method("knn")]} | changes)
+
+
+def drawn(plan, number, method="knn"):
+    data = split_data(plan, number, Method(method))
+    sets = {"train": data.train, "test": data.test, **data.ood}
+    return {key: getattr(source, "indices", torch.arange(len(source))).tolist() for key, source in sets.items()}
+
+
+def test_a_split_draws_its_share_of_every_store(stores):
+    first, second = (drawn(plan_of(stores), number) for number in (0, 1))
+    assert {key: len(own) for key, own in first.items()} == {"train": 32, "test": 24, "near": 16}
+    for key, own in first.items():
+        assert own == sorted(set(own)) and own != second[key]
+
+
+def test_splits_do_not_depend_on_each_other_and_follow_the_seed(stores):
+    plan = plan_of(stores)
+    more = plan_of(stores, ood={"far": stores / "far", "near": stores / "near"}, splits=2)
+    assert drawn(more, 1)["near"] == drawn(plan, 1)["near"] and drawn(more, 1)["train"] == drawn(plan, 1)["train"]
+    assert drawn(plan_of(stores, seed=1), 0) == drawn(plan, 1)
+
+
+def test_whole_sets(stores):
+    plan = plan_of(stores, share=1)
+    assert drawn(plan, 0) == drawn(plan, 1)
+    assert isinstance(split_data(plan, 0, Method("knn")).train, TokenStore)
+
+
+def test_one_store_is_parted_anew(stores):
+    plan = plan_of(stores, id_train=None, id_test=None, id=stores / "train", test_share=0.25)
+    first, second = drawn(plan, 0), drawn(plan, 1)
+    for split in (first, second):
+        assert len(split["test"]) == 10 and sorted(split["train"] + split["test"]) == list(range(40))
+    assert first["test"] != second["test"]
+
+
+def test_only_channels_that_are_read_are_opened(stores):
+    plan = plan_of(stores, ood={"near": stores / "near-logits"}, aux=stores / "aux-logits")
+    data = split_data(plan, 0, Method("knn"))
+    assert list(data.ood["near"].channels) == [] and data.aux is None and data.validation is None
+    learning = split_data(plan, 0, Method("ap-ood", aux=True))
+    assert learning.aux is not None and len(learning.aux) == 8
+
+
+def test_seeds_follow_the_split():
+    assert Method("ap-ood").detector(3).seed == 3
+    assert Method("ap-ood", {"seed": 10}).detector(3).seed == 13
+    assert Method("knn").detector(3).get_params() == Method("knn").detector().get_params()
+
+
+def test_labels():
+    assert Method("knn", {"k": 1, "normalize": "none"}).label == "knn, k=1, normalize=none"
+    assert Method("ap-ood", aux=True).label == "ap-ood, AUX"
+    assert Method("knn", {"k": 1}, name="mine").label == "mine"

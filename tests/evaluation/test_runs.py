@@ -1,0 +1,255 @@
+"""Fits and scores that are kept: done once, whatever is asked again, and made anew when they are not whole."""
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from builders import correlated_sequences
+
+from apood.detectors.ap_ood import APOOD
+from apood.detectors.artefact import load
+from apood.detectors.base import Detector
+from apood.detectors.knn import KNN
+from apood.detectors.mahalanobis import Mahalanobis
+from apood.evaluation.runs import run
+from apood.fitting.checkpoint import Checkpoint
+from apood.support.errors import FitWarning, InputError
+from apood.tokens.subset import Subset
+
+TRAIN = correlated_sequences(60)
+AUX = correlated_sequences(20, seed=5, shift=3.0)
+SETS = {"ID": correlated_sequences(15, seed=1), "far": correlated_sequences(10, seed=2, shift=4.0)}
+
+
+class Work:
+    """What was really fitted and scored."""
+
+    def __init__(self):
+        self.fits, self.scored = [], []
+
+    def done(self):
+        done = self.fits, self.scored
+        self.fits, self.scored = [], []
+        return done
+
+
+@pytest.fixture
+def work(monkeypatch):
+    counted = Work()
+    for kind in (APOOD, KNN, Mahalanobis):
+
+        def fit(self, *arguments, original=kind._fit):
+            counted.fits.append(self.name)
+            original(self, *arguments)
+
+        monkeypatch.setattr(kind, "_fit", fit)
+    score = Detector.score_samples
+
+    def score_samples(self, tokens):
+        counted.scored.append(len(tokens))
+        return score(self, tokens)
+
+    monkeypatch.setattr(Detector, "score_samples", score_samples)
+    return counted
+
+
+def same_scores(first, second):
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def entry_of(cache):
+    (entry,) = cache.iterdir()
+    return entry
+
+
+def test_a_run_is_a_fit_and_its_scores(tmp_path):
+    done = run(KNN(k=2), TRAIN, None, SETS, tmp_path)
+    direct = KNN(k=2).fit(TRAIN)
+    assert same_scores(done.scores, {name: direct.score_samples(source) for name, source in SETS.items()})
+    assert done.fit_seconds > 0 and done.score_seconds > 0 and done.sequences == 25 and done.warnings == []
+    assert done.seconds_per_thousand == pytest.approx(40 * done.score_seconds)
+    saved = entry_of(tmp_path) / "detector"
+    assert done.artefact_bytes == sum(file.stat().st_size for file in saved.iterdir())
+    assert load(saved).get_params() == {"k": 2, "normalize": "pooled"}
+
+
+def test_the_detector_that_is_given_stays_as_it_is(tmp_path):
+    detector = Mahalanobis()
+    run(detector, TRAIN, None, SETS, tmp_path)
+    assert not hasattr(detector, "dim_")
+
+
+def test_nothing_is_done_twice(work, tmp_path):
+    first = run(KNN(), TRAIN, None, SETS, tmp_path)
+    assert work.done() == (["knn"], [15, 10])
+    second = run(KNN(), TRAIN, None, SETS, tmp_path)
+    assert work.done() == ([], [])
+    assert same_scores(first.scores, second.scores) and first[1:] == second[1:]
+
+
+def test_a_new_set_is_only_scored(work, tmp_path):
+    run(KNN(), TRAIN, None, SETS, tmp_path)
+    work.done()
+    more = run(KNN(), TRAIN, None, {**SETS, "near": correlated_sequences(7, seed=3)}, tmp_path)
+    assert work.done() == ([], [7]) and more.sequences == 32
+
+
+def test_names_of_sets_do_not_matter(work, tmp_path):
+    run(KNN(), TRAIN, None, SETS, tmp_path)
+    work.done()
+    renamed = run(KNN(), TRAIN, None, {"other": SETS["far"]}, tmp_path)
+    assert work.done() == ([], []) and len(renamed.scores["other"]) == 10
+
+
+def test_whatever_else_differs_is_another_fit(work, tmp_path):
+    small = APOOD(steps=2, heads=2)
+    run(small, TRAIN, None, {}, tmp_path)
+    others = [
+        (APOOD(steps=2, heads=3), TRAIN, None),
+        (APOOD(steps=2, heads=2, seed=1), TRAIN, None),
+        (small, Subset(TRAIN, slice(0, 59)), None),
+        (small, TRAIN, AUX),
+        (small, TRAIN, Subset(AUX, slice(0, 19))),
+        (KNN(), TRAIN, None),
+    ]
+    for detector, train, aux in others:
+        run(detector, train, aux, {}, tmp_path)
+    assert work.done() == (["ap-ood"] * 6 + ["knn"], [])
+    assert len(list(tmp_path.iterdir())) == 7
+
+
+def test_another_version_of_apood_fits_anew(work, tmp_path, monkeypatch):
+    run(KNN(), TRAIN, None, {}, tmp_path)
+    monkeypatch.setattr("apood.evaluation.runs.__version__", "99")
+    run(KNN(), TRAIN, None, {}, tmp_path)
+    assert work.done()[0] == ["knn", "knn"]
+
+
+def test_numbers_of_numpy_are_numbers(work, tmp_path):
+    run(KNN(k=3), TRAIN, None, {}, tmp_path)
+    run(KNN(k=np.int64(3)), TRAIN, None, {}, tmp_path)
+    assert work.done()[0] == ["knn"]
+
+
+def test_parameters_that_are_no_plain_values_are_refused(tmp_path):
+    class Odd(KNN):
+        def check_parameters(self):
+            pass
+
+    with pytest.raises(InputError, match=r"one of them is .*Generator.*no plain value"):
+        run(Odd(k=torch.Generator()), TRAIN, None, {}, tmp_path)
+
+
+def test_bad_parameters_are_refused_before_anything_is_made(tmp_path):
+    with pytest.raises(InputError, match="k must be at least 1"):
+        run(KNN(k=0), TRAIN, None, SETS, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_cache_nothing_is_kept(work, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kept = run(KNN(), TRAIN, None, SETS, None)
+    again = run(KNN(), TRAIN, None, SETS, None)
+    assert work.done()[0] == ["knn", "knn"] and not list(tmp_path.iterdir())
+    assert same_scores(kept.scores, again.scores) and kept.artefact_bytes == again.artefact_bytes > 0
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"seconds": "1"}', None])
+def test_half_a_fit_is_made_anew(work, tmp_path, content):
+    first = run(KNN(), TRAIN, None, SETS, tmp_path)
+    facts = entry_of(tmp_path) / "fit.json"
+    facts.unlink() if content is None else facts.write_bytes(content)
+    work.done()
+    again = run(KNN(), TRAIN, None, SETS, tmp_path)
+    assert work.done() == (["knn"], [])  # the scores are whole
+    assert same_scores(first.scores, again.scores) and set(json.loads(facts.read_text())) == {
+        "seconds",
+        "bytes",
+        "warnings",
+    }
+
+
+def test_a_detector_that_cannot_be_read_is_fitted_anew(work, tmp_path):
+    run(KNN(), TRAIN, None, {}, tmp_path)
+    detector = entry_of(tmp_path) / "detector"
+    (detector / "model.safetensors").write_bytes(b"something else")
+    (detector / "stranger.txt").write_text("and more")
+    work.done()
+    run(KNN(), TRAIN, None, SETS, tmp_path)
+    assert work.done() == (["knn"], [15, 10])
+    load(detector)
+
+
+def truncate(file):
+    file.write_bytes(file.read_bytes()[:-3])
+
+
+def swap(file):
+    """The scores of the other set."""
+    (other,) = [path for path in file.parent.glob("scores-*") if path != file]
+    file.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize("spoil", [truncate, swap, Path.unlink, lambda file: file.write_bytes(b"")])
+def test_scores_that_are_not_whole_are_made_anew(work, tmp_path, spoil):
+    first = run(KNN(), TRAIN, None, SETS, tmp_path)
+    spoil(min(entry_of(tmp_path).glob("scores-*")))
+    work.done()
+    again = run(KNN(), TRAIN, None, SETS, tmp_path)
+    fits, scored = work.done()
+    assert fits == [] and len(scored) == 1
+    assert same_scores(first.scores, again.scores)
+
+
+def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch):
+    """Ctrl-C after the 13th step; the fit that follows begins there and ends as if nothing had happened."""
+    detector = APOOD(steps=20, heads=4)
+    whole = run(detector, TRAIN, AUX, SETS, tmp_path / "whole")
+    save = Checkpoint.save_if_due
+    saved = []
+
+    def save_and_stop(self, run_, step, tensors):
+        self.every_seconds = 0.0
+        save(self, run_, step, tensors)
+        saved.append(step)
+        if len(saved) == 13:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoint, "save_if_due", save_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(detector, TRAIN, AUX, SETS, tmp_path / "cut")
+    entry = entry_of(tmp_path / "cut")
+    assert {path.name for path in entry.iterdir()} == {"fit.checkpoint", "interrupted.json"}
+    spent = json.loads((entry / "interrupted.json").read_text())["seconds"]
+
+    again = run(detector, TRAIN, AUX, SETS, tmp_path / "cut")
+    assert len(saved) <= 20 + 1 and same_scores(again.scores, whole.scores)
+    assert again.fit_seconds > spent > 0
+    assert {path.name.partition("-")[0] for path in entry.iterdir()} == {"detector", "fit.json", "scores"}
+
+
+def test_a_checkpoint_that_cannot_be_read_is_thrown_away(tmp_path):
+    detector = APOOD(steps=2, heads=2)
+    whole = run(detector, TRAIN, None, SETS, tmp_path / "whole")
+    entry = tmp_path / "cut" / entry_of(tmp_path / "whole").name
+    entry.mkdir(parents=True)
+    (entry / "fit.checkpoint").write_bytes(b"half a check")
+    assert same_scores(run(detector, TRAIN, None, SETS, tmp_path / "cut").scores, whole.scores)
+
+
+def test_warnings_of_the_fit_are_kept_and_others_shown(tmp_path, monkeypatch):
+    fit = KNN._fit
+
+    def fit_with_warnings(self, *arguments):
+        warnings.warn("did not converge", FitWarning, stacklevel=1)
+        warnings.warn("something of a library", UserWarning, stacklevel=1)
+        fit(self, *arguments)
+
+    monkeypatch.setattr(KNN, "_fit", fit_with_warnings)
+    with pytest.warns(UserWarning, match="something of a library") as shown:
+        first = run(KNN(), TRAIN, None, SETS, tmp_path)
+    assert len(shown) == 1
+    assert first.warnings == run(KNN(), TRAIN, None, SETS, tmp_path).warnings == ["did not converge"]
