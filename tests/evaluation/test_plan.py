@@ -168,7 +168,8 @@ MISTAKES = {
     'methods = [{method = "knn", parameters = {k = 0}}]\n': "parameters of knn are not allowed: k must be at least 1",
     'methods = [{method = "ap-ood", parameters = {seed = "a"}}]\n': "Method 1: the parameters of ap-ood are not",
     'methods = [{method = "mahalanobis", parameters = {eigenvalue_floor = "a"}}]\n': "of mahalanobis are not allowed",
-    'methods = [{method = "knn"}, {method = "knn"}]\n': "Method 1 is called 'knn' like another one",
+    'methods = [{method = "knn"}, {method = "knn"}]\n': "Method 2 is called 'knn' like method 1",
+    'methods = [{method = "knn"}, {method = "knn", parameters = {k = 5}}]\n': "knn, k=5, is method 1, knn, under",
 }
 
 

@@ -46,8 +46,9 @@ class Training:
         recipe = self._recipe
         beta = self._start.beta * warm_up(step, recipe.warm_up * recipe.steps)
         queries = self._start.queries(self._weights)
+        # moved once, because the backward pass reads the tokens again
         pools = [
-            attention_pool(next(batches), queries, beta, recipe.similarity, self._start.frame)
+            attention_pool(next(batches).to(queries.device), queries, beta, recipe.similarity, self._start.frame)
             for batches in self._batches
         ]
         mu = prototype(pools[0])  # of the ID batch alone, with gradient: Algorithm 1

@@ -145,11 +145,21 @@ def compare(plan: Plan, *, cache: Path | None = None, jobs: int = 1) -> Comparis
     if cache is None:
         with tempfile.TemporaryDirectory(prefix="apood-") as folder:  # without a seed all splits may be the same fit
             return compare(plan, cache=Path(folder), jobs=jobs)
-    tasks = [_Task(plan, cache, number, method) for number in range(plan.splits) for method in plan.methods]
-    results: dict[str, list[SplitResult]] = {method.label: [] for method in plan.methods}
-    for task, result in zip(tasks, _all_done(tasks, jobs), strict=True):
-        results[task.method.label].append(result)
-    return Comparison(plan, [Contender(method, results[method.label]) for method in plan.methods])
+    tasks: dict[tuple[str, int], _Task] = {}
+    for number in range(plan.splits):
+        for method in plan.methods:
+            tasks.setdefault((method.label, _alike(plan, method, number)), _Task(plan, cache, number, method))
+    results = dict(zip(tasks, _all_done(list(tasks.values()), jobs), strict=True))
+
+    def contender(method: Method) -> Contender:
+        return Contender(method, [results[method.label, _alike(plan, method, n)] for n in range(plan.splits)])
+
+    return Comparison(plan, [contender(method) for method in plan.methods])
+
+
+def _alike(plan: Plan, method: Method, number: int) -> int:
+    """The first split that is the same for the method: in whole stores only a seed makes a difference."""
+    return number if plan.share < 1 or plan.id is not None or method.seeded else 0
 
 
 class _Task(NamedTuple):

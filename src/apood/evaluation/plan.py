@@ -54,13 +54,17 @@ class Method:
         """Whether it learns from the AUX sequences."""
         return self.aux or self.detector().aux == "required"
 
+    @property
+    def seeded(self) -> bool:
+        """Whether its training is random."""
+        return "seed" in signature(detector_class(self.method)).parameters
+
     def detector(self, seed: int = 0) -> Detector:
         """The detector, not yet fitted; `seed` is added to its own."""
-        kind = detector_class(self.method)
         parameters = dict(self.parameters)
-        if "seed" in signature(kind).parameters:
+        if self.seeded:
             parameters["seed"] = parameters.get("seed", 0) + seed
-        return kind(**parameters)
+        return detector_class(self.method)(**parameters)
 
 
 @dataclass(frozen=True)
@@ -113,12 +117,16 @@ def checked(plan: Plan) -> Plan:
     stores = {key: _opened(key, folder) for key, folder in plan.stores.items()}
     _check_stores(plan, stores)
     methods = tuple(plan.methods) or _all_methods(plan, stores)
-    labels = [method.label for method in methods]
+    known: list[Method] = []
     for number, method in enumerate(methods, start=1):
         where = f"Method {number}"
         _check_method(where, method)
-        if labels.count(method.label) > 1:
-            raise InputError(f"{where} is called {method.label!r} like another one: give each a name of its own.")
+        for earlier, other in enumerate(known, start=1):
+            if method.label == other.label:
+                raise InputError(f"{where} is called {method.label!r} like method {earlier}: give each its own name.")
+            if _identity(method) == _identity(other):
+                raise InputError(f"{where}, {method.label}, is method {earlier}, {other.label}, under another name.")
+        known.append(method)
         if method.uses_aux and plan.aux is None:
             raise InputError(f"{where}, {method.label}, learns from AUX sequences, and aux is not given.")
         if lacking := _lacking(method, stores):
@@ -204,6 +212,12 @@ def _check_method(where: str, method: Method) -> None:
         ) from error
     if method.aux and detector.aux == "unused":
         raise InputError(f"{where}: {method.method} learns from in-distribution data alone, so aux cannot be true.")
+
+
+def _identity(method: Method) -> tuple[str, dict[str, Any], bool]:
+    """What makes two fits on the same data the same."""
+    detector = method.detector()
+    return detector.name, detector.get_params(deep=False), method.uses_aux
 
 
 def _lacking(method: Method, stores: Mapping[str, TokenStore]) -> tuple[str, str] | None:

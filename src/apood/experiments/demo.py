@@ -17,6 +17,7 @@ from rich.padding import Padding
 from apood.detectors.ap_ood import APOOD
 from apood.detectors.artefact import refuse_foreign
 from apood.detectors.base import Detector, Scores
+from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length
 from apood.detectors.mahalanobis import Mahalanobis
@@ -36,10 +37,12 @@ __all__ = ["run_demo"]
 
 _MAX_TOKENS = 96
 _SHOWN = 3
+_DEFAULT = "default"
 
 
 def _detectors(seed: int) -> dict[str, Detector]:
     return {
+        _DEFAULT: Fusion(seed=seed),
         "AP-OOD": APOOD(seed=seed),
         "Mahalanobis": Mahalanobis(),
         "Mahalanobis, normalised": Mahalanobis(normalize="pooled"),
@@ -78,15 +81,15 @@ def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list
         TerminalTable(grid_of_rows(rows), title="AUROC (higher is better) above FPR95 (lower is better), percent")
     )
     console.print(
-        "[bold]4.[/] Which words made AP-OOD suspicious, in texts with one foreign sentence (repeated below each)."
+        "[bold]4.[/] Which words made it suspicious, in texts with one foreign sentence (repeated below each)."
     )
-    apood = detectors["AP-OOD"]
-    assert isinstance(apood, APOOD)
-    _show_spliced(apood, texts, ood, encoder, scores["AP-OOD"], console)
-    apood.save(out / "detector")
+    default = detectors[_DEFAULT]
+    assert isinstance(default, Fusion)
+    _show_spliced(default, texts, ood, encoder, scores[_DEFAULT], console)
+    default.save(out / "detector")
     write_json(out / "results.json", rows)
     plot_score_distributions(
-        out / "scores.png", scores["AP-OOD"], threshold=apood.threshold_, title="AP-OOD scores of the demo"
+        out / "scores.png", scores[_DEFAULT], threshold=default.threshold_, title="Scores of the default detector"
     )
     examples = [texts.test[0], *(part[0] for part in texts.ood.values())]
     (out / "texts.txt").write_text("\n".join(examples) + "\n", encoding="utf-8")
@@ -111,7 +114,7 @@ def _program() -> str:
 
 
 def _show_spliced(
-    detector: APOOD,
+    detector: Fusion,
     texts: DemoTexts,
     tokens: dict[str, TokenBatch],
     encoder: TextEncoder,

@@ -14,9 +14,6 @@ from torch import Tensor
 
 __all__ = ["Block", "cut_into_blocks"]
 
-_PADDING_ALLOWED = 0.125
-
-
 @dataclass(frozen=True)
 class Block:
     """Rows of a rectangle: piece i covers tokens `starts[i] : starts[i] + lengths[i]` of sequence `sequences[i]`."""
@@ -37,8 +34,14 @@ class Block:
         return rows.flatten(), padding if bool(padding.any()) else None
 
 
-def cut_into_blocks(offsets: Tensor, block_tokens: int) -> Iterator[Block]:
-    """Covers every token of every sequence once; empty sequences appear in no block."""
+def cut_into_blocks(offsets: Tensor, block_tokens: int, padding: float) -> Iterator[Block]:
+    """Covers every token of every sequence once; empty sequences appear in no block.
+
+    Args:
+        offsets: of the sequences.
+        block_tokens: tokens of a block at most, padding included.
+        padding: how much longer than its shortest piece the longest piece of a block may be, as a share.
+    """
     lengths = offsets.diff()
     long = (lengths > block_tokens).nonzero().flatten()
     for sequence in long.tolist():
@@ -58,7 +61,7 @@ def cut_into_blocks(offsets: Tensor, block_tokens: int) -> Iterator[Block]:
         while (
             last + 1 < len(ordered)
             and (last + 2 - first) * ordered[last + 1] <= block_tokens
-            and ordered[last + 1] <= shortest * (1 + _PADDING_ALLOWED)
+            and ordered[last + 1] <= shortest * (1 + padding)
         ):
             last += 1
         chosen = order[first : last + 1]
