@@ -15,7 +15,7 @@ from apood.detectors.mahalanobis import Mahalanobis
 from apood.detectors.mahalanobis_knn import MahalanobisKNN
 from apood.detectors.relative_mahalanobis import RelativeMahalanobis
 
-__all__ = ["AUX_CURVE", "CONTENDERS", "DEFAULT", "Contestant"]
+__all__ = ["CONTENDERS", "DEFAULT", "SUPERVISED", "Contestant"]
 
 _SHRINKAGE = 0.1  # without it MiniLM's covariance, which is singular, is refused
 
@@ -50,7 +50,6 @@ CONTENDERS = [
 ]
 
 SUPERVISED = [
-    Contestant(f"{DEFAULT}, AUX", "fusion", lambda seed: default_detector(seed=seed), aux=True, seeded=True),
     Contestant("AP-OOD, AUX", "ap-ood", lambda seed: APOOD(seed=seed), aux=True, seeded=True),
     Contestant("Deep SAD", "deep-sad", lambda seed: DeepSAD(seed=seed), aux=True, seeded=True),
     Contestant("binary logits", "binary-logits", lambda _: BinaryLogits(), aux=True),
@@ -62,6 +61,3 @@ SUPERVISED = [
     ),
 ]
 CONTENDERS += SUPERVISED
-
-AUX_CURVE = [contestant for contestant in SUPERVISED if contestant.method != "fusion"]
-"""Those whose quality is drawn over the number of AUX sequences."""

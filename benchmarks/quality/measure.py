@@ -17,7 +17,7 @@ from apood.encoders.text import TextEncoder
 from apood.support.files import atomic_file, write_json
 from apood.tokens.batch import TokenBatch
 from apood.tokens.store import TokenStore
-from benchmarks.quality.contenders import AUX_CURVE, CONTENDERS, Contestant
+from benchmarks.quality.contenders import CONTENDERS, SUPERVISED, Contestant
 from benchmarks.quality.tasks import TASKS, Task, read_texts
 
 __all__ = ["AUX_COUNTS", "Assignment", "Measured", "Work", "embed", "measure", "read_measured"]
@@ -109,7 +109,7 @@ def _runs(sets: dict[str, TokenBatch], curve: bool) -> Iterator[tuple[str, Conte
         for seed in range(SEEDS if contestant.seeded else 1):
             yield contestant.label, contestant, seed, aux if contestant.aux else None
     if curve and aux is not None:
-        for contestant in AUX_CURVE:
+        for contestant in SUPERVISED:
             for count in AUX_COUNTS:
                 label = f"{contestant.label}, N'={count}"
                 if count == 0 and contestant.method in ("binary-logits", "relative-mahalanobis"):

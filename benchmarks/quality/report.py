@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from benchmarks.quality.contenders import AUX_CURVE, CONTENDERS, DEFAULT
+from benchmarks.quality.contenders import CONTENDERS, DEFAULT, SUPERVISED
 from benchmarks.quality.measure import AUX_COUNTS, Measured
 from benchmarks.quality.paired import Resampled, difference, resampled
 from benchmarks.quality.tasks import TUNED
@@ -135,7 +135,7 @@ def aux_table(measured: Sequence[Measured]) -> str:
     for one in measured:
         task = _Figures(one)
         lines: list[_Row] = [["method", *(f"N' = {count}" for count in AUX_COUNTS)]]
-        for contestant in AUX_CURVE:
+        for contestant in SUPERVISED:
             names = [f"{contestant.label}, N'={count}" for count in AUX_COUNTS]
             if any(name in task.seeds for name in names):
                 cells = [f"{task.mean(name).auroc[0]:.1f}" if name in task.seeds else "–" for name in names]
@@ -157,7 +157,7 @@ def plot_aux_curve(measured: Sequence[Measured], path: Path) -> None:
         return
     figure, axes = plt.subplots(1, len(drawn), figsize=(5 * len(drawn), 4), squeeze=False)
     for axis, task in zip(axes[0], drawn, strict=True):
-        for contestant in AUX_CURVE:
+        for contestant in SUPERVISED:
             names = {count: f"{contestant.label}, N'={count}" for count in AUX_COUNTS}
             known = [count for count, name in names.items() if name in task.seeds]
             figures = [task.mean(names[count]).auroc for count in known]

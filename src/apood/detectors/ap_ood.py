@@ -58,7 +58,7 @@ class APOOD(Detector):
     | `normalize`       | tokens                                      | none                           |
     | `head_reduction`  | mean: loss a head                           | sum                            |
     | `steps`           | 300                                         | 1000                           |
-    | `batch_size`      | 128 (fewer if they exceed 2²⁷ numbers)      | 512                            |
+    | `batch_size`      | 64 (fewer if they exceed 2²⁷ numbers)       | 512                            |
     | `learning_rate`   | 0.001, cosine                               | 0.01, cosine                   |
     | (start)           | Mahalanobis under a random rotation         | N(0, 1)                        |
     | (tokens)          | sink skipped, centred, whitened             | as they are                    |

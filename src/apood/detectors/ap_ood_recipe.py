@@ -44,7 +44,7 @@ ROBUST = Recipe(
     head_reduction="mean",
     unit_tokens=True,
     steps=300,
-    batch_size=128,
+    batch_size=64,
     learning_rate=0.001,
     queries_per_dim=2,  # with T = 2 that is M = D: fewer heads span fewer directions of the mean than Mahalanobis sees
     adapted=True,
