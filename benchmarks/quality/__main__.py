@@ -6,8 +6,9 @@ from pathlib import Path
 from apood.evaluation.workers import Failure, Share, in_processes
 from benchmarks.quality.measure import Assignment, Work, embed, measure, read_measured
 from benchmarks.quality.report import aux_table, plot_aux_curve, quality_page
-from benchmarks.quality.tasks import TASKS
+from benchmarks.quality.tasks import BACKBONES, TASKS
 
+_NAMES = [task.name for task in TASKS]
 _CURVES = ("minilm-xsum-128", "smollm2-xsum-128")
 _PAGE = Path(__file__).parents[1] / "QUALITY.md"
 _FIGURE = _PAGE.with_name("aux-curve.png")
@@ -18,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
     steps = parser.add_subparsers(dest="step", required=True)
     embedding = steps.add_parser("embed", help="texts to token stores")
-    embedding.add_argument("backbone", choices=sorted({task.backbone for task in TASKS}))
+    embedding.add_argument("backbone", choices=BACKBONES)
     embedding.add_argument("model", type=Path, help="folder of the model")
     embedding.add_argument("--data", type=Path, required=True, help="folder of the texts, see tasks.py")
     measuring = steps.add_parser("measure", help="fit and score all methods on all tasks that were embedded")
@@ -27,21 +28,25 @@ def main() -> None:
     reporting = steps.add_parser("report", help=f"write {_PAGE.name}")
     for step in (embedding, measuring, reporting):
         step.add_argument("--work", type=Path, required=True, help="folder for stores and scores")
+        step.add_argument(
+            "--task", action="append", choices=_NAMES, help="only these; repeat it"
+        )
     given = parser.parse_args()
+    tasks = [task for task in TASKS if given.task is None or task.name in given.task]
     work = Work(given.work)
     if given.step == "embed":
-        embed(given.backbone, given.model, given.data, work)
+        embed([task for task in tasks if task.backbone == given.backbone], given.model, given.data, work)
     elif given.step == "measure":
         waiting = [
             Assignment(task, work, task.name in _CURVES)
-            for task in sorted(TASKS, key=lambda task: -task.max_tokens)  # the longest first: none is left for the end
+            for task in sorted(tasks, key=lambda task: -task.max_tokens)  # the longest first: none is left for the end
             if work.stores(task).exists() and not work.scores(task).exists()
         ]
         for index, outcome in in_processes(measure, waiting, Share(given.jobs, given.threads)):
             if isinstance(outcome, Failure):
                 print(f"{waiting[index].task.name} failed: {outcome.reason}", flush=True)
     else:
-        measured = [found for task in TASKS if (found := read_measured(task, work)) is not None]
+        measured = [found for task in tasks if (found := read_measured(task, work)) is not None]
         _PAGE.write_text(quality_page(measured, _COMMAND) + "\n" + aux_table(measured), encoding="utf-8")
         plot_aux_curve(measured, _FIGURE)
         print(f"Written to {_PAGE}.")

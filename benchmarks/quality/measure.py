@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from apood.support.files import atomic_file, write_json
 from apood.tokens.batch import TokenBatch
 from apood.tokens.store import TokenStore
 from benchmarks.quality.contenders import CONTENDERS, SUPERVISED, Contestant
-from benchmarks.quality.tasks import TASKS, Task, read_texts
+from benchmarks.quality.tasks import Task, read_texts
 
 __all__ = ["AUX_COUNTS", "Assignment", "Measured", "Work", "embed", "measure", "read_measured"]
 
@@ -51,11 +51,9 @@ class Measured(NamedTuple):
     costs: dict[tuple[str, int], dict[str, float]]
 
 
-def embed(backbone: str, model: Path, data: Path, work: Work) -> None:
-    """Writes the stores of all tasks of a backbone; what is there already stays."""
-    for task in TASKS:
-        if task.backbone != backbone:
-            continue
+def embed(tasks: Sequence[Task], model: Path, data: Path, work: Work) -> None:
+    """Writes the stores of tasks that share a backbone; what is there already stays."""
+    for task in tasks:
         texts = read_texts(task.texts, data)
         sets = {_TRAIN: texts.train, _TEST: texts.test} | {f"{_OOD}{name}": part for name, part in texts.ood.items()}
         if texts.aux:

@@ -15,6 +15,7 @@ The working directory has `sentence-transformers/all-MiniLM-L6-v2`, a tiny rando
 of the page, and texts of a few kinds as JSON lines (`TEXTS`).
 """
 
+import ast
 import contextlib
 import io
 import json
@@ -34,10 +35,12 @@ from markdown_it.token import Token
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from apood import APOOD
+from apood import APOOD, __version__
 from apood.cli.app import app
+from apood.detectors.registry import METHODS, detector_class
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "apood"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 RUN = [page for page in PAGES if page.name != "CHANGELOG.md"]
 LANGUAGES = {"python", "output", "console", "toml", "text", "json", "bibtex", "diff"}
@@ -287,9 +290,58 @@ def test_every_parameter_of_ap_ood_is_explained():
     assert set(APOOD().get_params()) <= explained
 
 
+METHODS_PAGE = ROOT / "docs" / "methods.md"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_explained(method):
+    detector = detector_class(method)()
+    looks_at = ", ".join(sorted(detector.requires))
+    assert f"| `{method}` | {looks_at} | {detector.aux} |" in METHODS_PAGE.read_text(encoding="utf-8")
+    if method != APOOD.name:  # whose parameters have a page of their own
+        explained = {token.content for token in tokens_of(METHODS_PAGE) if token.type == "code_inline"}
+        assert set(detector.get_params(deep=False)) <= explained
+
+
+def test_every_room_is_explained():
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    section = page.partition("## Rooms")[2].partition("## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == rooms
+
+
+GAP = "…"
+
+
+def messages() -> list[str]:
+    """Every text in the code, with a gap wherever a value is put into it."""
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                found.append(
+                    "".join(str(piece.value) if isinstance(piece, ast.Constant) else GAP for piece in node.values)
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def test_messages_that_are_quoted_exist():
+    """Gaps, numbers and the names of data and dtypes stand for whatever a message names in their place."""
+    named = r"…|\d[\d.]*|\b(?:(?:ID|AUX)(?: data)?|tokens$|token_\w+|float16)\b"
+    known = messages()
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r'\*\*"([^"]+)"', page.replace("\n", " "))
+    assert len(quoted) > 10
+    for quote in quoted:
+        pattern = ".*".join(map(re.escape, re.split(named, quote)))
+        assert any(re.search(pattern, message) for message in known), quote
+
+
 def test_the_changelog_begins_with_this_version():
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert headings[0] == project()["version"]
+    assert headings[0] == __version__
 
 
 def test_the_readme_is_short():

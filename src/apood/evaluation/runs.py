@@ -135,7 +135,7 @@ class _Fit:
         if artefact.exists():  # and could not be read
             shutil.rmtree(artefact)
         detector.save(artefact)
-        size = sum(file.stat().st_size for file in artefact.iterdir())
+        size = sum(file.stat().st_size for file in artefact.rglob("*") if file.is_file())
         write_json(entry / "fit.json", {"seconds": seconds, "bytes": size, "warnings": caught})
         checkpoint.delete()
         interrupted.unlink(missing_ok=True)
