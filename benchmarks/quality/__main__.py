@@ -28,9 +28,7 @@ def main() -> None:
     reporting = steps.add_parser("report", help=f"write {_PAGE.name}")
     for step in (embedding, measuring, reporting):
         step.add_argument("--work", type=Path, required=True, help="folder for stores and scores")
-        step.add_argument(
-            "--task", action="append", choices=_NAMES, help="only these; repeat it"
-        )
+        step.add_argument("--task", action="append", choices=_NAMES, help="only these; repeat it")
     given = parser.parse_args()
     tasks = [task for task in TASKS if given.task is None or task.name in given.task]
     work = Work(given.work)

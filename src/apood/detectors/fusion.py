@@ -10,6 +10,7 @@ from torch import Tensor
 from apood.detectors.ap_ood import APOOD
 from apood.detectors.base import AuxUse, Detector, Scores
 from apood.detectors.knn import KNN
+from apood.detectors.log_distances import floored_log
 from apood.detectors.mahalanobis_knn import MahalanobisKNN
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import whole_number
@@ -55,7 +56,8 @@ class Fusion(Detector):
 
     At least 20 sequences are held out, which is more than 10% where there are fewer than 200; below 40 a fit
     is refused. log d is floored at 4 standard deviations below its median (told by the lower quartile), since
-    a duplicate has d near 0, and how near says nothing about ID, but would outweigh all other members.
+    a near copy has d near 0, and how near says nothing about ID, but would outweigh all other members. Exact
+    copies of training sequences among the held-out ones are left out of means and deviations.
 
     Not a published method.
 
@@ -142,10 +144,13 @@ class Fusion(Detector):
             member.fit(rest, None if member.aux == "unused" else aux, checkpoint=part)
         scores = [torch.from_numpy(member.score_samples(held_out)) for member in members]
         logs = _log_distances(members, scores)
-        lower, median = logs.quantile(torch.tensor([0.25, 0.5], dtype=logs.dtype), 0)
+        # copies of training sequences say nothing about how far ordinary ones are
+        logs = logs.where(logs > floored_log(logs.new_zeros(())), torch.nan)
+        lower, median = logs.nanquantile(torch.tensor([0.25, 0.5], dtype=logs.dtype), 0)
         self.floors_ = median - _FLOOR * (median - lower)
-        floored = logs.clamp_min(self.floors_)
-        self.means_, self.spreads_ = floored.mean(0), floored.std(0)
+        floored = torch.maximum(logs, self.floors_)
+        self.means_ = floored.nanmean(0)
+        self.spreads_ = (floored - self.means_).square().nanmean(0).sqrt()
         self.members_ = members
         for name, mean, spread in zip(_names(members), self.means_.tolist(), self.spreads_.tolist(), strict=True):
             _refuse_without_scale(name, mean, spread)
@@ -175,6 +180,11 @@ def _log_distances(members: list[Detector], scores: list[Tensor]) -> Tensor:
 
 
 def _refuse_without_scale(name: str, mean: float, spread: float) -> None:
+    if np.isnan(mean):
+        raise InputError(
+            f"The member {name} finds no distance at all between held-out ID sequences and those it learnt from: "
+            "every one has a copy there; remove copies, or leave this member out."
+        )
     if not np.isfinite(mean):
         raise InputError(f"The member {name} finds held-out ID sequences infinitely far outside; leave it out.")
     if spread <= _CONSTANT * abs(mean):

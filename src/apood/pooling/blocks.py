@@ -14,6 +14,7 @@ from torch import Tensor
 
 __all__ = ["Block", "cut_into_blocks"]
 
+
 @dataclass(frozen=True)
 class Block:
     """Rows of a rectangle: piece i covers tokens `starts[i] : starts[i] + lengths[i]` of sequence `sequences[i]`."""
