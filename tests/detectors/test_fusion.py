@@ -20,6 +20,7 @@ from apood.detectors.base import Detector
 from apood.detectors.fusion import Fusion, default_detector
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length
+from apood.detectors.length_law import allowance, length_law
 from apood.detectors.log_distances import floored_log
 from apood.detectors.logits import Energy
 from apood.detectors.mahalanobis import Mahalanobis
@@ -102,8 +103,11 @@ def test_the_score_is_the_sum_of_standardised_log_distances(fitted, train, test_
     for member in (APOOD(steps=20), KNN(), Mahalanobis(normalize="pooled")):
         member.fit(rest)
         constant = float(member.log_norms_.double().sum()) if isinstance(member, APOOD) else 0.0
-        known = np.log(constant - member.score_samples(held_out))
-        expected -= (np.log(constant - member.score_samples(test_set)) - known.mean()) / known.std()
+        known, new = (np.log(constant - member.score_samples(part)) for part in (held_out, test_set))
+        law = length_law(torch.from_numpy(known)[:, None], held_out.lengths)
+        known -= allowance(law, held_out.lengths).numpy()[:, 0]
+        new -= allowance(law, test_set.lengths).numpy()[:, 0]
+        expected -= (new - known.mean()) / known.std()
     np.testing.assert_allclose(fitted.score_samples(test_set), expected, rtol=1e-5)
 
 
@@ -136,7 +140,9 @@ def test_the_scale_of_a_distance_does_not_matter(train, test_set):
     np.testing.assert_allclose(small, large, rtol=1e-9)
 
 
-def test_one_member_keeps_its_order(train, test_set):
+def test_one_member_keeps_its_order(test_set):
+    """Among sequences of one length."""
+    train = correlated_sequences(80, DIM, lengths=(6, 6))
     for member in (KNN(), Mahalanobis(), APOOD(steps=5, score="min")):
         detector = Fusion([member]).fit(train)
         alone = detector.members_[0].score_samples(test_set)
@@ -154,6 +160,20 @@ def test_it_finds_what_only_one_member_sees(train):
     }
     assert min(found["mahalanobis"]) < 0.65 and min(found["length"]) < 0.65
     assert min(found["both"]) > 0.85, found
+
+
+@pytest.mark.parametrize("copies", [0.2, 0.4])
+def test_a_corpus_with_many_copies_keeps_its_scale(copies):
+    """A held-out sequence with a copy in the training set has distance 0, which says nothing about others."""
+    corpus = correlated_sequences(300, DIM, seed=4, lengths=(4, 8))
+    many = TokenBatch.concatenate([corpus, corpus.select(slice(round(300 * copies)))])
+    inside, outside = (correlated_sequences(200, DIM, seed=5, lengths=(4, 8), shift=shift) for shift in (0.0, 1.5))
+    labels = np.repeat([1, 0], 200)
+    quality = []
+    for train in (corpus, many):
+        detector = Fusion([KNN(k=1), MahalanobisKNN(), Length()]).fit(train)
+        quality.append(roc_auc_score(labels, detector.score_samples(TokenBatch.concatenate([inside, outside]))))
+    assert quality[1] > quality[0] - 0.05, quality
 
 
 def test_a_duplicate_does_not_silence_the_other_members(train, test_set):
@@ -250,6 +270,9 @@ def test_a_member_without_a_scale_is_refused():
         Fusion([KNN(), Length()]).fit(same_length)
     with pytest.raises(InputError, match=r"^The member norm-2 finds held-out ID sequences infinitely far outside"):
         Fusion([Norm(), Norm(np.inf)]).fit(same_length)
+    copies = TokenBatch.concatenate([same_length] * 10)
+    with pytest.raises(InputError, match=r"^The member knn finds no distance at all .*every one has a copy there"):
+        Fusion([Norm(), KNN(k=1)]).fit(copies)
 
 
 def test_what_overflows_is_far_outside(train, test_set):

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from sklearn.base import clone
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from apood.detectors.ap_ood import APOOD
 from apood.detectors.base import AuxUse, Detector, Scores
 from apood.detectors.knn import KNN
+from apood.detectors.length_law import allowance, length_law
 from apood.detectors.log_distances import floored_log
 from apood.detectors.mahalanobis_knn import MahalanobisKNN
 from apood.fitting.checkpoint import Checkpoint
@@ -45,7 +45,7 @@ def default_detector(seed: int = 0, device: str = "auto") -> Detector:
 
 
 class Fusion(Detector):
-    """s(Z) = -Σ_k z_k, z_k = (log d_k(Z) - mean_k) / std_k: several methods as one, on a common scale.
+    """s(Z) = -Σ_k z_k, z_k = (log d_k(Z) - a_k(S) - mean_k) / std_k: several methods as one, on a common scale.
 
     No method wins everywhere. d_k is the distance of which member k makes its score. Each member is fitted
     on 90% of the ID sequences; mean_k and std_k are those of log d_k over the other 10%, which no member has
@@ -53,6 +53,10 @@ class Fusion(Detector):
     tune and no outlier is needed. Logarithms, because distances of ID sequences are skewed and their
     logarithms nearly normal; the scale of a distance then cancels. A method whose score is no distance takes
     part with log d = -score.
+
+    a_k(S) <= 0 is what log d_k loses by length alone: more tokens average out, so a long sequence is near
+    whatever it says. It is the line of log d_k over log S through the held-out sequences where that expects
+    less than the mean, and 0 elsewhere: a long sequence is compared with its like, a short one is not excused.
 
     At least 20 sequences are held out, which is more than 10% where there are fewer than 200; below 40 a fit
     is refused. log d is floored at 4 standard deviations below its median (told by the lower quartile), since
@@ -74,6 +78,7 @@ class Fusion(Detector):
     means_: Tensor
     spreads_: Tensor
     floors_: Tensor
+    length_law_: Tensor
 
     def __init__(self, members: list[Detector] | None = None, seed: int = 0, device: str = "auto") -> None:
         self.members = members
@@ -100,7 +105,7 @@ class Fusion(Detector):
         """
         source = self._checked_for_scoring(tokens)
         scores = [torch.from_numpy(member.score_samples(source)) for member in self.members_]
-        return dict(zip(_names(self.members_), (-self._standardised(scores)).T.numpy(), strict=True))
+        return dict(zip(_names(self.members_), (-self._standardised(scores, source.lengths)).T.numpy(), strict=True))
 
     def token_contributions(self, tokens: Any) -> Ragged:
         """How much each token adds to the distance of its sequence, from the members that can tell.
@@ -146,22 +151,30 @@ class Fusion(Detector):
         logs = _log_distances(members, scores)
         # copies of training sequences say nothing about how far ordinary ones are
         logs = logs.where(logs > floored_log(logs.new_zeros(())), torch.nan)
+        for name, column in zip(_names(members), logs.T, strict=True):
+            _refuse_without_distances(name, column)
         lower, median = logs.nanquantile(torch.tensor([0.25, 0.5], dtype=logs.dtype), 0)
         self.floors_ = median - _FLOOR * (median - lower)
         floored = torch.maximum(logs, self.floors_)
-        self.means_ = floored.nanmean(0)
-        self.spreads_ = (floored - self.means_).square().nanmean(0).sqrt()
+        self.length_law_ = length_law(floored, held_out.lengths)
+        compared = floored - allowance(self.length_law_, held_out.lengths)
+        self.means_ = compared.nanmean(0)
+        self.spreads_ = (compared - self.means_).square().nanmean(0).sqrt()
         self.members_ = members
         for name, mean, spread in zip(_names(members), self.means_.tolist(), self.spreads_.tolist(), strict=True):
-            _refuse_without_scale(name, mean, spread)
+            if spread <= _CONSTANT * abs(mean):
+                raise InputError(
+                    f"The member {name} gives all held-out ID sequences the same score, which leaves no scale to "
+                    "compare it with the others on; leave it out."
+                )
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        return _combine(self._standardised([member._scored(tokens) for member in self.members_]))
+        return _combine(self._standardised([member._scored(tokens) for member in self.members_], tokens.lengths))
 
-    def _standardised(self, scores: list[Tensor]) -> Tensor:
+    def _standardised(self, scores: list[Tensor], lengths: Tensor) -> Tensor:
         """The z of each member from its scores, `[N, members]`."""
         logs = _log_distances(self.members_, scores).clamp_min(self.floors_)
-        return (logs - self.means_) / self.spreads_
+        return (logs - allowance(self.length_law_, lengths) - self.means_) / self.spreads_
 
     def _scaled(self, number: int, source: TokenSource) -> Tensor:
         """The contributions of all tokens according to one member."""
@@ -179,19 +192,15 @@ def _log_distances(members: list[Detector], scores: list[Tensor]) -> Tensor:
     return torch.stack([member.log_distances(own) for member, own in zip(members, scores, strict=True)], 1)
 
 
-def _refuse_without_scale(name: str, mean: float, spread: float) -> None:
-    if np.isnan(mean):
+def _refuse_without_distances(name: str, logs: Tensor) -> None:
+    """`logs` are NaN for copies of training sequences."""
+    if bool(logs.isnan().all()):
         raise InputError(
-            f"The member {name} finds no distance at all between held-out ID sequences and those it learnt from: "
-            "every one has a copy there; remove copies, or leave this member out."
+            f"The member {name} finds no distance at all between held-out ID sequences and those it learnt from: every "
+            "one has a copy there; remove copies, or leave this member out."
         )
-    if not np.isfinite(mean):
+    if bool(logs.isposinf().any()):
         raise InputError(f"The member {name} finds held-out ID sequences infinitely far outside; leave it out.")
-    if spread <= _CONSTANT * abs(mean):
-        raise InputError(
-            f"The member {name} gives all held-out ID sequences the same score, which leaves no scale to compare it "
-            "with the others on; leave it out."
-        )
 
 
 def _names(members: list[Detector]) -> list[str]:

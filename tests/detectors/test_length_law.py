@@ -1,0 +1,58 @@
+"""What length alone does to distances."""
+
+import numpy as np
+import pytest
+import torch
+
+from apood.detectors.fusion import Fusion
+from apood.detectors.knn import KNN
+from apood.detectors.length_law import allowance, length_law
+from apood.detectors.mahalanobis import Mahalanobis
+from apood.evaluation.metrics import auroc
+
+
+def test_the_law_is_the_regression_line():
+    lengths = torch.arange(5, 205)
+    logs = torch.stack([-0.5 * lengths.double().log() + 3, 0.2 * lengths.double().log()], 1)
+    low, mean, high, *slopes = length_law(logs, lengths).tolist()
+    inner = lengths.double().log().clamp(low, high)
+    assert mean == pytest.approx(float(inner.mean()))
+    np.testing.assert_allclose(slopes, np.polyfit(inner, logs, 1)[0], rtol=1e-9)
+
+
+def test_nobody_is_excused_for_being_where_distances_are_large():
+    law = torch.tensor([1.0, 3.0, 5.0, -0.5, 0.2])
+    lengths = torch.tensor([1, 20, 100, 1000])
+    found = allowance(law, lengths)
+    logs = np.log([np.e, 20, 100, np.exp(5.0)])
+    np.testing.assert_allclose(found[:, 0], np.minimum(-0.5 * (logs - 3), 0))
+    np.testing.assert_allclose(found[:, 1], np.minimum(0.2 * (logs - 3), 0))
+
+
+def test_chance_is_no_law():
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(3, 300, (40,), generator=generator)
+    slopes = [length_law(torch.randn(40, 1, generator=generator), lengths)[3] for _ in range(200)]
+    assert sum(slope != 0 for slope in slopes) < 25  # some 5% of 200 pass by chance
+
+
+def test_equal_lengths_and_unknown_distances_have_no_law():
+    assert length_law(torch.randn(50, 2), torch.full((50,), 7)).tolist()[3:] == [0.0, 0.0]
+    unknown = torch.full((50, 1), torch.nan)
+    assert length_law(unknown, torch.arange(1, 51))[3] == 0
+
+
+def test_long_foreign_sequences_are_no_longer_the_most_ordinary_ones():
+    """Means of more tokens spread less, so that the mean of a long foreign sequence is nearer than an ordinary one."""
+    generator = torch.Generator().manual_seed(0)
+
+    def bag(length, shift=0.0):
+        return torch.randn(length, 16, generator=generator) + shift
+
+    train = [bag(int(n)) for n in torch.randint(8, 200, (600,), generator=generator)]
+    test = [bag(int(n)) for n in torch.randint(8, 200, (200,), generator=generator)]
+    foreign = [bag(200, 0.07) for _ in range(200)]
+    alone = Mahalanobis().fit(train)
+    fused = Fusion([Mahalanobis(), KNN(normalize="none")]).fit(train)
+    before, after = (auroc(d.score_samples(test), d.score_samples(foreign)).value for d in (alone, fused))
+    assert before < 0.5 < 0.7 < after
