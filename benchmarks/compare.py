@@ -46,6 +46,9 @@ def report(contenders: list[Contender], total: float) -> None:
     (baseline, *_) = (sum(seconds(own)) for own in contenders if own.method.method == _BASELINE)
     print("| method | fit, s | score 3000, s | fit and score, ratio to Mahalanobis |\n| --- | ---: | ---: | ---: |")
     for own in contenders:
+        if own.failures:
+            print(f"| {own.method.label}: {own.failures[0]} | – | – | – |")
+            continue
         fit, score = seconds(own)
         print(f"| {own.method.label} | {fit:.2f} | {score:.2f} | {(fit + score) / baseline:.1f} |")
     print(f"\nall: {total:.0f} s, {torch.get_num_threads()} threads, torch {torch.__version__}")

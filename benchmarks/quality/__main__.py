@@ -25,6 +25,7 @@ def main() -> None:
     measuring = steps.add_parser("measure", help="fit and score all methods on all tasks that were embedded")
     measuring.add_argument("--jobs", type=int, default=1, help="tasks at a time")
     measuring.add_argument("--threads", type=int, default=2, help="CPU threads of each")
+    measuring.add_argument("--curves", action="store_true", help=f"also over growing numbers of AUX, on {_CURVES}")
     reporting = steps.add_parser("report", help=f"write {_PAGE.name}")
     for step in (embedding, measuring, reporting):
         step.add_argument("--work", type=Path, required=True, help="folder for stores and scores")
@@ -36,7 +37,7 @@ def main() -> None:
         embed([task for task in tasks if task.backbone == given.backbone], given.model, given.data, work)
     elif given.step == "measure":
         waiting = [
-            Assignment(task, work, task.name in _CURVES)
+            Assignment(task, work, given.curves and task.name in _CURVES)
             for task in sorted(tasks, key=lambda task: -task.max_tokens)  # the longest first: none is left for the end
             if work.stores(task).exists() and not work.scores(task).exists()
         ]

@@ -96,6 +96,21 @@ def test_an_interrupted_command_says_how_to_go_on(apood, options, tmp_path, monk
     assert fits == ["knn", "knn"]  # the second is that of the other split
 
 
+def test_a_method_that_fails_is_a_note(apood, options, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("a surprise")
+
+    monkeypatch.setattr(Length, "_fit", fail)
+    shown = apood("compare", *options, "--out", tmp_path / "out").stdout
+    note = "– length: 2 of 2 splits failed, the first: split 1: RuntimeError: a surprise"
+    assert note in " ".join(shown.split()) and note in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_the_help_shows_the_defaults_of_the_plan(apood):
+    shown = " ".join(apood("compare", "--help", env={"COLUMNS": "200", "TERM": "dumb"}).stdout.split())
+    assert "[default: (5)]" in shown and "[default: (cache in --out)]" in shown and "[[PLAN]]" not in shown
+
+
 def test_refusals(refused, options, plan, stores, tmp_path):
     out = ["--out", tmp_path / "out"]
     assert refused("compare", *out) == (

@@ -83,6 +83,18 @@ def test_an_artefact_is_two_files_without_pickle(saved):
     assert [path.name for path in saved.parent.iterdir()] == ["detector"], "no temporary folder is left"
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+@pytest.mark.parametrize("method", ["fusion", "knn"], indirect=True)
+def test_whoever_may_read_one_file_may_read_all(calibrated, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        calibrated.save(tmp_path / "detector")
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "detector").rglob("*") if path.is_file()]
+    assert files and {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~umask}
+
+
 def test_saving_needs_a_fit(new, tmp_path):
     with pytest.raises(NotFittedError):
         new().save(tmp_path / "detector")

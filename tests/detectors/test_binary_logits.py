@@ -115,6 +115,16 @@ def test_absurd_outliers_are_reported(train, near):
         BinaryLogits().fit(train, absurd)
 
 
+def test_outliers_that_overflow_are_named(train, near):
+    tiny = TokenBatch(train.values * 1e-3, train.offsets)
+    absurd = near.to(dtype=torch.float32)
+    for sequence in (7, 20):
+        absurd.values[int(absurd.offsets[sequence])] = 1e37
+    sentence = r"^Sequence 7 of the AUX data lies so far from the ID sequences that float32 cannot hold how far; remove"
+    with pytest.raises(InputError, match=sentence):
+        BinaryLogits().fit(tiny, absurd)
+
+
 @pytest.mark.parametrize("penalty", [1e-8, 1e3])
 def test_extreme_penalties_settle(train, near, penalty):
     with warnings.catch_warnings():

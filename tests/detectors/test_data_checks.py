@@ -52,6 +52,17 @@ def test_what_is_unfit_in_any_part_is_refused(batch, sentence):
         refuse_unfit(batch, BOTH, "AUX")
 
 
+def test_what_else_is_asked_of_each_batch_comes_after_the_rest(monkeypatch):
+    monkeypatch.setattr("apood.detectors.data_checks.token_budget", lambda _: 2)
+    asked = []
+    refuse_unfit(observed(), BOTH, "AUX", lambda batch, first, where: asked.append((len(batch), first, where)))
+    assert asked == [(1, 0, "the AUX data"), (1, 1, "the AUX data"), (1, 2, "the AUX data")]
+    wrong = observed()
+    wrong.values[0] = torch.nan
+    with pytest.raises(InputError, match=r"^Token 0 of sequence 0 in the ID data is NaN"):
+        refuse_unfit(wrong, BOTH, "ID", lambda *_: pytest.fail("asked of what is not finite"))
+
+
 def test_empty_sequences_are_told_before_a_token_is_read(monkeypatch):
     monkeypatch.setattr(TokenBatch, "batches", lambda *_: pytest.fail("read for nothing"))
     with pytest.raises(InputError, match=r"^Sequence 1 of the ID data has no tokens"):

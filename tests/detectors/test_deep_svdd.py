@@ -242,7 +242,7 @@ def test_a_loss_that_is_not_finite_keeps_usable_weights(train):
 
 @BOTH
 def test_no_spread_is_refused(aux, kind):
-    with pytest.raises(InputError, match=r"^All pooled ID sequences are the same vector"):
+    with pytest.raises(InputError, match=r"^All pooled sequences are the same vector"):
         kind().fit(TokenBatch.from_padded(torch.ones(5, 2, DIM)), aux_of(kind, aux))
 
 

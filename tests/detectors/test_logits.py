@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp, softmax
+from sklearn.base import clone
 
 from apood.detectors.fusion import Fusion
 from apood.detectors.logits import MSP, Energy
@@ -20,6 +21,11 @@ rows_of_logits = st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=6)
 def classified(logits, rows=None):
     values = torch.as_tensor(np.atleast_2d(logits))
     return TokenBatch.without_tokens(logits=Ragged.from_lengths(values, rows or [1] * len(values)))
+
+
+def read_sequence_by_sequence(monkeypatch):
+    for name in ("base", "data_checks"):
+        monkeypatch.setattr(f"apood.detectors.{name}.token_budget", lambda _: 1)
 
 
 def scores_of(detector, logits):
@@ -89,20 +95,26 @@ def test_a_second_row_of_logits_is_refused_by_the_number_of_its_sequence(kind, b
     wrong = classified(np.zeros((9, 3)), [1, 1, 1, 1, 1, 3, 1])
     wrong = TokenBatch.from_lengths(torch.zeros(7, 4), [1] * 7).with_channels(**wrong.channels)
     if budget:
-        for name in ("apood.detectors.base", "apood.detectors.side_channel"):
-            monkeypatch.setattr(f"{name}.token_budget", lambda _: budget)
+        read_sequence_by_sequence(monkeypatch)
     detector = kind().fit(classified(np.zeros((5, 3))))
-    for action in (kind().fit, detector.score_samples):
-        sentence = rf"^Sequence 5 has more than one row of logits; {kind.name} takes exactly one\.$"
+    for action, where in ((kind().fit, "the ID data"), (detector.score_samples, "the data to score")):
+        sentence = rf"^Sequence 5 of {where} has more than one row of logits; {kind.name} takes exactly one\.$"
         with pytest.raises(InputError, match=sentence):
             action(wrong)
 
 
 @METHODS
-def test_a_second_row_of_logits_is_refused_in_a_fusion_too(kind, logits):
-    detector = Fusion(members=[kind()]).fit(classified(logits))
-    with pytest.raises(InputError, match=r"^Sequence 1 has more than one row of logits"):
-        detector.score_samples(classified(logits[:3], [1, 2]))
+def test_in_a_fusion_its_number_is_the_same(kind, logits, monkeypatch):
+    """Though members see parts of the ID sequences, and of a batch those that are not empty."""
+    fine = TokenBatch.from_lengths(torch.zeros(200, 4), [1] * 200).with_channels(**classified(logits).channels)
+    second_row = classified(torch.cat([logits, logits[:1]]), [1] * 150 + [2] + [1] * 49)
+    wrong = TokenBatch.from_lengths(torch.zeros(200, 4), [1] * 200).with_channels(**second_row.channels)
+    fused = Fusion(members=[Fusion(members=[kind()])])
+    detector = clone(fused).fit(fine)
+    read_sequence_by_sequence(monkeypatch)
+    for action, where in ((fused.fit, "the ID data"), (detector.score_samples, "the data to score")):
+        with pytest.raises(InputError, match=rf"^Sequence 150 of {where} has more than one row of logits"):
+            action(wrong)
 
 
 @METHODS

@@ -14,8 +14,9 @@ from apood.detectors import mean_pooling
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length
 from apood.detectors.mahalanobis import Mahalanobis
+from apood.detectors.mahalanobis_knn import MahalanobisKNN
 from apood.detectors.mean_pooling import inverse_root, moments
-from apood.support.errors import InputError
+from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import TokenBatch
 
 DIM = 8
@@ -92,6 +93,7 @@ def test_a_well_conditioned_covariance_is_left_as_it_is(train, test_set):
     assert np.array_equal(*scores)
 
 
+@pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
 @pytest.mark.parametrize("kind", ["hyperplane", "fewer sequences than dimensions"])
 def test_a_singular_covariance_is_usable(train, test_set, kind):
     if kind == "hyperplane":  # as after a layer norm
@@ -106,9 +108,18 @@ def test_a_singular_covariance_is_usable(train, test_set, kind):
     np.testing.assert_allclose(Mahalanobis().fit(train).score_samples(nudged), scores, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("floor", [0.0, -1.0, 1.5, float("nan")])
+@pytest.mark.parametrize("detector", [Mahalanobis, MahalanobisKNN])
+def test_fewer_sequences_than_dimensions_are_reported(detector, train):
+    sentence = r"^There are fewer ID sequences \(7\) than token dimensions \(8\), too few to know .*, or use knn"
+    with pytest.warns(FitWarning, match=sentence) as caught:
+        detector().fit(train[:7])
+    assert [warning.filename for warning in caught] == [__file__], "it points at the call of fit"
+    detector().fit(train[:8])  # and no warning is an error here
+
+
+@pytest.mark.parametrize("floor", [0.0, -1.0, 1.5, float("nan"), "x", None, True])
 def test_a_bad_floor_is_refused(train, floor):
-    with pytest.raises(InputError, match=rf"^eigenvalue_floor must lie in \(0, 1\], got {floor}\.$"):
+    with pytest.raises(InputError, match=rf"^eigenvalue_floor must be a finite number > 0 and <= 1, got {floor!r}\.$"):
         Mahalanobis(eigenvalue_floor=floor).fit(train)
 
 
@@ -206,7 +217,13 @@ def test_the_temporaries_of_knn_stay_small(monkeypatch, k):
 def test_knn_refuses_impossible_neighbours(train):
     with pytest.raises(InputError, match=r"^k=81 neighbours need at least as many ID sequences, got 80\.$"):
         KNN(k=81).fit(train)
-    for k, rule in ((0, "at least 1"), (-3, "at least 1"), (2.5, "a whole number"), ("5", "a whole number")):
+    for k, rule in (
+        (0, "at least 1"),
+        (-3, "at least 1"),
+        (2.5, "a whole number"),
+        ("5", "a whole number"),
+        (True, "a whole number"),
+    ):
         with pytest.raises(InputError, match=rf"^k must be {rule}, got {k!r}\.$"):
             KNN(k=k).fit(train)
 

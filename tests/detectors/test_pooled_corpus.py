@@ -66,5 +66,16 @@ def test_a_constant_dimension_stays_small():
 def test_no_spread_is_refused(lengths):
     same = TokenBatch.from_lengths(torch.full((sum(lengths), DIM), 0.1), lengths)
     for how in ("none", "tokens", "pooled"):
-        with pytest.raises(InputError, match=r"^All pooled ID sequences are the same vector: there is no spread"):
+        with pytest.raises(InputError, match=r"^All pooled sequences are the same vector: there is no spread"):
             standardized(same, how)
+
+
+@pytest.mark.parametrize("budget", [1, 10**6])
+def test_what_overflows_is_named_in_either_corpus(monkeypatch, budget):
+    monkeypatch.setattr(pooled_corpus, "token_budget", lambda _: budget)
+    far = TokenBatch.from_lengths(torch.tensor([[0.0], [1.0], [3e38], [-1e39]], dtype=torch.float64), [1, 1, 1, 1])
+    with pytest.raises(InputError, match=r"^Sequence 3 of the ID data lies so far from the ID sequences that float32"):
+        standardized(far, "none")
+    _, standard = standardized(far[:2], "none")
+    with pytest.raises(InputError, match=r"^Sequence 2 of the AUX data lies so far from the ID sequences"):
+        standardized_by(standard, far, "none")

@@ -106,15 +106,36 @@ def test_a_hyperplane_is_refused_unless_shrunk():
     assert np.isfinite(RelativeMahalanobis(shrinkage=0.01).fit(*flat).score_samples(flat[0])).all()
 
 
-@pytest.mark.parametrize("shrinkage", [-0.1, float("nan"), "much"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_rounding_does_not_hide_a_hyperplane(dtype):
+    """What a store of any dtype keeps of a layer norm."""
+    corpora = []
+    for batch in (correlated_sequences(200, 32), correlated_sequences(100, 32, seed=1, shift=4.0)):
+        normed = torch.nn.functional.layer_norm(batch.values, (32,))
+        corpora.append(TokenBatch(normed.to(dtype), batch.offsets))
+    sentence = (
+        rf"^The covariance of the ID sequences has no inverse, .* rounding of {str(dtype)[6:]} \(as after a layer"
+    )
+    with pytest.raises(InputError, match=sentence):
+        RelativeMahalanobis().fit(*corpora)
+    RelativeMahalanobis(shrinkage=0.01).fit(*corpora)
+
+
+def test_shrinkage_as_advised_is_enough_where_one_direction_outweighs_all_others(train, aux):
+    stretch = torch.tensor([1000.0] + [1.0] * (DIM - 1))
+    corpora = [TokenBatch((b.values * stretch).to(torch.bfloat16), b.offsets) for b in (train, aux)]
+    with pytest.raises(InputError, match=r"has no inverse, .* rounding of bfloat16 "):
+        RelativeMahalanobis().fit(*corpora)
+    RelativeMahalanobis(shrinkage=1e-4).fit(*corpora)
+
+
+@pytest.mark.parametrize("shrinkage", [-0.1, 1.5, float("nan"), "much", True])
 def test_a_bad_shrinkage_is_refused(train, aux, shrinkage):
-    with pytest.raises(InputError, match=r"^shrinkage must be a finite number >= 0, got "):
+    with pytest.raises(InputError, match=r"^shrinkage must be a finite number >= 0 and <= 1, got "):
         RelativeMahalanobis(shrinkage=shrinkage).fit(train, aux)
 
 
-def test_shrinkage_above_one_and_unknown_normalizations_are_refused(train, aux):
-    with pytest.raises(InputError, match=r"^shrinkage must lie in \[0, 1\], got 1\.5\.$"):
-        RelativeMahalanobis(shrinkage=1.5).fit(train, aux)
+def test_unknown_normalizations_are_refused(train, aux):
     with pytest.raises(InputError, match=r"^normalize must be one of tokens, pooled, none, got 'both'\.$"):
         RelativeMahalanobis(normalize="both").fit(train, aux)
 

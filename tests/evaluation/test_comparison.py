@@ -1,12 +1,14 @@
 """A whole comparison: right figures, nothing done twice, and no work lost."""
 
 import json
+import math
 import warnings
 from dataclasses import replace
 from statistics import fmean, stdev
 
 import numpy as np
 import pytest
+import torch
 from builders import correlated_sequences
 
 from apood.decisions.threshold import conformal_threshold
@@ -20,6 +22,7 @@ from apood.evaluation.plan import Method, Plan
 from apood.evaluation.rows import MEAN
 from apood.evaluation.splits import split_data
 from apood.support.errors import FitWarning, InputError
+from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.writer import TokenStoreWriter
 
 SETS = {
@@ -130,8 +133,8 @@ def test_whole_sets_are_fitted_once_where_no_seed_makes_a_difference(plan, fits)
     small = Method("ap-ood", {"steps": 2, "heads": 2})
     found = compare(replace(plan, share=1, methods=[Method("knn"), small]))
     assert sorted(fits) == ["ap-ood", "ap-ood", "knn"]
-    assert found.contenders[0].figure("near", "auroc").std == 0
-    assert [len(contender.splits) for contender in found.contenders] == [2, 2]
+    assert found.contenders[0].figure("near", "auroc").std is None
+    assert [len(contender.splits) for contender in found.contenders] == [1, 2]
 
 
 def test_methods_learn_from_aux_only_when_asked_to(plan, stores, monkeypatch):
@@ -184,9 +187,59 @@ def test_bad_plans_are_refused_before_any_work(plan, fits):
     assert fits == []
 
 
-def test_an_error_names_the_method_and_the_split(plan):
-    with pytest.raises(InputError, match=r"knn, k=50, split 1: .*50"):
-        compare(replace(plan, methods=[Method("knn", {"k": 50})]))
+TOO_MANY = Method("knn", {"k": 50})
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_method_that_cannot_be_fitted_stops_no_other(plan, tmp_path, jobs):
+    found = compare(replace(plan, methods=[TOO_MANY, *plan.methods]), cache=tmp_path, jobs=jobs)
+    failed, *others = found.contenders
+    reason = "k=50 neighbours need at least as many ID sequences, got 48."
+    assert failed.failures == [f"split 1: {reason}", f"split 2: {reason}"] and failed.splits == []
+    assert [(len(other.splits), other.failures) for other in others] == [(2, [])] * 2
+    written = content(found)["methods"]
+    assert written[0]["failures"] == failed.failures and "results" not in written[0]
+    assert written[1]["failures"] == [] and "results" in written[1]
+
+
+def test_a_split_that_fails_by_surprise_is_told_beside_the_others(plan, monkeypatch):
+    fit = KNN._fit
+
+    def fit_once(self, *arguments):
+        monkeypatch.setattr(KNN, "_fit", fit)
+        raise RuntimeError("a surprise")
+
+    monkeypatch.setattr(KNN, "_fit", fit_once)
+    _, found = compare(plan).contenders
+    assert found.failures == ["split 1: RuntimeError: a surprise"] and [split.seed for split in found.splits] == [1]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_when_every_method_fails_the_first_reason_is_given(plan, jobs):
+    with pytest.raises(InputError, match=r"None of the 1 methods could .*: knn, k=50, split 1: k=50 neighbours need"):
+        compare(replace(plan, methods=[TOO_MANY]), jobs=jobs)
+
+
+def test_seeds_are_results(plan):
+    small = Method("ap-ood", {"steps": 2, "heads": 2, "seed": 10})
+    found = content(compare(replace(plan, seed=3, methods=[*plan.methods, small])))["methods"]
+    seeds = [[(split["seed"], split["training_seed"]) for split in method["splits"]] for method in found]
+    assert seeds == [[(3, None), (4, None)], [(3, None), (4, None)], [(3, 13), (4, 14)]]
+
+
+def test_parameters_may_be_infinite(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    for name, count in (("train", 30), ("test", 20), ("other", 10)):
+        samples = torch.stack([-5 * torch.rand(4 * count, generator=generator), torch.full((4 * count,), 3.0)], 1)
+        batch = TokenBatch.without_tokens(sample_logprobs=Ragged.from_lengths(samples, [4] * count))
+        with TokenStoreWriter(tmp_path / name, dim=batch.dim) as writer:
+            writer.append(batch)
+    plan = Plan(
+        ood={"other": tmp_path / "other"}, id_train=tmp_path / "train", id_test=tmp_path / "test",
+        methods=[Method("entropy", {"temperature": math.inf})], splits=1,
+    )  # fmt: skip
+    (found,) = content(compare(plan))["methods"]
+    assert found["parameters"] == {"temperature": {"float": "inf"}} and found["failures"] == []
 
 
 def test_warnings_of_fits_are_results(plan, tmp_path, monkeypatch):

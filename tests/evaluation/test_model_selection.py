@@ -1,16 +1,19 @@
 """A search tries what it should, judges by what no fit has seen, survives what fails, and says what it is worth."""
 
+import json
 import math
 import os
 import signal
 
 import numpy as np
 import pytest
+import torch
 from builders import correlated_sequences
 from hypothesis import given
 from hypothesis import strategies as st
 
 from apood.detectors.ap_ood import APOOD
+from apood.detectors.entropy import Entropy
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length
 from apood.detectors.mahalanobis import Mahalanobis
@@ -19,7 +22,7 @@ from apood.evaluation.metrics import auroc
 from apood.evaluation.selection import HELD_OUT_PROMISE, select
 from apood.evaluation.workers import Failure, Share, in_processes, share_cores
 from apood.support.errors import InputError
-from apood.tokens.batch import TokenBatch
+from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.store import TokenStore
 from apood.tokens.subset import split
 from apood.tokens.writer import TokenStoreWriter
@@ -153,6 +156,19 @@ def test_a_disaster_is_not_kept():
     assert found.best.settings == {"recipe": "robust"} and found.detector.recipe == "robust"
     alone = select(APOOD(**QUICK, recipe="paper"), far, grid={"recipe": ["paper"]})
     assert alone.best is None and alone.detector is None and alone.as_json()["best"] is None
+
+
+def test_infinite_settings_are_written():
+    generator = torch.Generator().manual_seed(0)
+
+    def sampled(count, scale):
+        samples = torch.stack([-scale * torch.rand(4 * count, generator=generator), torch.full((4 * count,), 3.0)], 1)
+        return TokenBatch.without_tokens(sample_logprobs=Ragged.from_lengths(samples, [4] * count))
+
+    data = (sampled(count, scale) for count, scale in ((30, 5), (20, 5), (10, 9)))
+    found = select(Entropy(), *data, grid={"temperature": [math.inf]}).as_json()
+    settings = [point["settings"] for point in json.loads(json.dumps(found, allow_nan=False))["points"]]
+    assert {} in settings and {"temperature": {"float": "inf"}} in settings
 
 
 # what goes wrong

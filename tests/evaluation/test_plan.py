@@ -1,5 +1,7 @@
 """Plans, in Python and as TOML: what they mean, and the sentence for every mistake."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from builders import correlated_sequences
@@ -120,10 +122,17 @@ def test_all_methods_that_the_data_allow_are_compared(toml):
     assert learning["ap-ood, AUX"].uses_aux and not learning["ap-ood"].uses_aux
     for name in METHODS:
         requirement = Method(name).detector()
-        fits = requirement.requires == {"tokens"} and requirement.aux != "required"
+        fits = requirement.requires == {"tokens"} and requirement.aux != "required" and name != "deep-sad"
         assert fits == any(method.method == name for method in alone.values()), name
         if requirement.aux == "required" and requirement.requires == {"tokens"}:
-            assert learning[name].uses_aux
+            assert all(method.uses_aux for method in learning.values() if method.method == name)
+    assert learning["relative-mahalanobis, shrinkage=0.1"].uses_aux  # without shrinkage many stores do not allow it
+
+
+def test_no_method_is_compared_with_itself(toml):
+    alone, learning = by_default(toml(DATA)), by_default(toml(f'{DATA}aux = "aux"'))
+    assert "deep-sad, AUX" in learning and not {"deep-sad"} & {*alone, *learning}  # without AUX it is deep-svdd
+    assert "fusion" in alone and "fusion" in learning and "fusion, AUX" not in learning
 
 
 def test_methods_on_channels_need_them_in_every_store(stores):
@@ -143,6 +152,20 @@ def test_methods_on_channels_need_them_in_every_store(stores):
             checked(Plan(**without_tokens))
     with pytest.raises(InputError, match=r"Method 1, knn, needs tokens, which the store .* of ood.near lacks"):
         checked(Plan(methods=[Method("knn")], **without_tokens))
+
+
+@pytest.mark.parametrize("key", ["id", "id_train", "aux"])
+def test_an_empty_sequence_is_refused_by_its_number_in_the_store(stores, tmp_path, key):
+    batch = correlated_sequences(30, 4, seed=9)
+    parts = [batch.select(slice(0, 7)), TokenBatch.from_lengths(torch.empty(0, 4), [0]), batch.select(slice(7, 30))]
+    write(tmp_path / "holes", TokenBatch.concatenate(parts))
+    given = {"ood": {"near": stores / "near"}, "methods": [Method("ap-ood", aux=key == "aux"), Method("knn")]}
+    given |= {"id": None} if key == "id" else {"id_train": stores / "train", "id_test": stores / "test"}
+    plan = Plan(**given | {key: tmp_path / "holes"})
+    with pytest.raises(InputError, match=rf"^Sequence 7 of the store .*holes of {key} has no tokens; remove empty"):
+        checked(plan)
+    if key == "aux":
+        assert checked(replace(plan, methods=[Method("knn")]))  # which does not look at it
 
 
 MISTAKES = {

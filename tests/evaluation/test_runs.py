@@ -1,6 +1,9 @@
 """Fits and scores that are kept: done once, whatever is asked again, and made anew when they are not whole."""
 
 import json
+import multiprocessing
+import os
+import signal
 import warnings
 from pathlib import Path
 
@@ -14,9 +17,9 @@ from apood.detectors.artefact import load
 from apood.detectors.base import Detector
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.evaluation.runs import run
+from apood.evaluation.runs import _begin, fitted, run
 from apood.fitting.checkpoint import Checkpoint
-from apood.support.errors import FitWarning, InputError
+from apood.support.errors import ArtefactError, DivergedWarning, FitWarning, InputError
 from apood.tokens.subset import Subset
 
 TRAIN = correlated_sequences(60)
@@ -149,12 +152,28 @@ def test_bad_parameters_are_refused_before_anything_is_made(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_without_a_cache_nothing_is_kept(work, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    kept = run(KNN(), TRAIN, None, SETS, None)
-    again = run(KNN(), TRAIN, None, SETS, None)
-    assert work.done()[0] == ["knn", "knn"] and not list(tmp_path.iterdir())
-    assert same_scores(kept.scores, again.scores) and kept.artefact_bytes == again.artefact_bytes > 0
+def test_other_code_fits_anew(work, tmp_path, monkeypatch):
+    """The version stays the same between commits, and a recipe's defaults may not."""
+    run(KNN(), TRAIN, None, {}, tmp_path)
+    monkeypatch.setattr("apood.evaluation.runs.source_digest", lambda: "other code")
+    run(KNN(), TRAIN, None, {}, tmp_path)
+    assert work.done()[0] == ["knn", "knn"]
+
+
+class Nearest(KNN):
+    """A subclass that has no name of its own."""
+
+    def _score(self, tokens):
+        return super()._score(tokens) + 1
+
+
+def test_a_subclass_is_never_taken_for_its_base(tmp_path):
+    for _ in range(2):
+        assert type(fitted(Nearest(), TRAIN, None, tmp_path)) is Nearest
+    first = run(Nearest(), TRAIN, None, {}, tmp_path)
+    again = run(Nearest(), TRAIN, None, SETS, tmp_path)
+    direct = KNN().fit(TRAIN)
+    assert first.scores == {} and np.array_equal(again.scores["far"], direct.score_samples(SETS["far"]) + 1)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"seconds": "1"}', None])
@@ -169,6 +188,7 @@ def test_half_a_fit_is_made_anew(work, tmp_path, content):
         "seconds",
         "bytes",
         "warnings",
+        "diverged",
     }
 
 
@@ -222,12 +242,10 @@ def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run(detector, TRAIN, AUX, SETS, tmp_path / "cut")
     entry = entry_of(tmp_path / "cut")
-    assert {path.name for path in entry.iterdir()} == {"fit.checkpoint", "interrupted.json"}
-    spent = json.loads((entry / "interrupted.json").read_text())["seconds"]
+    assert {path.name for path in entry.iterdir()} == {"fit.checkpoint", "begun.json"}
 
     again = run(detector, TRAIN, AUX, SETS, tmp_path / "cut")
     assert len(saved) <= 20 + 1 and same_scores(again.scores, whole.scores)
-    assert again.fit_seconds > spent > 0
     assert {path.name.partition("-")[0] for path in entry.iterdir()} == {"detector", "fit.json", "scores"}
 
 
@@ -238,6 +256,89 @@ def test_a_checkpoint_that_cannot_be_read_is_thrown_away(tmp_path):
     entry.mkdir(parents=True)
     (entry / "fit.checkpoint").write_bytes(b"half a check")
     assert same_scores(run(detector, TRAIN, None, SETS, tmp_path / "cut").scores, whole.scores)
+
+
+def fit_until_killed(cache):
+    """Dies after the second checkpoint, and leaves no chance to note anything."""
+    save = Checkpoint.save_if_due
+
+    def save_and_die(self, run_, step, tensors):
+        self.every_seconds = 0.0
+        save(self, run_, step, tensors)
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Checkpoint.save_if_due = save_and_die
+    run(APOOD(steps=4, heads=2), TRAIN, None, SETS, cache)
+
+
+def test_the_seconds_before_a_kill_are_not_lost(tmp_path):
+    process = multiprocessing.get_context("fork").Process(target=fit_until_killed, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    entry = entry_of(tmp_path)
+    begun = json.loads((entry / "begun.json").read_text())
+    assert begun["seconds"] == 0.0
+    (entry / "begun.json").write_text(json.dumps({"seconds": 1000.0, "at": begun["at"] - 500.0}))
+    assert run(APOOD(steps=4, heads=2), TRAIN, None, SETS, tmp_path).fit_seconds > 1500
+    assert not (entry / "begun.json").exists()
+
+
+def test_what_was_lost_after_the_last_checkpoint_does_not_count(tmp_path):
+    """The second beginning kept nothing: its checkpoint is older than it."""
+    checkpoint = Checkpoint(tmp_path / "fit.checkpoint", every_seconds=0.0)
+    assert _begin(tmp_path / "begun.json", checkpoint) == 0.0
+    checkpoint.save_if_due("a run", 1, {"a": torch.zeros(1)})
+    os.utime(checkpoint.path, (2e9, 2e9))
+    (tmp_path / "begun.json").write_text('{"seconds": 7.0, "at": 1999999990.0}')
+    assert _begin(tmp_path / "begun.json", checkpoint) == 17.0
+    (tmp_path / "begun.json").write_text('{"seconds": 17.0, "at": 2000000100.0}')
+    assert _begin(tmp_path / "begun.json", checkpoint) == 17.0
+
+
+def test_a_checkpoint_of_another_fit_is_thrown_away(work, tmp_path):
+    detector = APOOD(steps=2, heads=2)
+    whole = run(detector, TRAIN, None, SETS, tmp_path / "whole")
+    entry = tmp_path / "cut" / entry_of(tmp_path / "whole").name
+    entry.mkdir(parents=True)
+    Checkpoint(entry / "fit.checkpoint", every_seconds=0.0).save_if_due("another run", 1, {"a": torch.zeros(1)})
+    assert same_scores(run(detector, TRAIN, None, SETS, tmp_path / "cut").scores, whole.scores)
+    assert {path.name.partition("-")[0] for path in entry.iterdir()} == {"detector", "fit.json", "scores"}
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_nothing_else(work, tmp_path, monkeypatch):
+    kept = tmp_path / "kept"
+
+    def full(self, _run, step, _tensors):
+        kept.write_bytes(self.path.read_bytes())
+        raise ArtefactError(f"The fit stopped at step {step}: no space left.") from OSError("no space left")
+
+    save = Checkpoint.save_if_due
+
+    def save_once(self, run_, step, tensors):
+        self.every_seconds = 0.0
+        (save if step == 1 else full)(self, run_, step, tensors)
+
+    monkeypatch.setattr(Checkpoint, "save_if_due", save_once)
+    with pytest.raises(ArtefactError, match="no space left"):
+        run(APOOD(steps=4, heads=2), TRAIN, None, {}, tmp_path / "cache")
+    assert work.done()[0] == ["ap-ood"]
+    assert (entry_of(tmp_path / "cache") / "fit.checkpoint").read_bytes() == kept.read_bytes()
+
+
+def test_a_training_that_broke_off_is_told_by_its_kind_of_warning(tmp_path, monkeypatch):
+    def fit_with_warnings(self, *arguments, original=KNN._fit):
+        warnings.warn("a small worry", FitWarning, stacklevel=1)
+        warnings.warn("it broke", DivergedWarning, stacklevel=1)
+        original(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KNN, "_fit", fit_with_warnings)
+        done = run(KNN(), TRAIN, None, {}, tmp_path)
+    assert done.diverged == run(KNN(), TRAIN, None, {}, tmp_path).diverged == "it broke"
+    assert done.warnings == ["a small worry", "it broke"]
+    assert run(KNN(k=2), TRAIN, None, {}, tmp_path).diverged is None
 
 
 def test_warnings_of_the_fit_are_kept_and_others_shown(tmp_path, monkeypatch):

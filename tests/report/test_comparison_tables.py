@@ -33,7 +33,7 @@ def contender(method, *splits, accepted=None, warnings=()):
     results = []
     for split in splits:
         rows = [row(method.label, dataset, *values) for dataset, values in split.items()]
-        results.append(SplitResult([*rows, mean_row(rows)], accepted, 12.3, 0.0123, 2_500_000, list(warnings)))
+        results.append(SplitResult(0, None, [*rows, mean_row(rows)], accepted, 12.3, 0.0123, 2_500_000, list(warnings)))
     return Contender(method, results)
 
 
@@ -195,6 +195,35 @@ def test_the_accept_rate_is_a_column_where_there_is_one(comparison):
     grid = grid_of_comparison(Comparison(plan, [contender(Method("knn"), {"a": (90.0, 20.0)}, accepted=93.75)]))
     assert grid.columns[-1] == "ID let through, %" and grid.cells["knn", grid.columns[-1]][0].text == "93.8"
     assert "95%" in grid.legend and "ID let through, %" not in grid_of_comparison(comparison).columns
+
+
+@pytest.mark.parametrize("form", [*FORMATS, "terminal"])
+def test_a_method_that_failed_has_no_figures_and_a_reason(comparison, form):
+    third, learns, first, second, _ = comparison.contenders
+    failed = Contender(first.method, first.splits[:1], ["split 2: it is too odd."])
+    learnt = Contender(learns.method, [], ["split 1: no.", "split 2: nor here."])
+    grid = grid_of_comparison(Comparison(PLAN, [third, failed, second, learnt]))
+    reasons = ["– first: 1 of 2 splits failed, the first: split 2: it is too odd.",
+               "– learns: 2 of 2 splits failed, the first: split 1: no."]  # fmt: skip
+    assert grid.notes[-1] == reasons[1] and reasons[0] in grid.notes
+    assert grid.cells["second", "a"][0] == ("80.0 ±0.0", "best")  # those that failed do not compete
+    if form == "terminal":
+        bare = re.sub(r"\x1b\[[\d;]*m", "", render(grid))
+        assert re.search(r"^learns +(– +){6}$", bare, re.MULTILINE) and reasons[1] in bare
+    else:
+        table = FORMATS[form](grid)
+        dash = "--" if form == "latex" else "–"
+        assert {cell for name in ("first †", "learns") for cell in table[name].values()} == {(dash,)}
+
+
+def test_methods_with_one_split_among_many_show_their_interval():
+    alone = contender(Method("knn"), {"a": (90.0, 20.0), "b": (80.0, 40.0)})
+    trained = contender(Method("ap-ood"), *[{"a": (80.0, 30.0), "b": (70.0, 40.0)}] * 2)
+    grid = grid_of_comparison(Comparison(PLAN, [alone, trained]))
+    assert grid.cells["knn", "a"][0].text == "90.0 ±1.5" and grid.cells["knn", "mean"][0].text == "85.0"
+    assert grid.cells["ap-ood", "a"][0].text == "80.0 ±0.0"
+    assert "over 2 splits (± half of the 95% interval for methods without a seed" in grid.legend
+    assert "interval" not in grid_of_comparison(Comparison(PLAN, [trained])).legend
 
 
 def test_a_single_split_shows_its_interval():

@@ -225,6 +225,20 @@ def test_sequences_without_tokens_have_their_channels(lengths):
     assert same(TokenBatch.concatenate([batch, batch]), batch.select([*range(len(lengths))] * 2))
 
 
+def test_however_many_sequences_have_few_tokens_or_none_a_batch_has_at_most_1024():
+    """What lies beside them would otherwise be read all at once."""
+    channel = Ragged.from_lengths(torch.arange(2500), [1] * 2500)
+    for batch in (
+        TokenBatch.without_tokens(number=channel),
+        TokenBatch.from_lengths(torch.zeros(2500, 1), [1] * 2500).with_channels(number=channel),
+    ):
+        parts = list(batch.batches(10**9))
+        assert [len(part) for part in parts] == [1024, 1024, 452]
+        assert same(TokenBatch.concatenate(parts), batch)
+    assert list(cut_by_budget(torch.tensor([0] * 1024), 1)) == [(0, 1024)]
+    assert list(cut_by_budget(torch.tensor([0] * 1023 + [5, 1]), 1)) == [(0, 1023), (1023, 1024), (1024, 1025)]
+
+
 def test_sequences_of_which_nothing_is_known():
     with pytest.raises(InputError, match=r"^Sequences without tokens need at least one channel\.$"):
         TokenBatch.without_tokens()

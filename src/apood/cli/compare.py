@@ -19,7 +19,7 @@ __all__ = ["compare"]
 
 def compare(
     plan_file: Annotated[
-        Path | None, typer.Argument(metavar="[PLAN]", help="TOML file that says all that the options would.")
+        Path | None, typer.Argument(metavar="PLAN", help="TOML file that says all that the options would.")
     ] = None,
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder for results.json, table.md, table.tex and table.html.")
@@ -49,16 +49,21 @@ def compare(
         list[str] | None,
         typer.Option("--method", metavar="NAME", help="One of those that `apood methods` lists; may be repeated."),
     ] = None,
-    splits: Annotated[int | None, typer.Option(metavar="N", help="How many times to repeat everything [5].")] = None,
+    splits: Annotated[
+        int | None, typer.Option(metavar="N", help="How many times to repeat everything.", show_default="5")
+    ] = None,
     share: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="How much of every store a split draws at random [0.8].")
+        float | None,
+        typer.Option(metavar="SHARE", help="How much of every store a split draws at random.", show_default="0.8"),
     ] = None,
     test_share: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="How much of the store of --id is tested on [0.2].")
+        float | None,
+        typer.Option(metavar="SHARE", help="How much of the store of --id is tested on.", show_default="0.2"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the first split [0].")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the first split.", show_default="0")] = None,
     cache: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where fits and scores are kept [cache in --out].")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where fits and scores are kept.", show_default="cache in --out"),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="How many fits at once.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json.")] = False,
@@ -66,7 +71,8 @@ def compare(
     """Fits and evaluates many methods on your stores.
 
     Everything is kept: the same command goes on after an interruption, and after a change of the plan only what is
-    new is done. Without --method all methods are compared that can work with the stores.
+    new is done. Without --method all methods are compared that can work with the stores. A method that fails has no
+    figures, and a note says why.
     """
     given: dict[str, Any] = {
         "id_train": id_train, "id_test": id_test, "id": id_store, "id_validation": id_validation, "ood": ood,

@@ -9,8 +9,9 @@ from apood.cli.errors import interrupted_with
 from apood.cli.output import print_json
 from apood.cli.parameters import parse_settings
 from apood.cli.stores import open_store
+from apood.cli.targets import refuse_occupied
 from apood.support.errors import InputError
-from apood.support.files import recover_folder, refuse_unwritable
+from apood.support.files import refuse_unwritable
 
 __all__ = ["fit"]
 
@@ -44,7 +45,7 @@ def fit(
     detector.check_parameters()
     if aux is not None and detector.aux == "unused":
         raise InputError(f"The method {chosen.name} learns from in-distribution data alone: leave out --aux.")
-    _refuse_occupied(out, force)
+    refuse_occupied(out, force)
     refuse_unwritable(out)
 
     checkpoint = Checkpoint(out.with_name(f"{out.name}.checkpoint"), checkpoint_seconds)
@@ -66,13 +67,3 @@ def fit(
         print_json(facts)
         return
     typer.echo(f"Fitted {chosen.name} on {len(sequences):,} sequences of {store} and saved it to {out}.")
-
-
-def _refuse_occupied(out: Path, force: bool) -> None:
-    """Only a detector may be replaced, and only on purpose."""
-    from apood.detectors.artefact import refuse_foreign
-
-    recover_folder(out)
-    refuse_foreign(out)
-    if not force and out.is_dir() and any(out.iterdir()):
-        raise InputError(f"There is already a detector in {out}: choose another place, or replace it with --force.")

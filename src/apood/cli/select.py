@@ -13,8 +13,9 @@ from apood.cli.errors import interrupted_with
 from apood.cli.output import print_json
 from apood.cli.parameters import parse_settings, written
 from apood.cli.stores import open_store
+from apood.cli.targets import refuse_occupied
 from apood.support.errors import FitWarning, InputError
-from apood.support.files import recover_folder, refuse_unwritable, write_json
+from apood.support.files import refuse_unwritable, write_json
 
 if TYPE_CHECKING:
     from apood.detectors.base import Detector
@@ -58,10 +59,10 @@ def select(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds to average over.")] = 1,
     cache: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where every fit is kept; in FOLDER/cache if nothing is said.")
+        Path | None, typer.Option(metavar="FOLDER", help="Where every fit is kept.", show_default="cache in --out")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes; as many as there are cores if nothing is said.")
+        int | None, typer.Option(min=1, metavar="N", help="Processes.", show_default="all cores, or 1 with a GPU")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the detector that is already there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json.")] = False,
@@ -84,7 +85,7 @@ def select(
     detector.check_parameters()
     grid = _grid(chosen, axes) if axes else None
     target, kept = out / "detector", cache or out / "cache"
-    _refuse_occupied(target, force)
+    refuse_occupied(target, force)
     refuse_unwritable(out / "results.json")
     if find_spec("matplotlib") is None:  # said now rather than after hours
         raise InputError("The heat map needs matplotlib, which `pip install 'apood[report]'` brings.")
@@ -135,16 +136,6 @@ def _grid(method: "type[Detector]", axes: Sequence[str]) -> dict[str, list[Any]]
             raise InputError(f"The parameter {name!r} is in the grid twice: give all its values at once.")
         grid[name] = [parse_settings(method, [f"{name}={text}"])[name] for text in texts.split(",")]
     return grid
-
-
-def _refuse_occupied(target: Path, force: bool) -> None:
-    """The chosen detector may have been given a threshold since, so it is only replaced on purpose."""
-    from apood.detectors.artefact import refuse_foreign
-
-    recover_folder(target)
-    refuse_foreign(target)
-    if not force and target.is_dir() and any(target.iterdir()):
-        raise InputError(f"There is already a detector in {target}: choose another folder, or replace it with --force.")
 
 
 def _draw(found: "Selection", path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from apood.fitting.loop import Outcome
-from apood.support.errors import FitWarning
+from apood.support.errors import DivergedWarning, FitWarning
 
 __all__ = ["warn_of_failure"]
 
@@ -26,18 +26,20 @@ def warn_of_failure(weights: Tensor, variances: Tensor, distance: float, sequenc
         sequences: number of training sequences.
         outcome: how the optimisation ended.
     """
-    for message in _findings(weights, variances, distance, sequences, outcome):
+    if outcome.diverged_at is not None:
+        warnings.warn(
+            f"Training broke off at step {outcome.diverged_at} because the loss was no longer finite, and the last "
+            "finite weights were kept; use recipe='robust' or a smaller learning_rate.",
+            DivergedWarning,
+            stacklevel=4,
+        )
+    for message in _findings(weights, variances, distance, sequences):
         warnings.warn(message, FitWarning, stacklevel=4)
 
 
-def _findings(weights: Tensor, variances: Tensor, distance: float, sequences: int, outcome: Outcome) -> list[str]:
+def _findings(weights: Tensor, variances: Tensor, distance: float, sequences: int) -> list[str]:
     heads, _, dim = weights.shape
     found = []
-    if outcome.diverged_at is not None:
-        found.append(
-            f"Training broke off at step {outcome.diverged_at} because the loss was no longer finite, and the last "
-            "finite weights were kept; use recipe='robust' or a smaller learning_rate."
-        )
     if sequences < dim:
         found.append(
             f"There are fewer ID sequences ({sequences}) than token dimensions ({dim}), too few to know the usual "

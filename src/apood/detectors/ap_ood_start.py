@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.ap_ood_recipe import Recipe
-from apood.detectors.mean_pooling import inverse_root, moments
+from apood.detectors.mean_pooling import EIGENVALUE_FLOOR, inverse_root, moments
 from apood.pooling import Frame
 from apood.pooling.eager import similarities_and_logits
 from apood.support.errors import InputError
@@ -15,7 +15,6 @@ from apood.tokens.source import TokenSource
 
 __all__ = ["Start", "has_sink", "prepare"]
 
-_EIGENVALUE_FLOOR = 1e-4  # of the mean eigenvalue
 _PROBE_SEQUENCES, _PROBE_ELEMENTS = 256, 2**24  # that a spread is measured on, at most
 _SINK_SPREAD = 0.1  # a first token that varies less than this share of all tokens carries nothing
 
@@ -67,7 +66,7 @@ def prepare(source: TokenSource, recipe: Recipe, generator: torch.Generator, dev
         _, mean, covariance = moments(source, "tokens" if recipe.unit_tokens else "none")
         frame = Frame(recipe.unit_tokens, mean.float().to(device))
         if recipe.similarity == "dot":
-            whitening = inverse_root(covariance, _EIGENVALUE_FLOOR).float().to(device)
+            whitening = inverse_root(covariance, EIGENVALUE_FLOOR).float().to(device)
             weights = _rotations(shape, generator)
         else:  # a euclidean query attends to its neighbourhood, so it starts where tokens are
             tokens = frame.apply(_probe(source, generator).values.float().to(device)).cpu()

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import inspect
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def _write(detector: Detector, folder: Path) -> str:
     } | ({_MEMBERS: members} if members else {})
     digest = _config_hash(config)
     write_json(folder / _CONFIG, config | {_HASH: digest})
+    shutil.copymode(folder / _CONFIG, folder / _TENSORS)  # safetensors lets nobody but the owner read what it writes
     return digest
 
 

@@ -62,6 +62,9 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Scores `[sequences]` of a batch without empty sequences."""
         raise NotImplementedError
 
+    def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
+        """Refuses finite values that the method cannot read; `first` is the number of the batch's first sequence."""
+
     def log_distances(self, scores: Tensor) -> Tensor:
         """The logarithms of the distances that the scores stand for; higher = more out-of-distribution.
 
@@ -90,7 +93,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         for data, role in ((source, "ID"), (outliers, "AUX")):
             if data is not None:
                 refuse_lacking(data, self.name, self.requires, f"{role} data")
-                refuse_unfit(data, self.requires, role)
+                refuse_unfit(data, self.requires, role, self._check_batch)
         for learnt in [key for key in vars(self) if key.endswith("_")]:
             delattr(self, learnt)
         self._fit(source, outliers, checkpoint)
@@ -106,6 +109,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         with bar(len(source), "score", "seq") as progress, torch.inference_mode():
             for batch in source.batches(token_budget(source.dim)):
                 refuse_not_finite(batch, self.requires, first, "the data to score")
+                self._check_batch(batch, first, "the data to score")
                 whole = filled(batch, self.requires)
                 empty += int((~whole).sum())
                 if bool(whole.any()):

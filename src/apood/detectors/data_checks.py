@@ -1,5 +1,7 @@
 """What a detector refuses in the data it is given: what is missing, empty, or not finite."""
 
+from collections.abc import Callable
+
 import torch
 
 from apood.support.errors import InputError
@@ -29,18 +31,28 @@ def refuse_lacking(source: TokenSource, method: str, requires: frozenset[str], r
         raise InputError(f"The method {method} needs {channel}, which the {role} lack; they have {there}.")
 
 
-def refuse_unfit(source: TokenSource, requires: frozenset[str], role: str) -> None:
-    """Refuses, for fitting, a source without sequences, with empty ones, or with values that are not finite."""
+def refuse_unfit(
+    source: TokenSource,
+    requires: frozenset[str],
+    role: str,
+    check: Callable[[TokenBatch, int, str], None] | None = None,
+) -> None:
+    """Refuses, for fitting, a source without sequences, with empty ones, or with values that are not finite.
+
+    `check` is what else is to be asked of each batch; see `Detector._check_batch`.
+    """
     if len(source) == 0:
         raise InputError(f"There are no {role} sequences to fit on.")
     if TOKENS in requires:  # told by the lengths, without reading a token
         _refuse_empty(source.lengths > 0, TOKENS, 0, role)
-    first = 0
+    first, where = 0, f"the {role} data"
     with bar(len(source), f"check {role}", "seq") as progress:
         for batch in source.batches(token_budget(source.dim)):
             for name, part in required_parts(batch, requires).items():
                 _refuse_empty(part.lengths > 0, name, first, role)
-            refuse_not_finite(batch, requires, first, f"the {role} data")
+            refuse_not_finite(batch, requires, first, where)
+            if check is not None:
+                check(batch, first, where)
             first += len(batch)
             progress.update(len(batch))
 

@@ -65,7 +65,6 @@ class Entropy(SideChannelDetector):
     def _find_wrong(self, rows: Ragged) -> tuple[Tensor, str]:
         log_probability, tokens = rows.values.unbind(1)
         wrong = (tokens < 1) | (log_probability > LARGEST_LOG_PROBABILITY * tokens)
-        wrong &= torch.isfinite(rows.values).all(1)
         what = "sample_logprobs that are above 0 or belong to an output of less than 1 token"
         return sequences_with(wrong, rows), what
 

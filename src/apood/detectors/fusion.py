@@ -168,6 +168,10 @@ class Fusion(Detector):
                     "compare it with the others on; leave it out."
                 )
 
+    def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
+        for member in self._members():
+            member._check_batch(batch, first, where)
+
     def _score(self, tokens: TokenBatch) -> Tensor:
         return _combine(self._standardised([member._scored(tokens) for member in self.members_], tokens.lengths))
 

@@ -16,7 +16,7 @@ from apood.detectors.pooled_corpus import Standard, standardized, standardized_b
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.loop import Outcome, minimise
 from apood.support.arguments import number, one_of, whole_number
-from apood.support.errors import FitWarning
+from apood.support.errors import DivergedWarning, FitWarning
 from apood.tokens.batch import TokenBatch
 from apood.tokens.loader import shuffled
 from apood.tokens.source import TokenSource
@@ -176,17 +176,18 @@ class Hypersphere(Detector):
 
 def _warn_of_failure(variance: float, outcome: Outcome) -> None:
     """Issues a `FitWarning` for each thing that is clearly wrong; `variance` is that of the outputs, 1 at the start."""
-    found = []
     if outcome.diverged_at is not None:
-        found.append(
+        warnings.warn(
             f"Training broke off at step {outcome.diverged_at} because the loss was no longer finite, and the last "
-            "finite weights were kept; use a smaller learning_rate."
+            "finite weights were kept; use a smaller learning_rate.",
+            DivergedWarning,
+            stacklevel=4,
         )
     if variance < _COLLAPSED:
-        found.append(
+        warnings.warn(
             f"The encoder has collapsed: it maps all ID sequences to nearly one point, with {variance:.1e} of the "
             "variance they had at the start, so that distances from it say little about others; use fewer steps, "
-            "fewer hidden units, or more ID sequences."
+            "fewer hidden units, or more ID sequences.",
+            FitWarning,
+            stacklevel=4,
         )
-    for message in found:
-        warnings.warn(message, FitWarning, stacklevel=4)

@@ -6,9 +6,16 @@ from torch import Tensor
 
 from apood.detectors.base import Detector
 from apood.detectors.log_distances import floored_log
-from apood.detectors.mean_pooling import Normalize, inverse_root, moments, pooled_vectors
+from apood.detectors.mean_pooling import (
+    EIGENVALUE_FLOOR,
+    Normalize,
+    inverse_root,
+    moments,
+    pooled_vectors,
+    warn_of_few,
+)
 from apood.fitting.checkpoint import Checkpoint
-from apood.support.arguments import one_of
+from apood.support.arguments import number, one_of
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource
@@ -36,15 +43,14 @@ class Mahalanobis(Detector):
     mean_: Tensor
     whitening_: Tensor
 
-    def __init__(self, normalize: Normalize = "none", eigenvalue_floor: float = 1e-4) -> None:
+    def __init__(self, normalize: Normalize = "none", eigenvalue_floor: float = EIGENVALUE_FLOOR) -> None:
         self.normalize = normalize
         self.eigenvalue_floor = eigenvalue_floor
 
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
         one_of("normalize", self.normalize, get_args(Normalize))
-        if not 0 < self.eigenvalue_floor <= 1:
-            raise InputError(f"eigenvalue_floor must lie in (0, 1], got {self.eigenvalue_floor}.")
+        number("eigenvalue_floor", self.eigenvalue_floor, above=0, most=1)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """Every way to normalise."""
@@ -59,6 +65,7 @@ class Mahalanobis(Detector):
             raise InputError("A covariance needs at least 2 ID sequences, got 1.")
         _, self.mean_, covariance = moments(source, self.normalize)
         self.whitening_ = inverse_root(covariance, self.eigenvalue_floor)
+        warn_of_few(source)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         centred = pooled_vectors(tokens, self.normalize).cpu() - self.mean_

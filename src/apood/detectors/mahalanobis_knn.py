@@ -3,15 +3,20 @@
 from torch import Tensor
 
 from apood.detectors.knn import KNN
-from apood.detectors.mean_pooling import Normalize, inverse_root, moments, pooled_vectors
+from apood.detectors.mean_pooling import (
+    EIGENVALUE_FLOOR,
+    Normalize,
+    inverse_root,
+    moments,
+    pooled_vectors,
+    warn_of_few,
+)
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource
 
 __all__ = ["MahalanobisKNN"]
-
-_EIGENVALUE_FLOOR = 1e-4  # of the mean eigenvalue
 
 
 class MahalanobisKNN(KNN):
@@ -39,8 +44,9 @@ class MahalanobisKNN(KNN):
             least = max(self.k, 2)
             raise InputError(f"A covariance and {self.k} neighbours need {least} ID sequences, got {len(source)}.")
         _, self.centre_, covariance = moments(source, self.normalize)
-        self.whitening_ = inverse_root(covariance, _EIGENVALUE_FLOOR)
+        self.whitening_ = inverse_root(covariance, EIGENVALUE_FLOOR)
         self._keep(source)
+        warn_of_few(source)
 
     def _vectors(self, tokens: TokenBatch) -> Tensor:
         return ((pooled_vectors(tokens, self.normalize).cpu() - self.centre_) @ self.whitening_).float()

@@ -1,20 +1,33 @@
 """What the detectors on mean-pooled tokens share: one vector a sequence, and its moments over a corpus."""
 
+import warnings
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from apood.pooling import Frame, mean_pool
-from apood.support.errors import InputError
+from apood.support.errors import FitWarning, InputError
 from apood.support.progress import bar
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource, token_budget
 
-__all__ = ["Moments", "Normalize", "inverse_root", "moments", "pooled_vectors"]
+__all__ = [
+    "EIGENVALUE_FLOOR",
+    "Moments",
+    "Normalize",
+    "inverse_root",
+    "moments",
+    "pooled_vectors",
+    "refuse_no_spread",
+    "warn_of_few",
+]
 
 Normalize = Literal["tokens", "pooled", "none"]
 """What is brought to length 1: each token before pooling, the pooled vector, or nothing."""
+
+EIGENVALUE_FLOOR = 1e-4
+"""Smallest eigenvalue of a covariance that is believed, relative to the mean one."""
 
 _ROUNDING = 1e-24  # relative variance that float64 rounding alone leaves of equal vectors, with a margin
 
@@ -49,9 +62,25 @@ def moments(source: TokenSource, normalize: Normalize) -> Moments:
             count += len(x)
             progress.update(len(x))
     covariance = scatter / count
-    if float(covariance.trace()) <= _ROUNDING * float(mean @ mean):
-        raise InputError("All pooled sequences are the same vector: there is no spread to measure distances against.")
+    refuse_no_spread(covariance.diagonal(), mean)
     return Moments(count, mean, covariance)
+
+
+def refuse_no_spread(variance: Tensor, centre: Tensor) -> None:
+    """Refuses a corpus whose pooled vectors do not differ: `variance [D]` of them, which lie near `centre [D]`."""
+    if float(variance.sum()) <= _ROUNDING * float(centre @ centre):
+        raise InputError("All pooled sequences are the same vector: there is no spread to measure distances against.")
+
+
+def warn_of_few(source: TokenSource) -> None:
+    """Issues a `FitWarning` where a covariance is singular for want of sequences; to be called by `_fit` itself."""
+    if len(source) < source.dim:
+        warnings.warn(
+            f"There are fewer ID sequences ({len(source)}) than token dimensions ({source.dim}), too few to know the "
+            "usual spread in every direction; add sequences, or use knn, which needs no covariance.",
+            FitWarning,
+            stacklevel=4,
+        )
 
 
 def inverse_root(covariance: Tensor, floor: float) -> Tensor:

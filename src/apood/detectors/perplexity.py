@@ -26,8 +26,9 @@ class Perplexity(SideChannelDetector):
         refuse_row_shape("token_logprobs", row, (), "one log-probability")
 
     def _find_wrong(self, rows: Ragged) -> tuple[Tensor, str]:
-        wrong = torch.isfinite(rows.values) & (rows.values > LARGEST_LOG_PROBABILITY)
-        return sequences_with(wrong, rows), "token_logprobs above 0, which no log-probability is"
+        return sequences_with(
+            rows.values > LARGEST_LOG_PROBABILITY, rows
+        ), "token_logprobs above 0, which no log-probability is"
 
     def _score_rows(self, rows: Ragged) -> Tensor:
         return torch.segment_reduce(rows.values, "mean", lengths=rows.lengths)

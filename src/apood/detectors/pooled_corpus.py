@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from apood.detectors.mean_pooling import Normalize, pooled_vectors
+from apood.detectors.mean_pooling import Normalize, pooled_vectors, refuse_no_spread
 from apood.support.errors import InputError
 from apood.support.progress import bar
 from apood.tokens.source import TokenSource, token_budget
@@ -13,7 +13,6 @@ from apood.tokens.source import TokenSource, token_budget
 __all__ = ["Standard", "standardized", "standardized_by"]
 
 _ROWS = 4096  # vectors converted to float64 at once
-_ROUNDING = 1e-24  # relative variance that float64 rounding alone leaves of equal vectors, with a margin
 _FLOOR = 1e-6  # variance of a dimension, relative to the mean one; below it lies rounding, which must decide nothing
 
 
@@ -35,29 +34,34 @@ def standardized(source: TokenSource, normalize: Normalize) -> tuple[Tensor, Sta
     the origin float32 would not tell them apart; neither depends on where the batches are cut.
     """
     origin = pooled_vectors(source.select([0]), normalize).cpu()[0]
-    vectors = _collected(source, normalize, Standard(origin, torch.ones_like(origin)))
+    vectors = _collected(source, normalize, Standard(origin, torch.ones_like(origin)), "ID")
     shift = torch.stack([part.double().sum(0) for part in torch.split(vectors, _ROWS)]).sum(0) / len(vectors)
     squares = [(part.double() - shift).square().sum(0) for part in torch.split(vectors, _ROWS)]
     variance = torch.stack(squares).sum(0) / len(vectors)
-    if float(variance.sum()) <= _ROUNDING * float(origin @ origin):
-        raise InputError("All pooled ID sequences are the same vector: there is no spread to measure the others by.")
+    refuse_no_spread(variance, origin)
     scale = variance.clamp_min(_FLOOR * float(variance.mean())).sqrt()
     for part in torch.split(vectors, _ROWS):
         part.copy_((part.double() - shift) / scale)
     return vectors, Standard(origin + shift, scale)
 
 
-def standardized_by(standard: Standard, source: TokenSource, normalize: Normalize) -> Tensor:
-    """The vectors `[N, D]`, float32, as seen in the standard of another corpus."""
-    return _collected(source, normalize, standard)
+def standardized_by(standard: Standard, aux: TokenSource, normalize: Normalize) -> Tensor:
+    """The vectors `[N, D]` of AUX sequences, float32, as seen in the standard of the ID sequences."""
+    return _collected(aux, normalize, standard, "AUX")
 
 
-def _collected(source: TokenSource, normalize: Normalize, standard: Standard) -> Tensor:
+def _collected(source: TokenSource, normalize: Normalize, standard: Standard, role: str) -> Tensor:
     vectors = torch.empty(len(source), source.dim)
     first = 0
     with bar(len(source), "pool", "seq") as progress:
         for batch in source.batches(token_budget(source.dim)):
-            vectors[first : first + len(batch)] = standard.apply(pooled_vectors(batch, normalize).cpu())
+            own = vectors[first : first + len(batch)]
+            own.copy_(standard.apply(pooled_vectors(batch, normalize).cpu()))
+            if bool((overflown := ~own.isfinite().all(1)).any()):
+                raise InputError(
+                    f"Sequence {first + int(overflown.nonzero()[0])} of the {role} data lies so far from the ID "
+                    "sequences that float32 cannot hold how far; remove it."
+                )
             first += len(batch)
             progress.update(len(batch))
     return vectors

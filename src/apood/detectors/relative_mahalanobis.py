@@ -10,12 +10,12 @@ from apood.detectors.mean_pooling import Normalize, moments, pooled_vectors
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import number, one_of
 from apood.support.errors import InputError
-from apood.tokens.batch import TokenBatch
+from apood.tokens.batch import TokenBatch, dtype_name
 from apood.tokens.source import TokenSource
 
 __all__ = ["RelativeMahalanobis"]
 
-_SINGULAR = 1e-13  # smallest eigenvalue relative to the largest; what is smaller is rounding
+_SINGULAR = 1e-13  # smallest eigenvalue relative to the largest; what is smaller is rounding in float64
 
 
 class RelativeMahalanobis(Detector):
@@ -50,9 +50,7 @@ class RelativeMahalanobis(Detector):
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
         one_of("normalize", self.normalize, get_args(Normalize))
-        number("shrinkage", self.shrinkage, least=0)
-        if self.shrinkage > 1:
-            raise InputError(f"shrinkage must lie in [0, 1], got {self.shrinkage}.")
+        number("shrinkage", self.shrinkage, least=0, most=1)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """Every way to normalise, with shrinkage that suits any number of AUX sequences."""
@@ -86,9 +84,11 @@ class RelativeMahalanobis(Detector):
         values, vectors = torch.linalg.eigh(covariance)
         # shrinkage moves the eigenvalues towards their mean and leaves the eigenvectors
         values = (1 - self.shrinkage) * values + self.shrinkage * values.mean()
-        if float(values[0]) <= _SINGULAR * float(values[-1]):
+        # tokens rounded to few digits leave their hyperplane; who sets shrinkage has said how little that may count
+        rounding = torch.finfo(source.dtype).eps ** 2 if self.shrinkage == 0 else 0.0
+        if float(values[0]) <= max(_SINGULAR, rounding) * float(values[-1]):
             raise InputError(
-                f"The covariance of the {role} sequences has no inverse, because they all lie in a hyperplane "
-                "(as after a layer norm); set shrinkage, for example to 0.01."
+                f"The covariance of the {role} sequences has no inverse, because they all lie in a hyperplane, up to "
+                f"the rounding of {dtype_name(source.dtype)} (as after a layer norm); set shrinkage, for example to 0.01."
             )
         return mean, (vectors / values.sqrt()) @ vectors.T

@@ -1,17 +1,13 @@
 """What the detectors share that look at one channel beside the tokens: they learn nothing, and check its rows."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from apood.detectors.base import Detector
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import InputError
-from apood.tokens.batch import Ragged, TokenBatch, as_indices
-from apood.tokens.source import TokenSource, token_budget
-from apood.tokens.subset import Subset
+from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.source import TokenSource
 
 __all__ = ["LARGEST_LOG_PROBABILITY", "SideChannelDetector", "refuse_row_shape", "sequences_with"]
 
@@ -27,34 +23,29 @@ class SideChannelDetector(Detector):
         raise NotImplementedError
 
     def _find_wrong(self, rows: Ragged) -> tuple[Tensor, str]:
-        """Which sequences have rows that cannot be (not finite ones aside), and what is wrong with them."""
+        """Which sequences have rows that cannot be, though finite, and what is wrong with them."""
         raise NotImplementedError
 
     def _score_rows(self, rows: Ragged) -> Tensor:
         """Scores `[sequences]` from the rows of the channel, float64 on the CPU."""
         raise NotImplementedError
 
-    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
-        for _ in _Checked(source, self._refuse_wrong).batches(token_budget(source.dim)):
-            pass
-
-    def _checked_for_scoring(self, tokens: Any) -> TokenSource:
-        return _Checked(super()._checked_for_scoring(tokens), self._refuse_wrong)
+    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
+        """Nothing is left to do: `fit` has checked the data."""
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        self._refuse_wrong(tokens, torch.arange(len(tokens)))  # a member of a fusion gets batches nobody has checked
         return self._score_rows(self._rows(tokens).to("cpu", torch.float64))
 
     def _rows(self, batch: TokenBatch) -> Ragged:
         (channel,) = self.requires
         return batch.channels[channel]
 
-    def _refuse_wrong(self, batch: TokenBatch, numbers: Tensor) -> None:
+    def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         rows = self._rows(batch)
         self._check_shape(tuple(rows.values.shape[1:]))
         wrong, what = self._find_wrong(rows)
         if bool(wrong.any()):
-            raise InputError(f"Sequence {int(numbers[wrong][0])} has {what}.")
+            raise InputError(f"Sequence {first + int(wrong.nonzero()[0])} of {where} has {what}.")
 
 
 def refuse_row_shape(channel: str, row: tuple[int, ...], wanted: tuple[int, ...], meaning: str) -> None:
@@ -67,16 +58,3 @@ def sequences_with(marked: Tensor, rows: Ragged) -> Tensor:
     """Which sequences have a marked row, `[sequences]`; `marked` has an entry a row."""
     counts = torch.cat([torch.zeros(1, dtype=torch.int64), marked.cpu().long().cumsum(0)])
     return counts[rows.offsets].diff() > 0
-
-
-class _Checked(Subset):
-    """A whole source that is checked where it is read, so that a wrong sequence is named by its number in it."""
-
-    def __init__(self, source: TokenSource, check: Callable[[TokenBatch, Tensor], None]) -> None:
-        super().__init__(source, slice(None))
-        self._check = check
-
-    def select(self, indices: Any) -> TokenBatch:
-        batch = super().select(indices)
-        self._check(batch, as_indices(indices, len(self)))
-        return batch

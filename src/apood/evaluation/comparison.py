@@ -1,24 +1,24 @@
 """Carries out a plan: every method on every split, and what came of it."""
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import torch
 
 from apood.decisions.threshold import conformal_threshold
 from apood.detectors.base import Scores
+from apood.detectors.description import to_json
 from apood.evaluation.plan import ACCEPT, Method, Plan, checked
 from apood.evaluation.rows import MEAN, ResultRow, mean_row, result_rows
 from apood.evaluation.runs import run
 from apood.evaluation.splits import split_data
-from apood.evaluation.workers import Failure, Share, in_processes
+from apood.evaluation.workers import Failure, attempt, in_processes, share_cores
 from apood.support.arguments import whole_number
-from apood.support.errors import ApoodError
+from apood.support.errors import InputError
 from apood.support.progress import bar
 from apood.support.version import __version__
 
@@ -43,10 +43,12 @@ class Spread(NamedTuple):
 class SplitResult:
     """One method on one split: a row for each OOD set and one for their mean, in percent, and what it cost.
 
-    `accepted` is the share of the ID test sequences, in percent, that the threshold from the validation sequences lets
-    through; None without those.
+    `seed` is that of the split, `training_seed` that of the method, None where it has none. `accepted` is the share of
+    the ID test sequences, in percent, that the threshold from the validation sequences lets through; None without those.
     """
 
+    seed: int
+    training_seed: int | None
     rows: list[ResultRow]
     accepted: float | None
     fit_seconds: float
@@ -57,10 +59,14 @@ class SplitResult:
 
 @dataclass(frozen=True)
 class Contender:
-    """A method and its results on all splits."""
+    """A method and its results on all splits that differ for it; one that failed on some has no figures.
+
+    `failures` says of each split without a result which it is and why.
+    """
 
     method: Method
     splits: list[SplitResult]
+    failures: list[str] = field(default_factory=list)
 
     def figure(self, dataset: str, metric: str) -> Spread:
         """A metric on one OOD set (or `MEAN`), in percent."""
@@ -116,11 +122,17 @@ class Comparison:
 
     def _contender_to_json(self, contender: Contender) -> dict[str, Any]:
         method, accepted = contender.method, contender.accepted
-        return {
+        facts = {
             "name": method.label,
             "method": method.method,
-            "parameters": dict(method.parameters),
+            "parameters": {name: to_json(value) for name, value in method.parameters.items()},
             "aux": method.uses_aux,
+            "failures": contender.failures,
+            "splits": [vars(split) for split in contender.splits],
+        }
+        if contender.failures:
+            return facts
+        return facts | {
             "fit_seconds": contender.fit_seconds,
             "score_seconds_per_1000": contender.seconds_per_thousand,
             "artefact_bytes": contender.artefact_bytes,
@@ -129,7 +141,6 @@ class Comparison:
                 dataset: {metric: contender.figure(dataset, metric)._asdict() for metric in METRICS}
                 for dataset in self.datasets
             },
-            "splits": [vars(split) for split in contender.splits],
         }
 
 
@@ -138,28 +149,42 @@ def compare(plan: Plan, *, cache: Path | None = None, jobs: int = 1) -> Comparis
 
     What lies in `cache` already is not done again, so that a comparison goes on where it was interrupted, and only
     what is new in a changed plan is done. Without one nothing is kept. With several `jobs` as many processes share the
-    cores, and the seconds are those of processes that disturb each other.
+    cores, and the seconds are those of processes that disturb each other. A method that cannot be fitted or scored has
+    `failures` instead of figures and stops no other; an error is raised when all have.
     """
     plan = checked(plan)
     whole_number("jobs", jobs, 1)
     if cache is None:
         with tempfile.TemporaryDirectory(prefix="apood-") as folder:  # without a seed all splits may be the same fit
             return compare(plan, cache=Path(folder), jobs=jobs)
-    tasks: dict[tuple[str, int], _Task] = {}
-    for number in range(plan.splits):
-        for method in plan.methods:
-            tasks.setdefault((method.label, _alike(plan, method, number)), _Task(plan, cache, number, method))
-    results = dict(zip(tasks, _all_done(list(tasks.values()), jobs), strict=True))
+    tasks = [
+        _Task(plan, cache, number, method)
+        for number in range(plan.splits)
+        for method in plan.methods
+        if _differs(plan, method, number)
+    ]
+    outcomes = list(zip(tasks, _outcomes(tasks, jobs), strict=True))
+    contenders = [_contender(method, [own for own in outcomes if own[0].method is method]) for method in plan.methods]
+    if all(contender.failures for contender in contenders):
+        first = contenders[0]
+        raise InputError(
+            f"None of the {len(contenders)} methods could be fitted and scored; "
+            f"the first: {first.method.label}, {first.failures[0]}"
+        )
+    return Comparison(plan, contenders)
 
-    def contender(method: Method) -> Contender:
-        return Contender(method, [results[method.label, _alike(plan, method, n)] for n in range(plan.splits)])
 
-    return Comparison(plan, [contender(method) for method in plan.methods])
+def _contender(method: Method, outcomes: "Sequence[tuple[_Task, SplitResult | Failure]]") -> Contender:
+    return Contender(
+        method,
+        [outcome for _, outcome in outcomes if isinstance(outcome, SplitResult)],
+        [f"split {task.number + 1}: {outcome.reason}" for task, outcome in outcomes if isinstance(outcome, Failure)],
+    )
 
 
-def _alike(plan: Plan, method: Method, number: int) -> int:
-    """The first split that is the same for the method: in whole stores only a seed makes a difference."""
-    return number if plan.share < 1 or plan.id is not None or method.seeded else 0
+def _differs(plan: Plan, method: Method, number: int) -> bool:
+    """Whether a split is not the first one again: in whole stores only a seed makes a difference."""
+    return number == 0 or plan.share < 1 or plan.id is not None or method.seeded
 
 
 class _Task(NamedTuple):
@@ -174,37 +199,36 @@ class _Task(NamedTuple):
         return f"{self.method.label}, split {self.number + 1}"
 
 
-def _all_done(tasks: Sequence[_Task], jobs: int) -> list[SplitResult]:
-    """The result of each task."""
-    done: dict[int, SplitResult] = {}
+def _outcomes(tasks: Sequence[_Task], jobs: int) -> list[SplitResult | Failure]:
+    """What came of each task."""
+    found: dict[int, SplitResult | Failure] = {}
     with bar(len(tasks), "compare") as progress:
-        if jobs == 1:
+
+        def in_this_process() -> Iterator[tuple[int, SplitResult | Failure]]:
             for index, task in enumerate(tasks):
                 progress.set_description(f"compare: {task}")
-                done[index] = _split_result(task)
-                progress.update()
-        else:
-            threads = max(1, torch.get_num_threads() // jobs)
-            for index, result in in_processes(_split_result, tasks, Share(jobs, threads)):
-                if isinstance(result, Failure):
-                    raise ApoodError(result.reason)
-                done[index] = result
-                progress.update()
-    return [done[index] for index in range(len(tasks))]
+                yield index, attempt(_split_result, task)
+
+        several = jobs > 1
+        results = in_processes(_split_result, tasks, share_cores(len(tasks), jobs)) if several else in_this_process()
+        for index, outcome in results:
+            found[index] = outcome
+            progress.update()
+    return [found[index] for index in range(len(tasks))]
 
 
 def _split_result(task: _Task) -> SplitResult:
-    plan, method = task.plan, task.method
+    plan, method, seed = task.plan, task.method, task.plan.seed + task.number
     data = split_data(plan, task.number, method)
     sets = {"test": data.test, **{f"ood.{name}": source for name, source in data.ood.items()}}
     if data.validation is not None:
         sets["validation"] = data.validation
-    try:
-        done = run(method.detector(plan.seed + task.number), data.train, data.aux, sets, task.cache)
-    except ApoodError as error:
-        raise type(error)(f"{task}: {error}") from error
+    detector = method.detector(seed)
+    done = run(detector, data.train, data.aux, sets, task.cache)
     rows = result_rows(method.label, done.scores["test"], {name: done.scores[f"ood.{name}"] for name in data.ood})
     return SplitResult(
+        seed=seed,
+        training_seed=detector.get_params(deep=False).get("seed"),
         rows=[*rows, mean_row(rows)],
         accepted=None if data.validation is None else _accepted(done.scores["validation"], done.scores["test"]),
         fit_seconds=done.fit_seconds,

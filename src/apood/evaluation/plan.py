@@ -22,7 +22,16 @@ ACCEPT = 0.95
 """The share of ID sequences that the threshold from the validation sequences is to let through."""
 
 _FEWEST_TO_CALIBRATE = 19  # for that share
-_BOTH_NORMALIZED = ("mahalanobis", "knn")  # published raw and normalised; which is better depends on the encoder
+_RAW_AND_NORMALIZED = ({"normalize": "none"}, {"normalize": "pooled"})
+_VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "mahalanobis": _RAW_AND_NORMALIZED,  # published both ways; which is better depends on the encoder
+    "knn": _RAW_AND_NORMALIZED,
+    "relative-mahalanobis": (
+        {"shrinkage": 0.1},
+    ),  # without, it is refused after a layer norm, which most encoders have
+}
+_ONLY_WITH_AUX = "deep-sad"  # deep-svdd otherwise
+_NEVER_WITH_AUX = "fusion"  # its member ap-ood shows what AUX are worth
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class Method:
 
     Args:
         method: its name in the registry.
-        parameters: of its constructor. A `seed` is the one of the first split.
+        parameters: of its constructor. A `seed` is added to that of each split.
         name: what it is called in the results; by default the method with its parameters.
         aux: whether it learns from the AUX sequences, where it can do without them; who cannot always does.
     """
@@ -87,7 +96,7 @@ class Plan:
         splits: how many times to repeat everything.
         share: how much of every store a split draws at random; 1 is all, and the splits then differ in the seed of
             the training alone.
-        seed: of the first split; the next one has the next seed.
+        seed: of the first split; the next one has the next seed. Both what a split draws and the training follow it.
     """
 
     ood: Mapping[str, Path]
@@ -134,6 +143,7 @@ def checked(plan: Plan) -> Plan:
             raise InputError(
                 f"{where}, {method.label}, needs {part}, which the store {plan.stores[key]} of {key} lacks."
             )
+    _refuse_empty(plan, methods, stores)
     return replace(plan, methods=methods)
 
 
@@ -193,6 +203,18 @@ def _check_stores(plan: Plan, stores: Mapping[str, TokenStore]) -> None:
             raise InputError(f"{one} and {other} are the same sequences: each must be data of its own.")
 
 
+def _refuse_empty(plan: Plan, methods: Sequence[Method], stores: Mapping[str, TokenStore]) -> None:
+    """Nothing can be learnt from a sequence without tokens; a fit finds it late, under its number in a split."""
+    readers = [method for method in methods if "tokens" in method.detector().requires]
+    learners = {"id": readers, "id_train": readers, "aux": [method for method in readers if method.uses_aux]}
+    for key, store in stores.items():
+        if learners.get(key) and len(empty := (store.lengths == 0).nonzero()):
+            raise InputError(
+                f"Sequence {int(empty[0])} of the store {plan.stores[key]} of {key} has no tokens; "
+                "remove empty sequences from what is learnt from."
+            )
+
+
 def _check_method(where: str, method: Method) -> None:
     try:
         kind = detector_class(method.method)
@@ -231,18 +253,15 @@ def _lacking(method: Method, stores: Mapping[str, TokenStore]) -> tuple[str, str
 
 
 def _all_methods(plan: Plan, stores: Mapping[str, TokenStore]) -> tuple[Method, ...]:
-    """Every registered method that the stores allow at its defaults, with AUX too where that is a choice."""
+    """Every registered method that the stores allow, with AUX too where that is a choice and makes a difference."""
     found: list[Method] = []
     for name in METHODS:
-        if name in _BOTH_NORMALIZED:
-            variants = [Method(name, {"normalize": normalize}) for normalize in ("none", "pooled")]
-        else:
-            variants = [Method(name)]
-        use = variants[0].detector().aux
-        if use == "optional" and plan.aux is not None:
-            variants += [replace(variant, aux=True) for variant in variants]
-        if use != "required" or plan.aux is not None:
-            found += [variant for variant in variants if _lacking(variant, stores) is None]
+        alone = [Method(name, parameters) for parameters in _VARIANTS.get(name, ({},))]
+        use = alone[0].detector().aux
+        variants = [] if name == _ONLY_WITH_AUX or (use == "required" and plan.aux is None) else alone
+        if use == "optional" and name != _NEVER_WITH_AUX and plan.aux is not None:
+            variants = variants + [replace(variant, aux=True) for variant in alone]
+        found += [variant for variant in variants if _lacking(variant, stores) is None]
     if not found:
         raise InputError("No registered method can work with these stores: see `apood methods` for what each needs.")
     return tuple(found)

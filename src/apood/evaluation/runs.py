@@ -1,10 +1,10 @@
 """One method fitted once and its scores of many sets, kept on disk by what went into them.
 
-The cache has a folder for each fit, named by a digest of the method, its parameters, the version of apood and the data:
+The cache has a folder for each fit, named by a digest of the method, its parameters, the code and the data:
 
 - `detector`: the fitted detector, as `Detector.save` writes it;
-- `fit.json`: how long it took and what it warned of, written last, so that it tells a complete fit;
-- `fit.checkpoint` and `interrupted.json`: only while a fit is not complete;
+- `fit.json`: how long it took, what it warned of and whether it diverged, written last: it tells a complete fit;
+- `fit.checkpoint` and `begun.json`: only while a fit is not complete;
 - `scores-….safetensors`: one for each set that was scored, named by the digest of its data.
 
 What cannot be read, or says that it is something else, is made anew.
@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -30,8 +29,9 @@ from apood.detectors.artefact import load
 from apood.detectors.base import Detector, Scores
 from apood.detectors.description import described
 from apood.fitting.checkpoint import Checkpoint
-from apood.support.errors import ArtefactError, FitWarning, InputError
+from apood.support.errors import ArtefactError, DivergedWarning, FitWarning, InputError
 from apood.support.files import atomic_file, read_json, refuse_unwritable, write_json
+from apood.support.source_digest import source_digest
 from apood.support.version import __version__
 from apood.tokens.digest import content_digest
 from apood.tokens.source import TokenSource
@@ -42,7 +42,9 @@ __all__ = ["Run", "fitted", "run"]
 class Run(NamedTuple):
     """What came of fitting one detector and scoring some sets with it.
 
-    The times are those of the fit and the scoring that were really done, also where they are read from a cache.
+    The times are those of the fit and the scoring that were really done, also where they are read from a cache; work
+    that an interrupted fit lost after its last checkpoint does not count. `diverged` is the warning of a training that
+    broke off.
     """
 
     scores: dict[str, Scores]
@@ -51,6 +53,7 @@ class Run(NamedTuple):
     sequences: int
     artefact_bytes: int
     warnings: list[str]
+    diverged: str | None
 
     @property
     def seconds_per_thousand(self) -> float:
@@ -59,15 +62,12 @@ class Run(NamedTuple):
 
 
 def run(
-    detector: Detector, train: TokenSource, aux: TokenSource | None, sets: Mapping[str, TokenSource], cache: Path | None
+    detector: Detector, train: TokenSource, aux: TokenSource | None, sets: Mapping[str, TokenSource], cache: Path
 ) -> Run:
     """Fits a copy of `detector` on `train` (and `aux`) and scores every set.
 
-    What lies in `cache` already is not done again; without one, nothing is kept. A fit that was interrupted goes on.
+    What lies in `cache` already is not done again. A fit that was interrupted goes on.
     """
-    if cache is None:
-        with tempfile.TemporaryDirectory(prefix="apood-") as folder:
-            return run(detector, train, aux, sets, Path(folder))
     fit = _Fit(detector, train, aux, cache)
     scored = {name: _scored(fit, source) for name, source in sets.items()}
     facts = fit.facts()
@@ -78,6 +78,7 @@ def run(
         sequences=sum(len(scores) for scores, _ in scored.values()),
         artefact_bytes=facts["bytes"],
         warnings=list(facts["warnings"]),
+        diverged=facts["diverged"],
     )
 
 
@@ -114,39 +115,49 @@ class _Fit:
         if _read_facts(self.entry) is None:
             return None
         try:
-            return load(self.entry / "detector")
+            found = load(self.entry / "detector")
         except (ArtefactError, OSError):
             return None
+        return found if type(found) is type(self._unfitted) else None  # a subclass may share its base's name
 
     def _fit(self) -> Detector:
-        detector: Detector = clone(self._unfitted)
         entry, checkpoint = self.entry, Checkpoint(self.entry / "fit.checkpoint")
-        interrupted = entry / "interrupted.json"
-        before = _seconds_before(checkpoint, interrupted)
-        begun = time.perf_counter()
         try:
-            with _caught_fit_warnings() as caught:
-                detector.fit(self._train, self._aux, checkpoint=checkpoint)
-        except BaseException:
-            write_json(interrupted, {"seconds": before + time.perf_counter() - begun})
-            raise
-        seconds = before + time.perf_counter() - begun
+            detector, facts = self._fitted_from(checkpoint)
+        except ArtefactError as error:
+            if error.__cause__ is not None:  # the disk failed: the checkpoint is worth keeping
+                raise
+            checkpoint.delete()  # it belongs to another fit
+            detector, facts = self._fitted_from(checkpoint)
         artefact = entry / "detector"
         if artefact.exists():  # and could not be read
             shutil.rmtree(artefact)
         detector.save(artefact)
         size = sum(file.stat().st_size for file in artefact.rglob("*") if file.is_file())
-        write_json(entry / "fit.json", {"seconds": seconds, "bytes": size, "warnings": caught})
+        write_json(entry / "fit.json", {"bytes": size, **facts})
         checkpoint.delete()
-        interrupted.unlink(missing_ok=True)
+        (entry / "begun.json").unlink()
         return detector
+
+    def _fitted_from(self, checkpoint: Checkpoint) -> tuple[Detector, dict[str, Any]]:
+        """A fitted copy, and how long it took and what it warned of."""
+        detector: Detector = clone(self._unfitted)
+        before = _begin(self.entry / "begun.json", checkpoint)
+        begun = time.perf_counter()
+        with _caught_fit_warnings() as caught:
+            detector.fit(self._train, self._aux, checkpoint=checkpoint)
+        return detector, {
+            "seconds": before + time.perf_counter() - begun,
+            "warnings": [text for _, text in caught],
+            "diverged": next((text for category, text in caught if issubclass(category, DivergedWarning)), None),
+        }
 
 
 def _key(detector: Detector, train: TokenSource, aux: TokenSource | None) -> str:
     content = {
         "class": f"{type(detector).__module__}.{type(detector).__qualname__}",
         "detector": described(detector),
-        "apood": __version__,
+        "apood": [__version__, source_digest()],
         "data": [None if source is None else content_digest(source) for source in (train, aux)],
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=_no_plain_value).encode()).hexdigest()
@@ -159,7 +170,7 @@ def _no_plain_value(value: Any) -> Any:
 
 def _read_facts(entry: Path) -> dict[str, Any] | None:
     facts = _read_object(entry / "fit.json")
-    kinds = {"seconds": float, "bytes": int, "warnings": list}
+    kinds = {"seconds": float, "bytes": int, "warnings": list, "diverged": str | None}
     return facts if all(isinstance(facts.get(key), kind) for key, kind in kinds.items()) else None
 
 
@@ -172,16 +183,25 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _seconds_before(checkpoint: Checkpoint, interrupted: Path) -> float:
-    """How long the part of a fit took that its checkpoint holds; files that cannot be read are thrown away."""
+def _begin(path: Path, checkpoint: Checkpoint) -> float:
+    """Notes at `path` when a fit begins; how long the part of it took that its checkpoint holds already.
+
+    A process that is killed can note nothing at its end, but a checkpoint's file knows when it was written. One that
+    cannot be read is thrown away.
+    """
+    noted, before = _read_object(path), 0.0
     for file in checkpoint.path.parent.glob(f"{checkpoint.path.name}*"):
         try:
             with safe_open(file, "np"):
                 pass
         except (SafetensorError, OSError):
             file.unlink()
-    seconds = _read_object(interrupted).get("seconds")
-    return seconds if checkpoint.exists() and isinstance(seconds, float) else 0.0
+        else:
+            seconds, at = noted.get("seconds"), noted.get("at")
+            if isinstance(seconds, float) and isinstance(at, float):
+                before = max(before, seconds + max(0.0, file.stat().st_mtime - at))
+    write_json(path, {"seconds": before, "at": time.time()})
+    return before
 
 
 def _scored(fit: _Fit, source: TokenSource) -> tuple[Scores, float]:
@@ -214,9 +234,9 @@ def _read_scores(path: Path, digest: str, count: int) -> tuple[Scores, float] | 
 
 
 @contextlib.contextmanager
-def _caught_fit_warnings() -> Iterator[list[str]]:
+def _caught_fit_warnings() -> Iterator[list[tuple[type[Warning], str]]]:
     """Keeps the warnings of fits for the tables, and shows all others as before."""
-    caught: list[str] = []
+    caught: list[tuple[type[Warning], str]] = []
     with warnings.catch_warnings():
         show_others = warnings.showwarning
 
@@ -229,7 +249,7 @@ def _caught_fit_warnings() -> Iterator[list[str]]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, FitWarning):
-                caught.append(str(message))
+                caught.append((category, str(message)))
             else:
                 show_others(message, category, filename, lineno, file, line)
 

@@ -15,6 +15,7 @@ import torch
 from apood.detectors.ap_ood import APOOD
 from apood.detectors.base import Detector
 from apood.detectors.data_checks import refuse_lacking, refuse_unfit
+from apood.detectors.description import to_json
 from apood.evaluation.grid import Candidate, candidates, reseeded
 from apood.evaluation.intervals import Estimate
 from apood.evaluation.trial import HeldOut, Outcome, Trial
@@ -67,7 +68,7 @@ class Point:
 
     def as_json(self) -> dict[str, Any]:
         """AUROC in percent, as in all results on disk; what is not finite is None."""
-        facts: dict[str, Any] = {"settings": self.settings, "given": self.given}
+        facts: dict[str, Any] = {"settings": _plain(self.settings), "given": self.given}
         if self.auroc is not None:
             ends = zip(("auroc", "auroc_low", "auroc_high"), self.auroc, strict=True)
             facts |= {name: _percent(value) for name, value in ends}
@@ -122,7 +123,7 @@ class Selection:
             "supervised": self.supervised,
             "sequences": self.sequences,
             "promise": self.promise,
-            "best": None if self.best is None else self.best.settings,
+            "best": None if self.best is None else _plain(self.best.settings),
             "points": [point.as_json() for point in self.points],
         }
 
@@ -315,6 +316,10 @@ def _rank(point: Point) -> tuple[bool, float, bool]:
     if point.held_out is not None:
         return False, point.held_out.ratio, not point.given
     return True, 0.0, not point.given
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: to_json(value) for name, value in settings.items()}
 
 
 def _percent(share: float) -> float:

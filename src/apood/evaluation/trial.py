@@ -18,7 +18,6 @@ from apood.tokens.source import TokenSource
 __all__ = ["HeldOut", "Outcome", "Trial"]
 
 _ID, _AUX = "ID validation", "AUX validation"
-_BROKEN = "no longer finite"  # what the warning of a training says that broke off
 _FAR = 4.0  # times the training distance, or times the 1 that a settled head has
 
 
@@ -69,8 +68,8 @@ class Trial:
         """The outcome for one detector, from the cache where it was fitted before."""
         sets = {_ID: self.validation} | ({} if self.outliers is None else {_AUX: self.outliers})
         done = run(detector, self.train, self.aux, sets, self.cache)
-        if broken := [warning for warning in done.warnings if _BROKEN in warning]:
-            raise ApoodError(broken[0])
+        if done.diverged is not None:
+            raise ApoodError(done.diverged)
         separation = held_out = None
         if self.outliers is not None:
             separation = auroc(done.scores[_ID], done.scores[_AUX])

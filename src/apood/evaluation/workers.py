@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from apood.support.errors import ApoodError
 
-__all__ = ["Failure", "attempt", "in_processes", "share_cores"]
+__all__ = ["Failure", "Share", "attempt", "in_processes", "share_cores"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from apood.support.errors import ArtefactError
 from apood.support.files import atomic_file, is_temporary
+from apood.support.source_digest import source_digest
 from apood.support.version import __version__
 from apood.tokens.identity import EncoderIdentity
 from apood.tokens.source import TokenSource
@@ -26,8 +27,8 @@ _SAMPLED = 16  # sequences of each source that a digest reads
 
 
 def run_digest(settings: Mapping[str, Any], *sources: TokenSource | None) -> str:
-    """A digest of a fit: the version, its settings, and its data by encoder, lengths and 16 evenly spaced sequences."""
-    digest = hashlib.sha256(_canonical([__version__, settings]))
+    """A digest of a fit: the code, its settings, and its data by encoder, lengths and 16 evenly spaced sequences."""
+    digest = hashlib.sha256(_canonical([__version__, source_digest(), settings]))
     for source in sources:
         if source is not None:
             digest.update(_canonical(_without_place(source.encoder)))

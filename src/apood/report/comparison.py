@@ -10,6 +10,7 @@ __all__ = ["grid_of_comparison"]
 
 _FIT, _SCORE, _SIZE, _ACCEPTED = "fit, s", "score, s per 1000", "size, MB", "ID let through, %"
 _WARNED = " †"
+_INTERVAL = "± half of the 95% interval"
 
 
 def grid_of_comparison(comparison: Comparison) -> Grid:
@@ -19,9 +20,10 @@ def grid_of_comparison(comparison: Comparison) -> Grid:
     groups = {"without AUX": alone, "with AUX": supervised} if supervised else {None: alone}
     cells: dict[tuple[str, str], Cell] = {}
     for group in groups.values():
+        whole = [contender for contender in group if not contender.failures]
         for dataset in comparison.datasets:
-            cells |= {(name, dataset): cell for name, cell in _metric_cells(group, dataset).items()}
-        for contender in group:
+            cells |= {(name, dataset): cell for name, cell in _metric_cells(whole, dataset).items()}
+        for contender in whole:
             cells |= {(_name(contender), column): (Figure(text),) for column, text in _costs(contender).items()}
     costs = [column for column in (_FIT, _SCORE, _SIZE, _ACCEPTED) if any(column == known for _, known in cells)]
     blocks = [Block(title, [_name(contender) for contender in group]) for title, group in groups.items() if group]
@@ -78,8 +80,9 @@ def _rounded(value: float) -> str:
 
 def _legend(comparison: Comparison) -> str:
     plan = comparison.plan
-    several = f"mean ± standard deviation over {plan.splits} splits"
-    spread = several if plan.splits > 1 else "± half of the 95% interval"
+    spread = f"mean ± standard deviation over {plan.splits} splits" if plan.splits > 1 else _INTERVAL
+    if plan.splits > 1 and any(len(c.splits) == 1 for c in comparison.contenders if not c.failures):
+        spread += f" ({_INTERVAL} for methods without a seed, to which splits of whole stores are all the same)"
     sentences = [
         f"AUROC (higher is better) and FPR95 (lower is better) in percent, {spread}; the best of a column is bold, the "
         "second underlined.",
@@ -91,9 +94,12 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _notes(contenders: Sequence[Contender]) -> list[str]:
-    """What the fits warned of: how often, and the first warning."""
+    """Why a method has no figures, and what the fits warned of: how often, and the first reason."""
     notes = []
     for contender in contenders:
+        if failed := contender.failures:
+            count = f"{len(failed)} of {len(contender.splits) + len(failed)} splits failed, the first:"
+            notes.append(f"– {contender.method.label}: {count} {failed[0]}")
         if warned := [split.warnings for split in contender.splits if split.warnings]:
             count = f"{len(warned)} of {len(contender.splits)} fits warned, the first:"
             notes.append(f"† {contender.method.label}: {count} {warned[0][0]}")

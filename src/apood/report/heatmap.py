@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from apood.report.plots import _literal, _new_figure
+from apood.report.canvas import INK, literal, new_figure
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
 
 __all__ = ["Cell", "plot_heatmap"]
 
-_INK, _FAINT, _MARK = "#333333", "#ececec", "#d1603d"
+_FAINT, _MARK = "#ececec", "#d1603d"
 _COLUMNS = 3  # panels beside each other
 _CELL_WIDTH, _CELL_HEIGHT, _MARGIN = 0.8, 0.5, 0.9  # inches
 
@@ -42,7 +42,7 @@ class _Axis(NamedTuple):
         return self.values.index(_taken(settings, self.names))
 
     def ticks(self) -> list[str]:
-        return [_literal(", ".join(map(_shown, value))) for value in self.values]
+        return [literal(", ".join(map(_shown, value))) for value in self.values]
 
 
 def plot_heatmap(
@@ -70,8 +70,8 @@ def plot_heatmap(
     rows = math.ceil(len(panels) / columns)
     width = columns * (_CELL_WIDTH * len(across.values) + _MARGIN) + 1.5
     height = rows * (_CELL_HEIGHT * len(down.values) + _MARGIN) + 0.6
-    figure = _new_figure((max(width, 5.0), max(height, 2.2)))
-    figure.suptitle(_literal(title), x=0.01, ha="left", fontsize=12, color=_INK)
+    figure = new_figure((max(width, 5.0), max(height, 2.2)))
+    figure.suptitle(literal(title), x=0.01, ha="left", fontsize=12, color=INK)
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
     known = [cell.number for cell in cells if math.isfinite(cell.number)] or [0.0]
     for axes, panel in zip(grid, panels, strict=False):
@@ -81,12 +81,12 @@ def plot_heatmap(
         heading = "; ".join(
             f"{', '.join(a.names)} = {', '.join(map(_shown, v))}" for a, v in zip(others, panel, strict=True)
         )
-        axes.set_title(_literal(heading), fontsize=10, color=_INK)
+        axes.set_title(literal(heading), fontsize=10, color=INK)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     scale = figure.colorbar(image, ax=list(grid), fraction=0.05, pad=0.02)
-    scale.set_label(_literal(label), fontsize=9, color=_INK)
-    scale.ax.tick_params(labelsize=8, labelcolor=_INK)
+    scale.set_label(literal(label), fontsize=9, color=INK)
+    scale.ax.tick_params(labelsize=8, labelcolor=INK)
     scale.outline.set_visible(False)
     with atomic_file(Path(path)) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
@@ -141,17 +141,17 @@ def _draw(
     for cell in cells:
         x, y = across.place(cell.settings), down.place(cell.settings)
         if math.isnan(cell.number):
-            axes.text(x, y, "failed", ha="center", va="center", fontsize=8, color=_INK)
+            axes.text(x, y, "failed", ha="center", va="center", fontsize=8, color=INK)
         else:
             red, green, blue, _ = image.cmap(image.norm(cell.number))
             light = 0.3 * red + 0.6 * green + 0.1 * blue > 0.5  # black is read on it, else white
             axes.text(
                 x, y, _figure(cell.number), ha="center", va="center", fontsize=9, color="black" if light else "white"
             )
-    axes.set_xticks(range(len(across.values)), across.ticks(), fontsize=8, color=_INK)
-    axes.set_yticks(range(len(down.values)), down.ticks(), fontsize=8, color=_INK)
-    axes.set_xlabel(_literal(", ".join(across.names)), fontsize=9, color=_INK)
-    axes.set_ylabel(_literal(", ".join(down.names)), fontsize=9, color=_INK)
+    axes.set_xticks(range(len(across.values)), across.ticks(), fontsize=8, color=INK)
+    axes.set_yticks(range(len(down.values)), down.ticks(), fontsize=8, color=INK)
+    axes.set_xlabel(literal(", ".join(across.names)), fontsize=9, color=INK)
+    axes.set_ylabel(literal(", ".join(down.names)), fontsize=9, color=INK)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return image

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apood.decisions.threshold import Scores, as_scores
-from apood.support.errors import ApoodError, InputError
+from apood.report.canvas import INK, literal, new_figure
+from apood.support.errors import InputError
 from apood.support.files import atomic_file
 
 __all__ = ["plot_score_distributions"]
 
-_ID_COLOUR, _OOD_COLOUR, _INK, _FAINT = "#2a6f97", "#d1603d", "#333333", "#9a9a9a"
+_ID_COLOUR, _OOD_COLOUR, _FAINT = "#2a6f97", "#d1603d", "#9a9a9a"
 _BINS = 240
 _RIDGE = 0.85  # height of the highest point of a ridge, where ridges stand 1 apart
 _ID_SHARE = 8  # the axis is at most so many times as wide as the ID ridge, to either side
@@ -40,48 +41,31 @@ def plot_score_distributions(
     count = len(vectors)
     bases = range(count - 1, -1, -1)  # the first set on top
     limits = _limits(list(vectors.values()), threshold)
-    figure = _new_figure((8, 1.3 + 0.6 * count))
+    figure = new_figure((8, 1.3 + 0.6 * count))
     axes = figure.add_subplot()
     axes.set(xlim=limits, ylim=(-0.15, count), xlabel="score")
-    axes.set_title(_literal(title), loc="left", fontsize=12, color=_INK)
+    axes.set_title(literal(title), loc="left", fontsize=12, color=INK)
     for base, scores in zip(bases, vectors.values(), strict=True):
         colour = _ID_COLOUR if base == count - 1 else _OOD_COLOUR
         _draw_ridge(axes, base, scores, limits, threshold, colour)
     heights = [base + _LABEL for base in bases]
-    axes.set_yticks(heights, [f"{_literal(name)}\nn = {len(scores):,}" for name, scores in vectors.items()])
+    axes.set_yticks(heights, [f"{literal(name)}\nn = {len(scores):,}" for name, scores in vectors.items()])
     _make_plain(axes)
     if threshold is not None:
-        axes.axvline(threshold, color=_INK, linewidth=1, linestyle=(0, (4, 3)))
+        axes.axvline(threshold, color=INK, linewidth=1, linestyle=(0, (4, 3)))
         beside = axes.secondary_yaxis("right")
         beside.set_yticks(heights, [f"{np.mean(scores >= threshold):.1%}" for scores in vectors.values()])
         _make_plain(beside)
-        axes.text(1.008, heights[0] + 0.3, "accepted", transform=axes.get_yaxis_transform(), fontsize=9, color=_INK)
+        axes.text(1.008, heights[0] + 0.3, "accepted", transform=axes.get_yaxis_transform(), fontsize=9, color=INK)
     with atomic_file(Path(path)) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
-
-
-def _new_figure(size: tuple[float, float]) -> Any:
-    """A figure of its own, without pyplot's global state."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ApoodError("Plots need matplotlib, which `pip install 'apood[report]'` brings.") from error
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _literal(text: str) -> str:
-    """Text that matplotlib shows as it is, without taking dollars for formulas."""
-    return text.replace("$", r"\$")
 
 
 def _make_plain(axes: Any) -> None:
     axes.spines[["left", "right", "top"]].set_visible(False)
     axes.spines["bottom"].set_color(_FAINT)
-    axes.tick_params(axis="y", length=0, labelsize=9, labelcolor=_INK)
-    axes.tick_params(axis="x", labelsize=9, color=_FAINT, labelcolor=_INK)
+    axes.tick_params(axis="y", length=0, labelsize=9, labelcolor=INK)
+    axes.tick_params(axis="x", labelsize=9, color=_FAINT, labelcolor=INK)
 
 
 def _limits(vectors: list[NDArray[np.float64]], threshold: float | None) -> tuple[float, float]:

@@ -11,17 +11,27 @@ __all__ = ["number", "one_of", "whole_number"]
 
 def whole_number(name: str, value: Any, least: int) -> None:
     """Refuses what is not an integer (Python's or numpy's) of at least `least`."""
-    if not isinstance(value, Integral):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{name} must be a whole number, got {value!r}.")
     if int(value) < least:
         raise InputError(f"{name} must be at least {least}, got {value}.")
 
 
-def number(name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf) -> None:
-    """Refuses what is not a finite number, below `least`, or not above `above`."""
-    bound = f" >= {least:g}" if least > -math.inf else f" > {above:g}" if above > -math.inf else ""
-    if not isinstance(value, Real) or not math.isfinite(value) or value < least or value <= above:
-        raise InputError(f"{name} must be a finite number{bound}, got {value!r}.")
+def number(
+    name: str,
+    value: Any,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    below: float = math.inf,
+) -> None:
+    """Refuses what is not a finite number with `least` <= value <= `most` and `above` < value < `below`."""
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not (real and least <= value <= most and above < value < below):
+        signs = ((">=", least), (">", above), ("<=", most), ("<", below))
+        bounds = " and ".join(f"{sign} {bound:g}" for sign, bound in signs if math.isfinite(bound))
+        raise InputError(f"{name} must be a finite number{' ' if bounds else ''}{bounds}, got {value!r}.")
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ __all__ = [
     "ApoodError",
     "ArtefactError",
     "DataWarning",
+    "DivergedWarning",
     "FitWarning",
     "InputError",
     "NotCalibratedError",
@@ -36,6 +37,10 @@ class ArtefactError(ApoodError):
 
 class FitWarning(UserWarning):
     """Training ended in a state that the scores should not be trusted in."""
+
+
+class DivergedWarning(FitWarning):
+    """Training broke off because its loss was no longer finite."""
 
 
 class DataWarning(UserWarning):

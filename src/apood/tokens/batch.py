@@ -15,6 +15,8 @@ __all__ = ["FLOAT_DTYPES", "Ragged", "TokenBatch", "as_indices", "cut_by_budget"
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
+_MOST_SEQUENCES = 1024  # read at once: a budget of tokens does not see the channels, which can be far larger
+
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
@@ -270,12 +272,12 @@ def _dtype_names() -> str:
 
 
 def cut_by_budget(lengths: Tensor, token_budget: int) -> Iterator[tuple[int, int]]:
-    """Ranges of consecutive sequences with at most `token_budget` tokens; a longer sequence stands alone."""
+    """Ranges of at most 1,024 consecutive sequences with at most `token_budget` tokens; a longer one stands alone."""
     if token_budget < 1:
         raise InputError(f"The token budget must be at least 1, got {token_budget}.")
     start = tokens = 0
     for index, length in enumerate(lengths.tolist()):
-        if index > start and tokens + length > token_budget:
+        if index > start and (tokens + length > token_budget or index - start == _MOST_SEQUENCES):
             yield start, index
             start, tokens = index, 0
         tokens += length
