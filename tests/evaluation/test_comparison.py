@@ -205,7 +205,7 @@ def test_a_method_that_cannot_be_fitted_stops_no_other(plan, tmp_path, jobs):
 def test_a_split_that_fails_by_surprise_is_told_beside_the_others(plan, monkeypatch):
     fit = KNN._fit
 
-    def fit_once(self, *arguments):
+    def fit_once(*_):
         monkeypatch.setattr(KNN, "_fit", fit)
         raise RuntimeError("a surprise")
 
@@ -231,9 +231,9 @@ def test_parameters_may_be_infinite(tmp_path):
     generator = torch.Generator().manual_seed(0)
     for name, count in (("train", 30), ("test", 20), ("other", 10)):
         samples = torch.stack([-5 * torch.rand(4 * count, generator=generator), torch.full((4 * count,), 3.0)], 1)
-        batch = TokenBatch.without_tokens(sample_logprobs=Ragged.from_lengths(samples, [4] * count))
-        with TokenStoreWriter(tmp_path / name, dim=batch.dim) as writer:
-            writer.append(batch)
+        batch = TokenBatch.from_lengths(torch.empty(0, 6), [0] * count)
+        with TokenStoreWriter(tmp_path / name, dim=6) as writer:
+            writer.append(batch.with_channels(sample_logprobs=Ragged.from_lengths(samples, [4] * count)))
     plan = Plan(
         ood={"other": tmp_path / "other"}, id_train=tmp_path / "train", id_test=tmp_path / "test",
         methods=[Method("entropy", {"temperature": math.inf})], splits=1,

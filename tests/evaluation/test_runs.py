@@ -273,7 +273,7 @@ def fit_until_killed(cache):
 
 
 def test_the_seconds_before_a_kill_are_not_lost(tmp_path):
-    process = multiprocessing.get_context("fork").Process(target=fit_until_killed, args=(tmp_path,))
+    process = multiprocessing.get_context("spawn").Process(target=fit_until_killed, args=(tmp_path,))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -297,7 +297,7 @@ def test_what_was_lost_after_the_last_checkpoint_does_not_count(tmp_path):
     assert _begin(tmp_path / "begun.json", checkpoint) == 17.0
 
 
-def test_a_checkpoint_of_another_fit_is_thrown_away(work, tmp_path):
+def test_a_checkpoint_of_another_fit_is_thrown_away(tmp_path):
     detector = APOOD(steps=2, heads=2)
     whole = run(detector, TRAIN, None, SETS, tmp_path / "whole")
     entry = tmp_path / "cut" / entry_of(tmp_path / "whole").name

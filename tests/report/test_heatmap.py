@@ -16,13 +16,13 @@ from apood.support.errors import InputError
 def figure(monkeypatch, tmp_path):
     """Draws, and gives the figure that was drawn and the picture that was written."""
     made = []
-    new_figure = heatmap._new_figure
+    new_figure = heatmap.new_figure
 
     def remembered(size):
         made.append(new_figure(size))
         return made[-1]
 
-    monkeypatch.setattr(heatmap, "_new_figure", remembered)
+    monkeypatch.setattr(heatmap, "new_figure", remembered)
 
     def draw(cells, **options):
         plot_heatmap(tmp_path / "map.png", cells, title="a $title", label="AUROC", **options)

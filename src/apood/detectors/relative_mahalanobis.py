@@ -89,6 +89,6 @@ class RelativeMahalanobis(Detector):
         if float(values[0]) <= max(_SINGULAR, rounding) * float(values[-1]):
             raise InputError(
                 f"The covariance of the {role} sequences has no inverse, because they all lie in a hyperplane, up to "
-                f"the rounding of {dtype_name(source.dtype)} (as after a layer norm); set shrinkage, for example to 0.01."
+                f"the rounding of {dtype_name(source.dtype)} (as after a layer norm); set shrinkage, for example 0.01."
             )
         return mean, (vectors / values.sqrt()) @ vectors.T

@@ -44,7 +44,7 @@ class SplitResult:
     """One method on one split: a row for each OOD set and one for their mean, in percent, and what it cost.
 
     `seed` is that of the split, `training_seed` that of the method, None where it has none. `accepted` is the share of
-    the ID test sequences, in percent, that the threshold from the validation sequences lets through; None without those.
+    the ID test sequences, in percent, that the threshold from the validation sequences lets through, None without them.
     """
 
     seed: int
