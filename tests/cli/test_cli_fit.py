@@ -94,7 +94,7 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(apood, refused, s
     assert messages == f"Interrupted: run the same command again to go on from {checkpoint}.\n"
 
     sentence = refused(*given, "--out", out, "--set", "steps=30")
-    assert "belongs to a fit with other settings or other data" in sentence
+    assert "belongs to a fit with other settings, data or version of apood" in sentence
 
     apood(*command)
     assert_same_detector(out, tmp_path / "whole")

@@ -95,5 +95,5 @@ def test_the_checkpoint_of_another_fit_is_refused(interrupted):
         (ARGUMENTS, (tokens, None)),
         (ARGUMENTS, (tokens[:-1], aux)),
     ):
-        with pytest.raises(ArtefactError, match="belongs to a fit with other settings or other data"):
+        with pytest.raises(ArtefactError, match="belongs to a fit with other settings, data or version of apood"):
             APOOD(**arguments).fit(*other_data, checkpoint=interrupted)

@@ -286,7 +286,7 @@ def test_an_interrupted_fit_goes_on(interrupted, monkeypatch):
 def test_the_checkpoint_of_another_fit_is_refused(interrupted, train):
     kind, data, checkpoint = interrupted
     for arguments, other in (({"seed": 1}, data), ({}, (train[:-1], data[1]))):
-        with pytest.raises(ArtefactError, match="belongs to a fit with other settings or other data"):
+        with pytest.raises(ArtefactError, match="belongs to a fit with other settings, data or version of apood"):
             kind(steps=STEPS, batch_size=16, **arguments).fit(*other, checkpoint=checkpoint)
 
 

@@ -369,7 +369,7 @@ def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch, train, test_set):
     expected = Fusion(members).fit(*data)
     assert np.array_equal(found.score_samples(test_set), expected.score_samples(test_set))
 
-    with pytest.raises(ArtefactError, match="part-0 belongs to a fit with other settings or other data"):
+    with pytest.raises(ArtefactError, match="part-0 belongs to a fit with other settings, data or version of apood"):
         Fusion(members, seed=1).fit(*data, checkpoint=checkpoint)
     (tmp_path / "fit.checkpoint.part-time.txt").write_text("precious")
     checkpoint.delete()

@@ -48,7 +48,7 @@ def test_it_is_written_only_when_it_is_due(tmp_path, monkeypatch):
 def test_the_state_of_another_run_is_refused(checkpoint):
     checkpoint.save_if_due("a run", 1, STATE)
     with pytest.raises(
-        ArtefactError, match=r"checkpoint belongs to a fit with other settings or other data; delete it"
+        ArtefactError, match=r"checkpoint belongs to a fit with other settings, data or version of apood; delete it"
     ):
         checkpoint.load("another run")
 

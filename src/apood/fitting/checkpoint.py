@@ -78,7 +78,7 @@ class Checkpoint:
             ) from error
         if metadata.get("run") != run:
             raise ArtefactError(
-                f"The checkpoint {self.path} belongs to a fit with other settings or other data; "
+                f"The checkpoint {self.path} belongs to a fit with other settings, data or version of apood; "
                 "delete it or choose another place to start anew."
             )
         return int(metadata["step"]), tensors
