@@ -52,15 +52,8 @@ class DeepSAD(Hypersphere):
         weight_decay: float = 1e-6,
         seed: int = 0,
     ) -> None:
-        self.normalize = normalize
+        super().__init__(normalize, hidden, outputs, steps, batch_size, learning_rate, weight_decay, seed)
         self.aux_weight = aux_weight
-        self.hidden = hidden
-        self.outputs = outputs
-        self.steps = steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.seed = seed
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """Every way to normalise, each with light and heavy outliers where there are any, else short and long."""

@@ -39,26 +39,6 @@ class DeepSVDD(Hypersphere):
 
     name = "deep-svdd"
 
-    def __init__(
-        self,
-        normalize: Normalize = "none",
-        hidden: int | None = None,
-        outputs: int | None = None,
-        steps: int = 300,
-        batch_size: int = 128,
-        learning_rate: float | None = None,
-        weight_decay: float = 1e-6,
-        seed: int = 0,
-    ) -> None:
-        self.normalize = normalize
-        self.hidden = hidden
-        self.outputs = outputs
-        self.steps = steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.seed = seed
-
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """Short and long training, each with every way to normalise."""
         return [{"steps": steps, "normalize": normalize} for steps in (100, 300) for normalize in get_args(Normalize)]

@@ -106,16 +106,8 @@ class Training:
 
 
 class Hypersphere(Detector):
-    """Base of the detectors whose score is -|φ(z̄) - c|²; a subclass stores the parameters that are named here."""
+    """Base of the detectors whose score is -|φ(z̄) - c|²."""
 
-    normalize: Normalize
-    hidden: int | None
-    outputs: int | None
-    steps: int
-    batch_size: int
-    learning_rate: float | None
-    weight_decay: float
-    seed: int
     aux_weight: float = 0.0
 
     mean_: Tensor
@@ -123,6 +115,26 @@ class Hypersphere(Detector):
     hidden_: Tensor
     output_: Tensor
     centre_: Tensor
+
+    def __init__(
+        self,
+        normalize: Normalize = "none",
+        hidden: int | None = None,
+        outputs: int | None = None,
+        steps: int = 300,
+        batch_size: int = 128,
+        learning_rate: float | None = None,
+        weight_decay: float = 1e-6,
+        seed: int = 0,
+    ) -> None:
+        self.normalize = normalize
+        self.hidden = hidden
+        self.outputs = outputs
+        self.steps = steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.seed = seed
 
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
