@@ -15,6 +15,7 @@ from apood.detectors.base import Scores
 from apood.encoders.embed import embed_to_store
 from apood.encoders.text import TextEncoder
 from apood.support.files import atomic_file, write_json
+from apood.support.version import __version__
 from apood.tokens.batch import TokenBatch
 from apood.tokens.store import TokenStore
 from benchmarks.quality.contenders import CONTENDERS, SUPERVISED, Contestant
@@ -47,6 +48,7 @@ class Measured(NamedTuple):
     """Scores by (method, seed, set), and seconds by (method, seed)."""
 
     task: Task
+    machine: str
     scores: dict[tuple[str, int, str], Scores]
     costs: dict[tuple[str, int], dict[str, float]]
 
@@ -94,7 +96,7 @@ def measure(assignment: Assignment) -> str:
         print(f"{task.name}: {key} {time.perf_counter() - started:.1f} s", flush=True)
     with atomic_file(work.scores(task)) as temporary:
         save_file({key: value.astype(np.float32) for key, value in scores.items()}, temporary)
-    write_json(work.scores(task).with_suffix(".json"), costs)
+    write_json(work.scores(task).with_suffix(".json"), {"machine": _machine(), "costs": costs})
     print(f"{task.name}: measured in {time.perf_counter() - begun:.0f} s", flush=True)
     return task.name
 
@@ -116,6 +118,11 @@ def _runs(sets: dict[str, TokenBatch], curve: bool) -> Iterator[tuple[str, Conte
                     yield label, contestant, seed, aux.select(slice(count)) if count else None
 
 
+def _machine() -> str:
+    name = torch.cuda.get_device_name() if _DEVICE == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    return f"{name}, apood {__version__}, torch {torch.__version__}"
+
+
 def _in_memory(folder: Path) -> TokenBatch:
     store = TokenStore(folder, channels=())
     batch = store.select(store.lengths > 0).to(_DEVICE)
@@ -132,5 +139,6 @@ def read_measured(task: Task, work: Work) -> Measured | None:
     for key, value in load_file(path).items():
         label, seed, name = key.split("|")
         scores[label, int(seed), name] = value.astype(np.float64)
-    costs = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    return Measured(task, scores, {(key.split("|")[0], int(key.split("|")[1])): cost for key, cost in costs.items()})
+    kept = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    costs = {(key.split("|")[0], int(key.split("|")[1])): cost for key, cost in kept["costs"].items()}
+    return Measured(task, kept["machine"], scores, costs)

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.quality.contenders import CONTENDERS, DEFAULT, SUPERVISED
 from benchmarks.quality.measure import AUX_COUNTS, Measured
 from benchmarks.quality.paired import Resampled, difference, resampled
-from benchmarks.quality.tasks import TUNED
+from benchmarks.quality.tasks import TASKS, TUNED
 
 __all__ = ["plot_aux_curve", "quality_page"]
 
@@ -23,7 +23,7 @@ class _Figures:
     """All methods on one task, each seed resampled alike."""
 
     def __init__(self, measured: Measured) -> None:
-        self.task = measured.task
+        self.task, self.machine = measured.task, measured.machine
         self.sets = list(dict.fromkeys(name for _, _, name in measured.scores if name != "test"))
         self.seeds: dict[str, list[int]] = {}
         for label, seed in measured.costs:
@@ -65,6 +65,8 @@ def quality_page(measured: Sequence[Measured], command: str) -> str:
         f"Defaults were chosen on {', '.join(TUNED)}. The other tasks are *untouched*: they were not used to choose "
         "anything.\n",
     ]
+    if missing := [task.name for task in TASKS if task.name not in {one.task.name for one in measured}]:
+        parts.append(f"Not measured with this version yet: {', '.join(missing)}.\n")
     groups: list[tuple[str, Callable[[_Figures], bool]]] = [
         ("all tasks", lambda _: True),
         ("untouched tasks", lambda task: task.task.name not in TUNED),
@@ -117,7 +119,7 @@ def _task_table(task: _Figures) -> str:
             costs = [f"{task.cost(label, kind):.2f}" for kind in ("fit", "score")]
             lines.append([label, *cells, bold, *costs])
     touched = "defaults were chosen on it" if task.task.name in TUNED else "untouched"
-    return f"## {task.task.name} ({touched})\n\n{_markdown(lines)}"
+    return f"## {task.task.name} ({touched})\n\n{task.machine}.\n\n{_markdown(lines)}"
 
 
 def _spread(seeds: Sequence[Resampled]) -> str:
