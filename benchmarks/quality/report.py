@@ -68,8 +68,8 @@ def quality_page(measured: Sequence[Measured], command: str) -> str:
     if missing := [task.name for task in TASKS if task.name not in {one.task.name for one in measured}]:
         parts.append(f"Not measured with this version yet: {', '.join(missing)}.\n")
     groups: list[tuple[str, Callable[[_Figures], bool]]] = [
-        ("all tasks", lambda _: True),
-        ("untouched tasks", lambda task: task.task.name not in TUNED),
+        ("all tasks that the default was measured on", lambda _: True),
+        ("the untouched ones among them", lambda task: task.task.name not in TUNED),
     ]
     for title, chosen in groups:
         parts.append(_summary(title, [task for task in tasks if chosen(task) and DEFAULT in task.seeds]))
