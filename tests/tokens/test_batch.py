@@ -354,3 +354,10 @@ def test_batches_that_are_none():
             kind.concatenate([])
     with pytest.raises(InputError, match="at least 1, got 0"):
         list(cut_by_budget(torch.tensor([1]), 0))
+
+
+def test_a_channel_may_be_numpy_inside_but_must_be_ragged():
+    rows = Ragged.from_lengths(np.zeros((3, 4), np.float32), [1, 1, 1])
+    assert TokenBatch.without_tokens(logits=rows).channels["logits"].values.shape == (3, 4)
+    with pytest.raises(InputError, match=r"^Channel 'logits' must be Ragged, got Tensor; of an array with one row"):
+        TokenBatch.without_tokens(logits=torch.zeros(3, 4))

@@ -25,10 +25,10 @@ def filled(batch: TokenBatch, requires: frozenset[str]) -> torch.Tensor:
 
 
 def refuse_lacking(source: TokenSource, method: str, requires: frozenset[str], role: str) -> None:
-    """Refuses data without a channel that the method looks at."""
-    for channel in sorted(requires - {TOKENS} - set(source.channels)):
-        there = ", ".join([*([TOKENS] if source.dim else []), *sorted(source.channels)])
-        raise InputError(f"The method {method} needs {channel}, which the {role} lack; they have {there}.")
+    """Refuses data without what the method looks at."""
+    there = [*([TOKENS] if source.dim else []), *sorted(source.channels)]
+    for lacking in sorted(requires - set(there)):
+        raise InputError(f"The method {method} needs {lacking}, which the {role} lack; they have {', '.join(there)}.")
 
 
 def refuse_unfit(

@@ -46,10 +46,10 @@ class Ragged:
         object.__setattr__(self, "values", self.values.detach())
 
     @classmethod
-    def from_lengths(cls, values: Tensor, lengths: Sequence[int] | Tensor) -> Self:
-        """Cuts `values` into consecutive sequences of the given lengths."""
+    def from_lengths(cls, values: Any, lengths: Sequence[int] | Tensor) -> Self:
+        """Cuts `values` (of torch or numpy) into consecutive sequences of the given lengths."""
         counts = torch.as_tensor(lengths, dtype=torch.int64)
-        return cls(values, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
+        return cls(_as_tensor(values, "The rows of sequences"), torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
 
     @property
     def lengths(self) -> Tensor:
@@ -137,6 +137,11 @@ class TokenBatch(Ragged):
             raise InputError(f"Tokens must be {_dtype_names()}, got {dtype_name(self.values.dtype)}.")
         super().__post_init__()
         for name, channel in self.channels.items():
+            if not isinstance(channel, Ragged):
+                raise InputError(
+                    f"Channel {name!r} must be Ragged, got {type(channel).__name__}; of an array with one row a "
+                    "sequence, Ragged.from_lengths(array, [1] * len(array)) makes one."
+                )
             if len(channel) != len(self):
                 raise InputError(f"Channel {name!r} has {len(channel)} sequences, the tokens have {len(self)}.")
 
