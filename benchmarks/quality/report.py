@@ -6,6 +6,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+from apood.evaluation.metrics import auroc, fpr95
 from benchmarks.quality.contenders import CONTENDERS, DEFAULT, SUPERVISED
 from benchmarks.quality.measure import AUX_COUNTS, Measured
 from benchmarks.quality.paired import Resampled, difference, resampled
@@ -31,17 +32,18 @@ class _Figures:
         self._measured = measured
         self._known: dict[str, Resampled] = {}
 
-    def of_set(self, label: str, name: str) -> list[Resampled]:
-        """A method on one OOD set, every seed."""
+    def of_set(self, label: str, name: str) -> list[tuple[float, float]]:
+        """AUROC and FPR95 of a method on one OOD set, every seed."""
         scores = self._measured.scores
-        return [resampled(scores[label, s, "test"], [scores[label, s, name]], 0) for s in self.seeds[label]]
+        pairs = [(scores[label, seed, "test"], scores[label, seed, name]) for seed in self.seeds[label]]
+        return [(100 * auroc(*pair).value, 100 * fpr95(*pair).value) for pair in pairs]
 
     def mean(self, label: str) -> Resampled:
         """A method, the mean over OOD sets and seeds."""
         if label not in self._known:
             scores = self._measured.scores
             of_seeds = [
-                resampled(scores[label, s, "test"], [scores[label, s, name] for name in self.sets], 0)
+                resampled(scores[label, s, "test"], [scores[label, s, name] for name in self.sets])
                 for s in self.seeds[label]
             ]
             self._known[label] = Resampled(
@@ -122,9 +124,9 @@ def _task_table(task: _Figures) -> str:
     return f"## {task.task.name} ({touched})\n\n{task.machine}.\n\n{_markdown(lines)}"
 
 
-def _spread(seeds: Sequence[Resampled]) -> str:
+def _spread(seeds: Sequence[tuple[float, float]]) -> str:
     """Mean over seeds, with the standard deviation of the AUROC where there are several."""
-    aurocs, fprs = [float(one.auroc[0]) for one in seeds], [float(one.fpr95[0]) for one in seeds]
+    aurocs, fprs = zip(*seeds, strict=True)
     reach = f" ±{stdev(aurocs):.1f}" if len(seeds) > 1 else ""
     return f"{fmean(aurocs):.1f}{reach} / {fmean(fprs):.0f}"
 

@@ -33,6 +33,13 @@ def moved(batch, factor=1.0, offset=0.0):
     return TokenBatch(batch.values * factor + offset, batch.offsets)
 
 
+def length_factors(detector, batch):
+    """exp of the slope times how much longer than the mean a sequence is, where that is above 1."""
+    low, mean, high, slope = detector.length_law_.tolist()
+    excess = batch.lengths.double().log().clamp(low, high) - mean
+    return (-slope * excess).exp().clamp_min(1.0)
+
+
 @pytest.fixture(scope="module")
 def detector(train):
     return APOOD(steps=20).fit(train)
@@ -139,13 +146,15 @@ def test_the_score_is_the_formula_of_what_is_learnt(train, test_set, recipe, sim
     )
     mu = corpus.value.mean(0) if recipe == "robust" else prototype(corpus)
     torch.testing.assert_close(detector.prototype_, mu, rtol=1e-4, atol=1e-5)
-    distances = squared_distances(pooled, detector.prototype_)
-    each = detector.log_norms_ - distances
+    each = detector.log_norms_ - squared_distances(pooled, detector.prototype_)
+    factors = length_factors(detector, test_set)
+    assert (recipe == "paper") == bool((factors == 1).all())
+    total = detector.log_norms_.sum()
     scores = detector.score_samples(test_set)
-    np.testing.assert_allclose(scores, each.sum(1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(scores, total - factors * (total - each.sum(1)), rtol=1e-4, atol=1e-4)
+    least = detector.log_norms_.amin()
     lowest = detector.set_params(score="min").score_samples(test_set)
-    np.testing.assert_allclose(lowest, each.amin(1), rtol=1e-4, atol=1e-4)
-    assert (4 * lowest <= scores + 1e-4).all()
+    np.testing.assert_allclose(lowest, least - factors * (least - each.amin(1)), rtol=1e-4, atol=1e-4)
     on_train = squared_distances(corpus, detector.prototype_).mean()
     assert detector.mean_distance_ == pytest.approx(float(on_train), rel=1e-3)
 
@@ -243,9 +252,23 @@ def test_the_student_score_is_the_definition_and_nearly_the_sum_for_small_distan
     device = torch.device("cpu")
     pooled = attention_pool(test_set, detector.queries_, detector.beta_, frame=detector._frame(device))
     squares = (pooled.value - detector.prototype_).square().double()
-    expected = float(detector.log_norms_.sum()) - (3 * (squares / 3).log1p()).sum(1)
+    distances = length_factors(detector, test_set) * (3 * (squares / 3).log1p()).sum(1)
+    expected = float(detector.log_norms_.sum()) - distances
     np.testing.assert_allclose(student, expected, rtol=1e-5)
     assert (student >= total - 1e-4).all()
+
+
+@any_fit
+def test_a_long_sequence_is_compared_with_long_ones():
+    """Independent tokens: the mean of S of them is nearer the centre as 1 / S; the law takes this back."""
+    sequences = [torch.randn(2 ** (1 + i % 6), DIM, generator=torch.Generator().manual_seed(i)) for i in range(600)]
+    ordinary = TokenBatch.from_sequences(sequences[300:])
+    robust = APOOD(steps=5, queries=1, beta=0.0, normalize="none").fit(sequences[:300])
+    slope = float(robust.length_law_[3])
+    assert slope == pytest.approx(-1, abs=0.15)
+    distances = torch.from_numpy(float(robust.log_norms_.sum()) - robust.score_samples(ordinary))
+    by_length = [float(distances[ordinary.lengths == n].mean()) for n in (16, 32, 64)]
+    assert max(by_length) < 1.3 * min(by_length), "from the mean length on, length no longer tells"
 
 
 def test_a_foreign_token_contributes_most(train):

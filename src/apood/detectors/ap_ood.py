@@ -12,6 +12,7 @@ from apood.detectors.ap_ood_recipe import HeadReduction, Recipe, RecipeName, Reg
 from apood.detectors.ap_ood_start import has_sink, prepare
 from apood.detectors.ap_ood_training import Training, pool_corpus
 from apood.detectors.base import Detector
+from apood.detectors.length_law import allowance, length_law
 from apood.detectors.log_distances import floored_log
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.loop import minimise
@@ -22,9 +23,11 @@ from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.skip_first import SkipFirst, without_first
 from apood.tokens.source import TokenSource, token_budget
+from apood.tokens.subset import Subset
 
 __all__ = ["APOOD"]
 
+_LAW_SEQUENCES = 4096
 _FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
 
@@ -65,6 +68,11 @@ class APOOD(Detector):
     | (beta warm-up)    | from 0 over the first half                  | none                           |
     | (μ in the score)  | mean of h over sequences                    | attention over the corpus      |
     | (loss with AUX)   | + regulariser, mean of ID + λ mean of AUX   | both sums over N + N'          |
+    | (long sequences)  | distance in proportion to ID ones as long   | as they are                    |
+
+    The more tokens there are to average over, the nearer any sequence is: log of the distance falls with log S.
+    The robust recipe learns that slope from the training sequences and takes from a long sequence what it owes to
+    its length alone; without it, long foreign documents look more ordinary than short ID ones.
 
     The euclidean similarity attends by -|z - w|²/2; its robust start is at random tokens, not whitened.
     W and its norms live in the space of the tokens after all of this.
@@ -101,6 +109,7 @@ class APOOD(Detector):
     unit_tokens_: bool
     skips_first_: bool
     mean_distance_: float
+    length_law_: Tensor
 
     def __init__(
         self,
@@ -143,12 +152,14 @@ class APOOD(Detector):
 
         c_s = Σ_j (h_j - μ_j) Σ_t p_jts (a_jts - μ_j): large where a token draws attention and pulls the
         pooled value away from the prototype, negative where it pulls it back, 0 for a skipped first token.
-        For score="student" each head's part is scaled to what its d² counts there.
+        For score="student" each head's part is scaled to what its d² counts there, and all of them to what the
+        distance of a long sequence counts.
         """
         source = self._checked_for_scoring(tokens)
         batches = source.batches(token_budget(source.dim))
+        factors = self._length_factors(source.lengths).repeat_interleave(source.lengths)
         rows = [self._contributions(sequence) for batch in batches for sequence in batch]
-        return Ragged.from_lengths(torch.cat([torch.empty(0), *rows]), source.lengths)
+        return Ragged.from_lengths(factors * torch.cat([torch.empty(0), *rows]), source.lengths)
 
     def _contributions(self, sequence: Tensor) -> Tensor:
         device = self._device()
@@ -196,8 +207,7 @@ class APOOD(Detector):
 
     def log_distances(self, scores: Tensor) -> Tensor:
         """Of what a score lacks to the best one possible, for "sum" Σ_j d²_j."""
-        log_norms = self.log_norms_.to(scores)
-        return floored_log((log_norms.amin() if self.score == "min" else log_norms.sum()) - scores)
+        return floored_log(self._best().to(scores) - scores)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:
         """The paper's grid: β, every T that divides D, with M T = D, and λ where there are AUX sequences."""
@@ -207,7 +217,7 @@ class APOOD(Detector):
         return [{"beta": beta} | size | weight for beta in betas for size in sizes for weight in weights]
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
-        recipe, device = self._resolved(), self._device()
+        recipe, device, whole = self._resolved(), self._device(), source
         run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)
         generator = torch.Generator().manual_seed(self.seed)
         self.skips_first_ = recipe.adapted and has_sink(source, recipe.unit_tokens, generator)
@@ -237,6 +247,9 @@ class APOOD(Detector):
         self.origin_ = torch.zeros(source.dim) if start.frame.origin is None else start.frame.origin.cpu()
         self.beta_, self.unit_tokens_ = start.beta, recipe.unit_tokens
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
+        self.length_law_ = torch.zeros(4, dtype=torch.float64)
+        if recipe.adapted:
+            self.length_law_ = self._law_of(whole)
         warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
@@ -245,7 +258,23 @@ class APOOD(Detector):
         pooled = attention_pool(seen, self.queries_.to(device), self.beta_, self.similarity, self._frame(device))
         distances = self._tempered((pooled.value - self.prototype_.to(device)).square())
         per_head = self.log_norms_.to(device) - distances
-        return per_head.amin(1) if self.score == "min" else per_head.sum(1)
+        scores = per_head.amin(1) if self.score == "min" else per_head.sum(1)
+        best = self._best().to(device)
+        return best - (best - scores) * self._length_factors(tokens.lengths).to(device)
+
+    def _best(self) -> Tensor:
+        """The score at a distance of 0."""
+        return self.log_norms_.amin() if self.score == "min" else self.log_norms_.sum()
+
+    def _law_of(self, source: TokenSource) -> Tensor:
+        """How the distance of ID sequences falls with their length, from some of those it was fitted on."""
+        sample = Subset(source, torch.linspace(0, len(source) - 1, min(len(source), _LAW_SEQUENCES)).long())
+        scores = torch.cat([self._score(batch).cpu() for batch in sample.batches(token_budget(source.dim))])
+        return length_law(self.log_distances(scores)[:, None], sample.lengths)
+
+    def _length_factors(self, lengths: Tensor) -> Tensor:
+        """What the distance of a sequence is multiplied by for its length: 1, or more for a long one."""
+        return (-allowance(self.length_law_, lengths)[:, 0]).exp().float()
 
     def _tempered(self, squares: Tensor) -> Tensor:
         """What d² of a head counts in the score."""
