@@ -32,6 +32,7 @@ NAMES = [
     "__version__",
     "attention_pool",
     "default_detector",
+    "guard",
     "load",
 ]
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from apood.encoders.text import TextEncoder
     from apood.fitting.checkpoint import Checkpoint
     from apood.pooling import attention_pool
+    from apood.serving.guard import guard
     from apood.support.version import __version__
     from apood.tokens.batch import TokenBatch
     from apood.tokens.store import TokenStore
@@ -53,6 +54,7 @@ __all__ = [
     "__version__",
     "attention_pool",
     "default_detector",
+    "guard",
     "load",
 ]
 
@@ -80,6 +82,7 @@ _HOMES = {
     "__version__": "apood.support.version",
     "attention_pool": "apood.pooling",
     "default_detector": "apood.detectors.fusion",
+    "guard": "apood.serving.guard",
     "load": "apood.detectors.artefact",
 }
 

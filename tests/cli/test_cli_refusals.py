@@ -27,11 +27,12 @@ def make_store(folder, sequences, **options):
         (["embed", "a.txt", "--model", "m", "--out", "o", "--limit", "0"], "--limit"),
         (["embed", "a.txt", "--model", "m", "--out", "o", "--dtype", "int8"], "--dtype"),
         (["embed", "no.txt", "--model", "m", "--out", "o"], "There is no file 'no.txt'."),
-        (["embed", ".", "--model", "m", "--out", "o"], "'.' is a folder: give the files in it."),
+        (["embed", ".", "--model", "m", "--out", "o"], "'.' is a folder: give the files in it, as in '*.jsonl'."),
         (["embed", "-", "-", "--model", "m", "--out", "o"], "Standard input (-) can be read only once"),
         (["embed", "-", "--model", "m", "--out", "o"], "There is no text in '-'."),
         (["fit", "no", "--out", "o", "--method", "magic"], "There is no method 'magic'; there are ap-ood, "),
-        (["fit", "no", "--out", "o"], "no is no token store: there is no index.json in it."),
+        (["fit", "no", "--out", "o"], "There is no token store 'no': nothing is at that path."),
+        (["fit", "a.txt", "--out", "o"], "a.txt is no token store: it is not a folder."),
         (["fit", "no", "--out", "o", "--method", "knn", "--aux", "x"], "leave out --aux."),
         (["fit", "no", "--out", "o", "--method", "knn", "--set", "k"], "--set takes key=value, got 'k'."),
         (
@@ -42,15 +43,18 @@ def make_store(folder, sequences, **options):
         (["fit", "no", "--out", "o", "--method", "knn", "--set", "k=x"], "k must be a whole number, got 'x'."),
         (["fit", "no", "--out", "o", "--method", "knn", "--set", "k=0"], "k must be at least 1, got 0."),
         (["fit", "no", "--out", "o", "--method", "knn", "--set", "k=1", "--set", "k=2"], "'k' is set twice."),
-        (["calibrate", "no", "store"], "no is not a saved detector: it has no config.json."),
-        (["score", "no", "store"], "no is not a saved detector"),
+        (["calibrate", "no", "store"], "There is no detector 'no': nothing is at that path."),
+        (["calibrate", "a.txt", "store"], "a.txt is not a saved detector: it is not a folder."),
+        (["calibrate", ".", "store"], ". is not a saved detector: it has no config.json."),
+        (["score", "no", "store"], "There is no detector 'no'"),
         (["score", "no", "store", "--out", "scores.xml"], "allowed are .jsonl, .csv, .parquet."),
         (["evaluate", "no", "--id", "i", "--ood", "o"], "--ood takes NAME=STORE, got 'o'."),
         (["evaluate", "no", "--id", "i", "--ood", "o="], "--ood takes NAME=STORE, got 'o='."),
         (["evaluate", "no", "--id", "i", "--ood", "o=a", "--ood", "o=b"], "Two OOD sets are called 'o'"),
         (["evaluate", "no", "--id", "i", "--ood", "mean=a"], "An OOD set cannot be called 'mean'"),
         (["evaluate", "no", "--id", "i", "--ood", "o=a", "--json", "--markdown"], "Choose one"),
-        (["inspect", "no"], "no is neither a token store (no index.json) nor a saved detector (no config.json)."),
+        (["inspect", "no"], "There is no token store or detector 'no': nothing is at that path."),
+        (["inspect", "."], ". is neither a token store (no index.json) nor a saved detector (no config.json)."),
         (["bench", "toy", "--seed", "-1"], "--seed"),
         (["bench", "toy", "--out", "a.txt"], "Nothing can be written to a.txt/results.json: its folder cannot"),
         (["demo", "--out", "a.txt"], "Nothing can be written to a.txt/detector: its folder cannot be made"),
@@ -76,7 +80,7 @@ def test_embed_refuses_a_folder_without_a_model(refused, files, tmp_path):
 def test_embed_refuses_to_resume_with_other_texts(refused, stores, model, files, tmp_path):
     store = shutil.copytree(stores / "test", tmp_path / "store")
     sentence = refused("embed", files / "other.jsonl", "--model", model, "--out", store, "--resume")
-    assert "can be resumed only with the texts it was begun with" in sentence
+    assert "can be resumed only with the records it was begun with" in sentence
 
 
 def test_fit_replaces_a_detector_only_when_forced(apood, refused, fitted, stores, tmp_path):
@@ -114,16 +118,21 @@ def test_calibrate_refuses_a_rate_that_makes_no_sense(refused, fitted, stores):
     assert sentence == "An accept rate of 0.99 needs at least 99 calibration scores, got 40."
 
 
-def test_score_asks_where_the_encoder_lies(refused, calibrated, files, tmp_path, monkeypatch):
+def test_score_asks_where_the_encoder_lies(apood, refused, model, files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sentence = refused("score", calibrated, files / "test.jsonl")
-    assert "the model 'tiny-bert'" in sentence and "say where the model lies with --model." in sentence
+    lost = shutil.copytree(model, tmp_path / "lost" / "tiny-bert")
+    apood("embed", files / "test.jsonl", "--model", lost, "--out", "store")
+    apood("fit", "store", "--method", "knn", "--out", "detector")
+    shutil.rmtree(lost)
+    sentence = refused("score", "detector", files / "test.jsonl")
+    assert "the model 'tiny-bert'" in sentence and "say where the model lies, with model= or --model." in sentence
+    apood("score", "detector", files / "test.jsonl", "--model", model)
 
 
 def test_score_refuses_another_encoder_and_names_both(apood, refused, calibrated, other_model, files):
     sentence = refused("score", calibrated, files / "test.jsonl", "--model", other_model)
     identity = json.loads(apood("inspect", calibrated, "--json").stdout)["encoder"]
-    assert "is not the encoder of this detector" in sentence
+    assert "is another encoder than the one asked for" in sentence
     assert identity["fingerprint"] in sentence and sentence.count("fingerprint") == 2
 
 
@@ -145,8 +154,8 @@ def test_texts_need_a_detector_of_a_text_encoder(apood, refused, model, files, t
     apood("fit", store, "--method", "length", "--out", tmp_path / "detector")
     for options in ((), ("--model", model)):
         assert refused("score", tmp_path / "detector", files / "test.jsonl", *options) == (
-            "The detector was fitted on tokens from model protein-lm, fingerprint ab, which is no text encoder of "
-            "apood, so texts cannot be embedded for it: score a token store instead."
+            "The tokens came from model protein-lm, fingerprint ab, which is no encoder of apood, so nothing can be "
+            "embedded as they were: give a token store instead."
         )
     apood("score", tmp_path / "detector", store)
 

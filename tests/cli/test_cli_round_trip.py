@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from apood.detectors.artefact import load
+from apood.encoders.text import TextEncoder
 from apood.evaluation.rows import mean_row, result_rows
 from apood.tokens.store import TokenStore
 from apood.tokens.text import channel_texts
+from apood.tokens.writer import TokenStoreWriter
 
 
 def rows_of(result):
@@ -86,10 +88,15 @@ def test_texts_get_the_scores_of_their_store(apood, calibrated, model, files, te
         assert_same_rows(rows_of(apood("score", calibrated, *arguments, "--model", model, input=stdin)), expected)
 
 
-def test_the_encoder_is_found_by_its_recorded_name(apood, calibrated, model, files, stores, monkeypatch):
+def test_the_encoder_is_found_where_it_lay_or_by_its_name(apood, model, files, stores, tmp_path, monkeypatch):
+    before = shutil.copytree(model, tmp_path / "before" / "tiny-bert")
+    apood("embed", files / "train.jsonl", "--model", before, "--out", tmp_path / "store")
+    apood("fit", tmp_path / "store", "--method", "length", "--out", tmp_path / "detector")
+    expected = rows_of(apood("score", tmp_path / "detector", stores / "other"))
+    assert rows_of(apood("score", tmp_path / "detector", files / "other.jsonl")) == expected
+    shutil.rmtree(before)
     monkeypatch.chdir(model.parent)
-    result = apood("score", calibrated, files / "other.jsonl")
-    assert_same_rows(rows_of(result), rows_of(apood("score", calibrated, stores / "other")))
+    assert rows_of(apood("score", tmp_path / "detector", files / "other.jsonl")) == expected
 
 
 def test_an_empty_text_is_warned_of_in_one_plain_line(apood, calibrated, model):
@@ -99,7 +106,7 @@ def test_an_empty_text_is_warned_of_in_one_plain_line(apood, calibrated, model):
 
 
 def test_empty_texts_of_all_windows_are_warned_of_once(apood, calibrated, model, monkeypatch):
-    monkeypatch.setattr("apood.encoders.embed._WINDOW_TEXTS", 2)
+    monkeypatch.setattr("apood.encoders.pipeline._WINDOW_ITEMS", 2)
     result = apood("score", calibrated, "-", "--model", model, input="word1 word2\n\nword3\n\nword4\n")
     assert [row["score"] is None for row in rows_of(result)] == [False, True, False, True, False]
     assert result.stderr.startswith("Warning: 2 of 5 sequences have no tokens") and result.stderr.count("\n") == 1
@@ -131,6 +138,8 @@ def test_embed_fit_and_calibrate_as_json(apood, model, files, stores, tmp_path):
         "truncated": sum(len(line.split()) > 5 for line in channel_texts(held.select(slice(None)).channels["text"])),
         "empty": 0,
         "skipped": 0,
+        "bad": 0,
+        "first_bad": [],
         "store": str(store),
     }
     told = json.loads(apood("fit", stores / "train", "--method", "knn", "--out", detector, "--json").stdout)
@@ -144,8 +153,9 @@ def test_embed_fit_and_calibrate_as_json(apood, model, files, stores, tmp_path):
 
 def test_a_threshold_that_refuses_only_empty_sequences_is_warned_of(apood, fitted, model, tmp_path):
     load(fitted).save(tmp_path / "detector")
-    (tmp_path / "texts.txt").write_text("word1 word2\n" * 16 + "\n" * 4)
-    apood("embed", tmp_path / "texts.txt", "--model", model, "--out", tmp_path / "store")
+    encoder = TextEncoder(model)
+    with TokenStoreWriter(tmp_path / "store", dim=16, encoder=encoder.identity) as writer:
+        writer.append(encoder.encode(["word1 word2"] * 16 + [""] * 4))
     command = ("calibrate", tmp_path / "detector", tmp_path / "store", "--accept", 0.9)
     result = apood(*command)
     assert result.stdout.startswith("Threshold -inf") and "at least 0.9" not in result.stdout

@@ -269,7 +269,8 @@ def cli_commands(group: Any, before: str = "apood") -> Iterator[tuple[str, set[s
         if hasattr(command, "commands"):
             yield from cli_commands(command, f"{before} {name}")
         else:
-            yield f"{before} {name}", {option for p in command.params for option in p.opts if option.startswith("--")}
+            options = (option for p in command.params for option in (*p.opts, *p.secondary_opts))
+            yield f"{before} {name}", {option for option in options if option.startswith("--")}
 
 
 COMMANDS = dict(cli_commands(get_command(app)))

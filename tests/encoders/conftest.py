@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import FAMILIES, WORDS
+from tiny_models import WORDS, save_model
 
 
 @pytest.fixture(scope="session")
@@ -15,17 +15,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def folder(family: str) -> Path:
         if not (root / family).exists():
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                model, tokenizer = FAMILIES[family]()
-            # Fresh models have zero biases and unit norms, which would hide a state taken before the final norm.
-            with torch.no_grad():
-                generator = torch.Generator().manual_seed(1)
-                for parameter in model.parameters():
-                    if parameter.ndim == 1:
-                        parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-            model.save_pretrained(root / family)
-            tokenizer.save_pretrained(root / family)
+            save_model(family, root / family)
         return root / family
 
     return folder

@@ -36,6 +36,7 @@ def test_identity_names_everything_that_decides_the_tokens(models: Models) -> No
         "mode": "input",
         "max_tokens": 20,
         "fingerprint": fingerprint(models("bert")),
+        "folder": str(models("bert")),
     }
     assert json.loads(json.dumps(found)) == found
 

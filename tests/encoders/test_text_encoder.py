@@ -136,7 +136,7 @@ def test_dtype_is_that_of_the_states(models: Models, texts: list[str]) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", [-1, 1])
 def test_a_gpu_gives_the_same_states(models: Models, texts: list[str], layer: int) -> None:
-    on_gpu = TextEncoder(models("llama"), layer=layer, device="cuda").encode(texts)
+    on_gpu = TextEncoder(models("llama"), layer=layer, device="cuda", dtype=torch.float32).encode(texts)
     on_cpu = TextEncoder(models("llama"), layer=layer, device="cpu").encode(texts)
     assert on_gpu.values.device.type == "cpu"
     torch.testing.assert_close(on_gpu.values, on_cpu.values, atol=1e-4, rtol=1e-4)

@@ -1,7 +1,10 @@
 """Tiny random models of every family, saved the way real ones are."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import torch
 
 WORDS = [f"word{i}" for i in range(40)]
 
@@ -29,6 +32,14 @@ def _bert() -> tuple[Any, Any]:
         max_position_embeddings=32, initializer_range=0.2,
     )  # fmt: skip
     return BertForMaskedLM(config), word_tokenizer("[A]", "[B]", pad_token="[PAD]", cls_token="[A]", sep_token="[B]")
+
+
+def _bert_classifier() -> tuple[Any, Any]:
+    from transformers import BertForSequenceClassification
+
+    model, tokenizer = _bert()
+    model.config.num_labels = 5
+    return BertForSequenceClassification(model.config), tokenizer
 
 
 def _roberta() -> tuple[Any, Any]:
@@ -64,7 +75,10 @@ def _gpt_neox() -> tuple[Any, Any]:
 def _gpt2() -> tuple[Any, Any]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(vocab_size=44, n_embd=16, n_layer=3, n_head=2, n_positions=64, initializer_range=0.2)
+    config = GPT2Config(
+        vocab_size=44, n_embd=16, n_layer=3, n_head=2, n_positions=64, initializer_range=0.2, bos_token_id=2,
+        eos_token_id=2,
+    )  # fmt: skip
     return GPT2LMHeadModel(config), word_tokenizer("[A]", bos_token="[A]")
 
 
@@ -81,14 +95,16 @@ def _opt() -> tuple[Any, Any]:
 def _t5() -> tuple[Any, Any]:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(vocab_size=44, d_model=16, d_kv=8, d_ff=32, num_layers=3, num_heads=2)
+    config = T5Config(
+        vocab_size=44, d_model=16, d_kv=8, d_ff=32, num_layers=3, num_heads=2, decoder_start_token_id=0, eos_token_id=3
+    )  # fmt: skip
     return T5ForConditionalGeneration(config), word_tokenizer(suffix="[B]", pad_token="[PAD]", eos_token="[B]")
 
 
 def _bart_like(config_class: Any, model_class: Any) -> Any:
     return model_class(
         config_class(
-            vocab_size=44, d_model=16, encoder_layers=3, decoder_layers=1, encoder_attention_heads=2,
+            vocab_size=44, d_model=16, encoder_layers=3, decoder_layers=2, encoder_attention_heads=2,
             decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64, init_std=0.2,
             pad_token_id=0, bos_token_id=2, eos_token_id=3, decoder_start_token_id=0, forced_eos_token_id=3,
         )
@@ -117,6 +133,7 @@ def _pegasus() -> tuple[Any, Any]:
 
 FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "bert": _bert,
+    "bert_classifier": _bert_classifier,
     "roberta": _roberta,
     "llama": _llama,
     "gpt_neox": _gpt_neox,
@@ -127,3 +144,30 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "marian": _marian,
     "pegasus": _pegasus,
 }
+
+ENDS = [3, 8, 10, 13, 15, 19, 30, 32, 43]
+"""Ids that end an output: enough of them for random models to come by one."""
+
+CAUSAL = ("llama", "gpt_neox", "gpt2", "opt")
+ENCODER_DECODER = ("t5", "bart", "marian", "pegasus")
+
+
+def save_model(family: str, folder: Path) -> None:
+    """A random model of the family and its tokenizer, always the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, tokenizer = FAMILIES[family]()
+    # Fresh models have zero biases and unit norms, which would hide a state taken before the final norm, or a bias
+    # of the logits that is left out.
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(1)
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+        for name, buffer in model.named_buffers():
+            if name == "final_logits_bias":
+                buffer.copy_(torch.randn(buffer.shape, generator=generator))
+    if model.can_generate():
+        model.generation_config.eos_token_id = ENDS
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

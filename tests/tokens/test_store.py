@@ -322,8 +322,10 @@ def test_an_index_that_tells_another_dim(folder, dim):
 
 
 def test_what_is_no_store(folder, tmp_path):
-    for place in (tmp_path, tmp_path / "nowhere", folder / "index.json"):
-        assert f"{place} is no token store: there is no index.json in it." in refusal(place)
+    assert refusal(tmp_path) == f"{tmp_path} is no token store: there is no index.json in it."
+    assert refusal(folder / "index.json") == f"{folder / 'index.json'} is no token store: it is not a folder."
+    for nowhere in (tmp_path / "nowhere", folder / "index.json" / "below"):
+        assert refusal(nowhere) == f"There is no token store {str(nowhere)!r}: nothing is at that path."
     for text in ("", "{", "\xff"):
         (folder / "index.json").write_bytes(text.encode("latin-1"))
         assert "index.json" in refusal(folder) and "cannot be read" in refusal(folder)

@@ -1,11 +1,13 @@
 """The writer: what it refuses, and what is left of a store whatever happens to the process that writes it."""
 
+import json
 import multiprocessing
 import os
 import random
 import resource
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -212,6 +214,39 @@ def test_sequences_counts_what_is_committed(tmp_path):
     assert writer.sequences == 5
 
 
+def test_counts_are_committed_with_the_sequences_they_are_about(tmp_path):
+    folder = tmp_path / "store"
+    with TokenStoreWriter(folder, dim=DIM, shard_bytes=500) as writer:
+        assert writer.tally == {} and "tally" not in json.loads((folder / "index.json").read_text())
+        seen = set()
+        for first in range(0, 12, 3):
+            writer.append(corpus(first, first + 3))
+            writer.count(odd=first)
+            tally = TokenStore(folder).index.tally
+            assert tally == writer.tally and tally.get("sequences", 0) <= writer.sequences
+            assert tally == {} or tally["odd"] == tally["sequences"] - 3
+            seen.add(tally.get("sequences"))
+    assert len(seen) > 2
+    assert TokenStore(folder).index.tally == {"sequences": 12, "odd": 9}
+    with TokenStoreWriter(folder, dim=DIM, shard_bytes=500, resume=True) as writer:
+        assert writer.tally == {"sequences": 12, "odd": 9}
+        writer.count(odd=10, even=1)
+    assert TokenStore(folder).index.tally == {"sequences": 12, "odd": 10, "even": 1}
+
+
+def test_one_other_thread_may_write(tmp_path):
+    def write():
+        for first in range(0, 50, 3):
+            writer.append(corpus(first, min(first + 3, 50)))
+
+    with TokenStoreWriter(tmp_path / "threaded", dim=DIM, encoder=ENCODER, shard_bytes=500) as writer:
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+    write_corpus(tmp_path / "plain", 50)
+    assert content(tmp_path / "threaded") == content(tmp_path / "plain")
+
+
 def test_the_encoder_is_known_before_the_first_sequence(tmp_path):
     with TokenStoreWriter(tmp_path / "store", dim=DIM, encoder=ENCODER):
         assert TokenStore(tmp_path / "store").encoder == ENCODER
@@ -257,9 +292,9 @@ def test_resuming_something_else(tmp_path, options, sentence):
 
 def test_a_model_that_moved_is_still_the_same(tmp_path):
     for place in ("here", "there"):
-        encoder = {"model": place, "fingerprint": "abc"}
+        encoder = {"model": place, "fingerprint": "abc", "folder": f"/{place}"}
         TokenStoreWriter(tmp_path / "store", dim=DIM, encoder=encoder, resume=True).close()
-    assert TokenStore(tmp_path / "store").encoder == {"model": "here", "fingerprint": "abc"}
+    assert TokenStore(tmp_path / "store").encoder == {"model": "here", "fingerprint": "abc", "folder": "/here"}
 
 
 def test_a_damaged_store_is_not_resumed(tmp_path):

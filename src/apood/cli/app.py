@@ -7,8 +7,9 @@ import typer
 from apood.cli.bench import bench
 from apood.cli.calibrate import calibrate
 from apood.cli.compare import compare
+from apood.cli.datasets import datasets
 from apood.cli.demo import demo
-from apood.cli.embed import embed
+from apood.cli.embed import EXAMPLES, embed
 from apood.cli.errors import PlainGroup
 from apood.cli.evaluate import evaluate
 from apood.cli.fit import fit
@@ -16,6 +17,7 @@ from apood.cli.inspect import inspect
 from apood.cli.methods import methods
 from apood.cli.score import score
 from apood.cli.select import select
+from apood.cli.train import train
 
 __all__ = ["app", "main"]
 
@@ -52,7 +54,7 @@ def _apood(
 
 for command, example in (
     (demo, "apood demo --out demo"),
-    (embed, "apood embed train.jsonl --model sentence-transformers/all-MiniLM-L6-v2 --out train"),
+    (embed, EXAMPLES),
     (fit, "apood fit train --out detector"),
     (calibrate, "apood calibrate detector held-out --accept 0.95"),
     (score, "apood score detector new.jsonl --out scores.csv"),
@@ -60,10 +62,12 @@ for command, example in (
     (select, "apood select train --aux outliers --out search"),
     (compare, "apood compare --id-train train --id-test test --ood news=news --ood code=code --out comparison"),
     (methods, "apood methods"),
+    (datasets, "apood datasets xsum"),
     (inspect, "apood inspect train --verify"),
 ):
     app.command(epilog=f"Example: {example}")(command)
 app.add_typer(bench, name="bench")
+app.add_typer(train, name="train")
 
 
 def main() -> None:

@@ -54,7 +54,9 @@ def compare(
     ] = None,
     share: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="How much of every store a split draws at random.", show_default="0.8"),
+        typer.Option(
+            "--share", metavar="SHARE", help="How much of every store a split draws at random.", show_default="0.8"
+        ),
     ] = None,
     test_share: Annotated[
         float | None,

@@ -1,19 +1,29 @@
 """`apood embed`."""
 
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from apood.cli.errors import interrupted_with
 from apood.cli.output import print_json
-from apood.cli.stores import texts_of
-from apood.support.errors import StoreError
+from apood.cli.stores import are_sounds, refuse_other_kind, sound_records, tell_skipped, text_records
+from apood.support.errors import InputError, StoreError
 
-__all__ = ["embed"]
+if TYPE_CHECKING:
+    from apood.encoders.audio import AudioEncoder
+    from apood.encoders.embed import EmbedCounts
+    from apood.encoders.record import BadRecord, Record
+    from apood.encoders.text import TextEncoder
+
+__all__ = ["EXAMPLES", "embed"]
+
+
+_ONE_A_LINE = (".jsonl", ".ndjson", ".json", ".txt")
 
 
 class TokenDtype(StrEnum):
@@ -24,42 +34,127 @@ class TokenDtype(StrEnum):
     float32 = "float32"
 
 
+class Mode(StrEnum):
+    """Whose states are taken."""
+
+    input = "input"
+    output = "output"
+    reference = "reference"
+
+
+EXAMPLES = "\n\n".join(
+    (
+        "apood embed train.jsonl --model sentence-transformers/all-MiniLM-L6-v2 --out train",
+        "apood embed hf:EdinburghNLP/xsum:train --field document --model google/pegasus-xsum --out xsum --limit 10000",
+        "apood embed xsum:train --model google/pegasus-xsum --mode output --samples 8 --out summaries",
+        "apood embed pairs.jsonl --field de --target-field en --mode reference --model ./translator --out pairs",
+        "apood embed recordings/ --model ./audio-classifier --out sounds --skip-bad",
+        "zcat texts.jsonl.gz | apood embed - --model ./model --out texts",
+    )
+)
+"""Shown by `apood embed --help`, a line each."""
+
+
 def embed(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUT", help="Texts: .jsonl, .csv, .tsv, .txt (each also .gz) or .parquet; - is standard input."
+            metavar="INPUT",
+            help="Texts: .jsonl, .csv, .tsv, .txt (each also .gz) or .parquet, a pattern like 'data/*.jsonl', "
+            "hf:OWNER/NAME:SPLIT, a name that `apood datasets` lists, or - for standard input. "
+            "Sounds: .wav, .flac, a folder of them, or .npz.",
         ),
     ],
     model: Annotated[
         str, typer.Option(metavar="ID_OR_FOLDER", help="A model folder, or a hub id (owner/name@revision).")
     ],
     out: Annotated[Path, typer.Option(metavar="STORE", help="Folder of the token store to write.")],
-    field: Annotated[str, typer.Option(metavar="NAME", help="Field or column that holds the text.")] = "text",
-    max_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Longer texts are cut here, or at the model's own limit.")
-    ] = 512,
+    field: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Field or column that holds the text.", show_default="text"),
+    ] = None,
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            "--mode",
+            metavar="MODE",
+            help="Whose states: input, of the text; output, of what the model generates for it; "
+            "reference, of a target that is given.",
+        ),
+    ] = Mode.input,
+    target_field: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Field or column that holds the target, in mode reference."),
+    ] = None,
     layer: Annotated[
         int, typer.Option(metavar="N", help="Hidden layer to take the tokens from; -1 is the last, 0 the embeddings.")
     ] = -1,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Longer texts are cut here, or at the model's own limit.", show_default="512"
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Where an output ends, or a target is cut.", show_default="128"),
+    ] = None,
+    beams: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Beams of the search for an output.", show_default="1")
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Outputs to draw a text, for the method entropy.", show_default="0"),
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What the model reads, with {text} where the text goes: an instruction."),
+    ] = None,
+    special_tokens: Annotated[
+        bool | None,
+        typer.Option(
+            "--special-tokens/--no-special-tokens",
+            help="Whether tokens that the tokenizer or the model adds count.",
+            show_default="with texts yes, with sounds no",
+        ),
+    ] = None,
+    logprobs: Annotated[
+        bool | None,
+        typer.Option(
+            "--logprobs/--no-logprobs",
+            help="Whether to store the log-probability of every token, for the method perplexity.",
+            show_default="yes, where the model can",
+        ),
+    ] = None,
     dtype: Annotated[
-        TokenDtype, typer.Option(metavar="DTYPE", help="What tokens are stored in: float16, bfloat16 or float32.")
+        TokenDtype,
+        typer.Option("--dtype", metavar="DTYPE", help="What tokens are stored in: float16, bfloat16 or float32."),
     ] = TokenDtype.float16,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Take only so many texts.", show_default="all")
+        int | None, typer.Option(min=1, metavar="N", help="Take only so many records.", show_default="all")
     ] = None,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="Take them in random order; all are read first, into memory.")
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Of that order, and of samples.", show_default="0")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out records that cannot be used, and count them.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a store whose making was interrupted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as an object.")] = False,
 ) -> None:
-    """Turns texts into the token embeddings of a frozen transformer, and writes them to a token store.
+    """Turns texts or sounds into the token embeddings of a frozen transformer, and writes them to a token store.
 
-    One sequence a text, in the order given; the texts are kept beside their tokens.
+    One sequence a record, in the order given; texts are kept beside their tokens. Whatever ends a run early, the same
+    command with --resume goes on where it stopped.
     """
-    texts = texts_of(inputs, field)
-    import torch
-
-    from apood.encoders.embed import embed_to_store
-    from apood.encoders.text import TextEncoder
+    _refuse_idle_options(mode, target_field, max_new_tokens, beams, samples, shuffle, seed)
+    sounds = are_sounds(inputs)
+    what = "sounds" if sounds else "texts"
+    if sounds and field is not None:
+        raise InputError("--field is for texts, and the inputs are sounds.")
     from apood.tokens.shard import INDEX_FILE, StoreIndex
 
     if (out / INDEX_FILE).exists() and not resume:
@@ -69,14 +164,116 @@ def embed(
         if not (out / INDEX_FILE).exists():
             return "nothing was written; run the same command again to start anew."
         count = StoreIndex.read(out).sequences
-        return f"{count:,} texts are in {out}; add --resume to the same command to go on behind them."
+        return f"{count:,} {what} are in {out}; add --resume to the same command to go on behind them."
 
+    options = {
+        "mode": mode.value,
+        "layer": layer,
+        "max_tokens": max_tokens,
+        "max_new_tokens": max_new_tokens,
+        "beams": beams,
+        "samples": samples,
+        "seed": seed if samples else None,
+        "template": template,
+        "special_tokens": special_tokens,
+        "logprobs": logprobs,
+    }
     with interrupted_with(kept):
-        encoder = TextEncoder(model, layer=layer, max_tokens=max_tokens)
-        counts = embed_to_store(islice(texts, limit), encoder, out, resume=resume, dtype=getattr(torch, dtype.value))
+        records: Iterable[Record | BadRecord] = ()
+        if not sounds:
+            pairs = mode is Mode.reference
+            records = text_records(
+                inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=False, skip_bad=skip_bad
+            )
+        encoder = _opened(inputs, model, {name: value for name, value in options.items() if value is not None})
+        if sounds:
+            records = sound_records(inputs, encoder, skip_bad=skip_bad)
+        records, total = _chosen(records, _lines_in(inputs), limit, (seed or 0) if shuffle else None)
+        counts = _embedded(records, encoder, out, kept, resume=resume, dtype=dtype, skip_bad=skip_bad, total=total)
+    tell_skipped(counts.bad, counts.first_bad)
     if as_json:
         print_json(asdict(counts) | {"store": str(out)})
-        return
+    else:
+        typer.echo(f"Embedded {counts.sequences:,} {what} into {out}: {_told(counts, encoder)}.")
+
+
+def _refuse_idle_options(
+    mode: Mode,
+    target_field: str | None,
+    max_new_tokens: int | None,
+    beams: int | None,
+    samples: int | None,
+    shuffle: bool,
+    seed: int | None,
+) -> None:
+    """Refuses what would change nothing: whoever gave it expected something else."""
+    if target_field is not None and mode is not Mode.reference:
+        raise InputError(f"--target-field is for --mode reference, and the mode is {mode.value}.")
+    if beams is not None and mode is not Mode.output:
+        raise InputError(f"--beams is for --mode output, and the mode is {mode.value}.")
+    if max_new_tokens is not None and mode is Mode.input and not samples:
+        raise InputError("--max-new-tokens is for --mode output, --mode reference and --samples, and none is given.")
+    if seed is not None and not (shuffle or samples):
+        raise InputError("--seed is for --shuffle and --samples, and none is given.")
+
+
+def _opened(inputs: list[str], model: str, options: dict[str, Any]) -> Any:
+    from apood.encoders.open import open_encoder, takes_sounds
+
+    refuse_other_kind(inputs, model, takes_sounds=takes_sounds(model))
+    return open_encoder(model, **options)
+
+
+def _lines_in(inputs: list[str]) -> int | None:
+    """About how many records there are, for the time left, where that is one a line and somebody watches."""
+    paths = [Path(name) for name in inputs]
+    if not sys.stderr.isatty() or not all(path.is_file() and path.suffix in _ONE_A_LINE for path in paths):
+        return None
+    lines = 0
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                lines += block.count(b"\n")
+    return lines
+
+
+def _chosen(
+    records: "Iterable[Record | BadRecord]", total: int | None, limit: int | None, seed: int | None
+) -> "tuple[Iterable[Record | BadRecord], int | None]":
+    """The records to take, and how many that are at most, where it is known."""
+    from apood.encoders.embed import limited
+    from apood.encoders.inputs import shuffled
+
+    if seed is not None:
+        order = list(shuffled(records, seed))
+        records, total = order, len(order)
+    if limit is None:
+        return records, total
+    return limited(records, limit), limit if total is None else min(limit, total)
+
+
+def _embedded(
+    records: "Iterable[Record | BadRecord]",
+    encoder: "TextEncoder | AudioEncoder",
+    out: Path,
+    kept: Callable[[], str],
+    *,
+    dtype: TokenDtype,
+    **options: Any,
+) -> "EmbedCounts":
+    import torch
+
+    from apood.encoders.embed import embed_to_store
+    from apood.encoders.record import BadRecordError
+
+    try:
+        return embed_to_store(records, encoder, out, dtype=getattr(torch, dtype.value), **options)
+    except BadRecordError as error:
+        reason = str(error).rstrip(".")
+        raise InputError(f"{reason}; --skip-bad leaves such records out; {kept()}") from error
+
+
+def _told(counts: "EmbedCounts", encoder: "TextEncoder | AudioEncoder") -> str:
     facts = [f"{counts.tokens:,} tokens of D={encoder.dim}"]
     if counts.truncated:
         facts.append(f"{counts.truncated:,} cut at {encoder.max_tokens} tokens")
@@ -84,4 +281,6 @@ def embed(
         facts.append(f"{counts.empty:,} without any token, which fitting refuses")
     if counts.skipped:
         facts.append(f"{counts.skipped:,} were there before")
-    typer.echo(f"Embedded {counts.sequences:,} texts into {out}: {', '.join(facts)}.")
+    if counts.bad:
+        facts.append(f"{counts.bad:,} bad ones skipped")
+    return ", ".join(facts)

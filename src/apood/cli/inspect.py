@@ -24,6 +24,8 @@ def inspect(
         facts = _store_facts(folder, verify)
     elif (folder / "config.json").is_file():
         facts = _detector_facts(folder)
+    elif not folder.exists():
+        raise InputError(f"There is no token store or detector {str(folder)!r}: nothing is at that path.")
     else:
         raise InputError(f"{folder} is neither a token store (no index.json) nor a saved detector (no config.json).")
     if as_json:
@@ -59,6 +61,7 @@ def _store_facts(folder: Path, verify: bool) -> dict[str, Any]:
         "channels": {name: str(kind) for name, kind in index.channels.items()},
         "encoder": store.encoder,
         "shards": len(index.shards),
+        "tally": dict(index.tally) or None,
         "verified": verify,
     }
 

@@ -1,19 +1,28 @@
 """`apood score`."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from apood.cli.output import check_rows_file, write_rows
-from apood.cli.stores import encoder_of, open_store, texts_of
+from apood.cli.stores import (
+    are_sounds,
+    encoder_of,
+    open_store,
+    refuse_other_kind,
+    sound_records,
+    tell_skipped,
+    text_records,
+)
 from apood.support.errors import DataWarning, InputError
 
 if TYPE_CHECKING:
     from apood.detectors.base import Detector, Scores
-    from apood.encoders.text import TextEncoder
+    from apood.encoders.encoder import Encoder
+    from apood.encoders.record import BadRecord, Record, Skipped
 
 __all__ = ["score"]
 
@@ -23,23 +32,31 @@ def score(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="STORE_OR_TEXT", help="A token store; or texts as `apood embed` takes them, - is standard input."
+            metavar="STORE_OR_INPUT",
+            help="A token store; or texts or sounds as `apood embed` takes them, - is standard input.",
         ),
     ],
     out: Annotated[
         str, typer.Option(metavar="FILE", help="A .jsonl, .csv or .parquet file; - is standard output.")
     ] = "-",
-    field: Annotated[str, typer.Option(metavar="NAME", help="Field or column that holds the text.")] = "text",
+    field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field or column that holds the text.", show_default="text")
+    ] = None,
+    target_field: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Field or column that holds the target, for an encoder of mode reference."),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="Where the detector's encoder lies now.", show_default="where it lay"),
     ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Give no row to records that cannot be used.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines also on a terminal.")] = False,
 ) -> None:
     """Scores sequences: the higher the score, the more in-distribution.
 
-    One row a sequence: index, score and, once the detector is calibrated, p_value and decision (ID or OOD).
-    Texts are embedded with the encoder of the detector. A sequence without tokens has the score -inf (null in JSON).
+    One row a sequence: index, score and, once the detector is calibrated, p_value and decision (ID or OOD). Texts and
+    sounds are embedded with the encoder of the detector. What has no tokens has the score -inf (null in JSON).
     """
     from apood.detectors.artefact import load
 
@@ -47,36 +64,87 @@ def score(
     if file is not None:
         check_rows_file(file)
     detector = load(detector_folder)
-    if len(inputs) == 1 and Path(inputs[0]).is_dir():
+    if len(inputs) == 1 and _is_store(Path(inputs[0])):
         sequences = open_store(Path(inputs[0]), detector)
         if len(sequences) == 0:
             raise InputError(f"The token store {inputs[0]} holds no sequences to score.")
         scores = detector.score_samples(sequences)
+        places = list(range(len(scores)))
     else:
-        texts = texts_of(inputs, field)
-        scores = _text_scores(texts, encoder_of(detector, model), detector)
-    columns = _columns(detector, scores)
+        scores, places = _raw_scores(inputs, detector, model, field, target_field, skip_bad)
+    columns = _columns(detector, scores, places)
     write_rows(columns, file, as_json=as_json)
     if file is not None:
         outside = f", {columns['decision'].count('OOD'):,} of them OOD" if "decision" in columns else ""
         typer.echo(f"Scored {len(scores):,} sequences{outside}; written to {file}.")
 
 
-def _text_scores(texts: Iterable[str], encoder: "TextEncoder", detector: "Detector") -> "Scores":
-    """The scores of texts, of which only one window's tokens are held at a time, with one warning for all windows."""
+def _is_store(path: Path) -> bool:
+    """A folder is a store, unless sounds lie in it."""
+    return path.is_dir() and ((path / "index.json").exists() or not are_sounds([str(path)]))
+
+
+def _raw_scores(
+    inputs: list[str],
+    detector: "Detector",
+    model: str | None,
+    field: str | None,
+    target_field: str | None,
+    skip_bad: bool,
+) -> "tuple[Scores, list[int]]":
+    """The scores of texts or sounds, and which of the records they belong to."""
+    from apood.encoders.audio import AudioEncoder
+    from apood.encoders.record import Skipped
+
+    records: Iterable[Record | BadRecord] = ()
+    if not are_sounds(inputs):
+        # An empty text is an input like others: whoever asks for a score gets one.
+        pairs = (detector.encoder_ or {}).get("mode") == "reference"
+        records = text_records(
+            inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=True, skip_bad=skip_bad
+        )
+    encoder = encoder_of(detector, model)
+    name = str(encoder.identity["model"])
+    refuse_other_kind(inputs, name, takes_sounds=isinstance(encoder, AudioEncoder))
+    if isinstance(encoder, AudioEncoder):
+        records = sound_records(inputs, encoder, skip_bad=skip_bad)
+    places: list[int] = []
+    skipped = Skipped() if skip_bad else None
+    scores = _encoded_scores(_noted(records, places), encoder, detector, skipped)
+    if skipped is not None:
+        tell_skipped(skipped.count, skipped.first)
+    return scores, places
+
+
+def _noted(records: "Iterable[Record | BadRecord]", places: list[int]) -> "Iterator[Record | BadRecord]":
+    """The same records; `places` gets the numbers of those that are not bad."""
+    from apood.encoders.record import Record
+
+    for number, record in enumerate(records):
+        if isinstance(record, Record):
+            places.append(number)
+        yield record
+
+
+def _encoded_scores(
+    records: "Iterable[Record | BadRecord]", encoder: "Encoder", detector: "Detector", skipped: "Skipped | None"
+) -> "Scores":
+    """The scores of records, of which only a few windows are held at a time, with one warning for all windows."""
     import numpy as np
 
-    from apood.encoders.embed import encoded_windows
+    from apood.encoders.pipeline import encoded_windows
     from apood.support.progress import bar
 
     scores: list[Scores] = []
     empty = 0
     with warnings.catch_warnings(), bar(None, "encoding", unit="tok") as progress:
         warnings.simplefilter("ignore", DataWarning)
-        for window in encoded_windows(texts, encoder):
-            scores.append(detector.score_samples(window))
-            empty += int((window.lengths == 0).sum())
-            progress.update(len(window.values))
+        for window in encoded_windows(records, encoder, skipped):
+            scores.append(detector.score_samples(window.batch))
+            empty += int((window.batch.lengths == 0).sum())
+            progress.update(len(window.batch.values))
+    if not scores:
+        raise InputError("There is nothing to score: every record is bad.")
     joined = np.concatenate(scores)
     if empty:
         warnings.warn(
@@ -87,13 +155,13 @@ def _text_scores(texts: Iterable[str], encoder: "TextEncoder", detector: "Detect
     return joined
 
 
-def _columns(detector: "Detector", scores: "Scores") -> dict[str, list[Any]]:
+def _columns(detector: "Detector", scores: "Scores", places: Iterable[int]) -> dict[str, list[Any]]:
     """From one pass over the tokens, what the detector's `score_samples`, `p_values` and `predict` give."""
     import numpy as np
 
     from apood.decisions.conformal import conformal_p_values
 
-    columns = {"index": list(range(len(scores))), "score": scores.tolist()}
+    columns = {"index": list(places), "score": scores.tolist()}
     if hasattr(detector, "threshold_"):
         columns["p_value"] = conformal_p_values(detector.calibration_scores_, scores).tolist()
         columns["decision"] = np.where(detector.decide(scores) > 0, "ID", "OOD").tolist()

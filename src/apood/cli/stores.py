@@ -1,18 +1,31 @@
-"""Where commands find tokens: in a store, or in texts with the encoder that a detector was fitted on."""
+"""Where commands find tokens: in a store, or in texts and sounds with an encoder."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
     from apood.detectors.base import Detector
+    from apood.encoders.audio import AudioEncoder
+    from apood.encoders.record import BadRecord, Record
     from apood.encoders.text import TextEncoder
     from apood.tokens.store import TokenStore
 
-__all__ = ["encoder_of", "named_stores", "open_store", "texts_of"]
+__all__ = [
+    "are_sounds",
+    "encoder_of",
+    "named_stores",
+    "open_store",
+    "refuse_other_kind",
+    "sound_records",
+    "tell_skipped",
+    "text_records",
+]
 
 
 def open_store(folder: Path, detector: "type[Detector] | Detector") -> "TokenStore":
@@ -39,46 +52,78 @@ def named_stores(given: Sequence[str]) -> dict[str, Path]:
     return named
 
 
-def texts_of(inputs: Sequence[str], field: str) -> Iterator[str]:
-    """The texts of all inputs; refused when there are none, or when the first cannot be read."""
-    from apood.encoders.inputs import read_texts
+def are_sounds(inputs: Sequence[str]) -> bool:
+    """Whether the inputs are sounds, by their endings."""
+    from apood.encoders.sounds import holds_sounds
 
-    texts = read_texts(inputs, field)
-    first = next(texts, None)
+    return any(map(holds_sounds, inputs))
+
+
+def refuse_other_kind(inputs: Sequence[str], model: str, *, takes_sounds: bool) -> None:
+    """Refuses texts for a model that takes sounds, and the other way round."""
+    from apood.encoders.sounds import SOUND_ENDINGS, holds_sounds
+
+    sound = next(filter(holds_sounds, inputs), None)
+    if takes_sounds and sound is None:
+        raise InputError(
+            f"The model {model!r} takes sounds, and {inputs[0]!r} holds none: allowed are folders of audio files and "
+            f"{', '.join(SOUND_ENDINGS)}."
+        )
+    if sound is not None and not takes_sounds:
+        raise InputError(f"The model {model!r} takes texts, but {sound!r} holds sounds.")
+
+
+def text_records(
+    inputs: Sequence[str],
+    *,
+    field: str | None,
+    target_field: str | None,
+    pairs: bool,
+    allow_empty: bool,
+    skip_bad: bool,
+) -> "Iterator[Record | BadRecord]":
+    """The texts of all inputs; refused when there are none, or when the first cannot be used."""
+    from apood.encoders.inputs import read_records
+
+    records = read_records(inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty)
+    return _begun(records, f"There is no text in {', '.join(map(repr, inputs))}.", skip_bad)
+
+
+def sound_records(inputs: Sequence[str], encoder: "AudioEncoder", *, skip_bad: bool) -> "Iterator[Record | BadRecord]":
+    """The sounds of all inputs, as the encoder needs them; refused when the first cannot be used."""
+    from apood.encoders.sounds import read_sounds
+
+    records = read_sounds(inputs, rate=encoder.rate, least_samples=encoder.least_samples)
+    return _begun(records, f"There is no sound in {', '.join(map(repr, inputs))}.", skip_bad)
+
+
+def _begun(records: "Iterator[Record | BadRecord]", nothing: str, skip_bad: bool) -> "Iterator[Record | BadRecord]":
+    """The same records, after a look at the first: before a model is loaded for nothing."""
+    from apood.encoders.record import BadRecord
+
+    first = next(records, None)
     if first is None:
-        raise InputError(f"There is no text in {', '.join(map(repr, inputs))}.")
-    return chain([first], texts)
+        raise InputError(nothing)
+    if isinstance(first, BadRecord) and not skip_bad:
+        raise InputError(first.reason)
+    return chain([first], records)
 
 
-def encoder_of(detector: "Detector", model: str | None) -> "TextEncoder":
-    """The encoder whose tokens the detector was fitted on, from `model` where its files do not lie at their name."""
-    from apood.encoders.text import TextEncoder
-    from apood.tokens.identity import describe_encoder, same_encoder
+def tell_skipped(count: int, first: "Sequence[BadRecord]") -> None:
+    """Says on standard error which records were left out, or how many more than a few."""
+    for record in first:
+        typer.echo(f"Skipped: {record.reason}", err=True)
+    if count > len(first):
+        typer.echo(f"Skipped: {count - len(first):,} more records.", err=True)
 
-    identity = detector.encoder_
-    if identity is None:
+
+def encoder_of(detector: "Detector", model: str | None) -> "TextEncoder | AudioEncoder":
+    """The encoder whose tokens the detector was fitted on, from `model` where its files are not where they were."""
+    from apood.encoders.open import reopen_encoder
+
+    if detector.encoder_ is None:
         raise InputError(
             "The detector does not say which encoder its tokens came from, so it cannot score texts: "
             "embed them as those were, and give the store."
         )
-    name, layer, max_tokens = (identity.get(key) for key in ("model", "layer", "max_tokens"))
-    if not (isinstance(name, str) and isinstance(layer, int) and isinstance(max_tokens, int)):
-        raise InputError(
-            f"The detector was fitted on tokens from {describe_encoder(identity)}, which is no text encoder of apood, "
-            "so texts cannot be embedded for it: score a token store instead."
-        )
-    if model is None:
-        revision = identity.get("revision")
-        if revision is None and not Path(name).is_dir():
-            raise InputError(
-                f"The detector was fitted on tokens of the model {name!r}, and there is no such folder here: "
-                "say where the model lies with --model."
-            )
-        model = name if revision is None else f"{name}@{revision}"
-    encoder = TextEncoder(model, layer=layer, max_tokens=max_tokens)
-    if not same_encoder(identity, encoder.identity):
-        raise InputError(
-            f"The model {model!r} is not the encoder of this detector: it gives tokens from "
-            f"{describe_encoder(encoder.identity)}; the detector was fitted on those from {describe_encoder(identity)}."
-        )
-    return encoder
+    return reopen_encoder(detector.encoder_, model, channels=detector.requires)

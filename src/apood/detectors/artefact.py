@@ -142,7 +142,12 @@ def _config_hash(config: dict[str, Any]) -> str:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / _CONFIG
     if not path.is_file():
-        raise ArtefactError(f"{folder} is not a saved detector: it has no {_CONFIG}.")
+        what = f"it has no {_CONFIG}" if folder.is_dir() else "it is not a folder"
+        raise ArtefactError(
+            f"{folder} is not a saved detector: {what}."
+            if folder.exists()
+            else f"There is no detector {str(folder)!r}: nothing is at that path."
+        )
     try:
         config = read_json(path)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

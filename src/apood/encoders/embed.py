@@ -1,13 +1,18 @@
-"""Many texts, encoded window by window in the order given; and into a token store, resumable."""
+"""Many records into a token store, resumable."""
 
-import itertools
-from collections.abc import Iterable, Iterator, Sized
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 
-from apood.encoders.text import TextEncoder
+from apood.encoders.encoder import Encoder
+from apood.encoders.pipeline import encoded_windows
+from apood.encoders.record import BadRecord, BadRecordError, Pair, Record, Skipped
 from apood.support.errors import InputError
 from apood.support.progress import bar
 from apood.tokens.batch import TokenBatch
@@ -15,10 +20,7 @@ from apood.tokens.store import TokenStore
 from apood.tokens.text import channel_texts
 from apood.tokens.writer import TokenStoreWriter
 
-__all__ = ["EmbedCounts", "embed_to_store", "encoded_windows"]
-
-_WINDOW_TEXTS = 1024
-_WINDOW_BYTES = 1 << 29
+__all__ = ["EmbedCounts", "embed_to_store", "limited"]
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,13 @@ class EmbedCounts:
     """What one run of `embed_to_store` did.
 
     Attributes:
-        sequences: texts encoded and written.
+        sequences: records encoded and written.
         tokens: their tokens.
         truncated: how many of them were cut at the encoder's limit.
         empty: how many of them have no tokens at all; fitting refuses such sequences.
-        skipped: texts that the store already held from an earlier run.
+        skipped: records that the store already held from an earlier run.
+        bad: records that were left out because they cannot be used.
+        first_bad: the first few of these.
     """
 
     sequences: int
@@ -38,60 +42,152 @@ class EmbedCounts:
     truncated: int
     empty: int
     skipped: int
+    bad: int = 0
+    first_bad: tuple[BadRecord, ...] = ()
+
+
+def limited(records: Iterable[Record | BadRecord], limit: int) -> Iterator[Record | BadRecord]:
+    """The records up to and including the `limit`-th that is not bad."""
+    good = 0
+    for record in records:
+        yield record
+        good += isinstance(record, Record)
+        if good == limit:
+            return
 
 
 def embed_to_store(
-    texts: Iterable[str],
-    encoder: TextEncoder,
+    records: Iterable[Record | BadRecord | str],
+    encoder: Encoder,
     folder: str | Path,
     *,
     resume: bool = False,
     dtype: torch.dtype = torch.float16,
+    skip_bad: bool = False,
+    total: int | None = None,
 ) -> EmbedCounts:
-    """Encodes `texts` and writes their states, token ids and texts to the token store `folder`, in order.
+    """Encodes `records` and writes their states and channels to the token store `folder`, in order.
 
-    With `resume`, the same texts are given again, and those that the store already holds are skipped without
-    being encoded.
+    A plain text stands for a record that holds it. While one window of records is encoded, the next is
+    prepared and the one before it is written, each in a thread of its own. A bad record is an error, unless
+    `skip_bad` leaves it out; whatever ends a run early, all records encoded by then are in the store. `total`
+    is how many good records there are, where that is known, for the time left.
+
+    With `resume`, the same records are given again, and those that the store already holds are skipped without
+    being encoded. How many sequences were cut and how many records were bad also stands in the store's index.
 
     States are kept in float16 by default: half the size of float32, and more exact than bfloat16. What float16
     cannot hold, above 65504, is refused: some middle layers of causal models need bfloat16 or float32.
     """
-    total = f" of {len(texts):,}" if isinstance(texts, Sized) else ""
-    sequences = tokens = empty = 0
-    cut_before = encoder.truncated
-    with (
-        TokenStoreWriter(folder, dim=encoder.dim, dtype=dtype, encoder=encoder.identity, resume=resume) as writer,
-        bar(None, "encoding", unit="tok") as progress,
-    ):
-        skipped = writer.sequences
-        for batch in encoded_windows(_behind(texts, skipped, folder), encoder):
-            writer.append(batch)
-            sequences += len(batch)
-            tokens += len(batch.values)
-            empty += int((batch.lengths == 0).sum())
-            progress.set_postfix_str(f"{skipped + sequences:,}{total} texts", refresh=False)
-            progress.update(len(batch.values))
-    return EmbedCounts(sequences, tokens, encoder.truncated - cut_before, empty, skipped)
+    if total is None and isinstance(records, Sized):
+        total = len(records)
+    reading = (Record(r, f"text {i}") if isinstance(r, str) else r for i, r in enumerate(records))
+    skipped = Skipped()
+    sequences = tokens = empty = truncated = 0
+    writer = TokenStoreWriter(folder, dim=encoder.dim, dtype=dtype, encoder=encoder.identity, resume=resume)
+    # The writer is closed whatever happens, which commits the open shard: only a kill loses what was encoded.
+    try:
+        held = writer.sequences
+        before = _behind(reading, writer, folder, encoder, skipped if skip_bad else None)
+        started = time.perf_counter()
+        with (
+            closing(encoded_windows(reading, encoder, skipped if skip_bad else None)) as windows,
+            bar(total, "encoding", unit="rec", initial=held) as progress,
+            _InBackground() as background,
+        ):
+            for window in windows:
+                truncated += window.truncated
+                tally = None if before is None else {"truncated": before + truncated, "bad": window.skipped}
+                background.run(_write, writer, window.batch, tally)
+                sequences += len(window.batch)
+                tokens += len(window.batch.values)
+                empty += int((window.batch.lengths == 0).sum())
+                rate = tokens / (time.perf_counter() - started)
+                progress.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+                progress.update(len(window.batch))
+        if before is not None:
+            writer.count(truncated=before + truncated, bad=skipped.count)
+    finally:
+        writer.close()
+    return EmbedCounts(sequences, tokens, truncated, empty, held, skipped.count, tuple(skipped.first))
 
 
-def encoded_windows(texts: Iterable[str], encoder: TextEncoder) -> Iterator[TokenBatch]:
-    """The states of `texts` in order, some at a time: enough to sort them by length, few enough to fit into memory."""
-    remaining = iter(texts)
-    bytes_at_most = encoder.max_tokens * encoder.dim * 4
-    window = max(1, min(_WINDOW_TEXTS, _WINDOW_BYTES // bytes_at_most))
-    while chosen := list(itertools.islice(remaining, window)):
-        yield encoder.encode(chosen)
+def _write(writer: TokenStoreWriter, batch: TokenBatch, tally: Mapping[str, int] | None) -> None:
+    writer.append(batch)
+    if tally is not None:
+        writer.count(**tally)
 
 
-def _behind(texts: Iterable[str], count: int, folder: str | Path) -> Iterator[str]:
-    """The texts after the first `count`, which must be those that the store holds."""
-    remaining = iter(texts)
-    if count:
-        last = next(itertools.islice(remaining, count - 1, None), None)
-        held = channel_texts(TokenStore(folder, channels=["text"]).select([count - 1]).channels["text"])[0]
-        if last != held:
-            raise InputError(
-                f"The token store {str(folder)!r} holds {count} sequences that are not the first {count} texts given: "
-                "it can be resumed only with the texts it was begun with."
-            )
-    return remaining
+class _InBackground:
+    """Runs one call at a time in another thread; what a call raises is raised by the next, or at the end.
+
+    It comes before an error of this thread: it belongs to work that was begun earlier.
+    """
+
+    def __enter__(self) -> Self:
+        self._pool = ThreadPoolExecutor(1, "write")
+        self._call: Future[None] | None = None
+        return self
+
+    def run(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Waits for the call before, and begins this one."""
+        if self._call is not None:
+            self._call.result()
+        self._call = self._pool.submit(function, *arguments)
+
+    def __exit__(self, *_: object) -> None:
+        with self._pool:
+            if self._call is not None:
+                self._call.result()
+
+
+def _behind(
+    records: Iterator[Record | BadRecord],
+    writer: TokenStoreWriter,
+    folder: str | Path,
+    encoder: Encoder,
+    skipped: Skipped | None,
+) -> int | None:
+    """Leaves those records behind that the store holds, and says how many of them were cut; None where nobody knows.
+
+    A store that a killed process left may hold sequences that its tally does not cover: they are counted anew,
+    which takes no more than preparing them.
+    """
+    held, item = writer.sequences, None
+    covered = writer.tally.get("sequences", held)
+    uncounted = []
+    for number in range(held):
+        item = _next_item(records, skipped)
+        if number >= covered:
+            uncounted.append(item)
+    if held and not (item is not None and _is_last_of(TokenStore(folder), item, encoder)):
+        raise InputError(
+            f"The token store {str(folder)!r} holds {held} sequences that are not the first {held} records given: "
+            "it can be resumed only with the records it was begun with."
+        )
+    if held and not writer.tally:
+        return None
+    cut: int = encoder.prepare(uncounted).cut if uncounted else 0
+    return writer.tally.get("truncated", 0) + cut
+
+
+def _next_item(records: Iterator[Record | BadRecord], skipped: Skipped | None) -> Any:
+    """What the next good record holds; None at the end."""
+    for record in records:
+        if isinstance(record, Record):
+            return record.item
+        if skipped is None:
+            raise BadRecordError(record.reason)
+        skipped.add(record)
+    return None
+
+
+def _is_last_of(store: TokenStore, item: Any, encoder: Encoder) -> bool:
+    """Whether `item` is what the last sequence of the store was made of."""
+    last = store.select([len(store) - 1])
+    if isinstance(item, str | Pair):
+        text = item if isinstance(item, str) else item.source
+        return "text" in last.channels and channel_texts(last.channels["text"])[0] == text
+    # Of a sound nothing is stored but its states; they differ by rounding alone.
+    again, kept = encoder.encode([item]).values.float(), last.values.float()
+    return again.shape == kept.shape and bool((again - kept).norm() <= 0.05 * kept.norm())

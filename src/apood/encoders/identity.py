@@ -26,15 +26,17 @@ _WHOLE_FILE = 1 << 30
 _TENSOR_SAMPLE = 1 << 16
 
 
-def fingerprint(folder: Path) -> str:
-    """A digest of the files in `folder` that decide the tokens: configuration, weights and tokenizer.
+def fingerprint(folder: Path, *also: str) -> str:
+    """A digest of the files in `folder` that decide the tokens: configuration, weights, tokenizer, and those named.
 
     Weight files of up to 1 GiB count byte by byte. Larger ones would take longer to hash than to load, so
     of them count the header and the first 64 KiB of every tensor: any fine-tuning, quantising or merging
     of adapters shows there.
     """
     weights = weight_files(folder)
-    others = {folder / "config.json"}.union(*(folder.glob(pattern) for pattern in _TOKENIZER_FILES))
+    others = {folder / name for name in ("config.json", *also)}.union(
+        *(folder.glob(pattern) for pattern in _TOKENIZER_FILES)
+    )
     digests = {path.name: sha256_of(path) for path in others}
     digests |= {path.name: _weights_digest(path) for path in weights}
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()

@@ -5,18 +5,35 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from apood.encoders.identity import weight_files
 from apood.support.errors import InputError
 
-__all__ = ["Pretrained", "find_pretrained", "load_backbone", "load_tokenizer"]
+__all__ = [
+    "Kind",
+    "LoadedTextModel",
+    "Pretrained",
+    "find_pretrained",
+    "kind_of",
+    "load_text_model",
+    "load_tokenizer",
+    "quiet",
+]
+
+Kind = Literal["encoder", "classifier", "causal", "encoder-decoder"]
 
 _NEEDED_FILES = ["*.json", "*.txt", "*.model", "*.spm", "model.safetensors", "model-*.safetensors"]
-# Poolers are not read, and sinusoidal positions are computed.
-_MAY_LACK = ("pooler", "embed_positions")
+# Sinusoidal positions are computed, the bias of logits is zero unless it is given; poolers are not read.
+_COMPUTED = ("embed_positions", "final_logits_bias")
+_MAY_LACK = ("pooler", *_COMPUTED)
+# How the names of model classes with a head end.
+_SEQ2SEQ_HEADS = ("ForConditionalGeneration", "LMHeadModel", "MTModel")
+_CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
+# Language models with a head of their own that look at both sides of a token, or at tokens in another order.
+_NOT_LEFT_TO_RIGHT = {"bert", "roberta", "electra", "xlnet", "xlm", "flaubert"}
 _VOCABULARY_FILES = ["tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.spm"]
 
 
@@ -27,6 +44,15 @@ class Pretrained:
     folder: Path
     name: str
     revision: str | None
+
+
+@dataclass(frozen=True)
+class LoadedTextModel:
+    """A model as transformers loads it, its configuration, and what it does with text."""
+
+    model: Any
+    config: Any
+    kind: Kind
 
 
 def find_pretrained(model: str | Path) -> Pretrained:
@@ -52,12 +78,12 @@ def find_pretrained(model: str | Path) -> Pretrained:
 
 
 def _from_hub(model: str) -> Pretrained:
-    transformers = _transformers()
+    _transformers()
     from huggingface_hub import snapshot_download  # comes with transformers
 
     name, _, revision = model.partition("@")
     try:
-        with contextlib.nullcontext() if sys.stderr.isatty() else _quiet(transformers):
+        with contextlib.nullcontext() if sys.stderr.isatty() else quiet():
             folder = snapshot_download(
                 name, revision=revision or None, allow_patterns=_NEEDED_FILES, ignore_patterns=["*/*"]
             )
@@ -74,7 +100,7 @@ def load_tokenizer(pretrained: Pretrained) -> Any:
     """The tokenizer in the model's folder."""
     transformers = _transformers()
     try:
-        with _quiet(transformers):
+        with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 pretrained.folder, local_files_only=True, trust_remote_code=False
             )
@@ -92,23 +118,21 @@ def load_tokenizer(pretrained: Pretrained) -> Any:
     return tokenizer
 
 
-def load_backbone(pretrained: Pretrained, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The part of the model that turns token ids into states, without its head, and the model's configuration.
+def load_text_model(pretrained: Pretrained, dtype: torch.dtype, *, generates: bool, logprobs: bool) -> LoadedTextModel:
+    """The model in the folder, with its head where that is needed: to generate, for log-probabilities of texts.
 
-    Of an encoder-decoder model, that is the encoder.
+    An encoder-decoder model that shall not generate may come as its encoder alone. A classifier always has its head.
     """
     transformers = _transformers()
     # Weights that a checkpoint lacks (a pooler that nobody reads) are drawn at random: not from the caller's generator.
-    with _quiet(transformers), torch.random.fork_rng(devices=[]):
+    with quiet(), torch.random.fork_rng(devices=[]):
         try:
             config = transformers.AutoConfig.from_pretrained(
                 pretrained.folder, local_files_only=True, trust_remote_code=False
             )
-            kind = transformers.AutoModel
-            encoder_alone = config.is_encoder_decoder and type(config) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
-            if encoder_alone:
-                kind = transformers.AutoModelForTextEncoding
-            model, loading = kind.from_pretrained(
+            kind = kind_of(config)
+            with_head = generates or (logprobs and kind == "causal")
+            model, loading = _auto_class(config, kind, with_head).from_pretrained(
                 pretrained.folder,
                 config=config,
                 local_files_only=True,
@@ -121,13 +145,45 @@ def load_backbone(pretrained: Pretrained, dtype: torch.dtype) -> tuple[Any, Any]
             raise InputError(
                 f"The model in {str(pretrained.folder)!r} cannot be loaded ({_first_line(error)})."
             ) from error
-    if lacking := sorted(name for name in loading["missing_keys"] if not any(part in name for part in _MAY_LACK)):
+    may_lack = _MAY_LACK if kind != "classifier" else _COMPUTED
+    if lacking := sorted(name for name in loading["missing_keys"] if not any(part in name for part in may_lack)):
         raise InputError(
             f"The weights in {str(pretrained.folder)!r} lack {len(lacking)} tensors of the model, "
             f"among them {lacking[0]!r}."
         )
-    model.config.use_cache = False
-    return (model.get_encoder() if config.is_encoder_decoder and not encoder_alone else model), config
+    model.config.use_cache = False  # what generates says so itself
+    return LoadedTextModel(model, config, kind)
+
+
+def kind_of(config: Any) -> Kind:
+    """What a model of this configuration does with text.
+
+    What it was saved from decides, since one configuration serves models with and without a head.
+    """
+    from transformers.models.auto import modeling_auto
+
+    saved = (config.architectures or [""])[0]
+    if saved.endswith("ForSequenceClassification"):
+        return "classifier"
+    if config.is_encoder_decoder:
+        known = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+        return "encoder-decoder" if known and saved.endswith(_SEQ2SEQ_HEADS) else "encoder"
+    known = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    left_to_right = known and config.model_type not in _NOT_LEFT_TO_RIGHT
+    return "causal" if left_to_right and saved.endswith(_CAUSAL_HEADS) else "encoder"
+
+
+def _auto_class(config: Any, kind: Kind, with_head: bool) -> Any:
+    transformers = _transformers()
+    if kind == "classifier":
+        return transformers.AutoModelForSequenceClassification
+    if with_head and kind == "causal":
+        return transformers.AutoModelForCausalLM
+    if with_head and kind == "encoder-decoder":
+        return transformers.AutoModelForSeq2SeqLM
+    if config.is_encoder_decoder and type(config) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING:
+        return transformers.AutoModelForTextEncoding  # the decoder is not even read
+    return transformers.AutoModel
 
 
 def _transformers() -> Any:
@@ -145,8 +201,9 @@ def _dtype_argument(transformers: Any) -> str:
 
 
 @contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """No progress bars and no log lines from transformers: what matters is checked and raised here."""
+def quiet() -> Iterator[None]:
+    """No progress bars and no log lines from transformers: what matters is checked and raised by apood."""
+    transformers = _transformers()
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

@@ -1,210 +1,265 @@
-"""From texts to the token states of a frozen transformer."""
+"""From texts to the token states of a frozen transformer, and what else one pass over the texts can tell."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from apood.encoders.gathering import Gathering
+from apood.encoders.generation import Generator
 from apood.encoders.identity import fingerprint
-from apood.encoders.pretrained import Pretrained, find_pretrained, load_backbone, load_tokenizer
+from apood.encoders.padding import length_batches
+from apood.encoders.pretrained import LoadedTextModel, find_pretrained, load_text_model, load_tokenizer
+from apood.encoders.record import Pair
+from apood.encoders.text_pass import Mode, TextPass
+from apood.encoders.text_probe import probe_model
+from apood.encoders.tokenising import Tokeniser
+from apood.support.arguments import one_of, whole_number
 from apood.support.errors import InputError
 from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, dtype_name
-from apood.tokens.identity import EncoderIdentity
+from apood.tokens.identity import FOLDER, EncoderIdentity
 from apood.tokens.text import text_channel
 
-__all__ = ["TextEncoder"]
+__all__ = ["PreparedTexts", "TextEncoder", "generation_files", "padding_id"]
 
 _CPU_BATCH_TOKENS = 2048
 _GPU_BATCH_TOKENS = 32768
 _BATCH_STATE_BYTES = 1 << 30
 
 
+@dataclass(frozen=True)
+class PreparedTexts:
+    """Texts and their token ids; in mode `reference`, the targets and theirs too; and how many items were cut."""
+
+    texts: list[str]
+    sources: Ragged
+    target_texts: list[str]
+    targets: Ragged | None
+    cut: int
+
+
 class TextEncoder:
     """Token states of one hidden layer of a Hugging Face model, for texts.
 
-    The model may be an encoder (BERT, RoBERTa, a sentence-transformers folder), a causal language model
-    (Llama, GPT-NeoX, GPT-2, OPT) or an encoder-decoder model (T5, BART, Marian, Pegasus), of which the
-    encoder's states are taken.
+    In mode `input` the states are those of the text itself: of an encoder (BERT, RoBERTa, a sentence-transformers
+    folder), a classifier, a causal language model (Llama, GPT-NeoX, GPT-2, OPT) or the encoder of an encoder-decoder
+    model (T5, BART, Marian, Pegasus). A sequence has one token for each id that the model's tokenizer gives for the
+    text, the special tokens that it adds by itself among them. In mode `output` they are those of what a causal or an
+    encoder-decoder model generates for the text, in mode `reference` those of a target that is given beside it: one
+    for each token, the state that the model predicts this token from, up to the end-of-sequence token, which has one
+    too. Padding never has a state. A text without any token has no states in any mode. States depend neither on
+    padding nor on the other texts of a call.
 
-    A sequence has one token for each id that the model's tokenizer gives for the text: the special tokens it
-    adds by itself ([CLS] and [SEP], a beginning or end of sequence) are in, padding is not. Where a tokenizer
-    adds none, the empty text has no tokens. States depend neither on padding nor on the other texts of a call.
+    Channels: `input_ids`, the tokens that the states belong to; `text`, and in modes `output` and `reference`
+    `output_text`; `token_logprobs`, log p of each generated or target token, in mode `input` of a causal model that of
+    each token but the first; `sample_logprobs`; of a classifier `logits`.
 
     Args:
         model: a folder with config.json, safetensors weights and tokenizer files, or a hub id (`owner/name`
             or `owner/name@revision`).
+        mode: `input`, `output` or `reference`; the items of `reference` are `Pair(source, target)`.
         layer: -1 for the last hidden state as the model returns it (after the final norm where it has one);
-            any other number picks from the model's `hidden_states`, where 0 is the embedding layer.
+            any other number picks from the `hidden_states` of the encoder, decoder or causal model, where 0 is
+            the embedding layer.
         max_tokens: longer texts are cut at their end; the model's own limit holds where it is smaller.
+        max_new_tokens: where an output ends at the latest, and a target is cut.
+        beams: 1 for greedy search; the model's other generation settings hold, only it never samples its output.
+        samples: how many outputs to draw from the model's own distribution, for the channel `sample_logprobs`.
+        seed: of the samples; those of a text depend on what shares its batch, not on what came before.
+        template: a text with `{text}` where the input goes, like an instruction.
+        special_tokens: false leaves the states of special tokens out, and their ids; log-probabilities are of all.
+        logprobs: false leaves out `token_logprobs`, which cost a product with the vocabulary.
         device: where the model runs; a GPU if there is one by default. States always come back on the CPU.
-        dtype: the dtype that the model computes in and that the states have.
+        dtype: the dtype that the model computes in and that the states have; float32 on a CPU and bfloat16 on a GPU
+            by default.
 
     Attributes:
         dim: D, the length of a token.
         max_tokens: the limit in force.
-        truncated: how many texts were cut by this encoder so far.
+        truncated: how many texts were cut by this encoder so far, or had their target cut.
     """
 
     def __init__(
         self,
         model: str | Path,
         *,
+        mode: Mode = "input",
         layer: int = -1,
         max_tokens: int = 512,
+        max_new_tokens: int = 128,
+        beams: int = 1,
+        samples: int = 0,
+        seed: int = 0,
+        template: str | None = None,
+        special_tokens: bool = True,
+        logprobs: bool = True,
         device: str | torch.device | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        if max_tokens < 1:
-            raise InputError(f"max_tokens must be at least 1, got {max_tokens}.")
-        if dtype not in FLOAT_DTYPES:
+        one_of("mode", mode, get_args(Mode))
+        whole_number("max_tokens", max_tokens, 1)
+        whole_number("max_new_tokens", max_new_tokens, 1)
+        whole_number("beams", beams, 1)
+        whole_number("samples", samples, 0)
+        if beams > 1 and mode != "output":
+            raise InputError(f"Beams are for what a model generates, in mode output, got {beams} in mode {mode}.")
+        if dtype is not None and dtype not in FLOAT_DTYPES:
             raise InputError(f"An encoder computes in {', '.join(map(dtype_name, FLOAT_DTYPES))}, got {dtype}.")
-        self.device = _as_device(device)
-        self.truncated = 0
+        self.device, self.mode, self.truncated = _as_device(device), mode, 0
+        self._dtype = _default_dtype(self.device) if dtype is None else dtype
+
         pretrained = find_pretrained(model)
-        self._tokenizer = load_tokenizer(pretrained)
-        self._tokenizer.truncation_side = "right"
-        backbone, config = load_backbone(pretrained, dtype)
-        self._model = backbone.to(self.device).eval()
-        self._padding = getattr(config, "pad_token_id", None) or 0
-        self.max_tokens = min(max_tokens, _context(backbone, config), self._tokenizer.model_max_length)
-        self._refuse_no_room(pretrained)
-        self.dim, layers = self._probe(pretrained)
-        if not -layers <= layer < layers:
+        tokenizer = load_tokenizer(pretrained)
+        generates = mode != "input" or samples > 0
+        loaded = load_text_model(pretrained, self._dtype, generates=generates, logprobs=logprobs)
+        if generates and loaded.kind not in ("causal", "encoder-decoder"):
             raise InputError(
-                f"Layer {layer} of {pretrained.name!r} does not exist: allowed are {-layers} to {layers - 1}."
+                f"The model {pretrained.name!r} ({type(loaded.model).__name__}) generates nothing, so it has no "
+                f"{'samples' if mode == 'input' else f'mode {mode}'}: allowed are causal language models and "
+                "encoder-decoder models, saved with their heads."
             )
-        # Every layer but the last is counted from the bottom, so that one layer has one number.
-        self._layer = layer if layer >= -1 else layer + layers
+        if generates and loaded.kind == "encoder-decoder" and loaded.config.decoder_start_token_id is None:
+            raise InputError(f"The configuration of {pretrained.name!r} lacks decoder_start_token_id to begin with.")
+        loaded.model.to(self.device).eval()
+        self._kind, self._generates, self._fill = loaded.kind, generates, padding_id(loaded)
+        context = _context(loaded)
+        self.max_new_tokens = min(max_new_tokens, context if loaded.kind == "encoder-decoder" else context - 1)
+        # What a causal model generates takes positions behind the prompt's.
+        room = context - self.max_new_tokens if loaded.kind == "causal" and generates else context
+        self.max_tokens = min(max_tokens, room, tokenizer.model_max_length)
+        self._tokeniser = Tokeniser(tokenizer, pretrained.name, self.max_tokens, template)
+
+        logprobs = logprobs and (mode != "input" or loaded.kind == "causal")
+        probe = probe_model(loaded, pretrained.name, mode, layer, with_head=logprobs)
+        generator = Generator(loaded.model, self.max_new_tokens, beams, self._fill) if generates else None
+        self._pass = TextPass(
+            loaded.model,
+            loaded.kind,
+            mode=mode,
+            layer=probe.layer,
+            fill=self._fill,
+            special_ids=None if special_tokens else self._tokeniser.special_ids,
+            logprobs=logprobs,
+            generator=generator,
+            samples=samples,
+            seed=seed,
+        )
+        self.dim = probe.dim
+        self._rows: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "states": ((self.dim,), self._dtype),
+            "input_ids": ((), torch.int32),
+            **({"token_logprobs": ((), torch.float32)} if logprobs else {}),
+            **({"sample_logprobs": ((2,), torch.float32)} if samples else {}),
+            **({"logits": ((probe.classes,), torch.float32)} if probe.classes else {}),
+        }
         # A model that is asked for its hidden states keeps all of them until the end.
-        states = layers if self._layer != -1 else 1
+        states = probe.layers if probe.layer != -1 else 1
         self._batch_tokens = min(
             _CPU_BATCH_TOKENS if self.device.type == "cpu" else _GPU_BATCH_TOKENS,
-            _BATCH_STATE_BYTES // (states * self.dim * dtype.itemsize),
-        )
-        self._dtype = dtype
+            _BATCH_STATE_BYTES // (states * self.dim * self._dtype.itemsize),
+        ) // max(beams, samples, 1)
+        # A classifier on top of a causal model finds the last token of a row by the padding behind it.
+        self._most_sequences = 1 if probe.classes and loaded.config.pad_token_id is None else None
         self.identity: EncoderIdentity = {
             "model": pretrained.name,
             "revision": pretrained.revision,
-            "layer": self._layer,
-            "mode": "input",
+            "layer": probe.layer,
+            "mode": mode,
             "max_tokens": self.max_tokens,
-            "fingerprint": fingerprint(pretrained.folder),
+            "fingerprint": fingerprint(pretrained.folder, *generation_files(pretrained.folder, mode)),
+            **({"max_new_tokens": self.max_new_tokens} if mode != "input" else {}),
+            **({"beams": beams} if beams > 1 else {}),
+            **({"template": template} if template is not None else {}),
+            **({"special_tokens": False} if not special_tokens else {}),
+            **({FOLDER: str(pretrained.folder.resolve())} if pretrained.revision is None else {}),
         }
 
-    def encode(self, texts: Sequence[str]) -> TokenBatch:
-        """The states of every text, in the order given, with the channels `input_ids` and `text`."""
-        _refuse_bad_texts(texts)
-        ids = self._tokenise(texts)
-        input_ids = Ragged.from_lengths(
-            torch.tensor([token for row in ids for token in row], dtype=torch.int32), [len(row) for row in ids]
-        )
-        values = torch.empty(len(input_ids.values), self.dim, dtype=self._dtype)
+    def encode(self, items: Sequence[Any]) -> TokenBatch:
+        """The states of every item, in the order given, with their channels."""
+        return self.run(self.prepare(items))
+
+    def prepare(self, items: Sequence[Any]) -> PreparedTexts:
+        """Token ids of texts, or of pairs in mode `reference`; may run in another thread."""
+        if self.mode != "reference":
+            _refuse_bad_texts(items)
+            sources = self._tokeniser.sources(items)
+            return PreparedTexts(list(items), sources.ids, [], None, len(sources.cut))
+        _refuse_bad_pairs(items)
+        texts, target_texts = [pair.source for pair in items], [pair.target for pair in items]
+        sources = self._tokeniser.sources(texts)
+        tokenise = self._tokeniser.continuations if self._kind == "causal" else self._tokeniser.targets
+        targets = tokenise(target_texts, self.max_new_tokens)
+        # Behind a source without tokens there is nothing to predict a target from.
+        predicted = sources.ids.lengths > 0
+        values = targets.ids.values[predicted.repeat_interleave(targets.ids.lengths)]
+        ids = Ragged.from_lengths(values, targets.ids.lengths * predicted)
+        return PreparedTexts(texts, sources.ids, target_texts, ids, len({*sources.cut, *targets.cut}))
+
+    def run(self, prepared: PreparedTexts) -> TokenBatch:
+        """The states and channels of prepared texts, in their order."""
+        sources, targets = prepared.sources, prepared.targets
+        tokens = {"input": sources, "output": None, "reference": targets}[self.mode]
+        known = {} if tokens is None else dict.fromkeys(("states", "input_ids"), self._pass.kept(tokens).lengths)
+        gathered = {
+            name: Gathering(len(sources), row, dtype, known.get(name)) for name, (row, dtype) in self._rows.items()
+        }
         with torch.inference_mode():
-            for chosen in self._batches(input_ids.lengths):
-                rows = [input_ids.sequence(index) for index in chosen]
-                for index, states in zip(chosen, self._states(rows), strict=True):
-                    values[input_ids.offsets[index] : input_ids.offsets[index + 1]] = states
-        channels = {"input_ids": input_ids, "text": text_channel(texts)}
-        return TokenBatch(values, input_ids.offsets, channels, self.identity)
+            for chosen in self._batches(prepared):
+                found = self._pass(sources.select(chosen), None if targets is None else targets.select(chosen))
+                for name, rows in found.items():
+                    gathered[name].add(chosen, rows.lengths, rows.values)
+        self.truncated += prepared.cut
+        channels = {name: rows.finish() for name, rows in gathered.items()}
+        states = channels.pop("states")
+        channels["text"] = text_channel(prepared.texts)
+        if self.mode == "output":
+            channels["output_text"] = text_channel(self._tokeniser.texts(channels["input_ids"]))
+        elif self.mode == "reference":
+            channels["output_text"] = text_channel(prepared.target_texts)
+        return TokenBatch(states.values, states.offsets, channels, self.identity)
 
     def pieces(self, input_ids: Sequence[int] | Tensor) -> list[str]:
         """What each token reads as; joined, the pieces read as the text.
 
         A character that is spread over several tokens belongs to the last of them.
         """
-        ids = [int(token) for token in input_ids]
-        pieces: list[str] = []
-        # A token's text depends on the one before it (is there a space between them?), so each is decoded behind
-        # the tokens of the last complete piece.
-        before = done = 0
-        for stop in range(1, len(ids) + 1):
-            known, longer = self._decode(ids[before:done]), self._decode(ids[before:stop])
-            complete = len(longer) > len(known) and not longer.endswith("\ufffd")
-            pieces.append(longer[len(known) :] if complete or stop == len(ids) else "")
-            if complete:
-                before, done = done, stop
-        return pieces
+        return self._tokeniser.pieces(input_ids)
 
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    def _tokenise(self, texts: Sequence[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        encoded = self._tokenizer(
-            [_readable(text) for text in texts],
-            truncation=True,
-            max_length=self.max_tokens,
-            return_attention_mask=False,
-            verbose=False,
-        )
-        ids: list[list[int]] = encoded["input_ids"]
-        if encoded.encodings is not None:
-            self.truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
-        else:  # a tokenizer written in Python does not say what it cut: look at the texts that fill the limit
-            full = [text for text, row in zip(texts, ids, strict=True) if len(row) == self.max_tokens]
-            self.truncated += sum(
-                len(self._tokenizer(_readable(text), verbose=False)["input_ids"]) > self.max_tokens for text in full
-            )
-        return ids
-
-    def _batches(self, lengths: Tensor) -> Iterator[list[int]]:
-        """Texts of similar length together, the longest first, so that too large a batch fails at the start."""
-        order = lengths.argsort(descending=True, stable=True)
-        order = order[: int((lengths > 0).sum())]
-        start = 0
-        while start < len(order):
-            count = max(1, self._batch_tokens // int(lengths[order[start]]))
-            yield order[start : start + count].tolist()
-            start += count
-
-    def _states(self, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The states of token ids that share one padded batch.
-
-        Padding is on the right, where it shifts no position and a causal model does not see it.
-        """
-        lengths = [len(row) for row in rows]
-        ids = nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=self._padding)
-        mask = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]
-        ids, mask = ids.to(self.device, torch.int64), mask.to(self.device)
-        output = self._model(
-            input_ids=ids, attention_mask=mask.to(torch.int64), output_hidden_states=self._layer != -1, return_dict=True
-        )
-        states: Tensor = output.last_hidden_state if self._layer == -1 else output.hidden_states[self._layer]
-        return torch.split(states[mask].cpu(), lengths)
-
-    def _probe(self, pretrained: Pretrained) -> tuple[int, int]:
-        """D and the number of hidden states, from the model itself: configurations name them in many ways."""
-        one = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        try:
-            with torch.inference_mode():
-                output = self._model(input_ids=one, attention_mask=one + 1, output_hidden_states=True, return_dict=True)
-            return output.last_hidden_state.shape[-1], len(output.hidden_states)
-        except Exception as error:  # a model for other inputs fails in its own way
-            raise InputError(
-                f"The model {pretrained.name!r} ({type(self._model).__name__}) gives no hidden states for token ids: "
-                "allowed are text encoders, causal language models and encoder-decoder models."
-            ) from error
-
-    def _refuse_no_room(self, pretrained: Pretrained) -> None:
-        """Tokenizers ignore a limit below the number of tokens they add, and cut nothing at all."""
-        added = self._tokenizer.num_special_tokens_to_add()
-        if self.max_tokens <= added:
-            raise InputError(
-                f"max_tokens must be at least {added + 1} for {pretrained.name!r}, whose tokenizer adds {added} "
-                f"special tokens to every text, got {self.max_tokens}."
-            )
+    def _batches(self, prepared: PreparedTexts) -> Iterator[Tensor]:
+        lengths = prepared.sources.lengths
+        if prepared.targets is not None:
+            more = prepared.targets.lengths
+        else:
+            more = torch.full_like(lengths, self.max_new_tokens if self._generates else 0)
+        return length_batches(torch.where(lengths > 0, lengths + more, 0), self._batch_tokens, self._most_sequences)
 
 
-def _context(model: nn.Module, config: Any) -> int:
+def generation_files(folder: Path, mode: Mode) -> list[str]:
+    """The files whose settings decide what is generated, and thus the states of an output."""
+    return [name for name in ("generation_config.json",) if mode == "output" and (folder / name).is_file()]
+
+
+def _default_dtype(device: torch.device) -> torch.dtype:
+    exact_enough = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if exact_enough else torch.float32
+
+
+def padding_id(loaded: LoadedTextModel) -> int:
+    """The id to pad with: any will do, but some models look for theirs."""
+    known = getattr(loaded.config, "pad_token_id", None)
+    return known if known is not None and known >= 0 else 0
+
+
+def _context(loaded: LoadedTextModel) -> int:
     """How many tokens the model has positions for."""
-    for name, module in model.named_modules():
+    for name, module in loaded.model.named_modules():
         # RoBERTa and its kin count positions from behind the padding index.
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             return module.num_embeddings - module.padding_idx - 1
-    return int(getattr(config, "max_position_embeddings", None) or 1 << 62)
+    return int(getattr(loaded.config, "max_position_embeddings", None) or 1 << 62)
 
 
 def _as_device(device: str | torch.device | None) -> torch.device:
@@ -220,7 +275,7 @@ def _as_device(device: str | torch.device | None) -> torch.device:
     return chosen
 
 
-def _refuse_bad_texts(texts: Sequence[str]) -> None:
+def _refuse_bad_texts(texts: Sequence[Any]) -> None:
     if isinstance(texts, str):
         raise InputError("Texts must be a list of strings, got one string: put it into a list.")
     for index, text in enumerate(texts):
@@ -228,10 +283,9 @@ def _refuse_bad_texts(texts: Sequence[str]) -> None:
             raise InputError(f"Texts must be strings, got {type(text).__name__} at index {index}.")
 
 
-def _readable(text: str) -> str:
-    """The text as a tokenizer takes it: lone surrogates, which broken sources contain, become the replacement sign."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+def _refuse_bad_pairs(pairs: Sequence[Any]) -> None:
+    for index, pair in enumerate(pairs):
+        if not (isinstance(pair, Pair) and isinstance(pair.source, str) and isinstance(pair.target, str)):
+            raise InputError(
+                f"Mode reference takes Pair(source, target) of two strings, got {pair!r:.80} at index {index}."
+            )

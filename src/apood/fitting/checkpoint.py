@@ -17,7 +17,7 @@ from apood.support.errors import ArtefactError
 from apood.support.files import atomic_file, is_temporary
 from apood.support.source_digest import source_digest
 from apood.support.version import __version__
-from apood.tokens.identity import EncoderIdentity
+from apood.tokens.identity import without_place
 from apood.tokens.source import TokenSource
 
 __all__ = ["Checkpoint", "run_digest"]
@@ -31,19 +31,12 @@ def run_digest(settings: Mapping[str, Any], *sources: TokenSource | None) -> str
     digest = hashlib.sha256(_canonical([__version__, source_digest(), settings]))
     for source in sources:
         if source is not None:
-            digest.update(_canonical(_without_place(source.encoder)))
+            digest.update(_canonical(source.encoder and without_place(source.encoder)))
             digest.update(source.lengths.numpy().tobytes())
             last = len(source) - 1
             sampled = source.select(sorted({number * last // (_SAMPLED - 1) for number in range(_SAMPLED)}))
             digest.update(sampled.values.double().cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _without_place(encoder: EncoderIdentity | None) -> EncoderIdentity | None:
-    """An encoder that its fingerprint identifies may have moved since (as `same_encoder` allows)."""
-    if encoder is None or not encoder.get("fingerprint"):
-        return encoder
-    return {key: value for key, value in encoder.items() if key not in ("model", "revision")}
 
 
 def _canonical(content: Any) -> bytes:

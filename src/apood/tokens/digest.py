@@ -9,6 +9,7 @@ from torch import Tensor
 
 from apood.support.progress import bar
 from apood.tokens.batch import dtype_name
+from apood.tokens.identity import without_place
 from apood.tokens.source import TokenSource, token_budget
 from apood.tokens.store import TokenStore
 from apood.tokens.subset import Subset
@@ -25,7 +26,11 @@ def content_digest(source: TokenSource) -> str:
     """
     if isinstance(source, TokenStore):
         index = source.index
-        described = {"dim": index.dim, "dtype": dtype_name(index.dtype), "encoder": index.encoder}
+        described = {
+            "dim": index.dim,
+            "dtype": dtype_name(index.dtype),
+            "encoder": index.encoder and without_place(index.encoder),
+        }
         return _sha256("store", described, [shard.sha256 for shard in index.shards])
     if isinstance(source, Subset):
         return _sha256("subset", content_digest(source.source), hashlib.sha256(_bytes(source.indices)).hexdigest())
@@ -46,7 +51,7 @@ def _digest_of_rows(source: TokenSource) -> str:
                 kinds[name] = [dtype_name(rows.values.dtype), *rows.values.shape[1:]]
             progress.update(len(batch))
     hashes = {name: [parts[name].hexdigest(), lengths[name].hexdigest()] for name in parts}
-    return _sha256("rows", source.encoder, kinds, hashes)
+    return _sha256("rows", source.encoder and without_place(source.encoder), kinds, hashes)
 
 
 def _bytes(values: Tensor) -> Any:

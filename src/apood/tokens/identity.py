@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 
-__all__ = ["EncoderIdentity", "describe_encoder", "same_encoder"]
+__all__ = ["FOLDER", "EncoderIdentity", "describe_encoder", "same_encoder", "without_place"]
 
 EncoderIdentity = Mapping[str, str | int | bool | None]
 """What makes two encoders interchangeable: model, revision, layer, mode, max_tokens, ..."""
+
+FOLDER = "folder"
+"""The key of a hint that decides nothing: where a model that came from a local folder lay."""
 
 
 def same_encoder(first: EncoderIdentity | None, second: EncoderIdentity | None) -> bool:
@@ -15,13 +18,20 @@ def same_encoder(first: EncoderIdentity | None, second: EncoderIdentity | None) 
     """
     if first is None or second is None:
         return True
-    ignored = {"model", "revision"} if first.get("fingerprint") and second.get("fingerprint") else set()
-    keys = (set(first) | set(second)) - ignored
-    return all(first.get(key) == second.get(key) for key in keys)
+    if first.get("fingerprint") and second.get("fingerprint"):
+        first, second = without_place(first), without_place(second)
+    return all(first.get(key) == second.get(key) for key in {*first, *second} - {FOLDER})
+
+
+def without_place(encoder: EncoderIdentity) -> EncoderIdentity:
+    """What is left of an encoder that may have moved, since its fingerprint says which one it is."""
+    if not encoder.get("fingerprint"):
+        return encoder
+    return {key: value for key, value in encoder.items() if key not in ("model", "revision", FOLDER)}
 
 
 def describe_encoder(encoder: EncoderIdentity | None) -> str:
     """An encoder in one line, for messages."""
     if encoder is None:
         return "an unknown encoder"
-    return ", ".join(f"{key} {value}" for key, value in encoder.items() if value is not None)
+    return ", ".join(f"{key} {value}" for key, value in encoder.items() if value is not None and key != FOLDER)

@@ -5,7 +5,7 @@ import itertools
 import json
 import mmap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -110,13 +110,18 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class StoreIndex:
-    """The content of `index.json`: what the tokens are, and the shards that hold them in order."""
+    """The content of `index.json`: what the tokens are, and the shards that hold them in order.
+
+    `tally` is what whoever makes the store counts on the way, about its first `tally["sequences"]` sequences; empty
+    where nothing is counted.
+    """
 
     dim: int
     dtype: torch.dtype
     encoder: EncoderIdentity | None
     channels: Mapping[str, RowKind]
     shards: tuple[ShardRecord, ...] = ()
+    tally: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def sequences(self) -> int:
@@ -145,7 +150,7 @@ class StoreIndex:
             "encoder": self.encoder,
             "channels": channels,
             "shards": [vars(shard) for shard in self.shards],
-        }
+        } | ({"tally": dict(self.tally)} if self.tally else {})
         write_json(folder / INDEX_FILE, content)
 
     @classmethod
@@ -154,7 +159,12 @@ class StoreIndex:
         try:
             content = read_json(folder / INDEX_FILE)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise StoreError(f"{folder} is no token store: there is no {INDEX_FILE} in it.") from error
+            what = f"there is no {INDEX_FILE} in it" if folder.is_dir() else "it is not a folder"
+            raise StoreError(
+                f"{folder} is no token store: {what}."
+                if folder.exists()
+                else f"There is no token store {str(folder)!r}: nothing is at that path."
+            ) from error
         except (OSError, ValueError) as error:
             raise StoreError(f"The {INDEX_FILE} of the token store {folder} cannot be read: {error}.") from error
         try:
@@ -173,7 +183,8 @@ class StoreIndex:
     def _parse(cls, content: dict[str, Any]) -> Self:
         channels = {n: RowKind(_BY_NAME[c["dtype"]], tuple(c["shape"])) for n, c in content["channels"].items()}
         shards = tuple(ShardRecord(**shard) for shard in content["shards"])
-        index = cls(int(content["dim"]), _BY_NAME[content["dtype"]], content["encoder"], channels, shards)
+        tally = {name: int(count) for name, count in content.get("tally", {}).items()}
+        index = cls(int(content["dim"]), _BY_NAME[content["dtype"]], content["encoder"], channels, shards, tally)
         if [shard.file for shard in shards] != [shard_file(i) for i in range(len(shards))]:
             raise ValueError("the shards are not numbered from 0")
         if any(shard.channel_rows.keys() != channels.keys() for shard in shards):

@@ -62,6 +62,7 @@ class TokenStoreWriter:
         self._shard_bytes = shard_bytes
         self._open: list[dict[str, Ragged]] = []
         self._open_bytes = 0
+        self._tallies: list[dict[str, int]] = []
         with self._disk_errors():
             self._folder.mkdir(parents=True, exist_ok=True)
             self._refuse_foreign_folder()
@@ -142,6 +143,11 @@ class TokenStoreWriter:
         """Sequences committed so far: those that survive a crash at this moment."""
         return self._index.sequences
 
+    @property
+    def tally(self) -> Mapping[str, int]:
+        """What was counted about the first `tally["sequences"]` of them; empty where nothing was."""
+        return self._index.tally
+
     def append(self, batch: TokenBatch) -> None:
         """Adds the sequences of `batch`, copied; tokens are cast to the dtype of the store."""
         if self._lock is None:
@@ -164,6 +170,11 @@ class TokenStoreWriter:
             start, done = stop, int(ends[stop - 1])
             if self._open_bytes >= self._shard_bytes:
                 self._commit()
+
+    def count(self, **counts: int) -> None:
+        """Says what there is to count about all sequences appended so far; it is committed with the last of them."""
+        appended = self.sequences + sum(len(part[TOKENS]) for part in self._open)
+        self._tallies.append({"sequences": appended} | counts)
 
     def _check_tokens(self, batch: TokenBatch) -> None:
         dim, dtype = self._index.dim, self._index.dtype
@@ -197,7 +208,7 @@ class TokenStoreWriter:
         try:
             with self._disk_errors():
                 record = write_shard(self._folder, self._index, parts)
-                index = replace(self._index, shards=(*self._index.shards, record))
+                index = self._tallied(replace(self._index, shards=(*self._index.shards, record)))
                 index.write(self._folder)
         except BaseException:
             self._release()  # going on here would leave a hole; resuming does not
@@ -208,7 +219,16 @@ class TokenStoreWriter:
         """Commits the open shard and lets other writers in."""
         if self._lock is not None and self._open:
             self._commit()
+        if self._lock is not None and (index := self._tallied(self._index)) != self._index:
+            with self._disk_errors():
+                index.write(self._folder)
+            self._index = index
         self._release()
+
+    def _tallied(self, index: StoreIndex) -> StoreIndex:
+        """The index with the last tally that is about nothing but its own sequences."""
+        known = [tally for tally in self._tallies if tally["sequences"] <= index.sequences]
+        return replace(index, tally=known[-1]) if known else index
 
     def _release(self) -> None:
         self._open = []

@@ -1,0 +1,217 @@
+"""The text encoder beside a bare loop of its model, and what bfloat16 costs.
+
+`python -m benchmarks.encoders --model FOLDER --texts ID.txt --ood OOD.txt`; without a model it makes a random one of
+the size of BERT base, without texts random ones, so that it runs anywhere.
+"""
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apood.detectors.base import Detector
+from apood.detectors.knn import KNN
+from apood.detectors.mahalanobis import Mahalanobis
+from apood.encoders.embed import embed_to_store
+from apood.encoders.inputs import read_records
+from apood.encoders.record import Record
+from apood.encoders.text import TextEncoder
+from apood.evaluation.metrics import auroc
+from apood.support.errors import FitWarning
+from apood.tokens.batch import TokenBatch
+
+__all__ = ["main", "precision", "throughput"]
+
+_COPIED = "bare loop, states to the CPU"
+
+
+def throughput(
+    folder: Path, texts: list[str], *, device: str, max_tokens: int, logprobs: bool, rounds: int
+) -> list[tuple[str, float, float]]:
+    """For every contender its tokens a second, and its speed relative to the bare loop: medians over rounds."""
+    encoder = TextEncoder(folder, device=device, max_tokens=max_tokens, logprobs=logprobs)
+    prepared = encoder.prepare(texts)
+    tokens = len(prepared.sources.values)
+    batches = _batches(encoder, prepared)
+    model = _bare_model(folder, with_head=logprobs).to(device, encoder.encode(texts[:1]).dtype).eval()
+
+    def loop(*, copied: bool) -> None:
+        with torch.inference_mode():
+            for ids, mask in batches:
+                ids, mask = ids.to(device), mask.to(device)
+                if logprobs:
+                    output = model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+                    logits = output.logits[:, :-1].float()
+                    found = logits.gather(2, ids[:, 1:, None]).squeeze(2) - logits.logsumexp(2)
+                    states = output.hidden_states[-1]
+                    if copied:
+                        found.cpu()
+                else:
+                    states = model(input_ids=ids, attention_mask=mask).last_hidden_state
+                if copied:
+                    states.cpu()
+
+    def store() -> None:
+        with tempfile.TemporaryDirectory() as place:
+            embed_to_store(texts, encoder, Path(place) / "store")
+
+    contenders: dict[str, Callable[[], object]] = {
+        "bare loop": lambda: loop(copied=False),
+        _COPIED: lambda: loop(copied=True),
+        "tokenising alone": lambda: encoder.prepare(texts),
+        "encoder.run": lambda: encoder.run(prepared),
+        "encoder.encode": lambda: encoder.encode(texts),
+        "embed_to_store": store,
+    }
+    times = _round_times(contenders, rounds)
+    return [
+        (
+            name,
+            tokens / statistics.median(own),
+            statistics.median(b / t for b, t in zip(times["bare loop"], own, strict=True)),
+        )
+        for name, own in times.items()
+    ]
+
+
+def _batches(encoder: TextEncoder, prepared: Any) -> list[tuple[Tensor, Tensor]]:
+    """The encoder's own batches, padded beforehand."""
+    found = []
+    for chosen in encoder._batches(prepared):
+        rows = [prepared.sources.sequence(int(index)).long() for index in chosen]
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        lengths = torch.tensor([len(row) for row in rows])
+        found.append((ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()))
+    return found
+
+
+def _bare_model(folder: Path, *, with_head: bool) -> Any:
+    import transformers
+
+    kind = transformers.AutoModelForCausalLM if with_head else transformers.AutoModel
+    return kind.from_pretrained(folder, local_files_only=True)
+
+
+def _is_causal(folder: Path) -> bool:
+    from transformers import AutoConfig
+
+    saved = (AutoConfig.from_pretrained(folder, local_files_only=True).architectures or [""])[0]
+    return bool(saved.endswith(("ForCausalLM", "LMHeadModel")))
+
+
+def _round_times(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every round, each of which runs all contenders, every other one in reverse; the first warms up."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds + 1):
+        for name in list(contenders)[:: 1 if number % 2 else -1]:
+            started = time.perf_counter()
+            contenders[name]()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if number:
+                times[name].append(time.perf_counter() - started)
+    return times
+
+
+def precision(
+    folder: Path, texts: list[str], others: list[str], *, device: str, max_tokens: int
+) -> list[tuple[str, float, float]]:
+    """What states in float32 and in bfloat16 give: the relative error of the latter, then AUROC of detectors."""
+    half = len(texts) // 2
+    sets: list[list[TokenBatch]] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        encoder = TextEncoder(folder, device=device, max_tokens=max_tokens, logprobs=False, dtype=dtype)
+        sets.append([_float(encoder.encode(part)) for part in (texts[:half], texts[half:], others)])
+    exact, rough = (batches[1].values for batches in sets)
+    rows = [("relative error of states", 0.0, float((rough - exact).norm() / exact.norm()))]
+    detectors: list[Callable[[], Detector]] = [Mahalanobis, KNN]
+    for make in detectors:
+        found = []
+        for train, test, ood in sets:
+            detector = make().fit(train)
+            found.append(100 * auroc(detector.score_samples(test), detector.score_samples(ood)).value)
+        rows.append((f"AUROC of {make().name}, %", found[0], found[1]))
+    return rows
+
+
+def _float(batch: TokenBatch) -> TokenBatch:
+    return TokenBatch(batch.values.float(), batch.offsets, {}, batch.encoder)
+
+
+@contextmanager
+def _model_folder(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        yield given
+        return
+    from transformers import BertConfig, BertModel
+
+    with tempfile.TemporaryDirectory() as place:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            BertModel(BertConfig(vocab_size=8000)).save_pretrained(place)
+        _tokenizer(_random_texts(2000, seed=0)).save_pretrained(place)
+        yield Path(place)
+
+
+def _tokenizer(texts: list[str]) -> Any:
+    from tokenizers import BertWordPieceTokenizer
+    from transformers import BertTokenizerFast
+
+    trained = BertWordPieceTokenizer()
+    trained.train_from_iterator(texts, vocab_size=8000)
+    return BertTokenizerFast(tokenizer_object=trained._tokenizer)
+
+
+def _texts_of(name: str, field: str) -> Iterator[str]:
+    return (record.item for record in read_records([name], field=field) if isinstance(record, Record))
+
+
+def _random_texts(count: int, seed: int) -> list[str]:
+    """Words of random letters, 20 to 300 a text."""
+    generator = random.Random(seed)
+    words = ["".join(generator.choices("abcdefghijklmnopqrst", k=generator.randint(2, 9))) for _ in range(5000)]
+    return [" ".join(generator.choices(words, k=generator.randint(20, 300))) for _ in range(count)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.encoders", description=__doc__)
+    parser.add_argument("--model", type=Path, help="a model folder; a random one of the size of BERT base by default")
+    parser.add_argument("--texts", help="in-distribution texts, as `apood embed` takes them; random ones by default")
+    parser.add_argument("--ood", help="other texts, for the precision")
+    parser.add_argument("--field", default="text")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--count", type=int, help="how many texts", default=20_000 if torch.cuda.is_available() else 400
+    )
+    parser.add_argument("--max-tokens", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore", FitWarning)  # the AUROCs of two precisions are compared, however good they are
+    read = [
+        _texts_of(name, given.field) if name else iter(_random_texts(given.count, seed))
+        for seed, name in enumerate((given.texts, given.ood))
+    ]
+    texts, others = ([text for text, _ in zip(found, range(given.count), strict=False)] for found in read)
+    options = {"device": given.device, "max_tokens": given.max_tokens}
+    with _model_folder(given.model) as folder:
+        for logprobs in (False, True) if _is_causal(folder) else (False,):
+            print(f"\n{given.device}, {len(texts):,} texts{', with token log-probabilities' if logprobs else ''}\n")
+            print("| what | tokens/s | relative to the bare loop |\n| --- | ---: | ---: |")
+            for name, speed, ratio in throughput(folder, texts, logprobs=logprobs, rounds=given.rounds, **options):
+                print(f"| {name} | {speed:,.0f} | {ratio:.2f} |")
+        print("\n| what | float32 | bfloat16 |\n| --- | ---: | ---: |")
+        for what, exact, rough in precision(folder, texts, others, **options):
+            print(f"| {what} | {exact:.4g} | {rough:.4g} |")
+
+
+if __name__ == "__main__":
+    main()

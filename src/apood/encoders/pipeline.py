@@ -1,0 +1,96 @@
+"""Records through an encoder, window by window in the order given, the CPU a window ahead of the device."""
+
+from collections.abc import Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from apood.encoders.encoder import Encoder
+from apood.encoders.record import BadRecord, BadRecordError, Record, Skipped
+from apood.encoders.sounds import Sound
+from apood.tokens.batch import TokenBatch
+
+__all__ = ["Window", "encoded_windows"]
+
+_WINDOW_ITEMS = 1024
+_WINDOW_BYTES = 1 << 29
+_SOUND_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive records, encoded.
+
+    Attributes:
+        batch: their states.
+        truncated: how many of them were cut at the encoder's limit.
+        skipped: how many bad records were skipped up to its end.
+    """
+
+    batch: TokenBatch
+    truncated: int
+    skipped: int
+
+
+def encoded_windows(
+    records: Iterable[Record | BadRecord], encoder: Encoder, skipped: Skipped | None = None
+) -> Generator[Window]:
+    """The states of `records` in order, some at a time: enough to sort them by length, few enough to fit into memory.
+
+    While the encoder runs one window, it prepares the next in another thread.
+
+    Bad records go to `skipped`; without it the first one is an error. Whatever is wrong with a record (or
+    with reading, or preparing) is raised only after the windows before it, and the records before it in its
+    own window, were given out.
+    """
+    reading = _Reading(records, skipped)
+    size = max(1, min(_WINDOW_ITEMS, _WINDOW_BYTES // (encoder.max_tokens * encoder.dim * 4)))
+    # A thread does what worker processes would: compiled tokenizers use all cores by themselves and hold no lock
+    # (Python measured beside one keeps all of its speed), while a process has to start and to load them. Records are
+    # read in the thread of the caller: another one that waits for standard input could not be interrupted.
+    with ThreadPoolExecutor(1, "prepare") as pool:
+
+        def begin() -> "tuple[Future[Any], int] | None":
+            items = reading.next_items(size)
+            return (pool.submit(encoder.prepare, items), reading.skipped.count) if items else None
+
+        ahead = begin()
+        while ahead is not None:
+            (preparing, bad), ahead = ahead, begin()
+            prepared = preparing.result()
+            yield Window(encoder.run(prepared), prepared.cut, bad)
+            del prepared, preparing  # a window at rest needs its memory no longer
+    if reading.error is not None:
+        raise reading.error
+
+
+class _Reading:
+    """Takes items out of records until there are none or one is wrong; the error waits until it is asked for."""
+
+    def __init__(self, records: Iterable[Record | BadRecord], skipped: Skipped | None) -> None:
+        self.error: Exception | None = None
+        self.skipped = Skipped() if skipped is None else skipped
+        self._refuse = skipped is None
+        self._records = iter(records)
+
+    def next_items(self, count: int) -> list[Any]:
+        """At most `count` items, of sounds as many as fit into memory; none at the end and once something was wrong."""
+        items: list[Any] = []
+        sound_bytes = 0
+        while self.error is None and len(items) < count and sound_bytes < _SOUND_BYTES:
+            try:
+                record = next(self._records, None)
+            except Exception as error:
+                self.error = error
+                break
+            if record is None:
+                break
+            if isinstance(record, Record):
+                items.append(record.item)
+                if isinstance(record.item, Sound):
+                    sound_bytes += record.item.samples.nbytes
+            elif self._refuse:
+                self.error = BadRecordError(record.reason)
+            else:
+                self.skipped.add(record)
+        return items

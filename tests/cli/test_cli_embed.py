@@ -1,0 +1,302 @@
+"""`apood embed` and `apood score` on raw inputs: every option arrives, bad records are told, misfits are refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from processes import PROGRAM
+
+from apood.detectors.artefact import load
+from apood.encoders.text import TextEncoder
+from apood.tokens.store import TokenStore
+from apood.tokens.text import channel_texts
+
+
+def rows_of(result):
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def texts_in(folder):
+    return channel_texts(TokenStore(folder).select(slice(None)).channels["text"])
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory, model):
+    """A tiny random Llama with the words of the other model."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=64, initializer_range=0.5, pad_token_id=0, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def bad_lines(tmp_path, texts):
+    """A file with seven bad lines among good ones."""
+    lines = [json.dumps({"text": text}) for text in texts["test"][:10]]
+    for place in (9, 7, 6, 5, 3, 2, 1):
+        lines.insert(place, '{"text": ' if place % 2 else '{"txt": "word1"}')
+    (tmp_path / "bad.jsonl").write_text("\n".join(lines) + "\n")
+    return tmp_path / "bad.jsonl"
+
+
+def test_a_bad_record_loses_nothing_before_it(apood, refused, model, bad_lines, texts, tmp_path):
+    command = ("embed", bad_lines, "--model", model, "--out", tmp_path / "store")
+    sentence = refused(*command)
+    assert sentence.startswith(f"Line 2 of '{bad_lines}' is not valid JSON")
+    assert "--skip-bad leaves such records out" in sentence and f"1 texts are in {tmp_path / 'store'}" in sentence
+    result = apood(*command, "--resume", "--skip-bad")
+    assert texts_in(tmp_path / "store") == texts["test"][:10]
+    assert "Embedded 9 texts" in result.stdout and "1 were there before, 7 bad ones skipped" in result.stdout
+    lines = result.stderr.splitlines()
+    assert len(lines) == 6 and all(line.startswith("Skipped: ") for line in lines)
+    assert "has no field 'text': there are 'txt'" in lines[1] and lines[-1] == "Skipped: 2 more records."
+
+
+def test_the_store_remembers_what_was_cut_and_skipped(apood, model, bad_lines, texts, tmp_path):
+    out = tmp_path / "store"
+    told = json.loads(
+        apood("embed", bad_lines, "--model", model, "--out", out, "--skip-bad", "--max-tokens", 5, "--json").stdout
+    )
+    cut = sum(len(text.split()) > 5 for text in texts["test"][:10])
+    assert (told["sequences"], told["truncated"], told["bad"], len(told["first_bad"])) == (10, cut, 7, 5)
+    facts = json.loads(apood("inspect", out, "--json").stdout)
+    assert facts["tally"] == {"sequences": 10, "truncated": cut, "bad": 7}
+
+
+@pytest.mark.parametrize("content", ["", " ", "\t"])
+def test_an_empty_text_is_a_bad_record(apood, refused, model, tmp_path, content):
+    (tmp_path / "texts.txt").write_text(f"word1 word2\n{content}\nword3\n")
+    command = ("embed", tmp_path / "texts.txt", "--model", model, "--out", tmp_path / "store")
+    assert "Line 2 of" in refused(*command)
+    assert "1 bad ones skipped" in apood(*command, "--resume", "--skip-bad").stdout
+    assert texts_in(tmp_path / "store") == ["word1 word2", "word3"]
+
+
+def test_bytes_that_are_no_text(apood, refused, model, tmp_path):
+    (tmp_path / "texts.txt").write_bytes(b"word1\nword2 \xff\nword3\n")
+    command = ("embed", tmp_path / "texts.txt", "--model", model, "--out", tmp_path / "store")
+    assert "UTF-8" in refused(*command)
+    assert apood(*command, "--resume", "--skip-bad").stderr.startswith("Skipped: ")
+    assert texts_in(tmp_path / "store") == ["word1", "word3"]
+
+
+def test_limit_and_shuffle(apood, model, files, texts, tmp_path):
+    command = ("embed", files / "test.jsonl", "--model", model, "--shuffle")
+    for name, options in {"a": (), "b": ("--seed", 0), "c": ("--seed", 1), "d": ("--limit", 7)}.items():
+        apood(*command, *options, "--out", tmp_path / name)
+    a, b, c, d = (texts_in(tmp_path / name) for name in "abcd")
+    assert a == b != c and sorted(a) == sorted(c) == sorted(texts["test"]) and d == a[:7]
+    assert "7 were there before" in apood(*command, "--out", tmp_path / "d", "--resume").stdout
+    assert texts_in(tmp_path / "d") == a
+
+
+def test_options_of_output_reach_the_encoder(apood, language_model, files, texts, tmp_path):
+    out = tmp_path / "store"
+    apood(
+        "embed", files / "test.jsonl", "--model", language_model, "--out", out, "--mode", "output", "--limit", 5,
+        "--max-new-tokens", 6, "--beams", 2, "--samples", 3, "--seed", 4, "--template", "word1 {text}",
+        "--no-logprobs", "--dtype", "float32",
+    )  # fmt: skip
+    encoder = TextEncoder(
+        language_model, mode="output", max_new_tokens=6, beams=2, samples=3, seed=4, template="word1 {text}",
+        logprobs=False,
+    )  # fmt: skip
+    expected, held = encoder.encode(texts["test"][:5]), TokenStore(out).select(slice(None))
+    assert held.encoder == encoder.identity and held.channels.keys() == expected.channels.keys()
+    assert torch.equal(held.offsets, expected.offsets)
+    torch.testing.assert_close(held.values, expected.values)
+    assert torch.equal(held.channels["input_ids"].values, expected.channels["input_ids"].values)
+    torch.testing.assert_close(held.channels["sample_logprobs"].values, expected.channels["sample_logprobs"].values)
+    assert "token_logprobs" not in held.channels
+
+
+@pytest.fixture(scope="module")
+def pairs(texts, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    both = zip(texts["train"], texts["held-out"], strict=False)
+    path.write_text("".join(json.dumps({"de": a, "en": b}) + "\n" for a, b in both))
+    return path
+
+
+def test_a_detector_of_references_scores_pairs(apood, refused, language_model, pairs, tmp_path):
+    fields = ("--field", "de", "--target-field", "en")
+    command = ("embed", pairs, "--model", language_model, "--mode", "reference", "--dtype", "float32")
+    apood(*command, *fields, "--out", tmp_path / "store")
+    store = TokenStore(tmp_path / "store")
+    assert store.encoder["mode"] == "reference" and "output_text" in store.channels
+    for method in ("mahalanobis", "perplexity"):
+        apood("fit", tmp_path / "store", "--method", method, "--out", tmp_path / method)
+        rows = rows_of(apood("score", tmp_path / method, pairs, *fields))
+        expected = load(tmp_path / method).score_samples(store)
+        np.testing.assert_allclose([row["score"] for row in rows], expected, rtol=1e-4)
+    assert "does not say where its targets are" in refused("score", tmp_path / "mahalanobis", pairs, "--field", "de")
+
+
+def test_a_detector_of_samples_needs_a_store(apood, refused, language_model, files, tmp_path):
+    command = ("embed", files / "test.jsonl", "--model", language_model, "--samples", 2, "--max-new-tokens", 3)
+    apood(*command, "--out", tmp_path / "store")
+    apood("fit", tmp_path / "store", "--method", "entropy", "--out", tmp_path / "entropy")
+    assert "embed with samples, and give the store" in refused("score", tmp_path / "entropy", files / "test.jsonl")
+    assert len(rows_of(apood("score", tmp_path / "entropy", tmp_path / "store"))) == 40
+
+
+def test_an_encoder_is_reproduced_with_all_that_it_was(apood, language_model, files, tmp_path):
+    options = ("--layer", 1, "--template", "word1 {text} word2", "--max-tokens", 9, "--dtype", "float32")
+    apood("embed", files / "train.jsonl", "--model", language_model, "--out", tmp_path / "store", *options)
+    apood("fit", tmp_path / "store", "--method", "mahalanobis", "--out", tmp_path / "detector")
+    rows = rows_of(apood("score", tmp_path / "detector", files / "train.jsonl"))
+    expected = load(tmp_path / "detector").score_samples(TokenStore(tmp_path / "store"))
+    np.testing.assert_allclose([row["score"] for row in rows], expected, rtol=1e-4)
+
+
+def test_rows_keep_the_numbers_of_their_records(apood, refused, calibrated, bad_lines):
+    assert "is not valid JSON" in refused("score", calibrated, bad_lines)
+    result = apood("score", calibrated, bad_lines, "--skip-bad")
+    good = [number for number, line in enumerate(bad_lines.read_text().splitlines()) if '"text": "' in line]
+    assert [row["index"] for row in rows_of(result)] == good and len(good) == 10
+    assert result.stderr.count("Skipped: ") == 6
+
+
+def test_nothing_but_bad_records(refused, apood, model, calibrated, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    result = apood("embed", tmp_path / "bad.jsonl", "--model", model, "--out", tmp_path / "store", "--skip-bad")
+    assert "Embedded 0 texts" in result.stdout and "2 bad ones skipped" in result.stdout
+    sentence = refused("score", calibrated, tmp_path / "bad.jsonl", "--skip-bad")
+    assert sentence == "There is nothing to score: every record is bad."
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--target-field", "en"], "--target-field is for --mode reference, and the mode is input."),
+        (["--beams", "2"], "--beams is for --mode output, and the mode is input."),
+        (["--mode", "reference", "--beams", "2"], "--beams is for --mode output, and the mode is reference."),
+        (["--max-new-tokens", "2"], "--max-new-tokens is for --mode output, --mode reference and --samples"),
+        (["--seed", "2"], "--seed is for --shuffle and --samples, and none is given."),
+        (["--mode", "outputs"], "--mode"),
+        (["--mode", "output"], "generates nothing, so it has no mode output"),
+        (["--samples", "2"], "generates nothing, so it has no samples"),
+        (["--mode", "reference"], "does not say where its targets are"),
+        (["--layer", "9"], "Layer 9 of 'tiny-bert' does not exist"),
+        (["--template", "no place"], "{text}"),
+    ],
+)
+def test_options_that_do_not_fit(refused, model, files, tmp_path, options, sentence):
+    out = tmp_path / "store"
+    assert sentence in refused("embed", files / "test.jsonl", "--model", model, "--out", out, *options)
+    assert not out.exists()
+
+
+@pytest.fixture(scope="module")
+def audio_model(tmp_path_factory):
+    from transformers import ASTConfig, ASTFeatureExtractor, ASTForAudioClassification
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-ast"
+    config = ASTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, patch_size=8,
+        frequency_stride=8, time_stride=8, max_length=32, num_mel_bins=16, num_labels=3,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        ASTForAudioClassification(config).save_pretrained(folder)
+    ASTFeatureExtractor(sampling_rate=16000, num_mel_bins=16, max_length=32).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sounds") / "sounds.npz"
+    noise = 0.1 * np.random.default_rng(0).standard_normal((30, 6000))
+    noise[4] = 0
+    np.savez(path, audio=noise.astype(np.float32), sr=16000)
+    return path
+
+
+def test_sounds_are_embedded_and_scored(apood, refused, audio_model, sounds, tmp_path):
+    command = ("embed", sounds, "--model", audio_model, "--out", tmp_path / "store", "--dtype", "float32")
+    assert "is silent" in refused(*command)
+    result = apood(*command, "--resume", "--skip-bad")
+    assert "Embedded 25 sounds" in result.stdout and "4 were there before, 1 bad ones skipped" in result.stdout
+    store = TokenStore(tmp_path / "store")
+    assert len(store) == 29 and store.channels == ("logits",)
+    apood("fit", tmp_path / "store", "--method", "mahalanobis", "--out", tmp_path / "detector")
+    rows = rows_of(apood("score", tmp_path / "detector", sounds, "--skip-bad"))
+    assert [row["index"] for row in rows] == [i for i in range(30) if i != 4]
+    expected = load(tmp_path / "detector").score_samples(store)
+    np.testing.assert_allclose([row["score"] for row in rows], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--max-tokens", "5"], "takes sounds, for which there is no max_tokens."),
+        (["--template", "{text}"], "takes sounds, for which there is no template."),
+        (["--mode", "output"], "takes sounds, for which there is no mode output, only input."),
+        (["--field", "text"], "--field is for texts, and the inputs are sounds."),
+    ],
+)
+def test_options_that_are_not_for_sounds(refused, audio_model, sounds, tmp_path, options, sentence):
+    assert sentence in refused("embed", sounds, "--model", audio_model, "--out", tmp_path / "store", *options)
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_model_must_be_for_the_inputs(refused, audio_model, model, sounds, files, calibrated, tmp_path):
+    texts = files / "test.jsonl"
+    assert f"takes sounds, and '{texts}' holds none" in refused(
+        "embed", texts, "--model", audio_model, "--out", tmp_path / "o"
+    )
+    assert f"takes texts, but '{sounds}' holds sounds" in refused(
+        "embed", sounds, "--model", model, "--out", tmp_path / "o"
+    )
+    assert f"takes texts, but '{sounds}' holds sounds" in refused("score", calibrated, sounds)
+
+
+def test_a_hub_that_cannot_be_reached(refused, files, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    command = ("embed", files / "test.jsonl", "--model", "nobody/nothing", "--out", tmp_path / "store")
+    sentence = refused(*command)
+    assert "no local folder 'nobody/nothing'" in sentence and "give the path of a local folder" in sentence
+
+
+def test_a_killed_command_is_resumed(apood, model, files, texts, tmp_path):
+    """The program itself, killed while it waits for more; what it committed is there."""
+    import os
+    import subprocess
+    import time
+
+    out = tmp_path / "store"
+    process = subprocess.Popen(
+        [*PROGRAM, "embed", "-", "--model", str(model), "--out", str(out)],
+        stdin=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        text=True,
+    )
+    try:
+        process.stdin.write(f"{texts['test'][0]}\n")
+        process.stdin.flush()
+        while not (out / "index.json").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    apood("embed", files / "test.jsonl", "--model", model, "--out", out, "--resume")
+    whole = tmp_path / "whole"
+    apood("embed", files / "test.jsonl", "--model", model, "--out", whole)
+    assert (out / "index.json").read_bytes() == (whole / "index.json").read_bytes()
+    shutil.rmtree(out)

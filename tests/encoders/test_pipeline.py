@@ -1,0 +1,353 @@
+"""Records through the pipeline: the same as a simple loop, errors in the order of the records, nothing that hangs."""
+
+import functools
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from word_encoder import WordEncoder, Words
+
+from apood.encoders import embed, pipeline
+from apood.encoders.embed import EmbedCounts, embed_to_store, limited
+from apood.encoders.inputs import shuffled
+from apood.encoders.pipeline import encoded_windows
+from apood.encoders.record import BadRecord, Pair, Record, Skipped
+from apood.encoders.sounds import Sound
+from apood.encoders.text import TextEncoder
+from apood.support.errors import InputError, StoreError
+from apood.tokens.batch import TokenBatch
+from apood.tokens.store import TokenStore
+from apood.tokens.text import channel_texts
+from apood.tokens.writer import TokenStoreWriter
+
+TEXTS = [f"text number {i} of some" + " more" * (i % 3) for i in range(40)]
+Records = list[Record | BadRecord]
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows and shards so small that a few texts fill many of them."""
+    monkeypatch.setattr(pipeline, "_WINDOW_ITEMS", 4)
+    monkeypatch.setattr(embed, "TokenStoreWriter", functools.partial(TokenStoreWriter, shard_bytes=1000))
+
+
+def records(texts: list[str], bad: tuple[int, ...] = ()) -> Records:
+    return [
+        BadRecord(f"line {i}", f"Line {i} is bad.") if i in bad else Record(text, f"line {i}")
+        for i, text in enumerate(texts)
+    ]
+
+
+def held(folder: Path) -> list[str]:
+    store = TokenStore(folder)
+    return channel_texts(store.select(slice(None)).channels["text"]) if len(store) else []
+
+
+def same(first: TokenBatch, second: TokenBatch) -> bool:
+    return (
+        torch.equal(first.values, second.values)
+        and torch.equal(first.offsets, second.offsets)
+        and first.channels.keys() == second.channels.keys()
+        and all(
+            torch.equal(first.channels[name].values, second.channels[name].values)
+            and torch.equal(first.channels[name].offsets, second.channels[name].offsets)
+            for name in first.channels
+        )
+    )
+
+
+def test_it_equals_the_simple_loop_bit_for_bit(
+    models: Callable[[str], Path], texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_WINDOW_ITEMS", 32)
+    encoder = TextEncoder(models("bert"), max_tokens=20, device="cpu")
+    windows = [window.batch for window in encoded_windows(records(texts), encoder)]
+    expected = [encoder.encode(texts[start : start + 32]) for start in range(0, len(texts), 32)]
+    assert len(windows) == len(expected) == 10
+    assert all(map(same, windows, expected))
+
+
+def test_windows_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_WINDOW_BYTES", 2 * 4 * 8 * 4)
+    assert [len(window.batch) for window in encoded_windows(records(TEXTS[:5]), WordEncoder())] == [2, 2, 1]
+    monkeypatch.setattr(pipeline, "_SOUND_BYTES", 1000)
+    sounds = [Record(Sound(np.zeros(100, np.float32), 16000), f"sound {i}") for i in range(5)]
+    reading = pipeline._Reading(sounds, None)
+    assert [len(reading.next_items(100)) for _ in range(3)] == [3, 2, 0]
+
+
+def test_the_next_window_is_prepared_while_one_runs() -> None:
+    """Neither would end without the other."""
+    both = threading.Barrier(2, timeout=30)
+
+    class Together(WordEncoder):
+        def prepare(self, items):
+            if items[0] != TEXTS[0]:
+                both.wait()
+            return super().prepare(items)
+
+        def run(self, prepared):
+            if prepared.texts[0] != TEXTS[8]:
+                both.wait()
+            assert threading.current_thread() is threading.main_thread()
+            return super().run(prepared)
+
+    encoder = Together()
+    assert len(list(encoded_windows(records(TEXTS[:12]), encoder))) == 3
+    assert encoder.ran == TEXTS[:12]
+
+
+def test_only_one_window_is_read_ahead() -> None:
+    given = 0
+
+    def counted() -> Iterator[Record]:
+        nonlocal given
+        for text in TEXTS:
+            given += 1
+            yield Record(text, "")
+
+    windows = encoded_windows(counted(), WordEncoder())
+    assert [(next(windows), given)[1] for _ in range(3)] == [8, 12, 16]
+    windows.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prepare")]
+
+
+@pytest.mark.parametrize("stage", ["read", "bad", "prepare", "run"])
+@pytest.mark.parametrize("place", [0, 3, 4, 18, 39])
+def test_an_error_comes_after_what_was_before_it(stage: str, place: int, tmp_path: Path) -> None:
+    """What cannot be read costs nothing before it, what cannot be encoded its own window at most."""
+
+    def reading() -> Iterator[Record | BadRecord]:
+        for record in records([f"{text} {stage}" if i == place else text for i, text in enumerate(TEXTS)]):
+            if stage == "read" and isinstance(record, Record) and "read" in record.item:
+                raise InputError("read failed.")
+            yield BadRecord(record.place, "bad failed.") if stage == "bad" and record.item.endswith("bad") else record
+
+    with pytest.raises(InputError, match=f"{stage} failed"):
+        embed_to_store(reading(), WordEncoder(max_tokens=9), tmp_path / "store")
+    count = place if stage in ("read", "bad") else place // 4 * 4
+    assert held(tmp_path / "store") == TEXTS[:count]
+    assert not [t for t in threading.enumerate() if t.name.startswith(("prepare", "write"))]
+    counts = embed_to_store(records(TEXTS), WordEncoder(max_tokens=9), tmp_path / "store", resume=True)
+    assert (counts.skipped, counts.sequences) == (count, 40 - count) and held(tmp_path / "store") == TEXTS
+
+
+def test_the_first_error_is_the_one_that_is_raised() -> None:
+    texts = [*TEXTS[:6], "a run", "b", "c prepare", *TEXTS[:7], "d"]
+    given = encoded_windows(records(texts, bad=(12,)), WordEncoder())
+    assert len(next(given).batch) == 4
+    with pytest.raises(InputError, match="run failed at 'a run'"):
+        next(given)
+
+
+def test_a_disk_that_refuses_ends_the_run(tmp_path: Path) -> None:
+    """Also when something else goes wrong before the next window would meet it."""
+    for number, bad in enumerate([(), (39,)]):
+        folder = tmp_path / f"store-{number}"
+        encoder = WordEncoder()
+
+        def blocked(folder: Path = folder, bad: tuple[int, ...] = bad) -> Iterator[Record | BadRecord]:
+            for i, record in enumerate(records(TEXTS, bad)):
+                if i == (32 if bad else 6):
+                    taken = len(list(folder.glob("shard-*")))
+                    for next_shard in range(taken, taken + 3):
+                        (folder / f"shard-{next_shard:05d}.safetensors").mkdir()
+                yield record
+
+        with pytest.raises(StoreError, match="cannot be written"):
+            embed_to_store(blocked(), encoder, folder)
+        assert len(encoder.ran) < 40
+        assert held(folder) == TEXTS[: len(TokenStore(folder))]
+
+
+def test_tokens_that_the_store_cannot_hold(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="become infinite as float16"):
+        embed_to_store([*TEXTS[:5], "\U0001f600", *TEXTS], WordEncoder(), tmp_path / "store")
+    assert held(tmp_path / "store") == TEXTS[:4]
+
+
+def test_an_interrupt_keeps_what_was_encoded(tmp_path: Path) -> None:
+    class Interrupted(WordEncoder):
+        def run(self, prepared):
+            if prepared.texts[0] == TEXTS[20]:
+                raise KeyboardInterrupt
+            return super().run(prepared)
+
+    with pytest.raises(KeyboardInterrupt):
+        embed_to_store(records(TEXTS), Interrupted(), tmp_path / "store")
+    assert held(tmp_path / "store") == TEXTS[:20]
+    assert TokenStore(tmp_path / "store").index.tally["sequences"] == 20
+
+
+def test_bad_records_are_skipped_and_counted(tmp_path: Path) -> None:
+    bad = (0, 1, 7, 8, 20, 30, 38, 39)
+    good = [text for i, text in enumerate(TEXTS) if i not in bad]
+    counts = embed_to_store(records(TEXTS, bad), WordEncoder(), tmp_path / "store", skip_bad=True)
+    assert held(tmp_path / "store") == good
+    assert counts.sequences == 32 and counts.bad == 8
+    assert [record.place for record in counts.first_bad] == [f"line {i}" for i in bad[:5]]
+    assert TokenStore(tmp_path / "store").index.tally == {"sequences": 32, "truncated": 32, "bad": 8}
+    again = embed_to_store(records(TEXTS, bad), WordEncoder(), tmp_path / "store", skip_bad=True, resume=True)
+    assert again == EmbedCounts(0, 0, 0, 0, skipped=32, bad=8, first_bad=counts.first_bad)
+    with pytest.raises(InputError, match="Line 0 is bad"):
+        embed_to_store(records(TEXTS, bad), WordEncoder(), tmp_path / "store", resume=True)
+
+
+def test_windows_know_the_bad_records_before_their_end() -> None:
+    skipped = Skipped()
+    windows = encoded_windows(records(TEXTS[:12], bad=(1, 5, 11)), WordEncoder(), skipped)
+    assert [(len(w.batch), w.skipped) for w in windows] == [(4, 1), (4, 2), (1, 3)] and skipped.count == 3
+    nothing = Skipped()
+    assert not list(encoded_windows(records(TEXTS[:2], bad=(0, 1)), WordEncoder(), nothing)) and nothing.count == 2
+
+
+def test_a_limit_counts_good_records() -> None:
+    given = records(TEXTS, bad=(1, 2))
+    assert list(limited(iter(given), 3)) == given[:5]
+    assert list(limited(given, 100)) == given
+    endless = (record for _ in iter(int, 1) for record in given)
+    assert sum(isinstance(record, Record) for record in limited(endless, 50)) == 50
+
+
+def test_a_shuffled_run_is_resumed(tmp_path: Path) -> None:
+    given = records([*TEXTS[:20], "a run", *TEXTS[20:]], bad=(3, 9))
+    with pytest.raises(InputError, match="run failed"):
+        embed_to_store(shuffled(given, 5), WordEncoder(), tmp_path / "store", skip_bad=True)
+    healed = [Record("healed", r.place) if isinstance(r, Record) and r.item == "a run" else r for r in given]
+    order = [record.item for record in shuffled(healed, 5) if isinstance(record, Record)]
+    for limit in (30, 99):
+        same_again = limited(shuffled(healed, 5), limit)
+        embed_to_store(same_again, WordEncoder(), tmp_path / "store", skip_bad=True, resume=True)
+        assert held(tmp_path / "store") == order[:limit]
+    with pytest.raises(InputError, match="not the first 39 records given"):
+        embed_to_store(shuffled(healed, 6), WordEncoder(), tmp_path / "store", skip_bad=True, resume=True)
+
+
+def test_pairs_are_known_again_by_their_source(tmp_path: Path) -> None:
+    class Sources(WordEncoder):
+        def prepare(self, items):
+            return super().prepare([pair.source for pair in items])
+
+    pairs: Records = [Record(Pair(text, "target"), "") for text in TEXTS]
+    embed_to_store(pairs[:10], Sources(), tmp_path / "store")
+    with pytest.raises(InputError, match="not the first 10 records"):
+        embed_to_store(pairs[1:], Sources(), tmp_path / "store", resume=True)
+    embed_to_store(pairs, Sources(), tmp_path / "store", resume=True)
+    assert held(tmp_path / "store") == TEXTS
+
+
+class Loudness(WordEncoder):
+    """Of sounds: their first samples are a token."""
+
+    def prepare(self, items):
+        return Words([], [item.samples[:8].tolist() for item in items], 0)
+
+    def run(self, prepared):
+        return TokenBatch.from_lengths(torch.tensor(prepared.words), [1] * len(prepared.words))
+
+
+def test_sounds_are_known_again_by_their_states(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).standard_normal((20, 8)).astype(np.float32)
+    sounds: Records = [Record(Sound(row, 16000), "") for row in noise]
+    embed_to_store(sounds[:10], Loudness(), tmp_path / "store")
+    with pytest.raises(InputError, match="not the first 10 records"):
+        embed_to_store(sounds[1:], Loudness(), tmp_path / "store", resume=True)
+    counts = embed_to_store(sounds, Loudness(), tmp_path / "store", resume=True)
+    assert (counts.skipped, counts.sequences) == (10, 10)
+
+
+# A process that dies.
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["apood.encoders.embed", "pytest"])
+MANY = [f"text number {i}" + " more" * (i % 4) for i in range(3000)]
+
+
+def embed_many(folder: Path) -> None:
+    pipeline._WINDOW_ITEMS = 16
+    embed.TokenStoreWriter = functools.partial(TokenStoreWriter, shard_bytes=5000)  # type: ignore[assignment, misc]
+    embed_to_store(records(MANY, bad=(5, 700)), WordEncoder(), folder, skip_bad=True, resume=True)
+
+
+def test_killed_runs_end_with_the_same_store(tmp_path: Path) -> None:
+    folder, moments, seen = tmp_path / "store", random.Random(3), set()
+    for _ in range(5):
+        shards = len(list(folder.glob("shard-*"))) + moments.randint(1, 8)
+        process = context.Process(target=embed_many, args=(folder,))
+        process.start()
+        while process.is_alive() and len(list(folder.glob("shard-*"))) < shards:
+            time.sleep(0.001)
+        process.kill()
+        process.join()
+        if (folder / "index.json").exists():
+            seen.add(len(TokenStore(folder)))
+    assert len(seen) > 2 and max(seen) < len(MANY), "the kills did not fall into the writing"
+    for last in (folder, tmp_path / "uninterrupted"):
+        process = context.Process(target=embed_many, args=(last,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    stores = [TokenStore(folder), TokenStore(tmp_path / "uninterrupted")]
+    assert same(*(store.select(slice(None)) for store in stores))
+    # A kill leaves shards alone that were whole, and what was counted of a window that was not is counted anew.
+    assert stores[0].index == stores[1].index
+    cut = sum(len(text.split()) > 4 for i, text in enumerate(MANY) if i not in (5, 700))
+    assert stores[0].index.tally == {"sequences": 2998, "truncated": cut, "bad": 2}
+
+
+def test_an_older_store_is_resumed_without_a_tally(tmp_path: Path) -> None:
+    with TokenStoreWriter(tmp_path / "store", dim=8, dtype=torch.float16, encoder=WordEncoder().identity) as writer:
+        writer.append(WordEncoder().encode(TEXTS[:10]))
+    counts = embed_to_store(records(TEXTS), WordEncoder(), tmp_path / "store", resume=True)
+    assert counts.truncated == 30 and TokenStore(tmp_path / "store").index.tally == {}
+    assert held(tmp_path / "store") == TEXTS
+
+
+def test_a_real_interrupt_while_it_waits_for_records(tmp_path: Path) -> None:
+    """Standard input in another thread could neither be left nor waited for."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from word_encoder import WordEncoder
+from apood.encoders import pipeline
+from apood.encoders.embed import embed_to_store
+from apood.encoders.record import Record
+pipeline._WINDOW_ITEMS = 2
+try:
+    embed_to_store((Record(line.strip(), "") for line in sys.stdin), WordEncoder(), {str(tmp_path / "store")!r})
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        process.stdin.write("".join(f"{text}\n" for text in TEXTS[:5]))
+        process.stdin.flush()
+        while not (tmp_path / "store" / "index.json").exists():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.02)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out, errors) == (0, "interrupted\n", "")
+    assert held(tmp_path / "store") in ([], TEXTS[:2])  # the second window is whole, but has not been run
