@@ -139,7 +139,11 @@ def _markdown(lines: Sequence[_Row]) -> str:
 
 def aux_table(measured: Sequence[Measured]) -> str:
     """Quality over the number of AUX sequences, with what another step of it gains."""
-    parts = ["## Auxiliary outliers\n", "Mean AUROC over the OOD sets, by the number N' of AUX sequences.\n"]
+    parts = [
+        "## Auxiliary outliers\n",
+        "Mean AUROC over the OOD sets, by the number N' of AUX sequences (bands: 95% intervals).\n\n"
+        "![AUROC over the number of AUX sequences, a panel a task](aux-curve.png)\n",
+    ]
     for one in measured:
         task = _Figures(one)
         lines: list[_Row] = [["method", *(f"N' = {count}" for count in AUX_COUNTS)]]
