@@ -28,7 +28,7 @@ from apood.detectors.mahalanobis_knn import MahalanobisKNN
 from apood.detectors.perplexity import Perplexity
 from apood.detectors.registry import detector_class
 from apood.fitting.checkpoint import Checkpoint
-from apood.support.errors import ArtefactError, InputError
+from apood.support.errors import ArtefactError, FitWarning, InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.subset import split
 
@@ -199,6 +199,14 @@ def test_how_many_sequences_are_held_out(given, held_out):
 def test_too_few_sequences_are_refused(train):
     with pytest.raises(InputError, match=r"holds out 20 at least, so it needs 40, got 39; fit one of its members"):
         Fusion([Norm()]).fit(train[:39])
+
+
+def test_what_several_members_warn_of_is_told_once():
+    few = [torch.randn(4, 64, generator=torch.Generator().manual_seed(i)) for i in range(60)]
+    with pytest.warns(FitWarning) as caught:
+        Fusion([APOOD(steps=2, heads=4), MahalanobisKNN(), Mahalanobis()]).fit(few)
+    told = [str(one.message) for one in caught if "fewer ID sequences" in str(one.message)]
+    assert len(told) == 1 and caught[0].filename == __file__
 
 
 def test_the_seed_decides_which(train, test_set):
@@ -442,7 +450,7 @@ def test_a_member_that_was_changed_or_lost_is_refused(saved):
     with pytest.raises(ArtefactError, match=r"members/2 is incomplete: model\.safetensors is missing"):
         apood.load(saved)
     shutil.rmtree(saved / "members")
-    with pytest.raises(ArtefactError, match=r"members/0 is not a saved detector: it has no config\.json"):
+    with pytest.raises(ArtefactError, match=r"There is no detector .*members/0.: nothing is at that path"):
         apood.load(saved)
 
 

@@ -5,6 +5,7 @@ import warnings
 import torch
 from torch import Tensor
 
+from apood.detectors.mean_pooling import few_sequences
 from apood.fitting.loop import Outcome
 from apood.support.errors import DivergedWarning, FitWarning
 
@@ -40,11 +41,8 @@ def warn_of_failure(weights: Tensor, variances: Tensor, distance: float, sequenc
 def _findings(weights: Tensor, variances: Tensor, distance: float, sequences: int) -> list[str]:
     heads, _, dim = weights.shape
     found = []
-    if sequences < dim:
-        found.append(
-            f"There are fewer ID sequences ({sequences}) than token dimensions ({dim}), too few to know the usual "
-            "spread in every direction; add sequences, or use knn, which needs no covariance."
-        )
+    if (few := few_sequences(sequences, dim)) is not None:
+        found.append(few)
     if distance > _UNSETTLED:
         found.append(
             f"Training has not settled: the mean squared distance a head is {distance:.3g} where about 1 is right; "

@@ -1,5 +1,8 @@
 """Several detectors as one, and the one that apood recommends."""
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -144,9 +147,10 @@ class Fusion(Detector):
         held_out_count = max(_LEAST_HELD_OUT, round(_HELD_OUT_SHARE * len(source)))
         rest, held_out = split(source, held_out_count / len(source), self.seed)
         members: list[Detector] = [clone(member) for member in self._members()]
-        for number, member in enumerate(members):
-            part = None if checkpoint is None else checkpoint.part(number)
-            member.fit(rest, None if member.aux == "unused" else aux, checkpoint=part)
+        with _each_warning_once():
+            for number, member in enumerate(members):
+                part = None if checkpoint is None else checkpoint.part(number)
+                member.fit(rest, None if member.aux == "unused" else aux, checkpoint=part)
         scores = [torch.from_numpy(member.score_samples(held_out)) for member in members]
         logs = _log_distances(members, scores)
         # copies of training sequences say nothing about how far ordinary ones are
@@ -190,6 +194,16 @@ class Fusion(Detector):
         wanted = (logs - self.means_[number]).exp() / self.spreads_[number]
         factors = torch.where(sums > 0, wanted / sums, 0.0)  # at a distance of 0 no token adds anything
         return contributions.values.double() * factors[sequence]
+
+
+@contextlib.contextmanager
+def _each_warning_once() -> Iterator[None]:
+    """What several members warn of in the same words is told once, behind all of them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for message, category in {(str(one.message), one.category): None for one in caught}:
+        warnings.warn(message, category, stacklevel=5)
 
 
 def _log_distances(members: list[Detector], scores: list[Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ __all__ = [
     "EIGENVALUE_FLOOR",
     "Moments",
     "Normalize",
+    "few_sequences",
     "inverse_root",
     "moments",
     "pooled_vectors",
@@ -72,15 +73,20 @@ def refuse_no_spread(variance: Tensor, centre: Tensor) -> None:
         raise InputError("All pooled sequences are the same vector: there is no spread to measure distances against.")
 
 
+def few_sequences(sequences: int, dim: int) -> str | None:
+    """What to say where a covariance is singular for want of sequences."""
+    if sequences >= dim:
+        return None
+    return (
+        f"There are fewer ID sequences ({sequences}) than token dimensions ({dim}), too few to know the usual "
+        "spread in every direction; add sequences, or use knn, which needs no covariance."
+    )
+
+
 def warn_of_few(source: TokenSource) -> None:
-    """Issues a `FitWarning` where a covariance is singular for want of sequences; to be called by `_fit` itself."""
-    if len(source) < source.dim:
-        warnings.warn(
-            f"There are fewer ID sequences ({len(source)}) than token dimensions ({source.dim}), too few to know the "
-            "usual spread in every direction; add sequences, or use knn, which needs no covariance.",
-            FitWarning,
-            stacklevel=4,
-        )
+    """Issues a `FitWarning` of `few_sequences`; to be called by `_fit` itself."""
+    if (message := few_sequences(len(source), source.dim)) is not None:
+        warnings.warn(message, FitWarning, stacklevel=4)
 
 
 def inverse_root(covariance: Tensor, floor: float) -> Tensor:
