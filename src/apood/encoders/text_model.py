@@ -69,9 +69,10 @@ class TextModel:
         return self._hidden(_reader(self.model), input_ids=prompts.ids, attention_mask=prompts.mask)
 
     def read_with_cache(self, prompts: Padded) -> tuple[Hidden, Any]:
-        """States of a causal model's prompts, padded on the left, and their keys and values to go on from."""
+        """States of a causal model's prompts, padded on the left, and their keys and values to go on from, if any."""
         output = self._behind(prompts.ids, prompts.whole_mask, None)
-        return self._pick(output.last_hidden_state, output.hidden_states), output.past_key_values
+        cache = getattr(output, "past_key_values", None)  # a recurrent model keeps something else
+        return self._pick(output.last_hidden_state, output.hidden_states), cache
 
     def read_on(self, prompts: Padded, cache: Any, ids: Tensor) -> Hidden:
         """States of a causal model that predict each of `ids [sequences, tokens]`, which follow prompts at once.

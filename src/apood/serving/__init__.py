@@ -1,0 +1,1 @@
+"""Detectors at work beside the models that they were fitted for."""

@@ -1,0 +1,242 @@
+"""A text model that is guarded: it reads an input once, for its score and for generation."""
+
+import copy
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from apood.detectors.base import Detector
+from apood.encoders.generation import Prompt, cut_outputs, read_prompts
+from apood.encoders.padding import length_batches
+from apood.encoders.pretrained import Kind, LoadedTextModel, find_pretrained, kind_of, load_text_model, load_tokenizer
+from apood.encoders.text import padding_id
+from apood.encoders.text_model import TextModel
+from apood.encoders.text_pass import Mode, Rows, TextPass
+from apood.encoders.text_probe import probe_model
+from apood.encoders.tokenising import Tokeniser
+from apood.serving.reading import Reading
+from apood.serving.same_model import refuse_other_model
+from apood.support.errors import InputError
+from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.identity import EncoderIdentity
+
+__all__ = ["GuardedModel"]
+
+_BATCH_TOKENS = {"cpu": 2048, "cuda": 32768}
+_OWN_ARGUMENTS = {"inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs", "past_key_values"}
+_NEW_TOKENS = 128  # expected of an output, for the size of batches
+
+
+class GuardedModel:
+    """A causal or an encoder-decoder model, its tokenizer, and how their detectors want them read.
+
+    The model and the tokenizer stay as they are.
+
+    Args:
+        model: of transformers, in memory.
+        tokenizer: of transformers.
+        detector: of its inputs.
+        output_detector: of its outputs.
+        pipeline: the transformers pipeline that has the model, whose settings hold.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        detector: Detector,
+        output_detector: Detector | None = None,
+        *,
+        pipeline: Any = None,
+    ) -> None:
+        # transformers may put hooks into a model for as long as a pass takes.
+        self.lock = threading.Lock()
+        self._model, self._pipeline = model, pipeline
+        loaded, name = _loaded(model), str(getattr(model, "name_or_path", "") or type(model).__name__)
+        identity = _identity_of(detector, "input", "detector")
+        _refuse_other_template(pipeline, identity)
+        self._fill = padding_id(loaded)
+        self._tokeniser = Tokeniser(
+            copy.deepcopy(tokenizer), name, int(identity["max_tokens"] or 0), _text_or_none(identity.get("template"))
+        )
+        self._inputs = self._pass_for(detector, identity, loaded, name)
+        self._reader = TextModel(model, loaded.kind, int(identity["layer"] or 0))
+        self._detector, self._output_detector = detector, output_detector
+        self._outputs: TextPass | None = None
+        self._defaults: dict[str, Any] = {}
+        if output_detector is not None:
+            template = identity.get("template")
+            identity = _identity_of(output_detector, "output", "output_detector")
+            if identity.get("template") != template:
+                raise InputError(
+                    f"The detector was fitted on inputs in the template {template!r}, the output_detector on outputs "
+                    f"for inputs in the template {identity.get('template')!r}: they must be the same."
+                )
+            self._outputs = self._pass_for(output_detector, identity, loaded, name)
+            beams = identity.get("beams", 1)
+            self._defaults = {"max_new_tokens": identity["max_new_tokens"], "num_beams": beams, "do_sample": False}
+
+    @classmethod
+    def open(cls, model: str | Path, detector: Detector, output_detector: Detector | None) -> Self:
+        """The model in a folder, or one of the hub, on a GPU if there is one."""
+        pretrained = find_pretrained(model)
+        tokenizer = load_tokenizer(pretrained)
+        on_gpu = torch.cuda.is_available()
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        loaded = load_text_model(pretrained, dtype, generates=True, logprobs=True)
+        return cls(loaded.model.to("cuda" if on_gpu else "cpu").eval(), tokenizer, detector, output_detector)
+
+    def read(self, texts: list[str]) -> Iterator[Reading]:
+        """The texts in batches of similar length."""
+        sources, cut = self._tokeniser.sources(texts)
+        lengths = torch.where(sources.lengths > 0, sources.lengths + _NEW_TOKENS, 0)
+        for chosen in length_batches(lengths, _BATCH_TOKENS.get(self._model.device.type, _BATCH_TOKENS["cpu"])):
+            some = sources.select(chosen)
+            with torch.inference_mode():
+                prompt = read_prompts(self._reader, some, self._fill)
+                tokens = _token_batch(self._inputs.of_prompt(prompt, some), self._detector)
+            indices = chosen.tolist()
+            yield Reading(indices, [index in cut for index in indices], tokens, partial(self._generate, prompt))
+
+    def _generate(
+        self, prompt: Prompt, chosen: list[int], options: dict[str, Any]
+    ) -> tuple[list[Any], TokenBatch | None]:
+        """What the model generates for the prompts that were chosen, and the states of that where they are checked."""
+        if given := sorted(_OWN_ARGUMENTS & options.keys()):
+            raise InputError(f"The guard itself gives the model its input, so {given[0]} cannot be an option.")
+        layers = self._settings(options)
+        if (_setting("num_return_sequences", layers) or 1) != 1:
+            raise InputError("A guard generates one output for an input: num_return_sequences must be 1.")
+        options = {**({} if "generation_config" in options else self._defaults), **options}
+        layers = self._settings(options)
+        if _setting("pad_token_id", layers) is None:
+            options["pad_token_id"] = self._fill
+        ends = _setting("eos_token_id", [*layers, self._model.config])
+        with torch.inference_mode():
+            prompt = prompt.select(chosen)
+            arguments = prompt.arguments(_setting("num_beams", layers) or 1)
+            if _setting("use_cache", layers) is False:
+                arguments.pop("past_key_values", None)
+            sequences = self._sequences(arguments, options)
+            generated = cut_outputs(prompt, sequences, torch.tensor([] if ends is None else ends).flatten().long())
+            texts = self._tokeniser.texts(generated.tokens)
+            if self._outputs is None or self._output_detector is None:
+                return texts, None
+            return texts, _token_batch(self._outputs.of_output(prompt, generated), self._output_detector)
+
+    def _sequences(self, prompts: dict[str, Any], options: dict[str, Any]) -> Tensor:
+        if self._pipeline is None:
+            found = self._model.generate(**prompts, **options)
+            return found if isinstance(found, Tensor) else found.sequences
+        inputs = {name: prompts.pop(name) for name in ("input_ids", "attention_mask")}
+        if self._pipeline.task == "text-generation":
+            inputs["prompt_text"] = None  # only for what the pipeline does with the output, and it gets none
+        found = self._pipeline.forward(inputs, **{**self._pipeline._forward_params, **prompts, **options})
+        sequences: Tensor = found["generated_sequence" if "generated_sequence" in found else "output_ids"]
+        return torch.as_tensor(sequences).flatten(0, 1).to(self._model.device)
+
+    def _settings(self, options: dict[str, Any]) -> list[Any]:
+        """Where generation settings come from, the first that has one decides."""
+        pipeline = self._pipeline
+        own = (
+            []
+            if pipeline is None
+            else [
+                pipeline._forward_params,
+                getattr(pipeline, "_generate_kwargs", None),
+                getattr(pipeline, "generation_config", None),
+                getattr(pipeline, "_generation_defaults", None),
+            ]
+        )
+        return [options, options.get("generation_config"), *own, self._model.generation_config]
+
+    def _pass_for(self, detector: Detector, identity: EncoderIdentity, loaded: LoadedTextModel, name: str) -> TextPass:
+        mode: Mode = "input" if identity["mode"] == "input" else "output"
+        given = {"tokens"} | ({"token_logprobs"} if mode == "output" or loaded.kind == "causal" else set())
+        if lacking := sorted(detector.requires - given):
+            raise InputError(
+                f"The method {detector.name} needs {lacking[0]}, which the pass over the {mode} of a "
+                f"{'causal' if loaded.kind == 'causal' else 'encoder-decoder'} model does not give; "
+                f"it gives {', '.join(sorted(given))}."
+            )
+        logprobs = "token_logprobs" in detector.requires
+        layer = int(identity["layer"] or 0)
+        probe = probe_model(loaded, name, mode, layer, with_head=logprobs)
+        if "tokens" in detector.requires and probe.dim != detector.dim_:
+            raise InputError(
+                f"The states of {name!r} have D={probe.dim}, the detector was fitted on D={detector.dim_}."
+            )
+        refuse_other_model(loaded.model, identity)
+        special_ids = None if identity.get("special_tokens", True) else self._tokeniser.special_ids
+        return TextPass(
+            loaded.model,
+            loaded.kind,
+            mode=mode,
+            layer=layer,
+            fill=self._fill,
+            special_ids=special_ids,
+            logprobs=logprobs,
+        )
+
+
+def _loaded(model: Any) -> LoadedTextModel:
+    kind: Kind = "encoder"
+    if hasattr(model, "generate") and hasattr(model, "config"):
+        # What a model in memory is, its own class says; a configuration knows it only once it was saved.
+        config = copy.copy(model.config)
+        config.architectures = [type(model).__name__]
+        kind = kind_of(config)
+    if kind not in ("causal", "encoder-decoder"):
+        raise InputError(
+            "A model must be a causal language model or an encoder-decoder model of transformers, with its head, "
+            f"got {type(model).__name__}."
+        )
+    if model.training:
+        raise InputError(f"The {type(model).__name__} is in training mode, where states are random: call eval() first.")
+    return LoadedTextModel(model, model.config, kind)
+
+
+def _identity_of(detector: Detector, mode: str, role: str) -> EncoderIdentity:
+    identity = detector.encoder_
+    if identity is None or not {"layer", "max_tokens"} <= identity.keys():
+        raise InputError(
+            f"The {role} does not say which states of a model it was fitted on: fit it on tokens of a TextEncoder."
+        )
+    if identity.get("mode") != mode:
+        raise InputError(f"The {role} of a model must be of mode {mode}, and is of mode {identity.get('mode')}.")
+    return identity
+
+
+def _refuse_other_template(pipeline: Any, identity: EncoderIdentity) -> None:
+    """A pipeline may put a prefix before its inputs, and the detector must have seen it."""
+    prefix = getattr(pipeline, "prefix", None) or ""
+    template = str(identity.get("template", "{text}"))
+    if not template.startswith(prefix):
+        raise InputError(
+            f"The pipeline puts {prefix!r} before its inputs, and the detector was fitted on inputs in the template "
+            f"{template!r}."
+        )
+
+
+def _token_batch(found: Mapping[str, Rows], detector: Detector) -> TokenBatch:
+    channels = {name: Ragged.from_lengths(rows.values.cpu(), rows.lengths) for name, rows in found.items()}
+    states = channels.pop("states")
+    return TokenBatch(states.values, states.offsets, channels, detector.encoder_)
+
+
+def _setting(name: str, layers: Sequence[Any]) -> Any:
+    """The first that any of the layers (dictionaries, configurations, None) has."""
+    for layer in layers:
+        found = layer.get(name) if isinstance(layer, Mapping) else getattr(layer, name, None)
+        if found is not None:
+            return found
+    return None
+
+
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,413 @@
+"""A guarded generator: it reads once, generates as before for what it accepts, and not at all for the rest."""
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+from tiny_models import CAUSAL, ENCODER_DECODER, WORDS, save_model
+
+from apood import KNN, MSP, Detector, Entropy, Perplexity, TextEncoder, guard
+from apood.encoders.record import Pair
+from apood.support.errors import InputError, NotCalibratedError
+from apood.tokens.batch import Ragged, TokenBatch
+
+Models = Callable[[str], Path]
+GENERATORS = (*CAUSAL, *ENCODER_DECODER)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    root = tmp_path_factory.mktemp("models")
+
+    def folder(family: str) -> Path:
+        if not (root / family).exists():
+            save_model(family, root / family)
+        return root / family
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """Texts of 2 to 14 words."""
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.randint(2, 15, (120,), generator=generator).tolist()
+    return [" ".join(WORDS[i] for i in torch.randint(40, (n,), generator=generator).tolist()) for n in lengths]
+
+
+def loaded(folder: Path) -> tuple[Any, Any]:
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    return kind.from_pretrained(folder).eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def fitted(encoder: TextEncoder, texts: list[str], detector: Detector | None = None, accept: float = 0.5) -> Detector:
+    """Half of all texts are accepted: enough of both kinds to see what happens to them."""
+    detector = KNN(k=1) if detector is None else detector
+    return detector.fit(encoder.encode(texts[:40])).calibrate(encoder.encode(texts[40:80]), accept)
+
+
+@contextmanager
+def counted(module: Any) -> Iterator[list[tuple[int, int]]]:
+    """The shapes of the token ids that a module is given."""
+    shapes: list[tuple[int, int]] = []
+
+    def note(_module: Any, inputs: Any, options: Any, _output: Any) -> None:
+        ids = inputs[0] if inputs else options["input_ids"] if "input_ids" in options else options["input"]
+        shapes.append(tuple(ids.shape))
+
+    hook = module.register_forward_hook(note, with_kwargs=True)
+    yield shapes
+    hook.remove()
+
+
+def plain(model: Any, tokenizer: Any, text: str, **options: Any) -> str:
+    """What the model generates by itself."""
+    given = tokenizer(text, return_tensors="pt")
+    ids = model.generate(input_ids=given["input_ids"], pad_token_id=0, **options)[0]
+    start = 1 if model.config.is_encoder_decoder else given["input_ids"].shape[1]
+    return str(tokenizer.decode(ids[start:], skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("family", GENERATORS)
+def test_what_is_accepted_is_generated_as_without_a_guard(
+    models: Models, texts: list[str], family: str, beams: int
+) -> None:
+    model, tokenizer = loaded(models(family))
+    encoder = TextEncoder(models(family))
+    detector = fitted(encoder, texts)
+    results = guard((model, tokenizer), detector)(texts[80:100], max_new_tokens=6, num_beams=beams)
+    scores = detector.score_samples(encoder.encode(texts[80:100]))
+    assert [result.text for result in results] == texts[80:100]
+    np.testing.assert_allclose([result.score for result in results], scores, atol=1e-4)
+    np.testing.assert_allclose([result.p_value for result in results], detector.p_values(encoder.encode(texts[80:100])))
+    assert [result.accepted for result in results] == (detector.decide(scores) > 0).tolist()
+    assert 3 < sum(result.accepted for result in results) < 17
+    for result in results:
+        assert not result.truncated and result.threshold == detector.threshold_
+        if result.accepted:
+            assert result.output == plain(model, tokenizer, result.text, max_new_tokens=6, num_beams=beams)
+            assert result.reason is None
+        else:
+            assert result.output is None and result.score < result.threshold
+            assert result.reason and result.reason.startswith("The input is out-of-distribution: its score ")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bart"])
+def test_a_model_that_shall_use_no_cache_uses_none(models: Models, texts: list[str], family: str) -> None:
+    guarded = guard(models(family), fitted(TextEncoder(models(family)), texts))
+    options = {"max_new_tokens": 5, "num_beams": 2}
+    assert guarded(texts[80:90], use_cache=False, **options) == guarded(texts[80:90], **options)
+
+
+@pytest.mark.parametrize("family", ENCODER_DECODER)
+def test_an_encoder_reads_every_text_once_and_no_decoder_sees_a_refused_one(
+    models: Models, texts: list[str], family: str
+) -> None:
+    model, tokenizer = loaded(models(family))
+    guarded = guard((model, tokenizer), fitted(TextEncoder(models(family)), texts))
+    with counted(model.get_encoder()) as read, counted(model.get_decoder()) as written:
+        results = guarded(texts[80:90], max_new_tokens=4, min_new_tokens=4)
+    accepted = sum(result.accepted for result in results)
+    assert [sequences for sequences, _ in read] == [10] and 0 < accepted < 10
+    assert [sequences for sequences, _ in written] == [accepted] * 4
+    refused = [result.text for result in results if not result.accepted]
+    with counted(model.get_decoder()) as written:
+        assert not any(result.accepted for result in guarded(refused, max_new_tokens=4))
+    assert not written
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+def test_a_causal_model_reads_a_prompt_once_and_adds_nothing_to_a_refused_one(
+    models: Models, texts: list[str], family: str
+) -> None:
+    model, tokenizer = loaded(models(family))
+    guarded = guard((model, tokenizer), fitted(TextEncoder(models(family)), texts))
+    seen = set()
+    for text in texts[80:90]:
+        prompt = len(tokenizer(text)["input_ids"])
+        with counted(model.get_input_embeddings()) as read:
+            result = guarded(text, max_new_tokens=4, min_new_tokens=4)
+        # The last token of the prompt predicts the first new one, and of the new ones the last predicts nothing.
+        assert [tokens for _, tokens in read] == [prompt] + ([1] * 4 if result.accepted else [])
+        seen.add(result.accepted)
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("family", ["t5", "marian", "llama", "gpt2"])
+def test_outputs_are_checked_as_their_encoder_would(models: Models, texts: list[str], family: str) -> None:
+    model, tokenizer = loaded(models(family))
+    detector = fitted(TextEncoder(models(family), layer=1), texts)
+    # The T5 likes to end at once, and a detector is not fitted on sequences that nothing is left of.
+    encoder = TextEncoder(
+        models(family), mode="output", layer=2, max_new_tokens=5, beams=2, special_tokens=family == "t5"
+    )
+    checker = fitted(encoder, texts)
+    scores = checker.score_samples(encoder.encode(texts[80:100]))
+    results = guard((model, tokenizer), detector, output_detector=checker)(texts[80:100])
+    unchecked = guard((model, tokenizer), detector)(texts[80:100], max_new_tokens=5, num_beams=2)
+    outcomes = set()
+    for result, score, other in zip(results, scores, unchecked, strict=True):
+        outcomes.add(result.output_accepted)
+        if not result.accepted:
+            assert result.output_accepted is None and result.output_score is None
+            continue
+        assert result.output_score == pytest.approx(score, abs=1e-4)
+        assert result.output_accepted == (score >= checker.threshold_)
+        assert result.output == (other.output if result.output_accepted else None)
+        assert result.output_accepted or str(result.reason).startswith("The output is out-of-distribution")
+    assert outcomes == {None, True, False}
+
+
+@pytest.mark.parametrize("mode", ["input", "output"])
+def test_perplexity_guards_a_causal_model(models: Models, texts: list[str], mode: Any) -> None:
+    folder = models("llama")
+    encoder = TextEncoder(folder, mode=mode, **({"max_new_tokens": 5} if mode == "output" else {}))
+    detector = fitted(encoder, texts, Perplexity())
+    by_input = detector if mode == "input" else fitted(TextEncoder(folder), texts, accept=0.9)
+    results = guard(folder, by_input, output_detector=detector if mode == "output" else None)(
+        texts[80:90], max_new_tokens=5
+    )
+    scores = detector.score_samples(encoder.encode(texts[80:90]))
+    found = [result.score if mode == "input" else result.output_score for result in results]
+    compared = [(one, other) for one, other in zip(found, scores, strict=True) if one is not None]
+    assert len(compared) > 3
+    np.testing.assert_allclose(*zip(*compared, strict=True), atol=1e-4)
+
+
+def test_a_pipeline_keeps_its_settings(models: Models, texts: list[str]) -> None:
+    from transformers import pipeline
+
+    generator = pipeline("text-generation", model=str(models("llama")), do_sample=False, max_new_tokens=7, num_beams=2)
+    detector = fitted(TextEncoder(models("llama")), texts)
+    results = guard(generator, detector)(texts[80:95])
+    accepted = [result for result in results if result.accepted]
+    assert 2 < len(accepted) < 13
+    for result in accepted:
+        assert result.output == generator(result.text, return_full_text=False)[0]["generated_text"]
+    fewer = guard(generator, detector)(accepted[0].text, max_new_tokens=2)
+    assert len(fewer.output.split()) <= 2 < len(accepted[0].output.split())
+
+
+def test_a_pipeline_that_adds_to_its_inputs_needs_a_detector_that_knows(models: Models, texts: list[str]) -> None:
+    from transformers import pipeline
+
+    generator = pipeline("text-generation", model=str(models("gpt_neox")), do_sample=False, max_new_tokens=4)
+    generator.prefix = "word1 word2 "
+    with pytest.raises(InputError, match="The pipeline puts 'word1 word2 ' before its inputs"):
+        guard(generator, fitted(TextEncoder(models("gpt_neox")), texts))
+    detector = fitted(TextEncoder(models("gpt_neox"), template="word1 word2 {text}"), texts, accept=0.9)
+    result = guard(generator, detector)(texts[80])
+    assert result.output == plain(generator.model, generator.tokenizer, f"word1 word2 {texts[80]}", max_new_tokens=4)
+
+
+def test_template_and_special_tokens_are_those_of_the_detector(models: Models, texts: list[str]) -> None:
+    encoder = TextEncoder(models("bart"), template="word3 {text} word4", special_tokens=False, max_tokens=10)
+    detector = fitted(encoder, texts)
+    guarded = guard(models("bart"), detector)
+    results = guarded(texts[80:90], max_new_tokens=3)
+    np.testing.assert_allclose(
+        [result.score for result in results], detector.score_samples(encoder.encode(texts[80:90])), atol=1e-4
+    )
+    assert [result.truncated for result in results] == [len(text.split()) > 6 for text in texts[80:90]]
+
+
+def test_a_long_text_is_cut_and_said_to_be(models: Models, texts: list[str]) -> None:
+    model, tokenizer = loaded(models("t5"))
+    tokenizer.truncation_side = "left"
+    detector = fitted(TextEncoder(models("t5"), max_tokens=8), texts, accept=0.9)
+    long, short = guard((model, tokenizer), detector)([" ".join(WORDS[:30]), " ".join(WORDS[:7])], max_new_tokens=4)
+    assert long.truncated and not short.truncated
+    assert long.score == pytest.approx(short.score, abs=1e-5) and long.output == short.output
+    # The user's tokenizer still does what it did.
+    assert tokenizer.truncation_side == "left" and len(tokenizer(" ".join(WORDS[:30]))["input_ids"]) == 31
+
+
+@pytest.mark.parametrize("empty", ["", " \n\t"])
+def test_an_empty_text_is_refused_without_a_pass(models: Models, texts: list[str], empty: str) -> None:
+    model, tokenizer = loaded(models("t5"))
+    guarded = guard((model, tokenizer), fitted(TextEncoder(models("t5")), texts))
+    with counted(model.get_encoder()) as read:
+        result = guarded(empty)
+    assert not read and not result.accepted and result.output is None
+    assert result.score == -np.inf and result.p_value == 1 / 41 and result.reason == "The input is empty."
+    assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["score"] is None
+    assert guarded([]) == []
+    assert [one.reason is None for one in guarded([empty, texts[0]], max_new_tokens=2)] == [False, True]
+
+
+def test_what_is_no_text_is_an_error(models: Models, texts: list[str]) -> None:
+    guarded = guard(models("t5"), fitted(TextEncoder(models("t5")), texts))
+    with pytest.raises(InputError, match="one text or a list of texts, got int"):
+        guarded(3)  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="Texts must be strings, got bytes at index 1"):
+        guarded(["a", b"b"])  # type: ignore[list-item]
+
+
+def test_states_that_are_not_finite_refuse_their_text_and_no_other(models: Models, texts: list[str]) -> None:
+    model, tokenizer = loaded(models("llama"))
+    detector = fitted(TextEncoder(models("llama")), texts, accept=0.9)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[tokenizer("word39")["input_ids"][0]] = torch.nan
+    sound, broken = guard((model, tokenizer), detector)(["word1 word2 word3", "word1 word39"], max_new_tokens=2)
+    assert sound.score > -np.inf
+    assert not broken.accepted and broken.reason == "The model's states of the input are not finite."
+
+
+def test_options_that_the_guard_must_set_itself_are_refused(models: Models, texts: list[str]) -> None:
+    guarded = guard(models("llama"), fitted(TextEncoder(models("llama")), texts, accept=0.9))
+    accepted = next(result.text for result in guarded(texts[80:90], max_new_tokens=1) if result.accepted)
+    with pytest.raises(InputError, match="so input_ids cannot be an option"):
+        guarded(accepted, input_ids=torch.zeros(1, 1))
+    with pytest.raises(InputError, match="num_return_sequences must be 1"):
+        guarded(accepted, num_return_sequences=2)
+
+
+def test_a_callable_is_called_for_what_is_accepted(models: Models, texts: list[str]) -> None:
+    encoder = TextEncoder(models("bert"))
+    detector = fitted(encoder, texts)
+    calls: list[str] = []
+
+    def answer(text: str, *, times: int) -> list[str]:
+        assert not torch.is_inference_mode_enabled()
+        calls.append(text)
+        return [text.upper()] * times
+
+    given = ["", *texts[80:100], " ".join(WORDS)]
+    for guarded in (guard(answer, detector), guard(answer, detector, encoder=encoder)):
+        calls.clear()
+        results = guarded(given, times=2)
+        assert calls == [result.text for result in results if result.accepted] and 3 < len(calls) < 17
+        assert all(result.output == ([result.text.upper()] * 2 if result.accepted else None) for result in results)
+        assert [result.truncated for result in results] == [False] * 21 + [True]
+        scores = detector.score_samples(encoder.encode(given[1:]))
+        np.testing.assert_allclose([result.score for result in results[1:]], scores, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["input", "reference"])
+def test_the_outputs_of_a_callable_can_be_checked(models: Models, texts: list[str], mode: Any) -> None:
+    detector = fitted(TextEncoder(models("t5")), texts, accept=0.8)
+    encoder = TextEncoder(models("t5"), mode=mode)
+
+    def answer(text: str) -> str:
+        return " ".join(reversed(text.split()))
+
+    def items(some: list[str]) -> list[Any]:
+        return [Pair(text, answer(text)) for text in some] if mode == "reference" else [answer(text) for text in some]
+
+    checker = KNN(k=1).fit(encoder.encode(items(texts[:40]))).calibrate(encoder.encode(items(texts[40:80])), 0.5)
+    results = guard(answer, detector, output_detector=checker)(texts[80:100])
+    scores = checker.score_samples(encoder.encode(items(texts[80:100])))
+    assert {result.output_accepted for result in results} == {None, True, False}
+    for result, score in zip(results, scores, strict=True):
+        if result.accepted:
+            assert result.output_score == pytest.approx(score, abs=1e-5)
+            assert result.output == (answer(result.text) if score >= checker.threshold_ else None)
+    with pytest.raises(InputError, match="An output that shall be checked must be a string, got int"):
+        guard(len, detector, output_detector=checker)(texts[80:100])
+
+
+def test_threads_share_a_guard(models: Models, texts: list[str]) -> None:
+    guarded = guard(models("bart"), fitted(TextEncoder(models("bart"), layer=1), texts))
+    alone = [guarded(text, max_new_tokens=3) for text in texts[80:100]]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda text: guarded(text, max_new_tokens=3), texts[80:100]))
+    assert together == alone
+
+
+class TestRefusals:
+    def test_detectors_that_cannot_decide(self, models: Models, texts: list[str]) -> None:
+        tokens = TextEncoder(models("t5")).encode(texts[:40])
+        with pytest.raises(NotCalibratedError, match="call calibrate"):
+            guard(models("t5"), KNN(k=1).fit(tokens))
+        with pytest.raises(NotFittedError):
+            guard(models("t5"), KNN())
+        with pytest.raises(InputError, match="output_detector must be a detector of apood, got str"):
+            guard(models("t5"), fitted(TextEncoder(models("t5")), texts), output_detector="folder")  # type: ignore[arg-type]
+
+    def test_detectors_of_another_mode(self, models: Models, texts: list[str]) -> None:
+        by_input = fitted(TextEncoder(models("t5")), texts)
+        by_output = fitted(TextEncoder(models("t5"), mode="output", max_new_tokens=3), texts)
+        with pytest.raises(InputError, match="The detector of a model must be of mode input, and is of mode output"):
+            guard(models("t5"), by_output)
+        with pytest.raises(InputError, match="output_detector of a model must be of mode output, and is of mode input"):
+            guard(models("t5"), by_input, output_detector=by_input)
+        with pytest.raises(InputError, match="output_detector of a callable must be of mode input or reference"):
+            guard(str.upper, by_input, output_detector=by_output)
+
+    def test_detectors_of_other_or_unknown_tokens(self, models: Models, texts: list[str]) -> None:
+        encoder = TextEncoder(models("t5"))
+        with pytest.raises(InputError, match=r"and the model from '.*bart' is another one"):
+            guard(loaded(models("bart")), fitted(encoder, texts))
+        tokens = replace(encoder.encode(texts[:40]), encoder=None)
+        for generator in (models("t5"), str.upper):
+            with pytest.raises(InputError, match="does not say which"):
+                guard(generator, KNN(k=1).fit(tokens).calibrate(tokens))
+        narrow = TokenBatch(tokens.values[:, :8], tokens.offsets, {}, encoder.identity)
+        with pytest.raises(InputError, match="have D=16, the detector was fitted on D=8"):
+            guard(models("t5"), KNN(k=1).fit(narrow).calibrate(narrow))
+        other = TextEncoder(models("bart"))
+        with pytest.raises(InputError, match="The encoder gives tokens from model bart"):
+            guard(str.upper, fitted(encoder, texts), encoder=other)
+
+    def test_two_detectors_of_different_templates(self, models: Models, texts: list[str]) -> None:
+        by_input = fitted(TextEncoder(models("t5"), template="word1 {text}"), texts)
+        by_output = fitted(TextEncoder(models("t5"), mode="output", max_new_tokens=3), texts)
+        with pytest.raises(InputError, match=r"in the template 'word1 {text}', the output_detector .* template None"):
+            guard(models("t5"), by_input, output_detector=by_output)
+
+    def test_a_model_of_the_hub_is_known_by_its_revision(self, models: Models, texts: list[str]) -> None:
+        model, tokenizer = loaded(models("t5"))
+        model.name_or_path, model.config._commit_hash = "team/model", "b" * 40
+        tokens = TextEncoder(models("t5")).encode(texts[:40])
+        for revision, known in (("b" * 40, True), ("a" * 40, False)):
+            identity = {**(tokens.encoder or {}), "model": "team/model", "revision": revision}
+            named = replace(tokens, encoder=identity)
+            detector = KNN(k=1).fit(named).calibrate(named)
+            if known:
+                guard((model, tokenizer), detector)
+            else:
+                with pytest.raises(InputError, match="the model from 'team/model' is another one"):
+                    guard((model, tokenizer), detector)
+
+    def test_methods_that_need_what_one_pass_does_not_give(self, models: Models, texts: list[str]) -> None:
+        entropy = fitted(TextEncoder(models("t5"), samples=2, max_new_tokens=3), texts, Entropy())
+        with pytest.raises(InputError, match="The method entropy needs sample_logprobs, which the pass over the input"):
+            guard(models("t5"), entropy)
+        identity = TextEncoder(models("t5")).identity
+        logits = Ragged.from_lengths(torch.randn(40, 3), [1] * 40)
+        observed = replace(TokenBatch.without_tokens(logits=logits, token_logprobs=logits), encoder=identity)
+        with pytest.raises(InputError, match=r"The method msp needs logits.* encoder-decoder .* it gives tokens"):
+            guard(models("t5"), MSP().fit(observed).calibrate(observed))
+        logprobs = Ragged.from_lengths(-torch.rand(40), [1] * 40)
+        observed = replace(TokenBatch.without_tokens(token_logprobs=logprobs), encoder=identity)
+        with pytest.raises(InputError, match="The method perplexity needs token_logprobs"):
+            guard(models("t5"), Perplexity().fit(observed).calibrate(observed))
+        with pytest.raises(InputError, match="The method perplexity needs token_logprobs"):
+            guard(str.upper, Perplexity().fit(observed).calibrate(observed))
+
+    def test_what_is_no_generator(self, models: Models, texts: list[str]) -> None:
+        detector = fitted(TextEncoder(models("t5")), texts)
+        with pytest.raises(InputError, match=r"a pair \(model, tokenizer\), .* got int"):
+            guard(3, detector)
+        with pytest.raises(InputError, match=r"A model must be a causal language model .* got str"):
+            guard(("t5", "tokenizer"), detector)
+        bert = fitted(TextEncoder(models("bert")), texts)
+        with pytest.raises(InputError, match=r"A model must be a causal language model .* got Bert"):
+            guard(models("bert"), bert)
+        model, tokenizer = loaded(models("t5"))
+        with pytest.raises(InputError, match="is in training mode"):
+            guard((model.train(), tokenizer), detector)
+        with pytest.raises(InputError, match="An encoder is for a generator that is a callable"):
+            guard(models("t5"), detector, encoder=TextEncoder(models("t5")))
