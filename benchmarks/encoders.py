@@ -86,7 +86,7 @@ def throughput(
 def _batches(encoder: TextEncoder, prepared: Any) -> list[tuple[Tensor, Tensor]]:
     """The encoder's own batches, padded beforehand."""
     found = []
-    for chosen in encoder._batches(prepared):
+    for chosen in encoder.batches(prepared):
         rows = [prepared.sources.sequence(int(index)).long() for index in chosen]
         ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
         lengths = torch.tensor([len(row) for row in rows])

@@ -131,7 +131,18 @@ def pairs(texts, tmp_path_factory):
 
 def test_a_detector_of_references_scores_pairs(apood, refused, language_model, pairs, tmp_path):
     fields = ("--field", "de", "--target-field", "en")
-    command = ("embed", pairs, "--model", language_model, "--mode", "reference", "--dtype", "float32")
+    command = (
+        "embed",
+        pairs,
+        "--model",
+        language_model,
+        "--mode",
+        "reference",
+        "--dtype",
+        "float32",
+        "--max-new-tokens",
+        30,
+    )
     apood(*command, *fields, "--out", tmp_path / "store")
     store = TokenStore(tmp_path / "store")
     assert store.encoder["mode"] == "reference" and "output_text" in store.channels
@@ -143,12 +154,24 @@ def test_a_detector_of_references_scores_pairs(apood, refused, language_model, p
     assert "does not say where its targets are" in refused("score", tmp_path / "mahalanobis", pairs, "--field", "de")
 
 
-def test_a_detector_of_samples_needs_a_store(apood, refused, language_model, files, tmp_path):
+def test_a_detector_of_samples_draws_them_as_they_were_drawn(apood, language_model, files, tmp_path):
     command = ("embed", files / "test.jsonl", "--model", language_model, "--samples", 2, "--max-new-tokens", 3)
-    apood(*command, "--out", tmp_path / "store")
+    apood(*command, "--seed", 5, "--out", tmp_path / "store")
     apood("fit", tmp_path / "store", "--method", "entropy", "--out", tmp_path / "entropy")
-    assert "embed with samples, and give the store" in refused("score", tmp_path / "entropy", files / "test.jsonl")
-    assert len(rows_of(apood("score", tmp_path / "entropy", tmp_path / "store"))) == 40
+    of_store, of_texts = (
+        [row["score"] for row in rows_of(apood("score", tmp_path / "entropy", given))]
+        for given in (tmp_path / "store", files / "test.jsonl")
+    )
+    assert len(of_store) == 40
+    np.testing.assert_allclose(of_texts, of_store, rtol=1e-4)
+
+
+def test_a_text_without_anything_to_predict_is_told(apood, language_model, files, tmp_path):
+    apood("embed", files / "train.jsonl", "--model", language_model, "--out", tmp_path / "store")
+    apood("fit", tmp_path / "store", "--method", "perplexity", "--out", tmp_path / "perplexity")
+    result = apood("score", tmp_path / "perplexity", "-", input="word1\nword1 word2\n")
+    assert [row["score"] is None for row in rows_of(result)] == [True, False]
+    assert result.stderr.startswith("Warning: 1 of 2 sequences have no token_logprobs")
 
 
 def test_an_encoder_is_reproduced_with_all_that_it_was(apood, language_model, files, tmp_path):
@@ -161,7 +184,8 @@ def test_an_encoder_is_reproduced_with_all_that_it_was(apood, language_model, fi
 
 
 def test_rows_keep_the_numbers_of_their_records(apood, refused, calibrated, bad_lines):
-    assert "is not valid JSON" in refused("score", calibrated, bad_lines)
+    told = refused("score", calibrated, bad_lines)
+    assert "is not valid JSON" in told and told.endswith("; --skip-bad gives such records no row.")
     result = apood("score", calibrated, bad_lines, "--skip-bad")
     good = [number for number, line in enumerate(bad_lines.read_text().splitlines()) if '"text": "' in line]
     assert [row["index"] for row in rows_of(result)] == good and len(good) == 10
@@ -240,8 +264,8 @@ def test_sounds_are_embedded_and_scored(apood, refused, audio_model, sounds, tmp
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--max-tokens", "5"], "takes sounds, for which there is no max_tokens."),
-        (["--template", "{text}"], "takes sounds, for which there is no template."),
+        (["--max-tokens", "5"], "takes sounds, for which max_tokens means nothing."),
+        (["--template", "{text}"], "takes sounds, for which template means nothing."),
         (["--mode", "output"], "takes sounds, for which there is no mode output, only input."),
         (["--field", "text"], "--field is for texts, and the inputs are sounds."),
     ],

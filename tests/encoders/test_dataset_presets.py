@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from apood.encoders.datasets import PRESETS, Preset
-from apood.encoders.hub_data import HubData
 from apood.encoders.inputs import read_records
+from apood.encoders.readers.hub_data import HubData
 from apood.encoders.record import BadRecord, Pair
 from apood.support.errors import InputError
 
@@ -111,7 +111,9 @@ def test_names_without_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     assert refused("xsum").endswith("the data set of that name is given as 'xsum:train'.")
     assert refused("xsum:").endswith("(train, validation, test), as in 'xsum:train'.")
-    assert refused("newsroom:missing.jsonl") == "There is no file 'missing.jsonl'."
+    hint = "`apood datasets {}` says how to get the set."
+    assert refused("newsroom:missing.jsonl") == f"There is no file 'missing.jsonl'; {hint.format('newsroom')}"
+    assert refused("opus-law:missing").endswith(hint.format("opus-law"))
     assert refused("unknown:train") == "There is no file 'unknown:train'."
 
 

@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import word_tokenizer
 
 from apood.encoders import identity
+from apood.encoders.embed import embed_to_store
 from apood.encoders.identity import fingerprint, weight_files
 from apood.encoders.text import TextEncoder
-from apood.support.errors import InputError
+from apood.support.errors import InputError, StoreError
 from apood.tokens.identity import same_encoder
 
 Models = Callable[[str], Path]
@@ -52,6 +53,24 @@ def test_a_copy_elsewhere_is_the_same_encoder(models: Models, tmp_path: Path) ->
     )
     assert not same_encoder(here, TextEncoder(copy, layer=2, device="cpu").identity)
     assert not same_encoder(here, TextEncoder(copy, max_tokens=5, device="cpu").identity)
+
+
+def test_samples_are_told_and_make_no_other_encoder(models: Models, tmp_path: Path) -> None:
+    """They change no token, but a store does not mix samples that were drawn in different ways."""
+
+    def encoder(**options: int) -> TextEncoder:
+        return TextEncoder(models("marian"), device="cpu", **options)
+
+    drawn = encoder(samples=2, max_new_tokens=3)
+    assert (drawn.identity["samples"], drawn.identity["sample_tokens"], drawn.identity["seed"]) == (2, 3, 0)
+    assert same_encoder(drawn.identity, encoder().identity)
+    embed_to_store(["word1", "word2"], drawn, tmp_path / "store")
+    for other in ({}, {"samples": 3}, {"samples": 2, "max_new_tokens": 4}, {"samples": 2, "seed": 1}):
+        with pytest.raises(StoreError, match="another encoder"):
+            embed_to_store(
+                ["word1", "word2"], encoder(**{"max_new_tokens": 3} | other), tmp_path / "store", resume=True
+            )
+    assert embed_to_store(["word1", "word2"], drawn, tmp_path / "store", resume=True).skipped == 2
 
 
 @pytest.mark.parametrize("whole_file", [identity._WHOLE_FILE, 0])

@@ -9,12 +9,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import islice
 from pathlib import Path
 
-import datasets
 import huggingface_hub.constants
 import pytest
 
-from apood.encoders.hub_data import HubData
 from apood.encoders.inputs import read_records
+from apood.encoders.readers.hub_data import HubData
 from apood.encoders.record import BadRecord, Pair
 from apood.support.errors import InputError
 
@@ -24,12 +23,19 @@ ROWS = [
 ]
 
 
+def write_parquet(rows: list[dict[str, object]], path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A data set with the splits train and test, in Parquet."""
     (tmp_path / "set").mkdir()
-    datasets.Dataset.from_list(ROWS).to_parquet(tmp_path / "set" / "train.parquet")
-    datasets.Dataset.from_list([*ROWS[:1], ROWS[1] | {"document": None}]).to_parquet(tmp_path / "set" / "test.parquet")
+    write_parquet(ROWS, tmp_path / "set" / "train.parquet")
+    write_parquet([*ROWS[:1], ROWS[1] | {"document": None}], tmp_path / "set" / "test.parquet")
     return tmp_path / "set"
 
 
@@ -75,7 +81,7 @@ def test_json_lines_in_a_folder(tmp_path: Path) -> None:
 
 def test_rows_are_streamed(tmp_path: Path) -> None:
     """The first rows come although a later file is broken."""
-    datasets.Dataset.from_list(ROWS).to_parquet(tmp_path / "train-00000-of-00002.parquet")
+    write_parquet(ROWS, tmp_path / "train-00000-of-00002.parquet")
     (tmp_path / "train-00001-of-00002.parquet").write_bytes(b"PAR1 but not really PAR1")
     records = read_records([f"hf:{tmp_path}:train"], field="document")
     assert [record.item for record in islice(records, 5)] == [row["document"] for row in ROWS]  # type: ignore[union-attr]

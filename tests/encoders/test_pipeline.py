@@ -27,7 +27,7 @@ from apood.encoders.text import TextEncoder
 from apood.support.errors import InputError, StoreError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.store import TokenStore
-from apood.tokens.text import channel_texts
+from apood.tokens.text import channel_texts, text_channel
 from apood.tokens.writer import TokenStoreWriter
 
 TEXTS = [f"text number {i} of some" + " more" * (i % 3) for i in range(40)]
@@ -233,17 +233,36 @@ def test_a_shuffled_run_is_resumed(tmp_path: Path) -> None:
         embed_to_store(shuffled(healed, 6), WordEncoder(), tmp_path / "store", skip_bad=True, resume=True)
 
 
-def test_pairs_are_known_again_by_their_source(tmp_path: Path) -> None:
-    class Sources(WordEncoder):
-        def prepare(self, items):
-            return super().prepare([pair.source for pair in items])
+class Sources(WordEncoder):
+    """Of pairs: their sources."""
 
+    def prepare(self, items):
+        return super().prepare([pair.source for pair in items])
+
+
+def test_pairs_are_known_again_by_their_source(tmp_path: Path) -> None:
     pairs: Records = [Record(Pair(text, "target"), "") for text in TEXTS]
     embed_to_store(pairs[:10], Sources(), tmp_path / "store")
     with pytest.raises(InputError, match="not the first 10 records"):
         embed_to_store(pairs[1:], Sources(), tmp_path / "store", resume=True)
     embed_to_store(pairs, Sources(), tmp_path / "store", resume=True)
     assert held(tmp_path / "store") == TEXTS
+
+
+def test_pairs_are_known_again_by_their_target_where_it_is_kept(tmp_path: Path) -> None:
+    class Targets(Sources):
+        def run(self, prepared):
+            batch = super().run(prepared)
+            targets = text_channel([f"target of {text}" for text in prepared.texts])
+            return TokenBatch(batch.values, batch.offsets, {**batch.channels, "output_text": targets}, batch.encoder)
+
+    def pairs(target: str) -> Records:
+        return [Record(Pair(text, f"{target} of {text}"), "") for text in TEXTS]
+
+    embed_to_store(pairs("target")[:10], Targets(), tmp_path / "store")
+    with pytest.raises(InputError, match="not the first 10 records"):
+        embed_to_store(pairs("other"), Targets(), tmp_path / "store", resume=True)
+    assert embed_to_store(pairs("target"), Targets(), tmp_path / "store", resume=True).skipped == 10
 
 
 class Loudness(WordEncoder):

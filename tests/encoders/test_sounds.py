@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 from tiny_audio import RATE, noise, tone
 
 from apood.encoders.record import BadRecord, Record
@@ -15,6 +14,8 @@ from apood.support.errors import InputError
 
 
 def write(path: Path, samples: Any, rate: int = RATE, **options: Any) -> str:
+    import soundfile
+
     path.parent.mkdir(parents=True, exist_ok=True)
     soundfile.write(path, samples, rate, **options)
     return str(path)

@@ -147,9 +147,16 @@ def test_texts_without_tokens_have_no_output(models: Models) -> None:
     assert channel_texts(llama.channels["output_text"])[:2] == ["", ""]
     assert bool((TextEncoder(models("bart"), mode="output", device="cpu").encode(empty).lengths > 0).all())
     pairs = [Pair("", "word1 word2"), Pair("word1", ""), Pair("word1", "word2")]
-    held = TextEncoder(models("llama"), mode="reference", device="cpu").encode(pairs)
+    held = TextEncoder(models("llama"), mode="reference", max_new_tokens=9, device="cpu").encode(pairs)
     assert held.lengths.tolist() == [0, 0, 1]
     assert TextEncoder(models("bart"), mode="reference", device="cpu").encode(pairs).lengths.tolist() == [4, 2, 3]
+
+
+@pytest.mark.parametrize("options", [{"mode": "output"}, {"mode": "reference"}, {"samples": 2}])
+def test_an_output_must_leave_room_for_the_text(models: Models, options: dict[str, Any]) -> None:
+    assert TextEncoder(models("llama"), max_new_tokens=62, device="cpu", **options).max_tokens == 2
+    with pytest.raises(InputError, match="63 tokens leaves no room for a text among the 64 tokens that 'llama' has"):
+        TextEncoder(models("llama"), max_new_tokens=63, device="cpu", **options)
 
 
 def test_special_tokens_can_be_left_out(models: Models, few: list[str]) -> None:

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parallel_texts import translated, word_pairs
+from safetensors import safe_open
 
 from apood.encoders.record import Pair
+from apood.encoders.training import translator
 from apood.encoders.training.bleu import bleu, translate, translation_loss, validation_loss
 from apood.encoders.training.corpus import Batches, Corpus, Sentences, padded_pairs
 from apood.encoders.training.loop import Plan
@@ -20,7 +22,6 @@ from apood.encoders.training.translator import (
     Recipe,
     held_out,
     train_translator,
-    training_checkpoint,
 )
 from apood.encoders.training.vocabulary import (
     EOS,
@@ -36,7 +37,7 @@ from apood.support.errors import ArtefactError, InputError
 PAIRS = word_pairs(2000)
 LEARNED, TESTED = PAIRS[:1940], PAIRS[1940:]
 TEXTS = [text for pair in PAIRS for text in pair]
-RECIPE = Recipe(Plan(240, 3e-3, warm_up=0.2, watch_every=120), "tiny", 35, 32, 512, dropout=0.0, label_smoothing=0.0)
+RECIPE = Recipe(Plan(240, 3e-3, warm_up=0.2, watch_every=120), "tiny", 35, 32, 256, dropout=0.0, label_smoothing=0.0)
 SHORT = Recipe(Plan(6, 3e-3), "tiny", 35, 32, 512)
 
 
@@ -57,7 +58,7 @@ def one_thread():
 def train_in(
     folder: Path, recipe: Recipe = SHORT, pairs=LEARNED[:200], tested=TESTED[:4], every_seconds=0.0, **options
 ):
-    checkpoint = training_checkpoint(folder, every_seconds)
+    checkpoint = Checkpoint(folder.with_name(f"{folder.name}.checkpoint"), every_seconds)
     return train_translator(pairs, tested, folder, recipe, checkpoint=checkpoint, beams=2, device="cpu", **options)
 
 
@@ -223,12 +224,12 @@ def test_a_translator_learns_to_translate(trained):
     assert [step for step, _ in kept["validation losses"]] == [120, 240]
     assert kept["recipe"]["plan"]["learning_rate"] == 3e-3 and kept["recipe"]["vocabulary"] == 35
     assert kept["validation losses"][1][1] == pytest.approx(report["validation"]["loss"], rel=0.05), "float16 agrees"
+    assert [step for step, _ in kept["validation losses with other sources"]] == [120, 240]
+    assert report["validation"]["loss with other sources"] > 10 * report["validation"]["loss"], "sources matter"
 
 
 def test_the_folder_is_an_ordinary_one(trained):
     """It translates with nothing but transformers, and its weights are float16."""
-    from safetensors import safe_open
-
     folder, report = trained
     with safe_open(folder / "model.safetensors", "pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float16}  # noqa: SIM118 not a dict
@@ -290,7 +291,7 @@ def test_the_state_of_another_training_is_refused(tmp_path):
     ):
         with pytest.raises(ArtefactError, match="other settings, data"):
             train_in(tmp_path / "a", recipe, pairs)
-    checkpoint = training_checkpoint(tmp_path / "a", 0)
+    checkpoint = Checkpoint(tmp_path / "a.checkpoint", 0)
     assert isinstance(checkpoint, Checkpoint) and checkpoint.exists()
     checkpoint.delete()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -307,10 +308,95 @@ def test_pairs_are_held_out_by_the_seed():
         held_out(PAIRS[:1], 10, seed=0)
 
 
+@pytest.fixture(scope="module")
+def untrained():
+    """As deep as what people train."""
+    return translator._new_model(Recipe(Plan(1, 1e-3), "small", 35, 32, 512))
+
+
+def test_weights_start_as_large_as_they_should(untrained):
+    """Matrices like Xavier's, the first one of each residual branch smaller; a padding token is nothing."""
+    embeddings = untrained.get_input_embeddings().weight.detach()
+    assert not embeddings[PAD].any()
+    assert float(embeddings[PAD + 1 :].std()) == pytest.approx(384**-0.5, rel=0.05)
+    for stack, branches in ((untrained.get_encoder(), 6 * 2), (untrained.get_decoder(), 4 * 3)):
+        matrices = {name: weight.detach() for name, weight in stack.layers.named_parameters() if weight.ndim == 2}
+        for name, matrix in matrices.items():
+            xavier = (2 / sum(matrix.shape)) ** 0.5
+            damped = branches**-0.5 if "v_proj" in name or "fc1" in name else 1
+            assert float(matrix.std()) == pytest.approx(damped * xavier, rel=0.02), name
+
+
+def test_an_untrained_encoder_tells_tokens_apart(untrained):
+    """However deep it is: where all states are alike from the start, they may stay so."""
+    ids = torch.arange(PAD + 1, 35)[None]
+    with torch.no_grad():
+        states = untrained.eval().get_encoder()(input_ids=ids).last_hidden_state[0]
+    cosines = torch.corrcoef(states)
+    assert float(cosines[~torch.eye(len(cosines), dtype=torch.bool)].mean()) < 0.5
+
+
+def test_exchanged_sources_are_those_of_other_pairs_of_like_length():
+    corpus = corpus_of([(2 + 7 * i % 31, 2 + 7 * i % 31) for i in range(31)])
+    exchanged = corpus.exchanged()
+    first_ids = exchanged.sources.ids[exchanged.sources.starts]
+    assert sorted(first_ids.tolist()) == list(range(10, 41)), "each is used once"
+    assert (first_ids != np.arange(10, 41)).all(), "but not with its own target"
+    assert exchanged.targets is corpus.targets
+    assert sorted(abs(exchanged.sources.lengths - corpus.sources.lengths).tolist()) == [1] * 30 + [30]
+
+
+@pytest.fixture
+def deaf(monkeypatch):
+    """Translators whose encoder says the same of every token, whatever they learn."""
+    make = translator._new_model
+
+    def made(recipe):
+        model = make(recipe)
+        for parameter in model.get_encoder().layers[-1].final_layer_norm.parameters():
+            parameter.requires_grad_(False).zero_()
+        return model
+
+    monkeypatch.setattr(translator, "_new_model", made)
+
+
+IMPATIENT = Recipe(Plan(10, 3e-3, watch_every=2), "tiny", 35, 32, 512)
+PATIENT = Recipe(Plan(10, 3e-3, warm_up=0.6, watch_every=2), "tiny", 35, 32, 512)
+
+
+@pytest.mark.usefixtures("deaf")
+def test_a_translator_that_ignores_its_sources_is_not_trained_to_the_end(tmp_path, capsys):
+    message = (
+        r"^The training failed: at step {} the model ignores its inputs, since the validation loss with those of other "
+        r"examples, (\d\.\d+), is hardly larger than with its own, \1; "
+        r"choose a lower learning rate or a longer warm-up\.$"
+    )
+    for step in (4, 6):  # at step 2 it was too early to say; the second time it goes on from the checkpoint
+        with pytest.raises(InputError, match=message.format(step)):
+            train_in(tmp_path / "a", IMPATIENT, every_seconds=1e9)
+        with safe_open(tmp_path / "a.checkpoint", "pt") as file:
+            assert file.metadata()["step"] == str(step)
+            assert file.get_tensor("exchanged")[:, 0].tolist() == list(range(2, step + 1, 2))
+    assert not (tmp_path / "a").exists()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step 2", "step 4", "step 6"], "no terminal, but it takes hours"
+    assert all("tokens/s, validation loss" in line and "with exchanged inputs), 0.0 minutes" in line for line in lines)
+
+
+@pytest.mark.usefixtures("deaf")
+def test_a_translator_is_given_time_to_warm_up(tmp_path):
+    with pytest.raises(InputError, match="at step 8 the model ignores its inputs"):
+        train_in(tmp_path / "a", PATIENT)
+
+
+@pytest.mark.usefixtures("deaf")
+def test_sources_cannot_be_exchanged_where_there_is_one(tmp_path):
+    report = train_in(tmp_path / "a", IMPATIENT, tested=TESTED[:1])
+    assert "loss with other sources" not in report["validation"]
+
+
 def test_the_small_translator_is_small():
     """Its weights in float16 and its vocabulary fit into 60 MB."""
-    from apood.encoders.training import translator
-
     with torch.device("meta"):
         model = translator._new_model(Recipe(Plan(1, 1e-3), "small"))
     assert 2 * sum(parameter.numel() for parameter in model.parameters()) < 57e6

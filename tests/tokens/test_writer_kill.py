@@ -278,7 +278,8 @@ def test_an_existing_store_is_not_overwritten(tmp_path):
         ({"dim": 9}, "another dim: it has 8, asked for was 9"),
         ({"dtype": torch.float16}, "another dtype: it has float32, asked for was float16"),
         ({"encoder": None}, "another encoder: it has model a, layer 3, asked for was an unknown encoder"),
-        ({"encoder": ENCODER | {"layer": 4}}, "it has model a, layer 3, asked for was model a, layer 4"),
+        ({"encoder": ENCODER | {"layer": 4}}, "it has layer 3, asked for was layer 4."),
+        ({"encoder": ENCODER | {"template": "a {text}"}}, "it has no template, asked for was template a {text}."),
     ],
 )
 def test_resuming_something_else(tmp_path, options, sentence):

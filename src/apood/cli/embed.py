@@ -218,10 +218,13 @@ def _refuse_idle_options(
 
 
 def _opened(inputs: list[str], model: str, options: dict[str, Any]) -> Any:
-    from apood.encoders.open import open_encoder, takes_sounds
+    from apood.encoders.audio import is_audio_model
+    from apood.encoders.open import open_encoder
+    from apood.encoders.pretrained import find_pretrained
 
-    refuse_other_kind(inputs, model, takes_sounds=takes_sounds(model))
-    return open_encoder(model, **options)
+    pretrained = find_pretrained(model)
+    refuse_other_kind(inputs, model, takes_sounds=is_audio_model(pretrained.folder))
+    return open_encoder(pretrained, **options)
 
 
 def _lines_in(inputs: list[str]) -> int | None:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,7 +95,7 @@ def _raw_scores(
 ) -> "tuple[Scores, list[int]]":
     """The scores of texts or sounds, and which of the records they belong to."""
     from apood.encoders.audio import AudioEncoder
-    from apood.encoders.record import Skipped
+    from apood.encoders.record import BadRecordError, Skipped
 
     records: Iterable[Record | BadRecord] = ()
     if not are_sounds(inputs):
@@ -110,7 +111,10 @@ def _raw_scores(
         records = sound_records(inputs, encoder, skip_bad=skip_bad)
     places: list[int] = []
     skipped = Skipped() if skip_bad else None
-    scores = _encoded_scores(_noted(records, places), encoder, detector, skipped)
+    try:
+        scores = _encoded_scores(_noted(records, places), encoder, detector, skipped)
+    except BadRecordError as error:
+        raise InputError(f"{str(error).rstrip('.')}; --skip-bad gives such records no row.") from error
     if skipped is not None:
         tell_skipped(skipped.count, skipped.first)
     return scores, places
@@ -132,23 +136,29 @@ def _encoded_scores(
     """The scores of records, of which only a few windows are held at a time, with one warning for all windows."""
     import numpy as np
 
+    from apood.detectors.data_checks import filled
     from apood.encoders.pipeline import encoded_windows
     from apood.support.progress import bar
 
     scores: list[Scores] = []
     empty = 0
-    with warnings.catch_warnings(), bar(None, "encoding", unit="tok") as progress:
+    with (
+        warnings.catch_warnings(),
+        closing(encoded_windows(records, encoder, skipped)) as windows,
+        bar(None, "encoding", unit="tok") as progress,
+    ):
         warnings.simplefilter("ignore", DataWarning)
-        for window in encoded_windows(records, encoder, skipped):
+        for window in windows:
             scores.append(detector.score_samples(window.batch))
-            empty += int((window.batch.lengths == 0).sum())
+            empty += int((~filled(window.batch, detector.requires)).sum())
             progress.update(len(window.batch.values))
     if not scores:
         raise InputError("There is nothing to score: every record is bad.")
     joined = np.concatenate(scores)
     if empty:
         warnings.warn(
-            f"{empty} of {len(joined)} sequences have no tokens; their score is -inf and their decision OOD.",
+            f"{empty} of {len(joined)} sequences have no {' or '.join(sorted(detector.requires))}; "
+            "their score is -inf and their decision OOD.",
             DataWarning,
             stacklevel=1,
         )

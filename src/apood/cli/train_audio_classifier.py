@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from apood.cli.errors import interrupted_with
 from apood.cli.output import print_facts, print_json
+from apood.cli.training import refuse_occupied, training_state
 from apood.support.errors import InputError
-from apood.support.files import recover_folder, refuse_unwritable
 
 if TYPE_CHECKING:
     from apood.encoders.sounds import Sound
@@ -66,14 +65,10 @@ def audio_classifier(
     It learns to guess hidden patches of the spectrograms, then the classes. Its state is kept in FOLDER.checkpoint
     until it is complete. The accuracy on the validation sounds is printed and kept in training.json.
     """
-    recover_folder(out)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"There is already something in {out}: choose another folder, or delete it first.")
-    refuse_unwritable(out)
+    refuse_occupied(out)
 
     from apood.encoders.training.audio_classifier import AudioRecipe, split_sounds, train_audio_classifier
     from apood.encoders.training.loop import Plan
-    from apood.fitting.checkpoint import Checkpoint
 
     plan = Plan(steps, learning_rate, warm_up=0.1, weight_decay=0.05, seed=seed)
     pretraining = (
@@ -82,18 +77,7 @@ def audio_classifier(
     recipe = AudioRecipe(
         pretraining, plan, batch, seconds=seconds, patch=patch, width=width, blocks=blocks, heads=heads
     )  # fmt: skip
-    checkpoint = Checkpoint(out.with_name(f"{out.name}.checkpoint"), checkpoint_seconds)
-    if checkpoint.exists() and not resume:
-        raise InputError(
-            f"There is an unfinished training in {checkpoint.path}: add --resume to go on with it, or delete it first."
-        )
-
-    def kept() -> str:
-        if not checkpoint.exists():
-            return "nothing was kept; run the same command again to start anew."
-        return f"the state is in {checkpoint.path}; add --resume to the same command to go on from there."
-
-    with interrupted_with(kept):
+    with training_state(out, checkpoint_seconds, resume=resume) as checkpoint:
         learned, skipped = _read(sounds, chosen, patch, skip_bad)
         if validation is None:
             learned, tested = split_sounds(learned, validation_share, seed)
@@ -101,7 +85,6 @@ def audio_classifier(
             tested, also_skipped = _read(validation, chosen, patch, skip_bad)
             skipped += also_skipped
         report = train_audio_classifier(learned, tested, out, recipe, checkpoint=checkpoint)
-        checkpoint.delete()
     report |= {"skipped": skipped, "model": str(out)}
     if as_json:
         print_json(report)

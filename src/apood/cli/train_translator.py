@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from apood.cli.errors import interrupted_with
 from apood.cli.output import print_facts, print_json
+from apood.cli.training import refuse_occupied, training_state
 from apood.support.errors import InputError
-from apood.support.files import recover_folder, refuse_unwritable
 
 if TYPE_CHECKING:
     from apood.encoders.record import Pair
@@ -100,14 +99,11 @@ def translator(
     Its state is kept in FOLDER.checkpoint until it is complete. A loss and the BLEU of greedy and beam search on the
     validation pairs are printed and kept in training.json.
     """
-    recover_folder(out)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"There is already something in {out}: choose another folder, or delete it first.")
-    refuse_unwritable(out)
+    refuse_occupied(out)
     import torch
 
     from apood.encoders.training.loop import Plan
-    from apood.encoders.training.translator import Recipe, held_out, train_translator, training_checkpoint
+    from apood.encoders.training.translator import Recipe, held_out, train_translator
 
     plan = Plan(
         steps=steps,
@@ -118,18 +114,7 @@ def translator(
         watch_every=validate_every,
     )
     recipe = Recipe(plan, size.value, vocabulary, context, batch_tokens, dropout, label_smoothing)
-    checkpoint = training_checkpoint(out, checkpoint_seconds)
-    if checkpoint.exists() and not resume:
-        raise InputError(
-            f"There is an unfinished training in {checkpoint.path}: add --resume to go on with it, or delete it first."
-        )
-
-    def kept() -> str:
-        if not checkpoint.exists():
-            return "nothing was kept; run the same command again to start anew."
-        return f"the state is in {checkpoint.path}; add --resume to the same command to go on from there."
-
-    with interrupted_with(kept):
+    with training_state(out, checkpoint_seconds, resume=resume) as checkpoint:
         learned, skipped = _read(pairs, source_field, target_field, skip_bad)
         if validation is None:
             learned, tested = held_out(learned, validation_pairs, seed)
@@ -139,7 +124,6 @@ def translator(
         report = train_translator(
             learned, tested, out, recipe, checkpoint=checkpoint, beams=beams, dtype=getattr(torch, dtype.value)
         )
-        checkpoint.delete()
     report |= {"skipped": skipped, "model": str(out)}
     if as_json:
         print_json(report)

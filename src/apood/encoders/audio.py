@@ -7,19 +7,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from apood.encoders.device import as_device, refuse_other_dtype
 from apood.encoders.identity import fingerprint
-from apood.encoders.pretrained import Pretrained, find_pretrained, quiet
+from apood.encoders.pretrained import Pretrained, find_pretrained, load_config, load_model
 from apood.encoders.sounds import Sound, refusal
 from apood.encoders.spectrogram import PREPROCESSOR_FILE, LogMel
 from apood.support.errors import InputError
 from apood.support.files import read_json
-from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, dtype_name
+from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.identity import FOLDER, EncoderIdentity
 
-__all__ = ["AudioEncoder", "Spectrograms", "is_audio_model"]
+__all__ = ["SPECIAL_TOKENS", "AudioEncoder", "Spectrograms", "is_audio_model"]
+
+SPECIAL_TOKENS = 2
+"""Tokens that AST puts before the patches: the class token and the distillation token."""
 
 _MODEL_TYPE = "audio-spectrogram-transformer"
-_SPECIAL = 2  # tokens before the patches: the class token and the distillation token
 _CPU_BATCH_TOKENS = 4096
 _GPU_BATCH_TOKENS = 65536
 
@@ -76,7 +79,7 @@ class AudioEncoder:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | Pretrained,
         *,
         layer: int = -1,
         special_tokens: bool = False,
@@ -84,12 +87,11 @@ class AudioEncoder:
         dtype: torch.dtype | None = None,
     ) -> None:
         self._dtype = dtype or torch.float32
-        if self._dtype not in FLOAT_DTYPES:
-            raise InputError(f"An encoder computes in {', '.join(map(dtype_name, FLOAT_DTYPES))}, got {dtype}.")
-        self.device = _as_device(device)
+        refuse_other_dtype(self._dtype)
+        self.device = as_device(device)
         pretrained = find_pretrained(model)
         self._spectrogram = LogMel.load(pretrained.folder)
-        loaded = _load(pretrained).to(self.device, self._dtype).eval()
+        loaded = _load(pretrained, self._dtype).to(self.device).eval()
         config = loaded.config
         self._refuse_other_shape(pretrained, config)
         self._model = getattr(loaded, "audio_spectrogram_transformer", loaded)
@@ -108,8 +110,8 @@ class AudioEncoder:
         self._patch, self._stride = config.patch_size, config.time_stride
         self._rows = (config.num_mel_bins - config.patch_size) // config.frequency_stride + 1
         self._columns = (config.max_length - config.patch_size) // config.time_stride + 1
-        self._first = 0 if special_tokens else _SPECIAL
-        self.max_tokens = self._rows * self._columns + _SPECIAL - self._first
+        self._first = 0 if special_tokens else SPECIAL_TOKENS
+        self.max_tokens = self._rows * self._columns + SPECIAL_TOKENS - self._first
         self.least_samples = self._spectrogram.samples_of(self._patch)
         self.identity: EncoderIdentity = {
             "model": pretrained.name,
@@ -176,7 +178,7 @@ class AudioEncoder:
         """Which of the model's tokens are no padding."""
         columns = min(self._columns, 1 + (frames - 1) // self._stride)
         patches = torch.arange(self._rows * self._columns).view(self._rows, self._columns)[:, :columns].flatten()
-        return torch.cat([torch.arange(self._first, _SPECIAL), patches + _SPECIAL])
+        return torch.cat([torch.arange(self._first, SPECIAL_TOKENS), patches + SPECIAL_TOKENS])
 
     def _refuse_other_shape(self, pretrained: Pretrained, config: Any) -> None:
         model, features = (
@@ -190,46 +192,16 @@ class AudioEncoder:
             )
 
 
-def _load(pretrained: Pretrained) -> Any:
+def _load(pretrained: Pretrained, dtype: torch.dtype) -> Any:
     """The model with its classifier where it has one."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise InputError("An audio encoder needs the package transformers: pip install 'apood[hf]'.") from error
     if not is_audio_model(pretrained.folder):
         raise InputError(
             f"The model {pretrained.name!r} is no audio spectrogram transformer: its config.json must name the "
             f"model_type {_MODEL_TYPE!r}."
         )
-    with quiet(), torch.random.fork_rng(devices=[]):
-        try:
-            config = transformers.AutoConfig.from_pretrained(pretrained.folder, local_files_only=True)
-            classifies = (config.architectures or [""])[0] == "ASTForAudioClassification"
-            kind = transformers.ASTForAudioClassification if classifies else transformers.ASTModel
-            model, loading = kind.from_pretrained(
-                pretrained.folder, local_files_only=True, use_safetensors=True, output_loading_info=True
-            )
-        except Exception as error:  # transformers and safetensors raise errors of many kinds
-            why = str(error).strip().splitlines()[:1] or [type(error).__name__]
-            raise InputError(
-                f"The model in {str(pretrained.folder)!r} cannot be loaded ({why[0].rstrip('.')})."
-            ) from error
-    if lacking := sorted(loading["missing_keys"]):
-        raise InputError(
-            f"The weights in {str(pretrained.folder)!r} lack {len(lacking)} tensors of the model, "
-            f"among them {lacking[0]!r}."
-        )
-    return model
+    config = load_config(pretrained)
+    import transformers
 
-
-def _as_device(device: str | torch.device | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"The device {str(device)!r} cannot be used here: allowed are 'cpu' and, with a GPU, 'cuda'."
-        ) from error
-    return chosen
+    classifies = (config.architectures or [""])[0] == "ASTForAudioClassification"
+    kind = transformers.ASTForAudioClassification if classifies else transformers.ASTModel
+    return load_model(pretrained, kind, config, dtype)

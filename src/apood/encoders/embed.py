@@ -186,8 +186,9 @@ def _is_last_of(store: TokenStore, item: Any, encoder: Encoder) -> bool:
     """Whether `item` is what the last sequence of the store was made of."""
     last = store.select([len(store) - 1])
     if isinstance(item, str | Pair):
-        text = item if isinstance(item, str) else item.source
-        return "text" in last.channels and channel_texts(last.channels["text"])[0] == text
+        given = {"text": item} if isinstance(item, str) else {"text": item.source, "output_text": item.target}
+        held = {name: channel_texts(last.channels[name])[0] for name in given if name in last.channels}
+        return "text" in held and all(given[name] == text for name, text in held.items())
     # Of a sound nothing is stored but its states; they differ by rounding alone.
     again, kept = encoder.encode([item]).values.float(), last.values.float()
     return again.shape == kept.shape and bool((again - kept).norm() <= 0.05 * kept.norm())

@@ -16,7 +16,7 @@ _TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.json",
+    "*vocab*.json",
     "vocab.txt",
     "merges.txt",
     "*.model",

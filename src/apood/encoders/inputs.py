@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from apood.encoders.datasets import PRESETS
-from apood.encoders.hub_data import HubData
-from apood.encoders.line_formats import LINE_FORMATS, read_lines, read_stdin
-from apood.encoders.moses import Moses
-from apood.encoders.parquet import read_parquet
+from apood.encoders.readers.hub_data import HubData
+from apood.encoders.readers.line_formats import LINE_FORMATS, read_lines, read_stdin
+from apood.encoders.readers.moses import Moses
+from apood.encoders.readers.parquet import read_parquet
+from apood.encoders.readers.text_fields import TextFields
 from apood.encoders.record import BadRecord, Record
-from apood.encoders.text_fields import TextFields
 from apood.support.errors import InputError
 
 __all__ = ["read_records", "shuffled"]
@@ -40,7 +40,7 @@ def read_records(
       skipped), .csv, .tsv (with a header), .txt (one text a line), .sgm (one `<seg>` a line), each also with .gz, and
       .parquet. A pattern such as `data/**/*.jsonl` stands for the files that match it, sorted
     - `-`, standard input: JSON lines if its first line looks like an object, {...}, else one text a line
-    - `hf:OWNER/NAME:SPLIT`, a data set of the Hugging Face hub (`apood.encoders.hub_data`)
+    - `hf:OWNER/NAME:SPLIT`, a data set of the Hugging Face hub (`apood.encoders.readers.hub_data`)
     - `moses:PREFIX:en-fr`, the two files PREFIX.en and PREFIX.fr, line by line translations of each other
     - `NAME:SPLIT` or `NAME:PATH`, a data set of the paper (`apood.encoders.datasets`)
 
@@ -86,7 +86,9 @@ class _Wanted:
             return TextFields(source, None, self.allow_empty)
         target = self.target_field or target
         if target is None:
-            raise InputError(f"{name!r} does not say where its targets are: name the field that holds them.")
+            raise InputError(
+                f"{name!r} does not say where its targets are: name their field, as target_field or --target-field."
+            )
         return TextFields(source, target, self.allow_empty)
 
 
@@ -108,7 +110,13 @@ def _readers(name: str, wanted: _Wanted) -> list[Callable[[], Iterator[Record | 
             field=wanted.field or preset.field,
             target_field=(wanted.target_field or preset.target) if wanted.pairs else None,
         )
-        return _readers(preset.stands_for(rest), own)
+        full = preset.stands_for(rest)
+        try:
+            return _readers(full, own)
+        except InputError as error:
+            if not preset.get:
+                raise
+            raise InputError(f"{str(error).rstrip('.')}; `apood datasets {kind}` says how to get the set.") from error
     return [partial(_file_reader(path), wanted.fields(path)) for path in _files(name)]
 
 

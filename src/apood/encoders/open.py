@@ -5,31 +5,27 @@ from pathlib import Path
 from typing import Any
 
 from apood.encoders.audio import AudioEncoder, is_audio_model
-from apood.encoders.pretrained import find_pretrained
+from apood.encoders.pretrained import Pretrained, find_pretrained
 from apood.encoders.text import TextEncoder
 from apood.support.errors import InputError
-from apood.tokens.identity import FOLDER, EncoderIdentity, describe_encoder, same_encoder
+from apood.tokens.identity import FOLDER, SAMPLING, EncoderIdentity, describe_encoder, same_encoder
 
-__all__ = ["open_encoder", "reopen_encoder", "takes_sounds"]
+__all__ = ["open_encoder", "reopen_encoder"]
 
 _FOR_SOUNDS = {"mode", "layer", "special_tokens", "device", "dtype"}
 _REMEMBERED = ("mode", "layer", "max_tokens", "max_new_tokens", "beams", "template", "special_tokens")
 
 
-def takes_sounds(model: str | Path) -> bool:
-    """Whether a model folder or hub id is for sounds rather than for texts, by its configuration."""
-    return is_audio_model(find_pretrained(model).folder)
-
-
-def open_encoder(model: str | Path, **options: Any) -> TextEncoder | AudioEncoder:
+def open_encoder(model: str | Path | Pretrained, **options: Any) -> TextEncoder | AudioEncoder:
     """An `AudioEncoder` for a model that takes sounds, else a `TextEncoder`; both have the arguments of theirs."""
-    if not takes_sounds(model):
-        return TextEncoder(model, **options)
+    pretrained = find_pretrained(model)
+    if not is_audio_model(pretrained.folder):
+        return TextEncoder(pretrained, **options)
     if foreign := sorted(options.keys() - _FOR_SOUNDS):
-        raise InputError(f"The model {str(model)!r} takes sounds, for which there is no {foreign[0]}.")
+        raise InputError(f"The model {pretrained.name!r} takes sounds, for which {foreign[0]} means nothing.")
     if (mode := options.pop("mode", "input")) != "input":
-        raise InputError(f"The model {str(model)!r} takes sounds, for which there is no mode {mode}, only input.")
-    return AudioEncoder(model, **options)
+        raise InputError(f"The model {pretrained.name!r} takes sounds, for which there is no mode {mode}, only input.")
+    return AudioEncoder(pretrained, **options)
 
 
 def reopen_encoder(
@@ -45,23 +41,32 @@ def reopen_encoder(
             f"The tokens came from {describe_encoder(identity)}, which is no encoder of apood, "
             "so nothing can be embedded as they were: give a token store instead."
         )
-    if "sample_logprobs" in channels:
-        raise InputError(
-            "The log-probabilities of samples depend on how many are drawn: embed with samples, and give the store."
-        )
-    found = _place_of(identity) if model is None else model
     remembered = {key: identity[key] for key in _REMEMBERED if key in identity}
-    if takes_sounds(found):
+    if "sample_logprobs" in channels:
+        remembered |= _sampling_of(identity)
+    found = find_pretrained(_place_of(identity) if model is None else model)
+    if is_audio_model(found.folder):
         remembered.pop("max_tokens", None)  # the model says it
     else:
         remembered["logprobs"] = "token_logprobs" in channels
     encoder = open_encoder(found, **remembered, **options)
     if not same_encoder(identity, encoder.identity):
         raise InputError(
-            f"The model {str(found)!r} is another encoder than the one asked for: it gives tokens from "
+            f"The model {found.name!r} is another encoder than the one asked for: it gives tokens from "
             f"{describe_encoder(encoder.identity)}; asked for were those from {describe_encoder(identity)}."
         )
     return encoder
+
+
+def _sampling_of(identity: EncoderIdentity) -> dict[str, Any]:
+    """The arguments that samples were drawn with."""
+    samples, tokens, seed = (identity.get(key) for key in SAMPLING)
+    if samples is None:
+        raise InputError(
+            f"The tokens came from {describe_encoder(identity)}, without samples, but their log-probabilities are "
+            "asked for: embed with samples, and give the store."
+        )
+    return {"samples": samples, "max_new_tokens": tokens, "seed": seed}
 
 
 def _place_of(identity: EncoderIdentity) -> str:

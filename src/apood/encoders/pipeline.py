@@ -39,9 +39,9 @@ def encoded_windows(
 
     While the encoder runs one window, it prepares the next in another thread.
 
-    Bad records go to `skipped`; without it the first one is an error. Whatever is wrong with a record (or
-    with reading, or preparing) is raised only after the windows before it, and the records before it in its
-    own window, were given out.
+    Bad records go to `skipped`; without it the first one is an error. What is wrong with a record, or with
+    reading, is raised only after all records before it were given out; what goes wrong in the encoder, after the
+    windows before.
     """
     reading = _Reading(records, skipped)
     size = max(1, min(_WINDOW_ITEMS, _WINDOW_BYTES // (encoder.max_tokens * encoder.dim * 4)))

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ __all__ = [
     "Pretrained",
     "find_pretrained",
     "kind_of",
+    "load_config",
+    "load_model",
     "load_text_model",
     "load_tokenizer",
     "quiet",
@@ -34,7 +37,7 @@ _SEQ2SEQ_HEADS = ("ForConditionalGeneration", "LMHeadModel", "MTModel")
 _CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
 # Language models with a head of their own that look at both sides of a token, or at tokens in another order.
 _NOT_LEFT_TO_RIGHT = {"bert", "roberta", "electra", "xlnet", "xlm", "flaubert"}
-_VOCABULARY_FILES = ["tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.spm"]
+_VOCABULARY_FILES = ["tokenizer.json", "vocab.txt", "*vocab*.json", "*.model", "*.spm"]
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,13 @@ class LoadedTextModel:
     kind: Kind
 
 
-def find_pretrained(model: str | Path) -> Pretrained:
-    """Takes a local folder, or a hub id (`owner/name`, `owner/name@revision`) that is fetched or found in the cache."""
+def find_pretrained(model: str | Path | Pretrained) -> Pretrained:
+    """Takes a local folder, or a hub id (`owner/name`, `owner/name@revision`) that is fetched or found in the cache.
+
+    What was found before is given back as it is.
+    """
+    if isinstance(model, Pretrained):
+        return model
     folder = Path(model)
     if folder.is_dir():
         found = Pretrained(folder, folder.resolve().name, None)
@@ -67,13 +75,11 @@ def find_pretrained(model: str | Path) -> Pretrained:
     if not (found.folder / "config.json").is_file():
         raise InputError(f"The model folder {str(found.folder)!r} has no config.json.")
     if not weight_files(found.folder):
-        pickled = any(found.folder.glob("*.bin"))
-        why = (
-            "only pickled weights, which are never loaded: save the model again as safetensors"
-            if pickled
-            else "no others"
+        raise InputError(
+            f"The model {found.name!r} has no weights in model.safetensors (looked for in {str(found.folder)!r}): "
+            "pickled weights (.bin) are never loaded, save such a model again as safetensors, or name a revision on "
+            "the hub that has them so (owner/name@revision)."
         )
-        raise InputError(f"The model folder {str(found.folder)!r} has no weights in model.safetensors, {why}.")
     return found
 
 
@@ -100,7 +106,9 @@ def load_tokenizer(pretrained: Pretrained) -> Any:
     """The tokenizer in the model's folder."""
     transformers = _transformers()
     try:
-        with quiet():
+        with quiet(), warnings.catch_warnings():
+            # Marian's tokenizer asks for a package that only unusual punctuation needs.
+            warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 pretrained.folder, local_files_only=True, trust_remote_code=False
             )
@@ -123,36 +131,52 @@ def load_text_model(pretrained: Pretrained, dtype: torch.dtype, *, generates: bo
 
     An encoder-decoder model that shall not generate may come as its encoder alone. A classifier always has its head.
     """
-    transformers = _transformers()
-    # Weights that a checkpoint lacks (a pooler that nobody reads) are drawn at random: not from the caller's generator.
-    with quiet(), torch.random.fork_rng(devices=[]):
-        try:
-            config = transformers.AutoConfig.from_pretrained(
-                pretrained.folder, local_files_only=True, trust_remote_code=False
-            )
-            kind = kind_of(config)
-            with_head = generates or (logprobs and kind == "causal")
-            model, loading = _auto_class(config, kind, with_head).from_pretrained(
-                pretrained.folder,
-                config=config,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
-                **{_dtype_argument(transformers): dtype},
-            )
-        except Exception as error:  # transformers and safetensors raise errors of many kinds
-            raise InputError(
-                f"The model in {str(pretrained.folder)!r} cannot be loaded ({_first_line(error)})."
-            ) from error
+    config = load_config(pretrained)
+    kind = kind_of(config)
+    with_head = generates or (logprobs and kind == "causal")
     may_lack = _MAY_LACK if kind != "classifier" else _COMPUTED
+    model = load_model(pretrained, _auto_class(config, kind, with_head), config, dtype, may_lack)
+    model.config.use_cache = False  # what generates says so itself
+    return LoadedTextModel(model, config, kind)
+
+
+def load_config(pretrained: Pretrained) -> Any:
+    """The configuration in the model's folder."""
+    with quiet(), _told_as_unloadable(pretrained):
+        return _transformers().AutoConfig.from_pretrained(
+            pretrained.folder, local_files_only=True, trust_remote_code=False
+        )
+
+
+def load_model(
+    pretrained: Pretrained, model_class: Any, config: Any, dtype: torch.dtype, may_lack: tuple[str, ...] = ()
+) -> Any:
+    """The weights in the folder as a model of that class; only tensors with `may_lack` in their name may be absent."""
+    # Weights that a checkpoint lacks (a pooler that nobody reads) are drawn at random: not from the caller's generator.
+    with quiet(), torch.random.fork_rng(devices=[]), _told_as_unloadable(pretrained):
+        model, loading = model_class.from_pretrained(
+            pretrained.folder,
+            config=config,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            **{_dtype_argument(_transformers()): dtype},
+        )
     if lacking := sorted(name for name in loading["missing_keys"] if not any(part in name for part in may_lack)):
         raise InputError(
             f"The weights in {str(pretrained.folder)!r} lack {len(lacking)} tensors of the model, "
             f"among them {lacking[0]!r}."
         )
-    model.config.use_cache = False  # what generates says so itself
-    return LoadedTextModel(model, config, kind)
+    return model
+
+
+@contextlib.contextmanager
+def _told_as_unloadable(pretrained: Pretrained) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # transformers and safetensors raise errors of many kinds
+        raise InputError(f"The model in {str(pretrained.folder)!r} cannot be loaded ({_first_line(error)}).") from error
 
 
 def kind_of(config: Any) -> Kind:
@@ -190,7 +214,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise InputError("A text encoder needs the package transformers: pip install 'apood[hf]'.") from error
+        raise InputError("An encoder needs the package transformers: pip install 'apood[hf]'.") from error
     return transformers
 
 

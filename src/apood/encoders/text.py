@@ -8,19 +8,20 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from apood.encoders.gathering import Gathering
-from apood.encoders.generation import Generator
+from apood.encoders.device import as_device, default_dtype, refuse_other_dtype
 from apood.encoders.identity import fingerprint
-from apood.encoders.padding import length_batches
-from apood.encoders.pretrained import LoadedTextModel, find_pretrained, load_text_model, load_tokenizer
+from apood.encoders.language.gathering import Gathering
+from apood.encoders.language.generation import Generator
+from apood.encoders.language.padding import length_batches
+from apood.encoders.language.text_pass import Mode, TextPass
+from apood.encoders.language.text_probe import probe_model
+from apood.encoders.language.tokenising import Tokeniser
+from apood.encoders.pretrained import LoadedTextModel, Pretrained, find_pretrained, load_text_model, load_tokenizer
 from apood.encoders.record import Pair
-from apood.encoders.text_pass import Mode, TextPass
-from apood.encoders.text_probe import probe_model
-from apood.encoders.tokenising import Tokeniser
 from apood.support.arguments import one_of, whole_number
 from apood.support.errors import InputError
-from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, dtype_name
-from apood.tokens.identity import FOLDER, EncoderIdentity
+from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.identity import FOLDER, SAMPLING, EncoderIdentity
 from apood.tokens.text import text_channel
 
 __all__ = ["PreparedTexts", "TextEncoder", "generation_files", "padding_id"]
@@ -84,7 +85,7 @@ class TextEncoder:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | Pretrained,
         *,
         mode: Mode = "input",
         layer: int = -1,
@@ -104,12 +105,12 @@ class TextEncoder:
         whole_number("max_new_tokens", max_new_tokens, 1)
         whole_number("beams", beams, 1)
         whole_number("samples", samples, 0)
+        whole_number("seed", seed, 0)
         if beams > 1 and mode != "output":
             raise InputError(f"Beams are for what a model generates, in mode output, got {beams} in mode {mode}.")
-        if dtype is not None and dtype not in FLOAT_DTYPES:
-            raise InputError(f"An encoder computes in {', '.join(map(dtype_name, FLOAT_DTYPES))}, got {dtype}.")
-        self.device, self.mode, self.truncated = _as_device(device), mode, 0
-        self._dtype = _default_dtype(self.device) if dtype is None else dtype
+        self.device, self.mode, self.truncated = as_device(device), mode, 0
+        self._dtype = default_dtype(self.device) if dtype is None else dtype
+        refuse_other_dtype(self._dtype)
 
         pretrained = find_pretrained(model)
         tokenizer = load_tokenizer(pretrained)
@@ -129,6 +130,11 @@ class TextEncoder:
         self.max_new_tokens = min(max_new_tokens, context if loaded.kind == "encoder-decoder" else context - 1)
         # What a causal model generates takes positions behind the prompt's.
         room = context - self.max_new_tokens if loaded.kind == "causal" and generates else context
+        if room < min(max_tokens, 2):
+            raise InputError(
+                f"An output of {max_new_tokens} tokens leaves no room for a text among the {context} tokens that "
+                f"{pretrained.name!r} has positions for: lower max_new_tokens."
+            )
         self.max_tokens = min(max_tokens, room, tokenizer.model_max_length)
         self._tokeniser = Tokeniser(tokenizer, pretrained.name, self.max_tokens, template)
 
@@ -174,6 +180,7 @@ class TextEncoder:
             **({"beams": beams} if beams > 1 else {}),
             **({"template": template} if template is not None else {}),
             **({"special_tokens": False} if not special_tokens else {}),
+            **(dict(zip(SAMPLING, (samples, self.max_new_tokens, seed), strict=True)) if samples else {}),
             **({FOLDER: str(pretrained.folder.resolve())} if pretrained.revision is None else {}),
         }
 
@@ -207,7 +214,7 @@ class TextEncoder:
             name: Gathering(len(sources), row, dtype, known.get(name)) for name, (row, dtype) in self._rows.items()
         }
         with torch.inference_mode():
-            for chosen in self._batches(prepared):
+            for chosen in self.batches(prepared):
                 found = self._pass(sources.select(chosen), None if targets is None else targets.select(chosen))
                 for name, rows in found.items():
                     gathered[name].add(chosen, rows.lengths, rows.values)
@@ -221,14 +228,8 @@ class TextEncoder:
             channels["output_text"] = text_channel(prepared.target_texts)
         return TokenBatch(states.values, states.offsets, channels, self.identity)
 
-    def pieces(self, input_ids: Sequence[int] | Tensor) -> list[str]:
-        """What each token reads as; joined, the pieces read as the text.
-
-        A character that is spread over several tokens belongs to the last of them.
-        """
-        return self._tokeniser.pieces(input_ids)
-
-    def _batches(self, prepared: PreparedTexts) -> Iterator[Tensor]:
+    def batches(self, prepared: PreparedTexts) -> Iterator[Tensor]:
+        """Which texts `run` gives to the model at once, batch by batch."""
         lengths = prepared.sources.lengths
         if prepared.targets is not None:
             more = prepared.targets.lengths
@@ -236,15 +237,17 @@ class TextEncoder:
             more = torch.full_like(lengths, self.max_new_tokens if self._generates else 0)
         return length_batches(torch.where(lengths > 0, lengths + more, 0), self._batch_tokens, self._most_sequences)
 
+    def pieces(self, input_ids: Sequence[int] | Tensor) -> list[str]:
+        """What each token reads as; joined, the pieces read as the text.
+
+        A character that is spread over several tokens belongs to the last of them.
+        """
+        return self._tokeniser.pieces(input_ids)
+
 
 def generation_files(folder: Path, mode: Mode) -> list[str]:
     """The files whose settings decide what is generated, and thus the states of an output."""
     return [name for name in ("generation_config.json",) if mode == "output" and (folder / name).is_file()]
-
-
-def _default_dtype(device: torch.device) -> torch.dtype:
-    exact_enough = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if exact_enough else torch.float32
 
 
 def padding_id(loaded: LoadedTextModel) -> int:
@@ -260,19 +263,6 @@ def _context(loaded: LoadedTextModel) -> int:
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             return module.num_embeddings - module.padding_idx - 1
     return int(getattr(loaded.config, "max_position_embeddings", None) or 1 << 62)
-
-
-def _as_device(device: str | torch.device | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"The device {str(device)!r} cannot be used here: allowed are 'cpu' and, with a GPU, 'cuda'."
-        ) from error
-    return chosen
 
 
 def _refuse_bad_texts(texts: Sequence[Any]) -> None:

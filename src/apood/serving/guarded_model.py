@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from apood.detectors.base import Detector
-from apood.encoders.generation import Prompt, cut_outputs, read_prompts
-from apood.encoders.padding import length_batches
+from apood.encoders.device import as_device, default_dtype
+from apood.encoders.language.generation import Prompt, cut_outputs, read_prompts
+from apood.encoders.language.padding import length_batches
+from apood.encoders.language.text_model import TextModel
+from apood.encoders.language.text_pass import Mode, Rows, TextPass
+from apood.encoders.language.text_probe import probe_model
+from apood.encoders.language.tokenising import Tokeniser
 from apood.encoders.pretrained import Kind, LoadedTextModel, find_pretrained, kind_of, load_text_model, load_tokenizer
 from apood.encoders.text import padding_id
-from apood.encoders.text_model import TextModel
-from apood.encoders.text_pass import Mode, Rows, TextPass
-from apood.encoders.text_probe import probe_model
-from apood.encoders.tokenising import Tokeniser
 from apood.serving.reading import Reading
 from apood.serving.same_model import refuse_other_model
 from apood.support.errors import InputError
@@ -86,14 +87,14 @@ class GuardedModel:
         """The model in a folder, or one of the hub, on a GPU if there is one."""
         pretrained = find_pretrained(model)
         tokenizer = load_tokenizer(pretrained)
-        on_gpu = torch.cuda.is_available()
-        dtype = torch.bfloat16 if on_gpu else torch.float32
-        loaded = load_text_model(pretrained, dtype, generates=True, logprobs=True)
-        return cls(loaded.model.to("cuda" if on_gpu else "cpu").eval(), tokenizer, detector, output_detector)
+        device = as_device(None)
+        loaded = load_text_model(pretrained, default_dtype(device), generates=True, logprobs=True)
+        return cls(loaded.model.to(device).eval(), tokenizer, detector, output_detector)
 
     def read(self, texts: list[str]) -> Iterator[Reading]:
         """The texts in batches of similar length."""
-        sources, cut = self._tokeniser.sources(texts)
+        sources, places = self._tokeniser.sources(texts)
+        cut = set(places)
         lengths = torch.where(sources.lengths > 0, sources.lengths + _NEW_TOKENS, 0)
         for chosen in length_batches(lengths, _BATCH_TOKENS.get(self._model.device.type, _BATCH_TOKENS["cpu"])):
             some = sources.select(chosen)

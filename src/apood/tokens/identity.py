@@ -2,7 +2,15 @@
 
 from collections.abc import Mapping
 
-__all__ = ["FOLDER", "EncoderIdentity", "describe_encoder", "same_encoder", "without_place"]
+__all__ = [
+    "FOLDER",
+    "SAMPLING",
+    "EncoderIdentity",
+    "describe_encoder",
+    "describe_other",
+    "same_encoder",
+    "without_place",
+]
 
 EncoderIdentity = Mapping[str, str | int | bool | None]
 """What makes two encoders interchangeable: model, revision, layer, mode, max_tokens, ..."""
@@ -10,17 +18,22 @@ EncoderIdentity = Mapping[str, str | int | bool | None]
 FOLDER = "folder"
 """The key of a hint that decides nothing: where a model that came from a local folder lay."""
 
+SAMPLING = ("samples", "sample_tokens", "seed")
+"""The keys that say how the channel `sample_logprobs` was drawn: how many outputs, of how many tokens at most."""
 
-def same_encoder(first: EncoderIdentity | None, second: EncoderIdentity | None) -> bool:
+
+def same_encoder(first: EncoderIdentity | None, second: EncoderIdentity | None, *, same_samples: bool = False) -> bool:
     """Whether tokens of one can be scored by a detector fitted on the other; an unknown encoder is trusted.
 
-    The name of a model says where it lay, not what it is, so its fingerprint decides where both have one.
+    The name of a model says where it lay, not what it is, so its fingerprint decides where both have one. How samples
+    were drawn changes no token, so it decides only with `same_samples`.
     """
     if first is None or second is None:
         return True
     if first.get("fingerprint") and second.get("fingerprint"):
         first, second = without_place(first), without_place(second)
-    return all(first.get(key) == second.get(key) for key in {*first, *second} - {FOLDER})
+    ignored = {FOLDER} if same_samples else {FOLDER, *SAMPLING}
+    return all(first.get(key) == second.get(key) for key in {*first, *second} - ignored)
 
 
 def without_place(encoder: EncoderIdentity) -> EncoderIdentity:
@@ -35,3 +48,13 @@ def describe_encoder(encoder: EncoderIdentity | None) -> str:
     if encoder is None:
         return "an unknown encoder"
     return ", ".join(f"{key} {value}" for key, value in encoder.items() if value is not None and key != FOLDER)
+
+
+def describe_other(encoder: EncoderIdentity | None, beside: EncoderIdentity | None) -> str:
+    """What tells an encoder from the one beside it, for messages."""
+    if encoder is None or beside is None:
+        return describe_encoder(encoder)
+    if encoder.get("fingerprint") == beside.get("fingerprint"):
+        encoder, beside = without_place(encoder), without_place(beside)
+    keys = [key for key in {**encoder, **beside} if encoder.get(key) != beside.get(key) and key != FOLDER]
+    return ", ".join(f"no {key}" if encoder.get(key) is None else f"{key} {encoder[key]}" for key in keys)

@@ -15,7 +15,7 @@ import torch
 from apood.support.errors import InputError, StoreError
 from apood.support.files import is_temporary
 from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, dtype_name
-from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
+from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.shard import (
     INDEX_FILE,
     STORED_DTYPES,
@@ -124,13 +124,14 @@ class TokenStoreWriter:
 
     def _refuse_other(self, index: StoreIndex, asked: StoreIndex) -> None:
         # A store does not mix tokens of a known and of an unknown encoder.
-        comparable = (index.encoder is None) == (asked.encoder is None)
+        had, has = index.encoder, asked.encoder
+        comparable = (had is None) == (has is None)
         if index.dim != asked.dim:
             other, found, wanted = "dim", str(index.dim), str(asked.dim)
         elif index.dtype != asked.dtype:
             other, found, wanted = "dtype", dtype_name(index.dtype), dtype_name(asked.dtype)
-        elif not (comparable and same_encoder(index.encoder, asked.encoder)):
-            other, found, wanted = "encoder", describe_encoder(index.encoder), describe_encoder(asked.encoder)
+        elif not (comparable and same_encoder(had, has, same_samples=True)):
+            other, found, wanted = "encoder", describe_other(had, has), describe_other(has, had)
         else:
             return
         raise StoreError(

@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from apood.encoders.audio import SPECIAL_TOKENS
+from apood.encoders.device import as_device
 from apood.encoders.pretrained import quiet
 from apood.encoders.sounds import Sound, refusal
 from apood.encoders.spectrogram import LogMel
 from apood.encoders.training.loop import Outcome, Plan, train
-from apood.encoders.training.masked_autoencoder import SPECIAL_TOKENS, MaskedAutoencoder, grid_positions
+from apood.encoders.training.masked_autoencoder import MaskedAutoencoder, grid_positions
 from apood.encoders.training.sound_batches import Augmentation, SoundBatches, Spectra
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.support.arguments import number, whole_number
@@ -114,7 +116,7 @@ def train_audio_classifier(
     mean, std = learned.scale()
     spectrogram = replace(spectrogram, mean=mean, std=std)
     run = run_digest({"recipe": asdict(recipe), "classes": classes, "sounds": learned.digest()})
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = as_device(device)
     model = _new_model(recipe, spectrogram, classes).to(place)
     stages = _train(model, learned, spectrogram, recipe, run, checkpoint)
 
@@ -277,7 +279,7 @@ def _new_model(recipe: AudioRecipe, spectrogram: LogMel, classes: Sequence[str])
 def _seeded(seed: int, make: Callable[[], Made]) -> Made:
     """What `make` draws follows from the seed, and nobody else's draws change."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # the generators of GPUs are left alone, too
         return make()
 
 

@@ -1,7 +1,7 @@
 """Pairs of texts as ids, and the batches of a training made of them: each pair once an epoch, with little padding."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -89,6 +89,13 @@ class Corpus:
     def longest(self) -> NDArray[np.int64]:
         """The length of the longer side of each pair."""
         return np.maximum(self.sources.lengths, self.targets.lengths)
+
+    def exchanged(self) -> "Corpus":
+        """Each target with the source of another pair, the next longer one, so that lengths give little away."""
+        order = np.argsort(self.longest, kind="stable")
+        source_of = np.empty_like(order)
+        source_of[order] = np.roll(order, -1)
+        return replace(self, sources=self.sources.select(source_of))
 
     def digest(self) -> str:
         """The same for the same pairs in the same order."""

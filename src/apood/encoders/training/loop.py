@@ -1,6 +1,7 @@
 """The training loop of a model: AdamW, warm-up and cosine, clipping, bfloat16 on a GPU, progress, checkpoints."""
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,8 @@ __all__ = ["Batch", "Outcome", "Plan", "Point", "train"]
 
 _REPORT_EVERY = 20  # steps between two looks at the loss, each of which makes a GPU wait
 _AHEAD = 4  # batches made before they are asked for
+_SETTLED = 0.3  # share of what follows the warm-up after which a model must have begun to learn from its inputs
+_LEAST_GAP = 0.01  # how much larger the loss with exchanged inputs must be then
 
 
 class Batch(NamedTuple):
@@ -89,13 +92,17 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What was done, over all resumed parts: steps, seconds, tokens, and the losses on the way."""
+    """What was done, over all resumed parts: steps, seconds, tokens, and the losses on the way.
+
+    `watched` and `exchanged` are what the functions of these names of `train` returned.
+    """
 
     steps: int = 0
     seconds: float = 0.0
     tokens: int = 0
     losses: list[Point] = field(default_factory=list)
     watched: list[Point] = field(default_factory=list)
+    exchanged: list[Point] = field(default_factory=list)
 
 
 def train(
@@ -108,6 +115,7 @@ def train(
     checkpoint: Checkpoint,
     label: str,
     watch: Callable[[], float] | None = None,
+    exchanged: Callable[[], float] | None = None,
 ) -> Outcome:
     """Trains the parameters of `model` that require a gradient, in place, on the device they are on.
 
@@ -123,7 +131,10 @@ def train(
         run: what the state belongs to.
         checkpoint: where the state is kept; deleting it is the caller's job.
         label: what the progress bar is called.
-        watch: a validation loss, kept every `plan.watch_every` steps; may leave the model in evaluation mode.
+        watch: a validation loss, kept every `plan.watch_every` steps and shown, on a line of its own, also where no
+            bar is: a training may take hours. It may leave the model in evaluation mode.
+        exchanged: the same loss with the inputs exchanged among the examples. A model that this costs next to nothing,
+            well behind the warm-up, ignores its inputs: the training stops, with its state in `checkpoint`.
     """
     device = next(model.parameters()).device
     on_gpu = device.type == "cuda"
@@ -160,17 +171,27 @@ def train(
                 curves = _curves(done)
             if watch is not None and done.steps % plan.watch_every == 0:
                 done.watched.append(Point(done.steps, watch()))
+                if exchanged is not None:
+                    done.exchanged.append(Point(done.steps, exchanged()))
                 curves = _curves(done)
                 model.train()
             done.seconds = time.monotonic() - began
             progress.show(done)
             checkpoint.save_if_due(run, done.steps, _state(trained, optimizer, done, summed) | curves)
+            if _ignores_its_inputs(plan, done):
+                break
         # whatever happens to what the caller makes of the model, the work is not lost
         last = Checkpoint(checkpoint.path, every_seconds=0)
         last.save_if_due(run, done.steps, _state(trained, optimizer, done, summed) | curves)
     if rest := done.steps % _REPORT_EVERY:
         done.losses.append(Point(done.steps, _finite(float(summed) / rest, done.steps)))
     model.eval()
+    if _ignores_its_inputs(plan, done):
+        raise InputError(
+            f"The training failed: at step {done.steps} the model ignores its inputs, since the validation loss with "
+            f"those of other examples, {done.exchanged[-1].loss:.4f}, is hardly larger than with its own, "
+            f"{done.watched[-1].loss:.4f}; choose a lower learning rate or a longer warm-up."
+        )
     return done
 
 
@@ -190,6 +211,14 @@ def _finite(loss: float, step: int) -> float:
             "choose a lower learning rate or a longer warm-up."
         )
     return loss
+
+
+def _ignores_its_inputs(plan: Plan, done: Outcome) -> bool:
+    """Known at the steps that are watched; a resumed training goes on to the next of them."""
+    if not done.exchanged or done.exchanged[-1].step != done.steps:
+        return False
+    settled = plan.progress(done.steps, done.seconds) > plan.warm_up + _SETTLED * (1 - plan.warm_up)
+    return settled and done.exchanged[-1].loss < (1 + _LEAST_GAP) * done.watched[-1].loss
 
 
 def _batches(
@@ -221,7 +250,7 @@ def _batches(
 
 
 class _Progress:
-    """A bar over the steps, or over the time where that is what ends the training."""
+    """A bar over the steps, or over the time where that is what ends the training, and a line for every validation."""
 
     def __init__(self, plan: Plan, done: Outcome, label: str) -> None:
         self._timed = plan.minutes is not None
@@ -241,10 +270,17 @@ class _Progress:
 
     def show(self, done: Outcome) -> None:
         if done.losses and done.steps % _REPORT_EVERY == 0:
-            speed = (done.tokens - self._tokens) / (time.monotonic() - self._began)
-            shown = f"step {done.steps:,}, loss {done.losses[-1].loss:.4g}, {speed:,.0f} tokens/s"
-            self._bar.set_postfix_str(shown, refresh=False)
+            self._bar.set_postfix_str(self._facts(done), refresh=False)
         self._bar.update(self._position(done) - self._bar.n)
+        if done.watched and done.watched[-1].step == done.steps:
+            other = f" ({done.exchanged[-1].loss:.4g} with exchanged inputs)" if done.exchanged else ""
+            line = f"{self._facts(done)}, validation loss {done.watched[-1].loss:.4g}{other}"
+            self._bar.write(f"{line}, {done.seconds / 60:.1f} minutes", file=sys.stderr)
+
+    def _facts(self, done: Outcome) -> str:
+        loss = f", loss {done.losses[-1].loss:.4g}" if done.losses else ""
+        speed = (done.tokens - self._tokens) / (time.monotonic() - self._began)
+        return f"step {done.steps:,}{loss}, {speed:,.0f} tokens/s"
 
 
 def _state(
@@ -266,6 +302,7 @@ def _curves(done: Outcome) -> dict[str, Tensor]:
     return {
         "losses": torch.tensor(done.losses, dtype=torch.float64),
         "watched": torch.tensor(done.watched, dtype=torch.float64),
+        "exchanged": torch.tensor(done.exchanged, dtype=torch.float64),
     }
 
 
@@ -290,5 +327,7 @@ def _resume(
                 "exp_avg_sq": tensors[f"square.{name}"].to(device),
             }
     seconds, tokens = tensors["done"].tolist()
-    losses, watched = ([Point(int(at), loss) for at, loss in tensors[name].tolist()] for name in ("losses", "watched"))
-    return Outcome(step, seconds, int(tokens), losses, watched), tensors["summed"].to(device)
+    curves = (
+        [Point(int(at), loss) for at, loss in tensors[name].tolist()] for name in ("losses", "watched", "exchanged")
+    )
+    return Outcome(step, seconds, int(tokens), *curves), tensors["summed"].to(device)

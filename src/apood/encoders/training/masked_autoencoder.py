@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["SPECIAL_TOKENS", "MaskedAutoencoder", "grid_positions", "patches_of"]
+from apood.encoders.audio import SPECIAL_TOKENS
 
-SPECIAL_TOKENS = 2
-"""Tokens that AST puts before the patches: the class token and the distillation token."""
+__all__ = ["MaskedAutoencoder", "grid_positions", "patches_of"]
 
 
 class MaskedAutoencoder(nn.Module):

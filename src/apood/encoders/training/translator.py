@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from apood.encoders.pretrained import quiet
 from apood.encoders.record import Pair
@@ -24,7 +25,7 @@ from apood.support.files import atomic_folder, write_json
 from apood.support.version import __version__
 from apood.tokens.batch import dtype_name
 
-__all__ = ["SIZES", "Recipe", "Size", "held_out", "train_translator", "training_checkpoint"]
+__all__ = ["SIZES", "Recipe", "Size", "held_out", "train_translator"]
 
 
 class Size(NamedTuple):
@@ -91,11 +92,6 @@ def held_out(pairs: Sequence[Pair], count: int, seed: int) -> tuple[list[Pair], 
     return [pair for i, pair in enumerate(pairs) if i not in apart], [pairs[i] for i in sorted(apart)]
 
 
-def training_checkpoint(folder: Path, every_seconds: float) -> Checkpoint:
-    """Where the state of a training is kept whose translator will be in `folder`; its vocabulary is a part of it."""
-    return Checkpoint(folder.with_name(f"{folder.name}.checkpoint"), every_seconds)
-
-
 def train_translator(
     pairs: Sequence[Pair],
     validation: Sequence[Pair],
@@ -124,6 +120,7 @@ def train_translator(
     tested = _corpus(vocabulary, validation, recipe.context, "validate on")
     run = run_digest({"recipe": asdict(recipe), "pairs": corpus.digest(), "validation": tested.digest()})
 
+    exchanged = tested.exchanged()
     model = _new_model(recipe).to(place)
     outcome = train(
         model,
@@ -134,6 +131,7 @@ def train_translator(
         checkpoint=checkpoint,
         label="training",
         watch=lambda: validation_loss(model, tested, recipe.batch_tokens),
+        exchanged=(lambda: validation_loss(model, exchanged, recipe.batch_tokens)) if len(tested) > 1 else None,
     )
     with quiet(), atomic_folder(folder) as temporary:
         model.to("cpu", dtype).save_pretrained(temporary)
@@ -150,6 +148,7 @@ def train_translator(
         details = {
             "losses": outcome.losses,
             "validation losses": outcome.watched,
+            "validation losses with other sources": outcome.exchanged,
             "recipe": asdict(recipe) | {"vocabulary": recipe.pieces},
             "versions": _versions(),
             "device": torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
@@ -207,11 +206,28 @@ def _new_model(recipe: Recipe) -> Any:
         decoder_start_token_id=PAD,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.plan.seed)
+        torch.default_generator.manual_seed(recipe.plan.seed)  # not those of GPUs, which are the caller's
         model = MarianMTModel(config)
+        _initialise(model)
     model.generation_config.max_length = recipe.context
     model.generation_config.bad_words_ids = [[PAD]]  # no target has it, but label smoothing gives it a share
     return model
+
+
+def _initialise(model: Any) -> None:
+    """Draws the matrices of the layers so that each layer starts near the identity; Marian draws the embeddings.
+
+    Marian normalises behind its residual branches. Where these start as large as what they are added to, the first
+    updates lead all encoder states to one point, and the decoder learns to do without them. So the branches are damped
+    until their sum is as large as the embeddings, in the spirit of T-Fixup (Huang et al. 2020) and DeepNorm (Wang et
+    al. 2022). The whole factor is in the first matrix of a branch: Adam moves all weights equally far, so the smaller
+    the activations between the two matrices are, the less does the second one shift all states together.
+    """
+    for stack, branches in ((model.get_encoder(), 2), (model.get_decoder(), 3)):  # of each layer
+        damped = (branches * len(stack.layers)) ** -0.5
+        for name, module in stack.layers.named_modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight, gain=damped if name.endswith(("v_proj", "fc1")) else 1.0)
 
 
 def _summary(outcome: Outcome, corpus: Corpus) -> dict[str, Any]:
@@ -230,7 +246,10 @@ def _validation(
 ) -> dict[str, Any]:
     loss = validation_loss(model, corpus, batch_tokens)
     references = [pairs[i].target for i in corpus.kept.tolist()]
-    facts: dict[str, Any] = {"pairs": len(corpus), "loss": loss, "perplexity": math.exp(loss)}
+    facts: dict[str, Any] = {"pairs": len(corpus), "loss": loss}
+    if len(corpus) > 1:
+        facts["loss with other sources"] = validation_loss(model, corpus.exchanged(), batch_tokens)
+    facts["perplexity"] = math.exp(loss)
     for name, count in {"greedy": 1, f"{beams} beams": beams}.items():
         found = translate(model, corpus, vocabulary, beams=count, batch_tokens=batch_tokens)
         facts[f"BLEU, {name}"], facts["signature"] = bleu(found, references)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apood.encoders.padding import Padded
+from apood.encoders.language.padding import Padded
+from apood.encoders.language.text_model import Hidden, TextModel
 from apood.encoders.pretrained import quiet
-from apood.encoders.text_model import Hidden, TextModel
 from apood.tokens.batch import Ragged
 
 __all__ = ["Generated", "Generator", "Prompt", "cut_outputs", "read_prompts"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from apood.encoders.readers.text_fields import TextFields
 from apood.encoders.record import BadRecord, Record
-from apood.encoders.text_fields import TextFields
 from apood.support.errors import InputError
 
 __all__ = ["HubData"]

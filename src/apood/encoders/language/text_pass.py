@@ -8,11 +8,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from apood.encoders.generation import Generated, Generator, Prompt, read_prompts
-from apood.encoders.padding import Padded, places, to_device
+from apood.encoders.language.generation import Generated, Generator, Prompt, read_prompts
+from apood.encoders.language.padding import Padded, places, to_device
+from apood.encoders.language.text_model import Hidden, TextModel
+from apood.encoders.language.token_logprobs import token_logprobs
 from apood.encoders.pretrained import Kind
-from apood.encoders.text_model import Hidden, TextModel
-from apood.encoders.token_logprobs import token_logprobs
 from apood.tokens.batch import Ragged
 
 __all__ = ["Mode", "Rows", "TextPass"]

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from apood.encoders.line_formats import not_utf8, open_lines
+from apood.encoders.readers.line_formats import not_utf8, open_lines
+from apood.encoders.readers.text_fields import TextFields
 from apood.encoders.record import BadRecord, Record
-from apood.encoders.text_fields import TextFields
 from apood.support.errors import InputError
 
 __all__ = ["Moses"]

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from apood.encoders.padding import Padded
+from apood.encoders.language.padding import Padded
+from apood.encoders.language.text_model import Hidden, TextModel
+from apood.encoders.language.text_pass import Mode
+from apood.encoders.language.token_logprobs import refuse_unknown_head
 from apood.encoders.pretrained import LoadedTextModel
-from apood.encoders.text_model import Hidden, TextModel
-from apood.encoders.text_pass import Mode
-from apood.encoders.token_logprobs import refuse_unknown_head
 from apood.support.errors import InputError
 
 __all__ = ["Probe", "probe_model"]

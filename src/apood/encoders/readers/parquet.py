@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from apood.encoders.readers.text_fields import TextFields
 from apood.encoders.record import BadRecord, Record
-from apood.encoders.text_fields import TextFields
 from apood.support.errors import InputError
 
 __all__ = ["read_parquet"]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
+from apood.encoders.readers.text_fields import TextFields, bad, json_kind, sentence
 from apood.encoders.record import BadRecord, Record
-from apood.encoders.text_fields import TextFields, bad, json_kind, sentence
 from apood.support.errors import InputError
 
 __all__ = ["LINE_FORMATS", "not_utf8", "open_lines", "read_lines", "read_stdin"]

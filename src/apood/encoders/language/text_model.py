@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apood.encoders.padding import Padded
+from apood.encoders.language.padding import Padded
 from apood.encoders.pretrained import Kind
 
 __all__ = ["Hidden", "TextModel"]

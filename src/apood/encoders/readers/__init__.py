@@ -1,0 +1,1 @@
+"""Readers of records, one module a format; `apood.encoders.inputs` chooses among them."""
