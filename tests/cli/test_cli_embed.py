@@ -54,10 +54,15 @@ def test_a_bad_record_loses_nothing_before_it(apood, refused, model, bad_lines, 
     command = ("embed", bad_lines, "--model", model, "--out", tmp_path / "store")
     sentence = refused(*command)
     assert sentence.startswith(f"Line 2 of '{bad_lines}' is not valid JSON")
-    assert "--skip-bad leaves such records out" in sentence and f"1 texts are in {tmp_path / 'store'}" in sentence
+    assert "--skip-bad leaves such records out" in sentence and sentence.endswith(
+        f"; 1 text is in {tmp_path / 'store'}; add --resume to the same command to go on behind it."
+    )
+    assert refused(*command, "--resume").endswith(
+        f"; 1 text is in {tmp_path / 'store'}; the same command goes on behind it."
+    )
     result = apood(*command, "--resume", "--skip-bad")
     assert texts_in(tmp_path / "store") == texts["test"][:10]
-    assert "Embedded 9 texts" in result.stdout and "1 were there before, 7 bad ones skipped" in result.stdout
+    assert "Embedded 9 texts" in result.stdout and "1 was there before, 7 bad ones skipped" in result.stdout
     lines = result.stderr.splitlines()
     assert len(lines) == 6 and all(line.startswith("Skipped: ") for line in lines)
     assert "has no field 'text': there are 'txt'" in lines[1] and lines[-1] == "Skipped: 2 more records."
@@ -79,7 +84,10 @@ def test_an_empty_text_is_a_bad_record(apood, refused, model, tmp_path, content)
     (tmp_path / "texts.txt").write_text(f"word1 word2\n{content}\nword3\n")
     command = ("embed", tmp_path / "texts.txt", "--model", model, "--out", tmp_path / "store")
     assert "Line 2 of" in refused(*command)
-    assert "1 bad ones skipped" in apood(*command, "--resume", "--skip-bad").stdout
+    told = apood(*command, "--resume", "--skip-bad").stdout
+    assert told.startswith("Embedded 1 text into") and told.endswith(
+        "1 token of D=16, 1 was there before, 1 bad one skipped.\n"
+    )
     assert texts_in(tmp_path / "store") == ["word1 word2", "word3"]
 
 
@@ -171,7 +179,7 @@ def test_a_text_without_anything_to_predict_is_told(apood, language_model, files
     apood("fit", tmp_path / "store", "--method", "perplexity", "--out", tmp_path / "perplexity")
     result = apood("score", tmp_path / "perplexity", "-", input="word1\nword1 word2\n")
     assert [row["score"] is None for row in rows_of(result)] == [True, False]
-    assert result.stderr.startswith("Warning: 1 of 2 sequences have no token_logprobs")
+    assert result.stderr.startswith("Warning: 1 of 2 sequences are empty or have no token_logprobs")
 
 
 def test_an_encoder_is_reproduced_with_all_that_it_was(apood, language_model, files, tmp_path):
@@ -190,6 +198,38 @@ def test_rows_keep_the_numbers_of_their_records(apood, refused, calibrated, bad_
     good = [number for number, line in enumerate(bad_lines.read_text().splitlines()) if '"text": "' in line]
     assert [row["index"] for row in rows_of(result)] == good and len(good) == 10
     assert result.stderr.count("Skipped: ") == 6
+
+
+def test_a_bad_first_record_is_told_how_to_do_without(refused, model, calibrated, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": \n{"text": "word1"}\n')
+    out = tmp_path / "store"
+    told = refused("embed", bad, "--model", model, "--out", out)
+    assert "Line 1 of" in told and told.endswith("; --skip-bad leaves such records out.")
+    assert not out.exists()
+    assert refused("score", calibrated, bad).endswith("; --skip-bad gives such records no row.")
+    bad.write_text('{"body": "word1"}\n')
+    for command in (("embed", bad, "--model", model, "--out", out), ("score", calibrated, bad)):
+        told = refused(*command)
+        assert told.endswith("has no field 'text': there are 'body'; --field says which to read.")
+    told = refused("embed", bad, "--model", model, "--out", out, "--mode", "reference", "--target-field", "en")
+    assert told.endswith("; --field and --target-field say which to read.")
+
+
+def test_a_file_without_fields_has_none_to_choose(apood, refused, model, tmp_path):
+    (tmp_path / "a.txt").write_text("word1\n")
+    command = ("embed", tmp_path / "a.txt", "--model", model, "--out", tmp_path / "store", "--field")
+    told = refused(*command, "body")
+    assert told == f"'{tmp_path / 'a.txt'}' has one text a line and no fields, so there is no field 'body'."
+    command_of_stdin = ("embed", "-", "--model", model, "--out", tmp_path / "store", "--field", "body")
+    assert refused(*command_of_stdin, input="word1\n").startswith("Standard input has one text a line and no fields")
+    apood(*command, "text")
+
+
+def test_a_folder_that_is_not_there(refused, files, tmp_path):
+    for name in (str(tmp_path / "nope"), "./nope", "../nope", "~/nope"):
+        told = refused("embed", files / "test.jsonl", "--model", name, "--out", tmp_path / "store")
+        assert told == f"There is no folder '{name}'."
 
 
 def test_nothing_but_bad_records(refused, apood, model, calibrated, tmp_path):
@@ -211,6 +251,7 @@ def test_nothing_but_bad_records(refused, apood, model, calibrated, tmp_path):
         (["--mode", "outputs"], "--mode"),
         (["--mode", "output"], "generates nothing, so it has no mode output"),
         (["--samples", "2"], "generates nothing, so it has no samples"),
+        (["--logprobs"], "'tiny-bert' (BertModel) predicts no token of a text, so it has no logprobs in mode input"),
         (["--mode", "reference"], "does not say where its targets are"),
         (["--layer", "9"], "Layer 9 of 'tiny-bert' does not exist"),
         (["--template", "no place"], "{text}"),
@@ -251,10 +292,16 @@ def test_sounds_are_embedded_and_scored(apood, refused, audio_model, sounds, tmp
     command = ("embed", sounds, "--model", audio_model, "--out", tmp_path / "store", "--dtype", "float32")
     assert "is silent" in refused(*command)
     result = apood(*command, "--resume", "--skip-bad")
-    assert "Embedded 25 sounds" in result.stdout and "4 were there before, 1 bad ones skipped" in result.stdout
+    assert "Embedded 25 sounds" in result.stdout and "4 were there before, 1 bad one skipped" in result.stdout
     store = TokenStore(tmp_path / "store")
     assert len(store) == 29 and store.channels == ("logits",)
     apood("fit", tmp_path / "store", "--method", "mahalanobis", "--out", tmp_path / "detector")
+    (tmp_path / "x.mp3").write_bytes(b"ID3")
+    told = refused("score", tmp_path / "detector", tmp_path / "x.mp3")
+    assert "is not known by its ending" in told and told.endswith("; sounds are .wav, .flac, .npz.")
+    (tmp_path / "none").mkdir()
+    told = refused("score", tmp_path / "detector", tmp_path / "none")
+    assert told.endswith("is no token store (no index.json), nor a folder of sounds (no .wav or .flac in it).")
     rows = rows_of(apood("score", tmp_path / "detector", sounds, "--skip-bad"))
     assert [row["index"] for row in rows] == [i for i in range(30) if i != 4]
     expected = load(tmp_path / "detector").score_samples(store)

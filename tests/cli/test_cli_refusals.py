@@ -69,7 +69,7 @@ def test_bad_usage(refused, arguments, sentence, tmp_path, monkeypatch):
 
 def test_embed_refuses_a_missing_field_before_it_loads_the_model(refused, files, tmp_path):
     sentence = refused("embed", files / "test.jsonl", "--field", "body", "--model", "none", "--out", tmp_path / "o")
-    assert "has no field 'body': there are 'text', 'number'." in sentence
+    assert "has no field 'body': there are 'text', 'number'; --field says which to read." in sentence
 
 
 def test_embed_refuses_a_folder_without_a_model(refused, files, tmp_path):
@@ -112,6 +112,22 @@ def test_fit_refuses_empty_sequences_and_other_dimensions(refused, stores, tmp_p
     assert "The AUX tokens have D=3, the ID tokens have D=16." in sentence
 
 
+@pytest.mark.parametrize(
+    ("method", "channel", "cure"),
+    [
+        ("perplexity", "token_logprobs", "for causal language models, and in --mode output or reference."),
+        ("entropy", "sample_logprobs", "with --samples, for models that generate."),
+        ("msp", "logits", "for classifiers."),
+    ],
+)
+def test_fit_says_where_a_channel_comes_from(refused, stores, tmp_path, method, channel, cure):
+    told = refused("fit", stores / "train", "--method", method, "--out", tmp_path / "o")
+    assert told.startswith(
+        f"The method {method} needs {channel}, which the token store {stores / 'train'} lacks; it has"
+    )
+    assert "tokens, input_ids, text: `apood embed` stores it" in told and told.endswith(cure)
+
+
 def test_calibrate_refuses_a_rate_that_makes_no_sense(refused, fitted, stores):
     assert "accept must lie strictly between 0 and 1" in refused("calibrate", fitted, stores / "test", "--accept", 1)
     sentence = refused("calibrate", fitted, stores / "test", "--accept", 0.99)
@@ -133,12 +149,12 @@ def test_score_refuses_another_encoder_and_names_both(apood, refused, calibrated
     sentence = refused("score", calibrated, files / "test.jsonl", "--model", other_model)
     identity = json.loads(apood("inspect", calibrated, "--json").stdout)["encoder"]
     assert "is another encoder than the one asked for" in sentence
-    assert identity["fingerprint"] in sentence and sentence.count("fingerprint") == 2
+    assert identity["fingerprint"][:12] in sentence and sentence.count("fingerprint") == 2
 
 
 def test_score_refuses_a_store_of_another_encoder(apood, refused, calibrated, other_model, files, tmp_path):
     apood("embed", files / "test.jsonl", "--model", other_model, "--out", tmp_path / "store")
-    assert "this detector was fitted on tokens from model tiny-bert" in refused("score", calibrated, tmp_path / "store")
+    assert "mahalanobis detector was fitted on (fingerprint " in refused("score", calibrated, tmp_path / "store")
 
 
 def test_texts_need_a_detector_that_knows_its_encoder(apood, refused, model, files, tmp_path):

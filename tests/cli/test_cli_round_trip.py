@@ -102,14 +102,41 @@ def test_the_encoder_is_found_where_it_lay_or_by_its_name(apood, model, files, s
 def test_an_empty_text_is_warned_of_in_one_plain_line(apood, calibrated, model):
     result = apood("score", calibrated, "-", "--model", model, input="word1 word2\n\nword3\n")
     assert rows_of(result)[1] == {"index": 1, "score": None, "p_value": 1 / 61, "decision": "OOD"}
-    assert result.stderr.startswith("Warning: 1 of 3 sequences have no tokens") and result.stderr.count("\n") == 1
+    assert (
+        result.stderr.startswith("Warning: 1 of 3 sequences are empty or have no tokens")
+        and result.stderr.count("\n") == 1
+    )
+
+
+@pytest.mark.parametrize("content", ["", " ", "\t \u3000"])
+def test_a_text_of_white_space_is_empty_whatever_its_tokenizer_adds(apood, model, files, tmp_path, content):
+    marked = shutil.copytree(model, tmp_path / "marked")
+    tokenizer = json.loads((marked / "tokenizer.json").read_text())
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "[PAD]", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"[PAD]": {"id": "[PAD]", "ids": [0], "tokens": ["[PAD]"]}},
+    }
+    (marked / "tokenizer.json").write_text(json.dumps(tokenizer))
+    store, detector = tmp_path / "store", tmp_path / "detector"
+    apood("embed", files / "train.jsonl", "--model", marked, "--out", store)
+    apood("fit", store, "--method", "mahalanobis", "--out", detector)
+    apood("calibrate", detector, store, "--accept", "0.9")
+    result = apood("score", detector, "-", input=f"word1 word2\n{content}\nword3\n")
+    assert rows_of(result)[1] == {"index": 1, "score": None, "p_value": 1 / 121, "decision": "OOD"}
+    assert [row["score"] is None for row in rows_of(result)] == [False, True, False]
+    assert result.stderr.startswith("Warning: 1 of 3 sequences are empty") and result.stderr.count("\n") == 1
 
 
 def test_empty_texts_of_all_windows_are_warned_of_once(apood, calibrated, model, monkeypatch):
     monkeypatch.setattr("apood.encoders.pipeline._WINDOW_ITEMS", 2)
     result = apood("score", calibrated, "-", "--model", model, input="word1 word2\n\nword3\n\nword4\n")
     assert [row["score"] is None for row in rows_of(result)] == [False, True, False, True, False]
-    assert result.stderr.startswith("Warning: 2 of 5 sequences have no tokens") and result.stderr.count("\n") == 1
+    assert (
+        result.stderr.startswith("Warning: 2 of 5 sequences are empty or have no tokens")
+        and result.stderr.count("\n") == 1
+    )
 
 
 def test_texts_whose_tokens_no_float16_holds_are_scored(apood, model, files, tmp_path):

@@ -294,7 +294,7 @@ def test_a_skipped_token_contributes_nothing(train, test_set):
 def test_contributions_are_refused_like_scores(detector):
     with pytest.raises(NotFittedError):
         APOOD().token_contributions([torch.zeros(2, DIM)])
-    with pytest.raises(InputError, match=r"^The tokens have D=5, this detector was fitted on D=8\.$"):
+    with pytest.raises(InputError, match=r"^The tokens have D=5, this ap-ood detector was fitted on D=8\.$"):
         detector.token_contributions(random_tokens([3], 5))
     empty = detector.token_contributions(TokenBatch.from_lengths(torch.zeros(2, DIM), [0, 2, 0]))
     assert empty.lengths.tolist() == [0, 2, 0]

@@ -425,10 +425,17 @@ def test_a_channel_that_is_missing_is_named_with_the_method(new, fit, train, tes
 def test_another_dimension_is_refused_where_tokens_matter(fitted, test_set, looks_at):
     other = replace(test_set, values=test_set.values[:, :5])
     if "tokens" in looks_at:
-        with pytest.raises(InputError, match=r"^The tokens have D=5, this detector was fitted on D=8\.$"):
+        with pytest.raises(InputError, match=r"^The tokens have D=5, this [a-z-]+ detector was fitted on D=8\.$"):
             fitted.score_samples(other)
     else:
         assert np.array_equal(fitted.score_samples(other), fitted.score_samples(test_set))
+
+
+def test_calibration_on_what_it_was_fitted_on_is_told(fitted, train, held_out, stored):
+    for same in (train, stored(train, ENCODER, "again")):
+        assert fitted.was_fitted_on(same) and not fitted.was_fitted_on(held_out)
+    with pytest.warns(DataWarning, match=r"^The detector is calibrated on the very sequences it was fitted on"):
+        copy.deepcopy(fitted).calibrate(train)
 
 
 def test_another_encoder_is_refused(new, fit, train, test_set, stored):
@@ -438,8 +445,8 @@ def test_another_encoder_is_refused(new, fit, train, test_set, stored):
     assert np.array_equal(detector.score_samples(test_set), same), "tokens in memory are trusted"
     other = stored(test_set, ENCODER | {"layer": 3}, "other")
     sentence = (
-        r"^The tokens come from model a/model, layer 3, mode input, "
-        r"this detector was fitted on tokens from model a/model, layer -1, mode input\.$"
+        r"^The tokens come from another encoder \(layer 3\) than those that this [a-z-]+ detector was fitted on "
+        r"\(layer -1\)\.$"
     )
     for action in (detector.score_samples, detector.calibrate):
         with pytest.raises(InputError, match=sentence):
@@ -485,7 +492,9 @@ def test_aux_where_it_is_used(new, train, test_set, aux, stored, looks_at):
         with pytest.raises(InputError, match=r"^The AUX tokens have D=5, the ID tokens have D=8\.$"):
             new().fit(train, replace(aux, values=aux.values[:, :5]))
     stores = stored(train, ENCODER, "id"), stored(aux, ENCODER | {"layer": 3}, "other")
-    with pytest.raises(InputError, match=r"^The AUX tokens come from .*layer 3.*, the ID tokens from .*layer -1"):
+    with pytest.raises(
+        InputError, match=r"^The AUX tokens come from another encoder \(layer 3\) than the ID tokens \(layer -1\)\.$"
+    ):
         new().fit(*stores)
 
 

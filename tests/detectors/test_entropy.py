@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ def test_the_entropy_lies_between_those_of_the_samples(rows, temperature):
     assert min(own) - 1e-9 <= Entropy(temperature).fit(batch).score_samples(batch)[0] <= max(own) + 1e-9
 
 
-@pytest.mark.parametrize("temperature", [0, 0.0, -1.0, math.nan, -math.inf, "1", None])
+@pytest.mark.parametrize("temperature", [0, 0.0, -1.0, math.nan, -math.inf, "1"])
 def test_a_temperature_that_is_none_is_refused(temperature):
     with pytest.raises(InputError, match=r"^temperature must be a finite number > 0, got "):
         Entropy(temperature).fit(inputs([(-1.0, 1)]))
@@ -116,3 +117,12 @@ def test_rows_of_another_shape_are_refused():
     sentence = r"^A row of sample_logprobs must be the log-probability .*, of shape \[2\], got shape \[\]\.$"
     with pytest.raises(InputError, match=sentence):
         Entropy().fit(flat)
+
+
+def test_the_default_follows_how_the_samples_were_drawn():
+    rows = Ragged.from_lengths(torch.tensor([[-1.0, 2.0], [-5.0, 3.0]], dtype=torch.float64), [2])
+    batch = TokenBatch.without_tokens(sample_logprobs=rows)
+    plain = replace(batch, encoder={"model": "a", "samples": 2, "sample_tokens": 8, "seed": 0})
+    assert Entropy().fit(plain).score_samples(plain)[0] == pytest.approx(reference(rows.values.numpy(), math.inf))
+    assert Entropy().fit(batch).score_samples(batch)[0] == pytest.approx(reference(rows.values.numpy(), 1.0))
+    assert Entropy(1.0).fit(plain).score_samples(plain)[0] == pytest.approx(reference(rows.values.numpy(), 1.0))

@@ -270,7 +270,7 @@ def test_a_model_that_is_nowhere_is_refused_with_the_way_out(monkeypatch: pytest
     message = refused("nobody-at-all/none-such@main")
     assert "no local folder 'nobody-at-all/none-such@main'" in message
     assert "give the path of a local folder" in message
-    assert "no local folder './not/a/hub/id'" in refused("./not/a/hub/id")
+    assert refused("./not/a/hub/id") == "There is no folder './not/a/hub/id'."
 
 
 def test_without_transformers_the_extra_is_named(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,7 +218,7 @@ DATA_MISTAKES = {
     f'id_train = "one"\n{TEST}{NEAR}': "id_train has 1 sequences, of which a split draws 1, and it needs at least 2",
     f'{TRAIN}{TEST}{NEAR}id_validation = "far"': "draws 16, and it needs at least 19",
     f'{TRAIN}{TEST}ood.x = "wide"': "ood.x has tokens with D=5, id_train with D=4: they must be equal",
-    f'id_train = "mine"\n{TEST}ood.x = "other"': "ood.x has tokens from model b, id_train from model a",
+    f'id_train = "mine"\n{TEST}ood.x = "other"': "ood.x has tokens from another encoder (model b) than id_train",
     f'{TRAIN}{TEST}ood.x = "copy"': "id_test and ood.x are the same sequences: each must be data of its own",
     f'{TRAIN}id_test = "train"\n{NEAR}': "id_train and id_test are the same sequences",
     f'id = "train"\n{NEAR}test_share = 1': "test_share must lie in (0, 1), got 1",

@@ -221,17 +221,77 @@ def test_template_and_special_tokens_are_those_of_the_detector(models: Models, t
         [result.score for result in results], detector.score_samples(encoder.encode(texts[80:90])), atol=1e-4
     )
     assert [result.truncated for result in results] == [len(text.split()) > 6 for text in texts[80:90]]
+    assert any(result.truncated and result.accepted for result in results)
+    for result in results:
+        if result.accepted:
+            given = f"word3 {result.text} word4"
+            assert result.output == plain(*loaded(models("bart")), given, max_new_tokens=3)
 
 
-def test_a_long_text_is_cut_and_said_to_be(models: Models, texts: list[str]) -> None:
+def test_a_long_text_is_judged_by_its_beginning_and_said_to_be(models: Models, texts: list[str]) -> None:
     model, tokenizer = loaded(models("t5"))
     tokenizer.truncation_side = "left"
     detector = fitted(TextEncoder(models("t5"), max_tokens=8), texts, accept=0.9)
     long, short = guard((model, tokenizer), detector)([" ".join(WORDS[:30]), " ".join(WORDS[:7])], max_new_tokens=4)
     assert long.truncated and not short.truncated
-    assert long.score == pytest.approx(short.score, abs=1e-5) and long.output == short.output
+    assert long.score == pytest.approx(short.score, abs=1e-5)
     # The user's tokenizer still does what it did.
     assert tokenizer.truncation_side == "left" and len(tokenizer(" ".join(WORDS[:30]))["input_ids"]) == 31
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_a_long_text_is_generated_from_as_a_whole(models: Models, texts: list[str], family: str) -> None:
+    model, tokenizer = loaded(models(family))
+    detector = fitted(TextEncoder(models(family), max_tokens=8), texts, accept=0.9)
+    guarded = guard((model, tokenizer), detector)
+    results = guarded(texts[80:100], max_new_tokens=5)
+    assert [result.text for result in results] == texts[80:100]
+    assert [result.truncated for result in results] == [len(tokenizer(text).input_ids) > 8 for text in texts[80:100]]
+    accepted = [result for result in results if result.accepted]
+    for result in accepted:
+        assert result.output == plain(model, tokenizer, result.text, max_new_tokens=5)
+    beginnings = [" ".join(result.text.split()[: 8 if family == "llama" else 7]) for result in accepted]
+    assert any(
+        result.output != plain(model, tokenizer, beginning, max_new_tokens=5)
+        for result, beginning in zip(accepted, beginnings, strict=True)
+    )
+    reader = model.get_encoder() if family == "t5" else model.get_input_embeddings()
+    for result in results:
+        prompt = len(tokenizer(result.text).input_ids)
+        with counted(reader) as read:
+            guarded(result.text, max_new_tokens=5)
+        again = [prompt] if result.truncated and result.accepted else []
+        assert [tokens for _, tokens in read if tokens > 1] == [min(prompt, 8), *again]
+
+
+def test_an_output_is_checked_behind_the_whole_text(models: Models, texts: list[str]) -> None:
+    detector = fitted(TextEncoder(models("llama"), max_tokens=8), texts, accept=0.9)
+    encoder = TextEncoder(models("llama"), mode="output", max_new_tokens=5)
+    checker = fitted(encoder, texts)
+    results = guard(models("llama"), detector, output_detector=checker)(texts[80:100])
+    scores = checker.score_samples(encoder.encode(texts[80:100]))
+    assert {result.truncated for result in results if result.accepted} == {True, False}
+    for result, score in zip(results, scores, strict=True):
+        assert not result.accepted or result.output_score == pytest.approx(score, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "pegasus"])
+def test_a_text_that_a_model_has_no_positions_for_is_cut_where_they_end(
+    models: Models, texts: list[str], family: str
+) -> None:
+    model, tokenizer = loaded(models(family))
+    detector = fitted(TextEncoder(models(family), max_tokens=8), texts, accept=0.9)
+    beginning = next(
+        one.text for one in guard(models(family), detector)(texts, max_new_tokens=1) if one.truncated and one.accepted
+    )
+    words = [*beginning.split(), *WORDS, *WORDS]
+    result = guard((model, tokenizer), detector)(" ".join(words), max_new_tokens=5)
+    # Both have 64 positions and one special token, and a causal model's outputs take positions, too.
+    fitting = " ".join(words[: 64 - 5 - 1 if family == "gpt2" else 64 - 1])
+    assert result.truncated and result.output == plain(model, tokenizer, fitting, max_new_tokens=5)
+    # Where new tokens could take all positions, the model reads what the detector looks at.
+    at_once = {"max_new_tokens": 64, "eos_token_id": list(range(44))}
+    assert guard((model, tokenizer), detector)(" ".join(words), **at_once).output is not None
 
 
 @pytest.mark.parametrize("empty", ["", " \n\t"])
@@ -251,8 +311,16 @@ def test_what_is_no_text_is_an_error(models: Models, texts: list[str]) -> None:
     guarded = guard(models("t5"), fitted(TextEncoder(models("t5")), texts))
     with pytest.raises(InputError, match="one text or a list of texts, got int"):
         guarded(3)  # type: ignore[call-overload]
-    with pytest.raises(InputError, match="Texts must be strings, got bytes at index 1"):
+    with pytest.raises(InputError, match="one text or a list of texts, got bytes"):
+        guarded(b"x")  # type: ignore[call-overload]
+    with pytest.raises(InputError, match=r"Texts must be strings, got bytes at index 1\.$"):
         guarded(["a", b"b"])  # type: ignore[list-item]
+    chat = [{"role": "user", "content": "a"}]
+    for given, kind in ((chat, "dict"), ([chat], "list")):
+        with pytest.raises(
+            InputError, match=f"strings, got {kind} at index 0: a chat .* tokenizer's apply_chat_template"
+        ):
+            guarded(given)  # type: ignore[call-overload]
 
 
 def test_states_that_are_not_finite_refuse_their_text_and_no_other(models: Models, texts: list[str]) -> None:
@@ -333,8 +401,10 @@ class TestRefusals:
             guard(models("t5"), KNN(k=1).fit(tokens))
         with pytest.raises(NotFittedError):
             guard(models("t5"), KNN())
-        with pytest.raises(InputError, match="output_detector must be a detector of apood, got str"):
-            guard(models("t5"), fitted(TextEncoder(models("t5")), texts), output_detector="folder")  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="output_detector must be a detector of apood, got int"):
+            guard(models("t5"), fitted(TextEncoder(models("t5")), texts), output_detector=3)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"apood, got str: use apood\.load to open a saved one"):
+            guard(models("t5"), "folder")  # type: ignore[arg-type]
 
     def test_detectors_of_another_mode(self, models: Models, texts: list[str]) -> None:
         by_input = fitted(TextEncoder(models("t5")), texts)

@@ -40,6 +40,8 @@ def calibrate(
     conformal_threshold(np.zeros(len(sequences)), accept)  # refuses a bad rate or too few sequences before the work
     detector.calibrate(sequences, accept).save(detector_folder)
     promise = f"at least {accept:.10g} of in-distribution inputs are accepted"
+    if detector.was_fitted_on(sequences):
+        promise = "what share of new in-distribution inputs it accepts is not known"
     if np.isneginf(detector.threshold_):
         unscored = int(np.isneginf(detector.calibration_scores_.numpy()).sum())
         warnings.warn(

@@ -1,7 +1,8 @@
 """`apood embed`."""
 
+import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from apood.cli.errors import interrupted_with
 from apood.cli.output import print_json
-from apood.cli.stores import are_sounds, refuse_other_kind, sound_records, tell_skipped, text_records
+from apood.cli.stores import are_sounds, counted, refuse_other_kind, sound_records, tell_skipped, text_records
 from apood.support.errors import InputError, StoreError
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def embed(
     """
     _refuse_idle_options(mode, target_field, max_new_tokens, beams, samples, shuffle, seed)
     sounds = are_sounds(inputs)
-    what = "sounds" if sounds else "texts"
+    what = "sound" if sounds else "text"
     if sounds and field is not None:
         raise InputError("--field is for texts, and the inputs are sounds.")
     from apood.tokens.shard import INDEX_FILE, StoreIndex
@@ -164,7 +165,9 @@ def embed(
         if not (out / INDEX_FILE).exists():
             return "nothing was written; run the same command again to start anew."
         count = StoreIndex.read(out).sequences
-        return f"{count:,} {what} are in {out}; add --resume to the same command to go on behind them."
+        is_in, them = ("is in", "it") if count == 1 else ("are in", "them")
+        how = "the same command goes on" if resume else "add --resume to the same command to go on"
+        return f"{counted(count, what)} {is_in} {out}; {how} behind {them}."
 
     options = {
         "mode": mode.value,
@@ -178,7 +181,7 @@ def embed(
         "special_tokens": special_tokens,
         "logprobs": logprobs,
     }
-    with interrupted_with(kept):
+    with interrupted_with(kept), _bad_records_with(lambda: kept() if (out / INDEX_FILE).exists() else None):
         records: Iterable[Record | BadRecord] = ()
         if not sounds:
             pairs = mode is Mode.reference
@@ -189,12 +192,12 @@ def embed(
         if sounds:
             records = sound_records(inputs, encoder, skip_bad=skip_bad)
         records, total = _chosen(records, _lines_in(inputs), limit, (seed or 0) if shuffle else None)
-        counts = _embedded(records, encoder, out, kept, resume=resume, dtype=dtype, skip_bad=skip_bad, total=total)
+        counts = _embedded(records, encoder, out, resume=resume, dtype=dtype, skip_bad=skip_bad, total=total)
     tell_skipped(counts.bad, counts.first_bad)
     if as_json:
         print_json(asdict(counts) | {"store": str(out)})
     else:
-        typer.echo(f"Embedded {counts.sequences:,} {what} into {out}: {_told(counts, encoder)}.")
+        typer.echo(f"Embedded {counted(counts.sequences, what)} into {out}: {_told(counts, encoder)}.")
 
 
 def _refuse_idle_options(
@@ -259,7 +262,6 @@ def _embedded(
     records: "Iterable[Record | BadRecord]",
     encoder: "TextEncoder | AudioEncoder",
     out: Path,
-    kept: Callable[[], str],
     *,
     dtype: TokenDtype,
     **options: Any,
@@ -267,23 +269,30 @@ def _embedded(
     import torch
 
     from apood.encoders.embed import embed_to_store
+
+    return embed_to_store(records, encoder, out, dtype=getattr(torch, dtype.value), **options)
+
+
+@contextlib.contextmanager
+def _bad_records_with(kept: Callable[[], str | None]) -> Iterator[None]:
+    """Says of a bad record how to do without it, and what was kept of those before."""
     from apood.encoders.record import BadRecordError
 
     try:
-        return embed_to_store(records, encoder, out, dtype=getattr(torch, dtype.value), **options)
+        yield
     except BadRecordError as error:
-        reason = str(error).rstrip(".")
-        raise InputError(f"{reason}; --skip-bad leaves such records out; {kept()}") from error
+        advice = ["--skip-bad leaves such records out", kept()]
+        raise InputError("; ".join([str(error).rstrip("."), *filter(None, advice)]).rstrip(".") + ".") from error
 
 
 def _told(counts: "EmbedCounts", encoder: "TextEncoder | AudioEncoder") -> str:
-    facts = [f"{counts.tokens:,} tokens of D={encoder.dim}"]
+    facts = [f"{counted(counts.tokens, 'token')} of D={encoder.dim}"]
     if counts.truncated:
         facts.append(f"{counts.truncated:,} cut at {encoder.max_tokens} tokens")
     if counts.empty:
         facts.append(f"{counts.empty:,} without any token, which fitting refuses")
     if counts.skipped:
-        facts.append(f"{counts.skipped:,} were there before")
+        facts.append(f"{counts.skipped:,} {'was' if counts.skipped == 1 else 'were'} there before")
     if counts.bad:
-        facts.append(f"{counts.bad:,} bad ones skipped")
+        facts.append(f"{counted(counts.bad, 'bad one')} skipped")
     return ", ".join(facts)

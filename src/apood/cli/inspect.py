@@ -75,7 +75,7 @@ def _detector_facts(folder: Path) -> dict[str, Any]:
     learnt = {
         name: list(value.shape) if isinstance(value, Tensor) else _plain(value)
         for name, value in vars(detector).items()
-        if name.endswith("_") and name not in ("dim_", "encoder_", *_DECISION)
+        if name.endswith("_") and name not in ("dim_", "encoder_", "fitted_on_", *_DECISION)
     }
     return {
         "kind": "detector",

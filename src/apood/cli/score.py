@@ -65,7 +65,7 @@ def score(
     if file is not None:
         check_rows_file(file)
     detector = load(detector_folder)
-    if len(inputs) == 1 and _is_store(Path(inputs[0])):
+    if len(inputs) == 1 and _is_store(inputs[0]):
         sequences = open_store(Path(inputs[0]), detector)
         if len(sequences) == 0:
             raise InputError(f"The token store {inputs[0]} holds no sequences to score.")
@@ -80,9 +80,14 @@ def score(
         typer.echo(f"Scored {len(scores):,} sequences{outside}; written to {file}.")
 
 
-def _is_store(path: Path) -> bool:
+def _is_store(name: str) -> bool:
     """A folder is a store, unless sounds lie in it."""
-    return path.is_dir() and ((path / "index.json").exists() or not are_sounds([str(path)]))
+    path = Path(name)
+    if not path.is_dir() or (path / "index.json").exists():
+        return path.is_dir()
+    if are_sounds([name]):
+        return False
+    raise InputError(f"{name!r} is no token store (no index.json), nor a folder of sounds (no .wav or .flac in it).")
 
 
 def _raw_scores(
@@ -98,21 +103,22 @@ def _raw_scores(
     from apood.encoders.record import BadRecordError, Skipped
 
     records: Iterable[Record | BadRecord] = ()
-    if not are_sounds(inputs):
-        # An empty text is an input like others: whoever asks for a score gets one.
-        pairs = (detector.encoder_ or {}).get("mode") == "reference"
-        records = text_records(
-            inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=True, skip_bad=skip_bad
-        )
-    encoder = encoder_of(detector, model)
-    name = str(encoder.identity["model"])
-    refuse_other_kind(inputs, name, takes_sounds=isinstance(encoder, AudioEncoder))
-    if isinstance(encoder, AudioEncoder):
-        records = sound_records(inputs, encoder, skip_bad=skip_bad)
     places: list[int] = []
+    empty: list[bool] = []
     skipped = Skipped() if skip_bad else None
     try:
-        scores = _encoded_scores(_noted(records, places), encoder, detector, skipped)
+        if not are_sounds(inputs):
+            # An empty text is an input like others: whoever asks for a score gets one.
+            pairs = (detector.encoder_ or {}).get("mode") == "reference"
+            records = text_records(
+                inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=True, skip_bad=skip_bad
+            )
+        encoder = encoder_of(detector, model)
+        name = str(encoder.identity["model"])
+        refuse_other_kind(inputs, name, takes_sounds=isinstance(encoder, AudioEncoder))
+        if isinstance(encoder, AudioEncoder):
+            records = sound_records(inputs, encoder, skip_bad=skip_bad)
+        scores = _encoded_scores(_noted(records, places, empty), empty, encoder, detector, skipped)
     except BadRecordError as error:
         raise InputError(f"{str(error).rstrip('.')}; --skip-bad gives such records no row.") from error
     if skipped is not None:
@@ -120,18 +126,31 @@ def _raw_scores(
     return scores, places
 
 
-def _noted(records: "Iterable[Record | BadRecord]", places: list[int]) -> "Iterator[Record | BadRecord]":
-    """The same records; `places` gets the numbers of those that are not bad."""
+def _noted(
+    records: "Iterable[Record | BadRecord]", places: list[int], empty: list[bool]
+) -> "Iterator[Record | BadRecord]":
+    """The same records; `places` gets the numbers of those that are not bad, `empty` whether they are empty texts."""
     from apood.encoders.record import Record
 
     for number, record in enumerate(records):
         if isinstance(record, Record):
             places.append(number)
+            empty.append(_is_empty(record.item))
         yield record
 
 
+def _is_empty(item: Any) -> bool:
+    """Whether a text has nothing but white space, or one of a pair."""
+    texts = (item,) if isinstance(item, str) else item if isinstance(item, tuple) else ()
+    return any(not text.strip() for text in texts)
+
+
 def _encoded_scores(
-    records: "Iterable[Record | BadRecord]", encoder: "Encoder", detector: "Detector", skipped: "Skipped | None"
+    records: "Iterable[Record | BadRecord]",
+    empty: list[bool],
+    encoder: "Encoder",
+    detector: "Detector",
+    skipped: "Skipped | None",
 ) -> "Scores":
     """The scores of records, of which only a few windows are held at a time, with one warning for all windows."""
     import numpy as np
@@ -141,7 +160,7 @@ def _encoded_scores(
     from apood.support.progress import bar
 
     scores: list[Scores] = []
-    empty = 0
+    scored: list[bool] = []
     with (
         warnings.catch_warnings(),
         closing(encoded_windows(records, encoder, skipped)) as windows,
@@ -150,14 +169,18 @@ def _encoded_scores(
         warnings.simplefilter("ignore", DataWarning)
         for window in windows:
             scores.append(detector.score_samples(window.batch))
-            empty += int((~filled(window.batch, detector.requires)).sum())
+            scored += filled(window.batch, detector.requires).tolist()
             progress.update(len(window.batch.values))
     if not scores:
         raise InputError("There is nothing to score: every record is bad.")
     joined = np.concatenate(scores)
-    if empty:
+    # An empty text is OOD, whatever the model makes of the special tokens that its tokenizer adds.
+    outside = np.array(empty) | ~np.array(scored)
+    joined[outside] = -np.inf
+    if outside.any():
         warnings.warn(
-            f"{empty} of {len(joined)} sequences have no {' or '.join(sorted(detector.requires))}; "
+            f"{outside.sum()} of {len(joined)} sequences are empty or have no "
+            f"{' or '.join(sorted(detector.requires))}; "
             "their score is -inf and their decision OOD.",
             DataWarning,
             stacklevel=1,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "are_sounds",
+    "counted",
     "encoder_of",
     "named_stores",
     "open_store",
@@ -28,11 +29,27 @@ __all__ = [
 ]
 
 
+_CHANNEL_SOURCES = {
+    "token_logprobs": "`apood embed` stores it for causal language models, and in --mode output or reference",
+    "sample_logprobs": "`apood embed` stores it with --samples, for models that generate",
+    "logits": "`apood embed` stores it for classifiers",
+}
+
+
 def open_store(folder: Path, detector: "type[Detector] | Detector") -> "TokenStore":
     """The store in `folder`, with those channels alone that the detector reads."""
+    from apood.tokens.shard import StoreIndex
     from apood.tokens.store import TokenStore
 
-    return TokenStore(folder, channels=sorted(detector.requires - {"tokens"}))
+    channels = sorted(detector.requires - {"tokens"})
+    there = sorted(StoreIndex.read(folder).channels)
+    for lacking in (channel for channel in channels if channel not in there):
+        cure = f": {_CHANNEL_SOURCES[lacking]}" if lacking in _CHANNEL_SOURCES else ""
+        raise InputError(
+            f"The method {detector.name} needs {lacking}, which the token store {folder} lacks; it has "
+            f"{', '.join(['tokens', *there])}{cure}."
+        )
+    return TokenStore(folder, channels=channels)
 
 
 def named_stores(given: Sequence[str]) -> dict[str, Path]:
@@ -86,7 +103,8 @@ def text_records(
     from apood.encoders.inputs import read_records
 
     records = read_records(inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty)
-    return _begun(records, f"There is no text in {', '.join(map(repr, inputs))}.", skip_bad)
+    options = "--field and --target-field say" if pairs else "--field says"
+    return _begun(records, f"There is no text in {', '.join(map(repr, inputs))}.", skip_bad, options)
 
 
 def sound_records(inputs: Sequence[str], encoder: "AudioEncoder", *, skip_bad: bool) -> "Iterator[Record | BadRecord]":
@@ -97,15 +115,20 @@ def sound_records(inputs: Sequence[str], encoder: "AudioEncoder", *, skip_bad: b
     return _begun(records, f"There is no sound in {', '.join(map(repr, inputs))}.", skip_bad)
 
 
-def _begun(records: "Iterator[Record | BadRecord]", nothing: str, skip_bad: bool) -> "Iterator[Record | BadRecord]":
+def _begun(
+    records: "Iterator[Record | BadRecord]", nothing: str, skip_bad: bool, options: str = ""
+) -> "Iterator[Record | BadRecord]":
     """The same records, after a look at the first: before a model is loaded for nothing."""
-    from apood.encoders.record import BadRecord
+    from apood.encoders.readers.text_fields import LacksField
+    from apood.encoders.record import BadRecord, BadRecordError
 
     first = next(records, None)
     if first is None:
         raise InputError(nothing)
     if isinstance(first, BadRecord) and not skip_bad:
-        raise InputError(first.reason)
+        if isinstance(first, LacksField):  # all of them may, and then leaving them out is no cure
+            raise InputError(f"{first.reason.rstrip('.')}; {options} which to read.")
+        raise BadRecordError(first.reason)
     return chain([first], records)
 
 
@@ -114,7 +137,12 @@ def tell_skipped(count: int, first: "Sequence[BadRecord]") -> None:
     for record in first:
         typer.echo(f"Skipped: {record.reason}", err=True)
     if count > len(first):
-        typer.echo(f"Skipped: {count - len(first):,} more records.", err=True)
+        typer.echo(f"Skipped: {counted(count - len(first), 'more record')}.", err=True)
+
+
+def counted(count: int, what: str) -> str:
+    """`1 text`, `2 texts`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def encoder_of(detector: "Detector", model: str | None) -> "TextEncoder | AudioEncoder":

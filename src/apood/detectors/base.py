@@ -19,7 +19,8 @@ from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import bar
 from apood.tokens.batch import TokenBatch
-from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
+from apood.tokens.digest import sample_digest
+from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source, token_budget
 
 __all__ = ["AuxUse", "Detector", "Scores"]
@@ -46,6 +47,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     dim_: int
     encoder_: EncoderIdentity | None
+    fitted_on_: str
     accept_: float
     threshold_: float
     calibration_scores_: Tensor
@@ -98,6 +100,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             delattr(self, learnt)
         self._fit(source, outliers, checkpoint)
         self.encoder_ = dict(source.encoder) if source.encoder is not None else None
+        self.fitted_on_ = sample_digest(source, self.requires - {"tokens"})
         self.dim_ = source.dim  # last: it is what tells a fitted detector
         return self
 
@@ -132,11 +135,24 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         A new in-distribution input is then accepted with probability at least `accept`, whatever the
         distribution, as long as it is exchangeable with these.
         """
-        scores = self.score_samples(tokens)
+        source = as_source(tokens)
+        scores = self.score_samples(source)
+        if self.was_fitted_on(source):
+            warnings.warn(
+                "The detector is calibrated on the very sequences it was fitted on, which look too ordinary to it: "
+                "the threshold promises nothing about new inputs; use sequences that were held out.",
+                DataWarning,
+                stacklevel=2,
+            )
         self.threshold_ = conformal_threshold(scores, accept)
         self.accept_ = accept
         self.calibration_scores_ = torch.from_numpy(np.sort(scores))
         return self
+
+    def was_fitted_on(self, tokens: Any) -> bool:
+        """Whether these are all the sequences that the detector learnt from, in the same order."""
+        check_is_fitted(self, "dim_")
+        return sample_digest(as_source(tokens), self.requires - {"tokens"}) == self.fitted_on_
 
     def decision_function(self, tokens: Any) -> Scores:
         """Score minus threshold: negative means out-of-distribution."""
@@ -187,8 +203,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             raise InputError(f"The AUX tokens have D={outliers.dim}, the ID tokens have D={source.dim}.")
         if not same_encoder(outliers.encoder, source.encoder):
             raise InputError(
-                f"The AUX tokens come from {describe_encoder(outliers.encoder)}, "
-                f"the ID tokens from {describe_encoder(source.encoder)}."
+                f"The AUX tokens come from another encoder ({describe_other(outliers.encoder, source.encoder)}) "
+                f"than the ID tokens ({describe_other(source.encoder, outliers.encoder)})."
             )
         return outliers
 
@@ -208,11 +224,11 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "dim_")
         source = as_source(tokens)
         refuse_lacking(source, self.name, self.requires, "data to score")
-        if "tokens" in self.requires and source.dim != self.dim_:
-            raise InputError(f"The tokens have D={source.dim}, this detector was fitted on D={self.dim_}.")
         if not same_encoder(self.encoder_, source.encoder):
             raise InputError(
-                f"The tokens come from {describe_encoder(source.encoder)}, "
-                f"this detector was fitted on tokens from {describe_encoder(self.encoder_)}."
+                f"The tokens come from another encoder ({describe_other(source.encoder, self.encoder_)}) than those "
+                f"that this {self.name} detector was fitted on ({describe_other(self.encoder_, source.encoder)})."
             )
+        if "tokens" in self.requires and source.dim != self.dim_:
+            raise InputError(f"The tokens have D={source.dim}, this {self.name} detector was fitted on D={self.dim_}.")
         return source

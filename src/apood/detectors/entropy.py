@@ -7,11 +7,16 @@ import torch
 from torch import Tensor
 
 from apood.detectors.side_channel import LARGEST_LOG_PROBABILITY, SideChannelDetector, refuse_row_shape, sequences_with
+from apood.fitting.checkpoint import Checkpoint
 from apood.pooling.algebra import Pooled, pool_of_pools
 from apood.support.arguments import number
 from apood.tokens.batch import Ragged
+from apood.tokens.identity import SAMPLING
+from apood.tokens.source import TokenSource
 
 __all__ = ["Entropy", "sample_pools"]
+
+_DRAWN = SAMPLING[0]  # what only an encoder that draws samples says of itself
 
 
 def sample_pools(samples: Tensor, temperature: float) -> Pooled:
@@ -33,31 +38,38 @@ class Entropy(SideChannelDetector):
 
     The temperature T goes with how the samples were made. Beam search, and any sampling that keeps distinct
     outputs only, shows each output once however likely it is, so it must be weighted by its probability: T = 1,
-    the default, as the importance weights are published. Plain sampling shows likely outputs more often
-    already; weighted again, the likeliest one would stand for all, and H come out too low. There the mean is
-    right, which is T = ∞ (`temperature=math.inf`, `--set temperature=inf`). What lies between smooths the
-    weights of beams of long outputs, of which one has nearly all the probability.
+    as the importance weights are published. Plain sampling shows likely outputs more often already; weighted
+    again, the likeliest one would stand for all, and H come out too low. There the mean is right, which is
+    T = ∞ (`temperature=math.inf`, `--set temperature=inf`). What lies between smooths the weights of beams of
+    long outputs, of which one has nearly all the probability.
 
     Departures: one model instead of an ensemble. Nothing is learnt.
 
     Args:
         temperature: T of the importance weights; 1 for beams and distinct samples, infinity for plain samples.
+            None takes infinity where an encoder of apood drew the samples, which are plain, and 1 elsewhere.
     """
 
     name = "entropy"
     requires = frozenset({"sample_logprobs"})
 
-    def __init__(self, temperature: float = 1.0) -> None:
+    temperature_: float
+
+    def __init__(self, temperature: float | None = None) -> None:
         self.temperature = temperature
 
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
-        if self.temperature != math.inf:
+        if self.temperature is not None and self.temperature != math.inf:
             number("temperature", self.temperature, above=0)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """From the published weights to nearly equal ones."""
         return [{"temperature": temperature} for temperature in (1.0, 10.0, 100.0)]
+
+    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
+        plain = source.encoder is not None and _DRAWN in source.encoder
+        self.temperature_ = self.temperature if self.temperature is not None else math.inf if plain else 1.0
 
     def _check_shape(self, row: tuple[int, ...]) -> None:
         refuse_row_shape("sample_logprobs", row, (2,), "the log-probability of an output and its number of tokens")
@@ -69,4 +81,4 @@ class Entropy(SideChannelDetector):
         return sequences_with(wrong, rows), what
 
     def _score_rows(self, rows: Ragged) -> Tensor:
-        return -torch.stack([pool_of_pools(sample_pools(samples, self.temperature)).value for samples in rows])
+        return -torch.stack([pool_of_pools(sample_pools(samples, self.temperature_)).value for samples in rows])

@@ -10,18 +10,19 @@ from pathlib import Path
 
 from apood.encoders.datasets import PRESETS
 from apood.encoders.readers.hub_data import HubData
-from apood.encoders.readers.line_formats import LINE_FORMATS, read_lines, read_stdin
+from apood.encoders.readers.line_formats import LINE_FORMATS, WITHOUT_FIELDS, read_lines, read_stdin, refuse_fields
 from apood.encoders.readers.moses import Moses
 from apood.encoders.readers.parquet import read_parquet
-from apood.encoders.readers.text_fields import TextFields
+from apood.encoders.readers.text_fields import DEFAULT_FIELD, TextFields
 from apood.encoders.record import BadRecord, Record
+from apood.encoders.sounds import SOUND_ENDINGS
 from apood.support.errors import InputError
 
 __all__ = ["read_records", "shuffled"]
 
 _STDIN = "-"
 _GLOB = frozenset("*?[")
-Reader = Callable[[TextFields], Iterator[Record | BadRecord]]
+Reader = Callable[[], Iterator[Record | BadRecord]]
 
 
 def read_records(
@@ -80,7 +81,7 @@ class _Wanted:
     pairs: bool
     allow_empty: bool
 
-    def fields(self, name: str, default: str = "text", target: str | None = None) -> TextFields:
+    def fields(self, name: str, default: str = DEFAULT_FIELD, target: str | None = None) -> TextFields:
         source = self.field or default
         if not self.pairs:
             return TextFields(source, None, self.allow_empty)
@@ -92,7 +93,7 @@ class _Wanted:
         return TextFields(source, target, self.allow_empty)
 
 
-def _readers(name: str, wanted: _Wanted) -> list[Callable[[], Iterator[Record | BadRecord]]]:
+def _readers(name: str, wanted: _Wanted) -> list[Reader]:
     """How the input is read, after a look at what is there: one reader a file."""
     kind, colon, rest = name.partition(":")
     if name == _STDIN:
@@ -117,7 +118,7 @@ def _readers(name: str, wanted: _Wanted) -> list[Callable[[], Iterator[Record | 
             if not preset.get:
                 raise
             raise InputError(f"{str(error).rstrip('.')}; `apood datasets {kind}` says how to get the set.") from error
-    return [partial(_file_reader(path), wanted.fields(path)) for path in _files(name)]
+    return [_file_reader(path, wanted.fields(path)) for path in _files(name)]
 
 
 def _files(name: str) -> list[str]:
@@ -139,14 +140,16 @@ def _files(name: str) -> list[str]:
     raise InputError(f"There is no file {name!r}.")
 
 
-def _file_reader(name: str) -> Reader:
+def _file_reader(name: str, fields: TextFields) -> Reader:
     endings = [ending.lower() for ending in Path(name).suffixes]
     if endings[-1:] == [".parquet"]:
-        return partial(read_parquet, name)
+        return partial(read_parquet, name, fields)
     ending = next((e for e in reversed(endings) if e != ".gz"), "")
     if ending not in LINE_FORMATS:
         raise InputError(
             f"The format of {name!r} is not known by its ending: allowed are {', '.join(LINE_FORMATS)} "
-            "(each also with .gz) and .parquet."
+            f"(each also with .gz) and .parquet for texts; sounds are {', '.join(SOUND_ENDINGS)}."
         )
-    return partial(read_lines, name, ending)
+    if ending in WITHOUT_FIELDS:
+        refuse_fields(repr(name), fields)
+    return partial(read_lines, name, ending, fields)

@@ -48,7 +48,7 @@ def reopen_encoder(
     if is_audio_model(found.folder):
         remembered.pop("max_tokens", None)  # the model says it
     else:
-        remembered["logprobs"] = "token_logprobs" in channels
+        remembered["logprobs"] = None if "token_logprobs" in channels else False
     encoder = open_encoder(found, **remembered, **options)
     if not same_encoder(identity, encoder.identity):
         raise InputError(

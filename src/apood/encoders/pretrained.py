@@ -28,6 +28,7 @@ __all__ = [
 
 Kind = Literal["encoder", "classifier", "causal", "encoder-decoder"]
 
+_PATH_BEGINNINGS = ("./", "../", "~")  # of what no hub id is
 _NEEDED_FILES = ["*.json", "*.txt", "*.model", "*.spm", "model.safetensors", "model-*.safetensors"]
 # Sinusoidal positions are computed, the bias of logits is zero unless it is given; poolers are not read.
 _COMPUTED = ("embed_positions", "final_logits_bias")
@@ -70,6 +71,8 @@ def find_pretrained(model: str | Path | Pretrained) -> Pretrained:
         found = Pretrained(folder, folder.resolve().name, None)
     elif folder.exists():
         raise InputError(f"A model must be a folder or a hub id, but {str(model)!r} is a file.")
+    elif folder.is_absolute() or str(model).startswith(_PATH_BEGINNINGS):
+        raise InputError(f"There is no folder {str(model)!r}.")
     else:
         found = _from_hub(str(model))
     if not (found.folder / "config.json").is_file():

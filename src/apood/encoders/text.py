@@ -72,7 +72,8 @@ class TextEncoder:
         seed: of the samples; those of a text depend on what shares its batch, not on what came before.
         template: a text with `{text}` where the input goes, like an instruction.
         special_tokens: false leaves the states of special tokens out, and their ids; log-probabilities are of all.
-        logprobs: false leaves out `token_logprobs`, which cost a product with the vocabulary.
+        logprobs: false leaves out `token_logprobs`, which cost a product with the vocabulary; true refuses a model
+            that has none; by default they are there where the model can.
         device: where the model runs; a GPU if there is one by default. States always come back on the CPU.
         dtype: the dtype that the model computes in and that the states have; float32 on a CPU and bfloat16 on a GPU
             by default.
@@ -96,7 +97,7 @@ class TextEncoder:
         seed: int = 0,
         template: str | None = None,
         special_tokens: bool = True,
-        logprobs: bool = True,
+        logprobs: bool | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -115,12 +116,18 @@ class TextEncoder:
         pretrained = find_pretrained(model)
         tokenizer = load_tokenizer(pretrained)
         generates = mode != "input" or samples > 0
-        loaded = load_text_model(pretrained, self._dtype, generates=generates, logprobs=logprobs)
+        loaded = load_text_model(pretrained, self._dtype, generates=generates, logprobs=logprobs is not False)
         if generates and loaded.kind not in ("causal", "encoder-decoder"):
             raise InputError(
                 f"The model {pretrained.name!r} ({type(loaded.model).__name__}) generates nothing, so it has no "
                 f"{'samples' if mode == 'input' else f'mode {mode}'}: allowed are causal language models and "
                 "encoder-decoder models, saved with their heads."
+            )
+        predicts = mode != "input" or loaded.kind == "causal"
+        if logprobs and not predicts:
+            raise InputError(
+                f"The model {pretrained.name!r} ({type(loaded.model).__name__}) predicts no token of a text, so it has "
+                "no logprobs in mode input: allowed are causal language models."
             )
         if generates and loaded.kind == "encoder-decoder" and loaded.config.decoder_start_token_id is None:
             raise InputError(f"The configuration of {pretrained.name!r} lacks decoder_start_token_id to begin with.")
@@ -138,7 +145,7 @@ class TextEncoder:
         self.max_tokens = min(max_tokens, room, tokenizer.model_max_length)
         self._tokeniser = Tokeniser(tokenizer, pretrained.name, self.max_tokens, template)
 
-        logprobs = logprobs and (mode != "input" or loaded.kind == "causal")
+        logprobs = predicts and logprobs is not False
         probe = probe_model(loaded, pretrained.name, mode, layer, with_head=logprobs)
         generator = Generator(loaded.model, self.max_new_tokens, beams, self._fill) if generates else None
         self._pass = TextPass(

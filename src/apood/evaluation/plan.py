@@ -13,7 +13,7 @@ from apood.evaluation.rows import MEAN
 from apood.support.arguments import whole_number
 from apood.support.errors import ApoodError, InputError
 from apood.tokens.digest import content_digest
-from apood.tokens.identity import describe_encoder, same_encoder
+from apood.tokens.identity import describe_other, same_encoder
 from apood.tokens.store import TokenStore
 
 __all__ = ["ACCEPT", "Method", "Plan", "checked"]
@@ -189,8 +189,8 @@ def _check_stores(plan: Plan, stores: Mapping[str, TokenStore]) -> None:
             )
         if not same_encoder(store.encoder, reference.encoder):
             raise InputError(
-                f"{key} has tokens from {describe_encoder(store.encoder)}, "
-                f"{first} from {describe_encoder(reference.encoder)}: they must come from one encoder."
+                f"{key} has tokens from another encoder ({describe_other(store.encoder, reference.encoder)}) than "
+                f"{first} ({describe_other(reference.encoder, store.encoder)}): they must come from one."
             )
     if plan.id is not None and not 0 < round(plan.test_share * len(stores["id"])) < len(stores["id"]) - 1:
         raise InputError(

@@ -24,7 +24,7 @@ from apood.support.arguments import whole_number
 from apood.support.errors import InputError
 from apood.support.progress import bar
 from apood.tokens.digest import content_digest
-from apood.tokens.identity import describe_encoder, same_encoder
+from apood.tokens.identity import describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source
 from apood.tokens.subset import split
 
@@ -225,8 +225,8 @@ def _refuse_useless(detector: Detector, sources: Mapping[str, TokenSource], lear
             raise InputError(f"The {role} tokens have D={source.dim}, the ID tokens have D={inside.dim}.")
         if not same_encoder(source.encoder, inside.encoder):
             raise InputError(
-                f"The {role} tokens come from {describe_encoder(source.encoder)}, "
-                f"the ID tokens from {describe_encoder(inside.encoder)}."
+                f"The {role} tokens come from another encoder ({describe_other(source.encoder, inside.encoder)}) "
+                f"than the ID tokens ({describe_other(inside.encoder, source.encoder)})."
             )
         other = known.setdefault(content_digest(source), role)
         if other != role:

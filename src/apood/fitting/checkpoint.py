@@ -17,13 +17,11 @@ from apood.support.errors import ArtefactError
 from apood.support.files import atomic_file, is_temporary
 from apood.support.source_digest import source_digest
 from apood.support.version import __version__
+from apood.tokens.digest import sample_digest
 from apood.tokens.identity import without_place
 from apood.tokens.source import TokenSource
 
 __all__ = ["Checkpoint", "run_digest"]
-
-
-_SAMPLED = 16  # sequences of each source that a digest reads
 
 
 def run_digest(settings: Mapping[str, Any], *sources: TokenSource | None) -> str:
@@ -32,10 +30,7 @@ def run_digest(settings: Mapping[str, Any], *sources: TokenSource | None) -> str
     for source in sources:
         if source is not None:
             digest.update(_canonical(source.encoder and without_place(source.encoder)))
-            digest.update(source.lengths.numpy().tobytes())
-            last = len(source) - 1
-            sampled = source.select(sorted({number * last // (_SAMPLED - 1) for number in range(_SAMPLED)}))
-            digest.update(sampled.values.double().cpu().numpy().tobytes())
+            digest.update(sample_digest(source).encode())
     return digest.hexdigest()
 
 

@@ -30,7 +30,8 @@ def guard(
 
     The input is scored from the very pass over it that generation goes on from: an encoder-decoder model's encoder
     runs once, and so does a causal model over its prompt, but for the last token. An input that is out-of-distribution
-    is refused after that pass, before a single token is generated.
+    is refused after that pass, before a single token is generated. One that is longer than what the detector looks at
+    is judged by its beginning and, if accepted, read again as a whole.
 
     Args:
         generator: a pipeline of transformers that generates text; a pair `(model, tokenizer)`; a model folder or hub
@@ -70,7 +71,8 @@ def _as_model(generator: Any, detector: Detector, output_detector: Detector | No
 
 def _refuse_unready(detector: Any, role: str) -> None:
     if not isinstance(detector, Detector):
-        raise InputError(f"{role} must be a detector of apood, got {type(detector).__name__}.")
+        hint = ": use apood.load to open a saved one" if isinstance(detector, str | Path) else ""
+        raise InputError(f"{role} must be a detector of apood, got {type(detector).__name__}{hint}.")
     detector.decide(np.empty(0))  # refuses to decide before it is calibrated
 
 
@@ -105,11 +107,7 @@ class Guard:
         """
         if isinstance(texts, str):
             return self._all([texts], options)[0]
-        if not isinstance(texts, Sequence):
-            raise InputError(f"A guard takes one text or a list of texts, got {type(texts).__name__}.")
-        for index, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise InputError(f"Texts must be strings, got {type(text).__name__} at index {index}.")
+        _refuse_other_than_texts(texts)
         return self._all(list(texts), options)
 
     def _all(self, texts: list[str], options: dict[str, Any]) -> list[Guarded]:
@@ -148,6 +146,16 @@ class Guard:
             truncated=truncated,
             reason=verdict.reason,
         )
+
+
+def _refuse_other_than_texts(given: Any) -> None:
+    if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray):
+        raise InputError(f"A guard takes one text or a list of texts, got {type(given).__name__}.")
+    for index, text in enumerate(given):
+        if not isinstance(text, str):
+            chat = isinstance(text, dict | list)
+            hint = ": a chat must be rendered first, with the tokenizer's apply_chat_template" if chat else ""
+            raise InputError(f"Texts must be strings, got {type(text).__name__} at index {index}{hint}.")
 
 
 def _checked(result: Guarded, verdict: Verdict) -> Guarded:

@@ -17,7 +17,7 @@ class Guarded:
         score: its score, higher = more in-distribution; -inf for an input without tokens.
         threshold: the lowest score that is accepted.
         p_value: how unusual the input is: an ID input gets one <= α with probability at most α.
-        truncated: whether the input was too long, so that only its beginning was read.
+        truncated: whether the input was longer than what the detector looks at, so that it was judged by its beginning.
         output: what was generated; None for a refused input and for an output that is withheld.
         output_accepted: whether the output is in-distribution; None where it was not checked.
         output_score: the score of the output.

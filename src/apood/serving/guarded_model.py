@@ -1,4 +1,4 @@
-"""A text model that is guarded: it reads an input once, for its score and for generation."""
+"""A text model that is guarded: what it reads for an input's score, it generates from."""
 
 import copy
 import threading
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from apood.detectors.base import Detector
 from apood.encoders.device import as_device, default_dtype
-from apood.encoders.language.generation import Prompt, cut_outputs, read_prompts
+from apood.encoders.language.generation import Generated, Prompt, cut_outputs, read_prompts
 from apood.encoders.language.padding import length_batches
 from apood.encoders.language.text_model import TextModel
 from apood.encoders.language.text_pass import Mode, Rows, TextPass
@@ -57,14 +57,13 @@ class GuardedModel:
     ) -> None:
         # transformers may put hooks into a model for as long as a pass takes.
         self.lock = threading.Lock()
-        self._model, self._pipeline = model, pipeline
+        self._model, self._pipeline, self._tokenizer = model, pipeline, copy.deepcopy(tokenizer)
         loaded, name = _loaded(model), str(getattr(model, "name_or_path", "") or type(model).__name__)
         identity = _identity_of(detector, "input", "detector")
         _refuse_other_template(pipeline, identity)
-        self._fill = padding_id(loaded)
-        self._tokeniser = Tokeniser(
-            copy.deepcopy(tokenizer), name, int(identity["max_tokens"] or 0), _text_or_none(identity.get("template"))
-        )
+        self._fill, self._name = padding_id(loaded), name
+        self._max_tokens, self._template = int(identity["max_tokens"] or 0), _text_or_none(identity.get("template"))
+        self._tokeniser = Tokeniser(self._tokenizer, name, self._max_tokens, self._template)
         self._inputs = self._pass_for(detector, identity, loaded, name)
         self._reader = TextModel(model, loaded.kind, int(identity["layer"] or 0))
         self._detector, self._output_detector = detector, output_detector
@@ -95,19 +94,27 @@ class GuardedModel:
         """The texts in batches of similar length."""
         sources, places = self._tokeniser.sources(texts)
         cut = set(places)
-        lengths = torch.where(sources.lengths > 0, sources.lengths + _NEW_TOKENS, 0)
-        for chosen in length_batches(lengths, _BATCH_TOKENS.get(self._model.device.type, _BATCH_TOKENS["cpu"])):
+        for chosen in self._batches(sources):
             some = sources.select(chosen)
             with torch.inference_mode():
                 prompt = read_prompts(self._reader, some, self._fill)
                 tokens = _token_batch(self._inputs.of_prompt(prompt, some), self._detector)
             indices = chosen.tolist()
-            yield Reading(indices, [index in cut for index in indices], tokens, partial(self._generate, prompt))
+            longer = {place: texts[index] for place, index in enumerate(indices) if index in cut}
+            generate = partial(self._generate, prompt, longer)
+            yield Reading(indices, [index in cut for index in indices], tokens, generate)
+
+    def _batches(self, sources: Ragged) -> Iterator[Tensor]:
+        lengths = torch.where(sources.lengths > 0, sources.lengths + _NEW_TOKENS, 0)
+        return length_batches(lengths, _BATCH_TOKENS.get(self._model.device.type, _BATCH_TOKENS["cpu"]))
 
     def _generate(
-        self, prompt: Prompt, chosen: list[int], options: dict[str, Any]
+        self, prompt: Prompt, longer: dict[int, str], chosen: list[int], options: dict[str, Any]
     ) -> tuple[list[Any], TokenBatch | None]:
-        """What the model generates for the prompts that were chosen, and the states of that where they are checked."""
+        """What the model generates for the prompts that were chosen, and the states of that where they are checked.
+
+        The prompts in `longer` are only the beginnings of these texts, which are read again as a whole.
+        """
         if given := sorted(_OWN_ARGUMENTS & options.keys()):
             raise InputError(f"The guard itself gives the model its input, so {given[0]} cannot be an option.")
         layers = self._settings(options)
@@ -117,18 +124,47 @@ class GuardedModel:
         layers = self._settings(options)
         if _setting("pad_token_id", layers) is None:
             options["pad_token_id"] = self._fill
-        ends = _setting("eos_token_id", [*layers, self._model.config])
+        order: list[int] = []
+        texts: list[str] = []
+        states: list[TokenBatch] = []
         with torch.inference_mode():
-            prompt = prompt.select(chosen)
-            arguments = prompt.arguments(_setting("num_beams", layers) or 1)
-            if _setting("use_cache", layers) is False:
-                arguments.pop("past_key_values", None)
-            sequences = self._sequences(arguments, options)
-            generated = cut_outputs(prompt, sequences, torch.tensor([] if ends is None else ends).flatten().long())
-            texts = self._tokeniser.texts(generated.tokens)
-            if self._outputs is None or self._output_detector is None:
-                return texts, None
-            return texts, _token_batch(self._outputs.of_output(prompt, generated), self._output_detector)
+            for indices, some in self._whole_prompts(prompt, longer, chosen, layers):
+                generated = self._continued(some, layers, options)
+                order += indices
+                texts += self._tokeniser.texts(generated.tokens)
+                if self._outputs is not None and self._output_detector is not None:
+                    states.append(_token_batch(self._outputs.of_output(some, generated), self._output_detector))
+        back = [order.index(index) for index in chosen]
+        return [texts[at] for at in back], TokenBatch.concatenate(states).select(back) if states else None
+
+    def _whole_prompts(
+        self, prompt: Prompt, longer: dict[int, str], chosen: list[int], layers: list[Any]
+    ) -> Iterator[tuple[list[int], Prompt]]:
+        """The prompts that were chosen, as they were read or, in batches, read again."""
+        if whole := [index for index in chosen if index not in longer]:
+            yield whole, prompt.select(whole)
+        if again := [index for index in chosen if index in longer]:
+            tokeniser = Tokeniser(self._tokenizer, self._name, self._room(layers), self._template)
+            sources = tokeniser.sources([longer[index] for index in again]).ids
+            for some in self._batches(sources):
+                found = read_prompts(self._reader, sources.select(some), self._fill)
+                yield [again[at] for at in some.tolist()], found
+
+    def _room(self, layers: list[Any]) -> int:
+        """How many tokens of a text the model can generate from; never fewer than the detector looks at."""
+        room = int(getattr(self._model.config, "max_position_embeddings", None) or 1 << 62)
+        if self._reader.kind == "causal":
+            # New tokens take positions behind the prompt's; if nobody says how many, transformers takes what is left.
+            room -= int(_setting("max_new_tokens", layers) or 1)
+        return max(self._max_tokens, min(room, int(self._tokenizer.model_max_length)))
+
+    def _continued(self, prompt: Prompt, layers: list[Any], options: dict[str, Any]) -> Generated:
+        arguments = prompt.arguments(_setting("num_beams", layers) or 1)
+        if _setting("use_cache", layers) is False:
+            arguments.pop("past_key_values", None)
+        ends = _setting("eos_token_id", [*layers, self._model.config])
+        sequences = self._sequences(arguments, options)
+        return cut_outputs(prompt, sequences, torch.tensor([] if ends is None else ends).flatten().long())
 
     def _sequences(self, prompts: dict[str, Any], options: dict[str, Any]) -> Tensor:
         if self._pipeline is None:

@@ -16,7 +16,7 @@ class Reading:
 
     Attributes:
         indices: which of the texts that were given.
-        truncated: which of them were too long.
+        truncated: which of them are longer than what the detector looks at.
         tokens: their states, and the channels that the detector looks at.
         generate: is given which of them to generate for, by their places in `indices`, and the options of the call;
             gives the outputs and, where outputs are checked, their states.

@@ -47,7 +47,9 @@ def describe_encoder(encoder: EncoderIdentity | None) -> str:
     """An encoder in one line, for messages."""
     if encoder is None:
         return "an unknown encoder"
-    return ", ".join(f"{key} {value}" for key, value in encoder.items() if value is not None and key != FOLDER)
+    return ", ".join(
+        f"{key} {_shown(key, value)}" for key, value in encoder.items() if value is not None and key != FOLDER
+    )
 
 
 def describe_other(encoder: EncoderIdentity | None, beside: EncoderIdentity | None) -> str:
@@ -57,4 +59,9 @@ def describe_other(encoder: EncoderIdentity | None, beside: EncoderIdentity | No
     if encoder.get("fingerprint") == beside.get("fingerprint"):
         encoder, beside = without_place(encoder), without_place(beside)
     keys = [key for key in {**encoder, **beside} if encoder.get(key) != beside.get(key) and key != FOLDER]
-    return ", ".join(f"no {key}" if encoder.get(key) is None else f"{key} {encoder[key]}" for key in keys)
+    return ", ".join(f"no {key}" if encoder.get(key) is None else f"{key} {_shown(key, encoder[key])}" for key in keys)
+
+
+def _shown(key: str, value: str | int | bool | None) -> str:
+    text = str(value)
+    return f"{text[:12]}…" if key == "fingerprint" and len(text) > 12 else text

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from apood.encoders.readers.text_fields import TextFields, bad, json_kind, sentence
+from apood.encoders.readers.text_fields import DEFAULT_FIELD, TextFields, bad, json_kind, sentence
 from apood.encoders.record import BadRecord, Record
 from apood.support.errors import InputError
 
-__all__ = ["LINE_FORMATS", "not_utf8", "open_lines", "read_lines", "read_stdin"]
+__all__ = ["LINE_FORMATS", "WITHOUT_FIELDS", "not_utf8", "open_lines", "read_lines", "read_stdin", "refuse_fields"]
 
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.IGNORECASE)
 
@@ -68,8 +68,17 @@ def read_stdin(fields: TextFields) -> Records:
         if line.text.strip():
             break
     first = head[-1].text.strip() if head else ""
-    read = _read_json_lines if first.startswith("{") and first.endswith("}") else _read_plain
+    is_json = first.startswith("{") and first.endswith("}")
+    if first and not is_json:
+        refuse_fields("standard input", fields)
+    read = _read_json_lines if is_json else _read_plain
     yield from read(itertools.chain(head, lines), "standard input", fields)
+
+
+def refuse_fields(what: str, fields: TextFields) -> None:
+    """Refuses a name that somebody gave for a field where there are none; the default may stand."""
+    if fields.source != DEFAULT_FIELD:
+        raise InputError(sentence(f"{what} has one text a line and no fields, so there is no field {fields.source!r}"))
 
 
 def not_utf8(line: Line, place: str) -> BadRecord:
@@ -160,6 +169,7 @@ def _read_segments(lines: Lines, file: str, fields: TextFields) -> Records:
             yield bad(record.place, "has a segment that does not end on its line")
 
 
+WITHOUT_FIELDS = (".txt", ".sgm")
 LINE_FORMATS: dict[str, Callable[[Lines, str, TextFields], Records]] = {
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,

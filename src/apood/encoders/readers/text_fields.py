@@ -7,9 +7,17 @@ from typing import Any
 from apood.encoders.record import BadRecord, Pair, Record
 from apood.support.errors import InputError
 
-__all__ = ["TextFields", "bad", "json_kind", "sentence"]
+__all__ = ["DEFAULT_FIELD", "LacksField", "TextFields", "bad", "json_kind", "sentence"]
+
+DEFAULT_FIELD = "text"
+"""Where a text is looked for unless somebody says otherwise."""
 
 _MOST_NAMES = 20
+
+
+@dataclass(frozen=True)
+class LacksField(BadRecord):
+    """A record without the field that was asked for: perhaps all are, and another name is meant."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,7 @@ class TextFields:
         for field in self.names():
             found, value = _look_up(values, field)
             if not found:
-                return bad(place, f"has no field {field!r}: there are {_listed(values)}")
+                return LacksField(place, sentence(f"{place} has no field {field!r}: there are {_listed(values)}"))
             texts.append((field, value))
         return self._checked(texts, place)
 
