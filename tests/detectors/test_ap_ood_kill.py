@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from builders import correlated_sequences
+from processes import wait_for_a_checkpoint
 
 import apood
 from apood.detectors.ap_ood import APOOD
@@ -29,15 +30,6 @@ def fit_and_save(folder, threads):
     checkpoint = Checkpoint(folder / "checkpoint", every_seconds=0)
     APOOD(**ARGUMENTS).fit(*data(), checkpoint=checkpoint).save(folder / "detector")
     checkpoint.delete()
-
-
-def wait_for_a_checkpoint(process, checkpoint, previous):
-    """Until the file is another one than `previous`, or the process has ended; gives the file's identity."""
-    while process.is_alive():
-        if checkpoint.exists() and (found := checkpoint.stat().st_mtime_ns) != previous:
-            return found
-        process.join(0.001)
-    return previous
 
 
 def test_killed_fits_end_like_an_uninterrupted_one(tmp_path):

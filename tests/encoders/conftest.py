@@ -5,20 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import WORDS, save_model
+from tiny_models import WORDS, made_once
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a tiny model of the family asked for, made once; tests that change it change a copy."""
-    root = tmp_path_factory.mktemp("models")
-
-    def folder(family: str) -> Path:
-        if not (root / family).exists():
-            save_model(family, root / family)
-        return root / family
-
-    return folder
+    return made_once(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import wait_for_a_checkpoint
 from torch import nn
 
 from apood.encoders.training.loop import Batch, Plan, Point, train
@@ -184,15 +185,6 @@ def train_slowly(folder):
     torch.set_num_threads(1)
     trained(folder, every_seconds=0)
     (folder / "finished").touch()
-
-
-def wait_for_a_checkpoint(process, checkpoint, previous):
-    """Until the file is another one than `previous`, or the process has ended; gives the file's identity."""
-    while process.is_alive():
-        if checkpoint.exists() and (found := checkpoint.stat().st_mtime_ns) != previous:
-            return found
-        process.join(0.001)
-    return previous
 
 
 def test_killed_trainings_end_like_an_uninterrupted_one(tmp_path):

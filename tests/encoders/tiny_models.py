@@ -9,6 +9,17 @@ import torch
 WORDS = [f"word{i}" for i in range(40)]
 
 
+def made_once(root: Path) -> Callable[[str], Path]:
+    """The folder of a tiny model of a family, made below `root` when it is first asked for."""
+
+    def folder(family: str) -> Path:
+        if not (root / family).exists():
+            save_model(family, root / family)
+        return root / family
+
+    return folder
+
+
 def word_tokenizer(prefix: str = "", suffix: str = "", **options: Any) -> Any:
     """One token a word; `prefix` and `suffix` are special tokens that it adds to every text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors

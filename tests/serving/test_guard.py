@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import NotFittedError
-from tiny_models import CAUSAL, ENCODER_DECODER, WORDS, save_model
+from tiny_models import CAUSAL, ENCODER_DECODER, WORDS, made_once
 
 from apood import KNN, MSP, Detector, Entropy, Perplexity, TextEncoder, guard
 from apood.encoders.record import Pair
@@ -25,14 +25,7 @@ GENERATORS = (*CAUSAL, *ENCODER_DECODER)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    root = tmp_path_factory.mktemp("models")
-
-    def folder(family: str) -> Path:
-        if not (root / family).exists():
-            save_model(family, root / family)
-        return root / family
-
-    return folder
+    return made_once(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

@@ -82,8 +82,10 @@ def score(
 
 def _is_store(name: str) -> bool:
     """A folder is a store, unless sounds lie in it."""
+    from apood.tokens.shard import INDEX_FILE
+
     path = Path(name)
-    if not path.is_dir() or (path / "index.json").exists():
+    if not path.is_dir() or (path / INDEX_FILE).exists():
         return path.is_dir()
     if are_sounds([name]):
         return False

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from apood.cli.output import print_facts, print_json
-from apood.cli.training import refuse_occupied, training_state
+from apood.cli.training import leave_out, refuse_occupied, tell_trained, training_state
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,11 +84,7 @@ def audio_classifier(
             tested, also_skipped = _read(validation, chosen, patch, skip_bad)
             skipped += also_skipped
         report = train_audio_classifier(learned, tested, out, recipe, checkpoint=checkpoint)
-    report |= {"skipped": skipped, "model": str(out)}
-    if as_json:
-        print_json(report)
-    else:
-        print_facts(report)
+    tell_trained(report, skipped, out, as_json=as_json)
 
 
 def _read(inputs: Sequence[str], chosen: Sequence[str] | None, patch: int, skip_bad: bool) -> "tuple[list[Sound], int]":
@@ -108,9 +103,7 @@ def _read(inputs: Sequence[str], chosen: Sequence[str] | None, patch: int, skip_
             rate = sounds[0].rate if sounds else record.item.rate
             reason = refusal(record.item, record.place, rate=rate, least_samples=LogMel(rate).samples_of(patch))
         if reason is not None:
-            if not skip_bad:
-                raise InputError(f"{reason.rstrip('.')}; add --skip-bad to leave such sounds out.")
-            typer.echo(f"Skipped: {reason}", err=True)
+            leave_out(reason, "sounds", skip_bad=skip_bad)
             skipped += 1
         elif isinstance(record, Record):
             labels.add(str(record.item.label))

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from apood.cli.output import print_facts, print_json
-from apood.cli.training import refuse_occupied, training_state
-from apood.support.errors import InputError
+from apood.cli.training import leave_out, refuse_occupied, tell_trained, training_state
 
 if TYPE_CHECKING:
     from apood.encoders.record import Pair
@@ -124,11 +122,7 @@ def translator(
         report = train_translator(
             learned, tested, out, recipe, checkpoint=checkpoint, beams=beams, dtype=getattr(torch, dtype.value)
         )
-    report |= {"skipped": skipped, "model": str(out)}
-    if as_json:
-        print_json(report)
-    else:
-        print_facts(report)
+    tell_trained(report, skipped, out, as_json=as_json)
 
 
 def _read(
@@ -143,9 +137,7 @@ def _read(
     for record in read_records(inputs, field=source_field, target_field=target_field, pairs=True):
         if not isinstance(record, BadRecord):
             pairs.append(record.item)
-        elif skip_bad:
-            typer.echo(f"Skipped: {record.reason}", err=True)
-            skipped += 1
         else:
-            raise InputError(f"{record.reason.rstrip('.')}; add --skip-bad to leave such records out.")
+            leave_out(record.reason, "records", skip_bad=skip_bad)
+            skipped += 1
     return pairs, skipped

@@ -3,16 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from apood.cli.errors import interrupted_with
+from apood.cli.output import print_facts, print_json
 from apood.support.errors import InputError
 from apood.support.files import recover_folder, refuse_unwritable
 
 if TYPE_CHECKING:
     from apood.fitting.checkpoint import Checkpoint
 
-__all__ = ["refuse_occupied", "training_state"]
+__all__ = ["leave_out", "refuse_occupied", "tell_trained", "training_state"]
 
 
 def refuse_occupied(out: Path) -> None:
@@ -45,3 +48,19 @@ def training_state(out: Path, seconds: float, *, resume: bool) -> "Iterator[Chec
     with interrupted_with(kept):
         yield checkpoint
         checkpoint.delete()
+
+
+def leave_out(reason: str, what: str, *, skip_bad: bool) -> None:
+    """Says why a record is skipped, or refuses it."""
+    if not skip_bad:
+        raise InputError(f"{reason.rstrip('.')}; add --skip-bad to leave such {what} out.")
+    typer.echo(f"Skipped: {reason}", err=True)
+
+
+def tell_trained(report: dict[str, Any], skipped: int, out: Path, *, as_json: bool) -> None:
+    """Prints what was trained."""
+    report = report | {"skipped": skipped, "model": str(out)}
+    if as_json:
+        print_json(report)
+    else:
+        print_facts(report)

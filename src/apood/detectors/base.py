@@ -100,7 +100,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             delattr(self, learnt)
         self._fit(source, outliers, checkpoint)
         self.encoder_ = dict(source.encoder) if source.encoder is not None else None
-        self.fitted_on_ = sample_digest(source, self.requires - {"tokens"})
+        self.fitted_on_ = self._digest(source)
         self.dim_ = source.dim  # last: it is what tells a fitted detector
         return self
 
@@ -152,7 +152,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def was_fitted_on(self, tokens: Any) -> bool:
         """Whether these are all the sequences that the detector learnt from, in the same order."""
         check_is_fitted(self, "dim_")
-        return sample_digest(as_source(tokens), self.requires - {"tokens"}) == self.fitted_on_
+        return self._digest(as_source(tokens)) == self.fitted_on_
 
     def decision_function(self, tokens: Any) -> Scores:
         """Score minus threshold: negative means out-of-distribution."""
@@ -188,6 +188,9 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def _scored(self, batch: TokenBatch) -> Tensor:
         """Scores in float64; finite tokens whose score overflows are as far outside as can be."""
         return self._score(batch).double().cpu().nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+
+    def _digest(self, source: TokenSource) -> str:
+        return sample_digest(source, self.requires - {"tokens"})
 
     # checks
 

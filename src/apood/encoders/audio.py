@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from apood.encoders.device import as_device, refuse_other_dtype
-from apood.encoders.identity import fingerprint
+from apood.encoders.encoder import layer_number
 from apood.encoders.pretrained import Pretrained, find_pretrained, load_config, load_model
 from apood.encoders.sounds import Sound, refusal
 from apood.encoders.spectrogram import PREPROCESSOR_FILE, LogMel
 from apood.support.errors import InputError
 from apood.support.files import read_json
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.identity import FOLDER, EncoderIdentity
+from apood.tokens.identity import EncoderIdentity
 
 __all__ = ["SPECIAL_TOKENS", "AudioEncoder", "Spectrograms", "is_audio_model"]
 
@@ -100,13 +100,7 @@ class AudioEncoder:
         self.dim: int = config.hidden_size
         self.rate = self._spectrogram.rate
         self.truncated = 0
-        layers = config.num_hidden_layers + 1
-        if not -layers <= layer < layers:
-            raise InputError(
-                f"Layer {layer} of {pretrained.name!r} does not exist: allowed are {-layers} to {layers - 1}."
-            )
-        # Every layer but the last is counted from the bottom, so that one layer has one number.
-        self._layer = layer if layer >= -1 else layer + layers
+        self._layer = layer_number(layer, config.num_hidden_layers + 1, pretrained.name)
         self._patch, self._stride = config.patch_size, config.time_stride
         self._rows = (config.num_mel_bins - config.patch_size) // config.frequency_stride + 1
         self._columns = (config.max_length - config.patch_size) // config.time_stride + 1
@@ -114,17 +108,9 @@ class AudioEncoder:
         self.max_tokens = self._rows * self._columns + SPECIAL_TOKENS - self._first
         self.least_samples = self._spectrogram.samples_of(self._patch)
         self.identity: EncoderIdentity = {
-            "model": pretrained.name,
-            "revision": pretrained.revision,
-            "layer": self._layer,
-            "mode": "input",
-            "max_tokens": self.max_tokens,
-            "fingerprint": fingerprint(pretrained.folder, PREPROCESSOR_FILE),
+            **pretrained.identity(self._layer, "input", self.max_tokens, PREPROCESSOR_FILE),
+            **({"special_tokens": True} if special_tokens else {}),
         }
-        if special_tokens:
-            self.identity = {**self.identity, "special_tokens": True}
-        if pretrained.revision is None:
-            self.identity = {**self.identity, FOLDER: str(pretrained.folder.resolve())}
 
     def prepare(self, sounds: Sequence[Sound]) -> Spectrograms:
         """The spectrograms of the sounds, on the CPU."""

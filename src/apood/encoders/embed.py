@@ -12,7 +12,7 @@ import torch
 
 from apood.encoders.encoder import Encoder
 from apood.encoders.pipeline import encoded_windows
-from apood.encoders.record import BadRecord, BadRecordError, Pair, Record, Skipped
+from apood.encoders.record import BadRecord, Pair, Record, Skipped, good_items
 from apood.support.errors import InputError
 from apood.support.progress import bar
 from apood.tokens.batch import TokenBatch
@@ -156,8 +156,9 @@ def _behind(
     held, item = writer.sequences, None
     covered = writer.tally.get("sequences", held)
     uncounted = []
+    items = good_items(records, skipped)
     for number in range(held):
-        item = _next_item(records, skipped)
+        item = next(items, None)
         if number >= covered:
             uncounted.append(item)
     if held and not (item is not None and _is_last_of(TokenStore(folder), item, encoder)):
@@ -169,17 +170,6 @@ def _behind(
         return None
     cut: int = encoder.prepare(uncounted).cut if uncounted else 0
     return writer.tally.get("truncated", 0) + cut
-
-
-def _next_item(records: Iterator[Record | BadRecord], skipped: Skipped | None) -> Any:
-    """What the next good record holds; None at the end."""
-    for record in records:
-        if isinstance(record, Record):
-            return record.item
-        if skipped is None:
-            raise BadRecordError(record.reason)
-        skipped.add(record)
-    return None
 
 
 def _is_last_of(store: TokenStore, item: Any, encoder: Encoder) -> bool:

@@ -3,10 +3,21 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.identity import EncoderIdentity
 
-__all__ = ["Encoder", "Prepared"]
+__all__ = ["Encoder", "Prepared", "layer_number"]
+
+
+def layer_number(layer: int, layers: int, name: str) -> int:
+    """The number of a hidden layer of the model `name`, which has so many.
+
+    -1 stays; every other layer is counted from the bottom, so that one layer has one number.
+    """
+    if not -layers <= layer < layers:
+        raise InputError(f"Layer {layer} of {name!r} does not exist: allowed are {-layers} to {layers - 1}.")
+    return layer if layer >= -1 else layer + layers
 
 
 class Prepared(Protocol):

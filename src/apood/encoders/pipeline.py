@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apood.encoders.encoder import Encoder
-from apood.encoders.record import BadRecord, BadRecordError, Record, Skipped
+from apood.encoders.record import BadRecord, Record, Skipped, good_items
 from apood.encoders.sounds import Sound
 from apood.tokens.batch import TokenBatch
 
@@ -70,8 +70,7 @@ class _Reading:
     def __init__(self, records: Iterable[Record | BadRecord], skipped: Skipped | None) -> None:
         self.error: Exception | None = None
         self.skipped = Skipped() if skipped is None else skipped
-        self._refuse = skipped is None
-        self._records = iter(records)
+        self._items = good_items(iter(records), skipped)
 
     def next_items(self, count: int) -> list[Any]:
         """At most `count` items, of sounds as many as fit into memory; none at the end and once something was wrong."""
@@ -79,18 +78,13 @@ class _Reading:
         sound_bytes = 0
         while self.error is None and len(items) < count and sound_bytes < _SOUND_BYTES:
             try:
-                record = next(self._records, None)
+                item = next(self._items, None)
             except Exception as error:
                 self.error = error
                 break
-            if record is None:
+            if item is None:
                 break
-            if isinstance(record, Record):
-                items.append(record.item)
-                if isinstance(record.item, Sound):
-                    sound_bytes += record.item.samples.nbytes
-            elif self._refuse:
-                self.error = BadRecordError(record.reason)
-            else:
-                self.skipped.add(record)
+            items.append(item)
+            if isinstance(item, Sound):
+                sound_bytes += item.samples.nbytes
         return items

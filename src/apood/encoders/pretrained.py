@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
-from apood.encoders.identity import weight_files
+from apood.encoders.identity import fingerprint, weight_files
 from apood.support.errors import InputError
+from apood.tokens.identity import FOLDER
 
 __all__ = [
     "Kind",
@@ -49,6 +51,18 @@ class Pretrained:
     name: str
     revision: str | None
 
+    def identity(self, layer: int, mode: str, max_tokens: int, *files: str) -> dict[str, str | int | bool | None]:
+        """What every encoder that runs the model is known by; `files` decide its tokens besides those of the model."""
+        return {
+            "model": self.name,
+            "revision": self.revision,
+            "layer": layer,
+            "mode": mode,
+            "max_tokens": max_tokens,
+            "fingerprint": fingerprint(self.folder, *files),
+            **({FOLDER: str(self.folder.resolve())} if self.revision is None else {}),
+        }
+
 
 @dataclass(frozen=True)
 class LoadedTextModel:
@@ -57,6 +71,22 @@ class LoadedTextModel:
     model: Any
     config: Any
     kind: Kind
+
+    @property
+    def padding_id(self) -> int:
+        """The id to pad with: any will do, but some models look for theirs."""
+        known = getattr(self.config, "pad_token_id", None)
+        return known if known is not None and known >= 0 else 0
+
+    @property
+    def context(self) -> int:
+        """How many tokens the model has positions for."""
+        for name, module in self.model.named_modules():
+            # RoBERTa and its kin count positions from behind the padding index.
+            is_positions = name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
+            if is_positions and module.padding_idx is not None:
+                return int(module.num_embeddings - module.padding_idx - 1)
+        return int(getattr(self.config, "max_position_embeddings", None) or 1 << 62)
 
 
 def find_pretrained(model: str | Path | Pretrained) -> Pretrained:

@@ -1,11 +1,12 @@
 """What an input holds, one piece at a time: an item to encode, or the reason why there is none."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from apood.support.errors import InputError
 
-__all__ = ["BadRecord", "BadRecordError", "Pair", "Record", "Skipped"]
+__all__ = ["BadRecord", "BadRecordError", "Pair", "Record", "Skipped", "good_items"]
 
 _SHOWN = 5
 
@@ -49,3 +50,14 @@ class Skipped:
         self.count += 1
         if len(self.first) < _SHOWN:
             self.first.append(record)
+
+
+def good_items(records: Iterator[Record | BadRecord], skipped: Skipped | None) -> Iterator[Any]:
+    """What the records hold; bad ones go to `skipped`, and without it the first is an error."""
+    for record in records:
+        if isinstance(record, Record):
+            yield record.item
+        elif skipped is None:
+            raise BadRecordError(record.reason)
+        else:
+            skipped.add(record)

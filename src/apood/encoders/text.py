@@ -6,40 +6,42 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from apood.encoders.device import as_device, default_dtype, refuse_other_dtype
-from apood.encoders.identity import fingerprint
 from apood.encoders.language.gathering import Gathering
 from apood.encoders.language.generation import Generator
-from apood.encoders.language.padding import length_batches
+from apood.encoders.language.padding import batch_tokens, length_batches
 from apood.encoders.language.text_pass import Mode, TextPass
 from apood.encoders.language.text_probe import probe_model
 from apood.encoders.language.tokenising import Tokeniser
-from apood.encoders.pretrained import LoadedTextModel, Pretrained, find_pretrained, load_text_model, load_tokenizer
+from apood.encoders.pretrained import Pretrained, find_pretrained, load_text_model, load_tokenizer
 from apood.encoders.record import Pair
 from apood.support.arguments import one_of, whole_number
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.identity import FOLDER, SAMPLING, EncoderIdentity
+from apood.tokens.identity import SAMPLING, EncoderIdentity
 from apood.tokens.text import text_channel
 
-__all__ = ["PreparedTexts", "TextEncoder", "generation_files", "padding_id"]
+__all__ = ["PreparedTexts", "TextEncoder", "generation_files"]
 
-_CPU_BATCH_TOKENS = 2048
-_GPU_BATCH_TOKENS = 32768
 _BATCH_STATE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class PreparedTexts:
-    """Texts and their token ids; in mode `reference`, the targets and theirs too; and how many items were cut."""
+    """Texts and their token ids; in mode `reference`, the targets and theirs too; and which items were shortened."""
 
     texts: list[str]
     sources: Ragged
     target_texts: list[str]
     targets: Ragged | None
-    cut: int
+    shortened: frozenset[int]
+
+    @property
+    def cut(self) -> int:
+        """How many items were cut at a limit."""
+        return len(self.shortened)
 
 
 class TextEncoder:
@@ -132,8 +134,8 @@ class TextEncoder:
         if generates and loaded.kind == "encoder-decoder" and loaded.config.decoder_start_token_id is None:
             raise InputError(f"The configuration of {pretrained.name!r} lacks decoder_start_token_id to begin with.")
         loaded.model.to(self.device).eval()
-        self._kind, self._generates, self._fill = loaded.kind, generates, padding_id(loaded)
-        context = _context(loaded)
+        self._kind, self._generates, self._fill = loaded.kind, generates, loaded.padding_id
+        context = loaded.context
         self.max_new_tokens = min(max_new_tokens, context if loaded.kind == "encoder-decoder" else context - 1)
         # What a causal model generates takes positions behind the prompt's.
         room = context - self.max_new_tokens if loaded.kind == "causal" and generates else context
@@ -171,24 +173,18 @@ class TextEncoder:
         # A model that is asked for its hidden states keeps all of them until the end.
         states = probe.layers if probe.layer != -1 else 1
         self._batch_tokens = min(
-            _CPU_BATCH_TOKENS if self.device.type == "cpu" else _GPU_BATCH_TOKENS,
+            batch_tokens(self.device),
             _BATCH_STATE_BYTES // (states * self.dim * self._dtype.itemsize),
         ) // max(beams, samples, 1)
         # A classifier on top of a causal model finds the last token of a row by the padding behind it.
         self._most_sequences = 1 if probe.classes and loaded.config.pad_token_id is None else None
         self.identity: EncoderIdentity = {
-            "model": pretrained.name,
-            "revision": pretrained.revision,
-            "layer": probe.layer,
-            "mode": mode,
-            "max_tokens": self.max_tokens,
-            "fingerprint": fingerprint(pretrained.folder, *generation_files(pretrained.folder, mode)),
+            **pretrained.identity(probe.layer, mode, self.max_tokens, *generation_files(pretrained.folder, mode)),
             **({"max_new_tokens": self.max_new_tokens} if mode != "input" else {}),
             **({"beams": beams} if beams > 1 else {}),
             **({"template": template} if template is not None else {}),
             **({"special_tokens": False} if not special_tokens else {}),
             **(dict(zip(SAMPLING, (samples, self.max_new_tokens, seed), strict=True)) if samples else {}),
-            **({FOLDER: str(pretrained.folder.resolve())} if pretrained.revision is None else {}),
         }
 
     def encode(self, items: Sequence[Any]) -> TokenBatch:
@@ -200,7 +196,7 @@ class TextEncoder:
         if self.mode != "reference":
             _refuse_bad_texts(items)
             sources = self._tokeniser.sources(items)
-            return PreparedTexts(list(items), sources.ids, [], None, len(sources.cut))
+            return PreparedTexts(list(items), sources.ids, [], None, frozenset(sources.cut))
         _refuse_bad_pairs(items)
         texts, target_texts = [pair.source for pair in items], [pair.target for pair in items]
         sources = self._tokeniser.sources(texts)
@@ -210,7 +206,7 @@ class TextEncoder:
         predicted = sources.ids.lengths > 0
         values = targets.ids.values[predicted.repeat_interleave(targets.ids.lengths)]
         ids = Ragged.from_lengths(values, targets.ids.lengths * predicted)
-        return PreparedTexts(texts, sources.ids, target_texts, ids, len({*sources.cut, *targets.cut}))
+        return PreparedTexts(texts, sources.ids, target_texts, ids, frozenset({*sources.cut, *targets.cut}))
 
     def run(self, prepared: PreparedTexts) -> TokenBatch:
         """The states and channels of prepared texts, in their order."""
@@ -255,21 +251,6 @@ class TextEncoder:
 def generation_files(folder: Path, mode: Mode) -> list[str]:
     """The files whose settings decide what is generated, and thus the states of an output."""
     return [name for name in ("generation_config.json",) if mode == "output" and (folder / name).is_file()]
-
-
-def padding_id(loaded: LoadedTextModel) -> int:
-    """The id to pad with: any will do, but some models look for theirs."""
-    known = getattr(loaded.config, "pad_token_id", None)
-    return known if known is not None and known >= 0 else 0
-
-
-def _context(loaded: LoadedTextModel) -> int:
-    """How many tokens the model has positions for."""
-    for name, module in loaded.model.named_modules():
-        # RoBERTa and its kin count positions from behind the padding index.
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            return module.num_embeddings - module.padding_idx - 1
-    return int(getattr(loaded.config, "max_position_embeddings", None) or 1 << 62)
 
 
 def _refuse_bad_texts(texts: Sequence[Any]) -> None:

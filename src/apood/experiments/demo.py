@@ -98,7 +98,7 @@ def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list
         "texts.txt and the calibrated detector. Use it next:",
         soft_wrap=True,
     )
-    command = f"{_program()} score {out / 'detector'} {out / 'texts.txt'} --model {model}"
+    command = f"{_program()} score {out / 'detector'} {out / 'texts.txt'}"
     console.print(
         f"  {escape(command)}",
         style="bold",

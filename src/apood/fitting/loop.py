@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
     diverged_at: int | None
 
 
-def cosine(step: int, steps: int) -> float:
+def cosine(step: float, steps: float) -> float:
     """Share of the peak learning rate at `step`: 1 at the start, 0 at the end."""
     return 0.5 * (1 + math.cos(math.pi * step / steps))
 

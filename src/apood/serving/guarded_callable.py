@@ -54,11 +54,10 @@ class GuardedCallable:
             with self._encoding:
                 prepared = self._encoder.prepare(some)
                 tokens = self._encoder.run(prepared)
-            cut = [prepared.cut > 0 and self._encoder.prepare([text]).cut > 0 for text in some]
             indices = [index for index, length in enumerate(tokens.lengths.tolist()) if length]
             yield Reading(
                 [start + index for index in indices],
-                [cut[index] for index in indices],
+                [index in prepared.shortened for index in indices],
                 tokens.select(indices),
                 partial(self._generate, [some[index] for index in indices]),
             )

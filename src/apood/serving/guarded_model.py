@@ -13,13 +13,12 @@ from torch import Tensor
 from apood.detectors.base import Detector
 from apood.encoders.device import as_device, default_dtype
 from apood.encoders.language.generation import Generated, Prompt, cut_outputs, read_prompts
-from apood.encoders.language.padding import length_batches
+from apood.encoders.language.padding import batch_tokens, length_batches
 from apood.encoders.language.text_model import TextModel
 from apood.encoders.language.text_pass import Mode, Rows, TextPass
 from apood.encoders.language.text_probe import probe_model
 from apood.encoders.language.tokenising import Tokeniser
 from apood.encoders.pretrained import Kind, LoadedTextModel, find_pretrained, kind_of, load_text_model, load_tokenizer
-from apood.encoders.text import padding_id
 from apood.serving.reading import Reading
 from apood.serving.same_model import refuse_other_model
 from apood.support.errors import InputError
@@ -28,7 +27,6 @@ from apood.tokens.identity import EncoderIdentity
 
 __all__ = ["GuardedModel"]
 
-_BATCH_TOKENS = {"cpu": 2048, "cuda": 32768}
 _OWN_ARGUMENTS = {"inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs", "past_key_values"}
 _NEW_TOKENS = 128  # expected of an output, for the size of batches
 
@@ -61,7 +59,7 @@ class GuardedModel:
         loaded, name = _loaded(model), str(getattr(model, "name_or_path", "") or type(model).__name__)
         identity = _identity_of(detector, "input", "detector")
         _refuse_other_template(pipeline, identity)
-        self._fill, self._name = padding_id(loaded), name
+        self._fill, self._context, self._name = loaded.padding_id, loaded.context, name
         self._max_tokens, self._template = int(identity["max_tokens"] or 0), _text_or_none(identity.get("template"))
         self._tokeniser = Tokeniser(self._tokenizer, name, self._max_tokens, self._template)
         self._inputs = self._pass_for(detector, identity, loaded, name)
@@ -106,7 +104,7 @@ class GuardedModel:
 
     def _batches(self, sources: Ragged) -> Iterator[Tensor]:
         lengths = torch.where(sources.lengths > 0, sources.lengths + _NEW_TOKENS, 0)
-        return length_batches(lengths, _BATCH_TOKENS.get(self._model.device.type, _BATCH_TOKENS["cpu"]))
+        return length_batches(lengths, batch_tokens(self._model.device))
 
     def _generate(
         self, prompt: Prompt, longer: dict[int, str], chosen: list[int], options: dict[str, Any]
@@ -152,7 +150,7 @@ class GuardedModel:
 
     def _room(self, layers: list[Any]) -> int:
         """How many tokens of a text the model can generate from; never fewer than the detector looks at."""
-        room = int(getattr(self._model.config, "max_position_embeddings", None) or 1 << 62)
+        room = self._context
         if self._reader.kind == "causal":
             # New tokens take positions behind the prompt's; if nobody says how many, transformers takes what is left.
             room -= int(_setting("max_new_tokens", layers) or 1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from apood.tokens.batch import Ragged
 
-__all__ = ["Padded", "length_batches", "places", "to_device"]
+__all__ = ["Padded", "batch_tokens", "length_batches", "places", "to_device"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ def places(lengths: Tensor, width: int, first: Tensor | None = None) -> Tensor:
     if first is not None:
         starts = starts + first
     return torch.arange(int(lengths.sum())) + starts.repeat_interleave(lengths)
+
+
+def batch_tokens(device: torch.device) -> int:
+    """How many tokens, padding included, are a good batch for the device."""
+    return 2048 if device.type == "cpu" else 32768
 
 
 def length_batches(lengths: Tensor, padded_tokens: int, most: int | None = None) -> Iterator[Tensor]:

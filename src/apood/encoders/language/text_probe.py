@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from apood.encoders.encoder import layer_number
 from apood.encoders.language.padding import Padded
 from apood.encoders.language.text_model import Hidden, TextModel
 from apood.encoders.language.text_pass import Mode
@@ -21,7 +22,7 @@ class Probe:
 
     Attributes:
         dim: D of the layer asked for.
-        layer: its number; every layer but the last is counted from the bottom, so that one layer has one number.
+        layer: its number, see `layer_number`.
         layers: how many hidden states there are.
         classes: how many logits a classifier gives; 0 for other models.
     """
@@ -45,9 +46,7 @@ def probe_model(loaded: LoadedTextModel, name: str, mode: Mode, layer: int, *, w
             f"The model {name!r} ({type(loaded.model).__name__}) gives no hidden states for token ids: "
             "allowed are text encoders, causal language models and encoder-decoder models."
         ) from error
-    if not -layers <= layer < layers:
-        raise InputError(f"Layer {layer} of {name!r} does not exist: allowed are {-layers} to {layers - 1}.")
-    chosen = layer if layer >= -1 else layer + layers
+    chosen = layer_number(layer, layers, name)
     with torch.inference_mode():
         hidden = _hidden(loaded, mode, chosen, one)
         if with_head:

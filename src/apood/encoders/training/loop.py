@@ -3,9 +3,8 @@
 import math
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.loop import cosine
 from apood.support.arguments import number, whole_number
 from apood.support.errors import InputError
 from apood.support.progress import bar
+from apood.tokens.loader import prefetch
 
 __all__ = ["Batch", "Outcome", "Plan", "Point", "train"]
 
@@ -87,7 +88,7 @@ class Plan:
         """The learning rate at a progress between 0 and 1."""
         if progress < self.warm_up:
             return self.learning_rate * progress / self.warm_up
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (progress - self.warm_up) / (1 - self.warm_up)))
+        return self.learning_rate * cosine(progress - self.warm_up, 1 - self.warm_up)
 
 
 @dataclass
@@ -146,10 +147,10 @@ def train(
     with (
         torch.random.fork_rng(devices=[device] if on_gpu else []),
         _Progress(plan, done, label) as progress,
-        ThreadPoolExecutor(1, "batches") as pool,
+        closing(_batches(batch_of, range(done.steps, plan.steps), device)) as batches,
     ):
         model.train()
-        for batch in _batches(batch_of, range(done.steps, plan.steps), pool, device):
+        for batch in batches:
             share = plan.progress(done.steps, done.seconds)
             if share == 1:
                 break
@@ -221,9 +222,7 @@ def _ignores_its_inputs(plan: Plan, done: Outcome) -> bool:
     return settled and done.exchanged[-1].loss < (1 + _LEAST_GAP) * done.watched[-1].loss
 
 
-def _batches(
-    batch_of: Callable[[int], Batch], steps: range, pool: ThreadPoolExecutor, device: torch.device
-) -> Iterator[Batch]:
+def _batches(batch_of: Callable[[int], Batch], steps: range, device: torch.device) -> Generator[Batch]:
     """The batches of `steps` on `device`, the next ones being made while one is used."""
 
     def made(step: int) -> Batch:
@@ -232,21 +231,10 @@ def _batches(
             return batch._replace(tensors={name: tensor.pin_memory() for name, tensor in batch.tensors.items()})
         return batch
 
-    waiting: deque[Future[Batch]] = deque()
-    upcoming = iter(steps)
-    try:
-        while True:
-            while len(waiting) < _AHEAD and (step := next(upcoming, None)) is not None:
-                waiting.append(pool.submit(made, step))
-            if not waiting:
-                return
-            batch = waiting.popleft().result()
-            yield batch._replace(
-                tensors={name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
-            )
-    finally:
-        for future in waiting:
-            future.cancel()
+    for batch in prefetch(map(made, steps), _AHEAD):
+        yield batch._replace(
+            tensors={name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
+        )
 
 
 class _Progress:
