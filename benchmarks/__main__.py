@@ -1,10 +1,71 @@
-"""All benchmarks for this machine: `python -m benchmarks`, or `make bench`."""
+"""All speed benchmarks on this machine: `make bench`, or `PYTHONPATH=src python -m benchmarks` without an installation.
+
+Prints a table and appends it to benchmarks/results.csv, from which RESULTS.md is rendered; with `--out`, to
+`DIR/results.csv` only, for `python -m benchmarks.render DIR/results.csv` on the machine where the repository is.
+"""
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
-from benchmarks import detectors, pooling
-from benchmarks.timing import report
+from benchmarks import detectors, encoder_share, errors, growth, memory, pooling, training
+from benchmarks.inputs import Setting
+from benchmarks.record import RESULTS, Record, Row, append, this_run
+from benchmarks.render import render, shown_row, table_head
+
+GROUPS: dict[str, Callable[[Setting], list[Row]]] = {
+    "pool": pooling.rows,
+    "step": training.rows,
+    "fit": training.fit_rows,
+    "latency": detectors.latency_rows,
+    "scoring": detectors.rows,
+    "encoder": encoder_share.rows,
+    "growth": growth.rows,
+    "memory": memory.rows,
+    "errors": errors.rows,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the groups one after the other; one that fails is told, stops no other, and makes the exit code 1."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", choices=GROUPS, action="append", metavar="GROUP", help=f"one of {', '.join(GROUPS)}")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; kept only with --out")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for results.csv instead of benchmarks/")
+    given = parser.parse_args(arguments)
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda was asked for, but this machine has no CUDA device")
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
+    place = given.out / RESULTS.name if given.out is not None else None if given.quick else RESULTS
+
+    setting, run, failed = Setting(given.device, given.quick), this_run(given.device), False
+    print(f"{run.machine}, {run.software}, commit {run.commit or 'unknown'}\n")
+    print("\n".join(table_head()), flush=True)
+    for group in given.only or GROUPS:
+        started = time.perf_counter()
+        try:
+            rows = GROUPS[group](setting)
+        except Exception:
+            traceback.print_exc()
+            failed = True
+            continue
+        print("\n".join(map(shown_row, rows)), flush=True)
+        print(f"{group}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+        if place is not None:
+            append(place, (Record(run, row) for row in rows))
+        if given.device == "cuda":
+            torch.cuda.empty_cache()
+    if place == RESULTS:
+        render(RESULTS, RESULTS.with_name("RESULTS.md"))
+    return int(failed)
+
 
 if __name__ == "__main__":
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    report(device, [*pooling.rows(device), *detectors.rows(device)])
+    sys.exit(main())

@@ -1,35 +1,109 @@
-"""Whole detectors: what a score costs beyond the matrix product, and beside Mahalanobis."""
+"""Whole detectors: what scores cost beyond the matrix product, of a batch and of one sequence at a time."""
 
 import warnings
+from typing import NamedTuple
 
 import torch
 
 from apood.detectors.ap_ood import APOOD
+from apood.detectors.base import Detector
 from apood.detectors.mahalanobis import Mahalanobis
+from apood.pooling import FrozenPool
 from apood.support.errors import FitWarning
-from apood.tokens.batch import TokenBatch
-from benchmarks.timing import Row, best_times
+from apood.tokens.batch import dtype_name
+from benchmarks.inputs import BARE, PAPER, Setting, Shape, bare_product, paper_pool, queries_of, tokens_of
+from benchmarks.pooling import FROZEN
+from benchmarks.record import Row
+from benchmarks.timing import Call, measure
 
-__all__ = ["rows"]
+__all__ = ["AP_OOD", "MAHALANOBIS", "fitted", "latency_rows", "rows"]
 
-_N, _S, _D, _M, _T = 32, 512, 1024, 256, 4
-_BARE = "matrix product Z Wᵀ, float32"
+AP_OOD = "AP-OOD score_samples"
+MAHALANOBIS = "Mahalanobis score_samples"
+_READ = "reading the tokens once (half a copy)"
 
 
-def rows(device: str) -> list[Row]:
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(_N * _S, _D, generator=generator).to(device)
-    tokens = TokenBatch.from_lengths(values, [_S] * _N)
-    flat = torch.randn(_M * _T, _D, generator=generator).to(device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FitWarning)  # 32 sequences are for timing, not for detecting
-        detector = APOOD(heads=_M, queries=_T, steps=1, device=device).fit(tokens)
-    mahalanobis = Mahalanobis().fit(tokens)
-    contenders = {
-        _BARE: lambda: values @ flat.T,
-        "AP-OOD score_samples": lambda: detector.score_samples(tokens),
-        "Mahalanobis score_samples": lambda: mahalanobis.score_samples(tokens),
+class _Fitted(NamedTuple):
+    ap_ood: Detector
+    mahalanobis: Detector
+
+
+def fitted(shape: Shape, dtype: torch.dtype, device: str) -> _Fitted:
+    """Detectors for timing only: fitted on short random sequences."""
+    train = tokens_of(shape._replace(n=2 * shape.d, s=2), dtype, device)
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore", FitWarning)
+        ap_ood = APOOD(heads=shape.m, queries=shape.t, steps=1, recipe="paper", device=device).fit(train)
+        return _Fitted(ap_ood, Mahalanobis().fit(train))
+
+
+@torch.no_grad()
+def rows(setting: Setting) -> list[Row]:
+    """Scores of a batch."""
+    return [row for dtype in (torch.bfloat16, torch.float32) for row in _batch_rows(setting, dtype)]
+
+
+def _batch_rows(setting: Setting, dtype: torch.dtype) -> list[Row]:
+    shape, device = setting.small, setting.device
+    tokens, queries = tokens_of(shape, dtype, device), queries_of(shape, device)
+    padded, room = tokens.values.view(shape.n, shape.s, shape.d), torch.empty_like(tokens.values)
+    detectors = fitted(shape, dtype, device)
+    kinds = [dtype_name(dtype)] if setting.gpu else ["bfloat16", "float32"]  # a CPU may take what it is faster at
+    found = measure(
+        device,
+        {
+            **{kind: bare_product(tokens.values.to(getattr(torch, kind)), queries) for kind in kinds},
+            "copy": lambda: room.copy_(tokens.values),
+            PAPER: lambda: paper_pool(padded, queries),
+            AP_OOD: lambda: detectors.ap_ood.score_samples(tokens),
+            MAHALANOBIS: lambda: detectors.mahalanobis.score_samples(tokens),
+        },
+        seconds=setting.seconds / 2,
+    )
+    paper, ours, simple = (found[name] for name in (PAPER, AP_OOD, MAHALANOBIS))
+    sizes, name, product = str(shape), dtype_name(dtype), min(kinds, key=lambda kind: found[kind].median)
+    return [
+        Row(
+            "scoring", AP_OOD, sizes, name, "ms", ours.median, PAPER, paper.median,
+            f"{BARE}, {product}", found[product].median, ours.peak_mib,
+        ),
+        Row(
+            "scoring", MAHALANOBIS, sizes, name, "ms", simple.median, AP_OOD, ours.median,
+            _READ, found["copy"].median / 2, simple.peak_mib,
+        ),
+    ]  # fmt: skip
+
+
+@torch.no_grad()
+def latency_rows(setting: Setting) -> list[Row]:
+    """One sequence at a time, each waited for: half of the calls, and 95 of 100, were no slower."""
+    dtype = torch.bfloat16 if setting.gpu else torch.float32
+    lengths = (16, 32) if setting.quick else (16, 32, 64, 128, 256, 512)
+    detectors = fitted(setting.small, dtype, setting.device)
+    pool = FrozenPool(queries_of(setting.small, setting.device), 1.0)
+    return [row for s in lengths for row in _latency(setting, dtype, s, detectors, pool)]
+
+
+def _latency(setting: Setting, dtype: torch.dtype, length: int, detectors: _Fitted, pool: FrozenPool) -> list[Row]:
+    shape = setting.small._replace(n=1, s=length)
+    tokens, queries = tokens_of(shape, dtype, setting.device), queries_of(shape, setting.device)
+    contenders: dict[str, Call] = {
+        BARE: bare_product(tokens.values, queries),
+        PAPER: lambda: paper_pool(tokens.values[None], queries),
+        FROZEN: lambda: pool(tokens),
+        AP_OOD: lambda: detectors.ap_ood.score_samples(tokens),
+        MAHALANOBIS: lambda: detectors.mahalanobis.score_samples(tokens),
     }
-    best = best_times(contenders)
-    bare = best.pop(_BARE)
-    return [Row(name, f"N={_N} S={_S} D={_D} M={_M} T={_T}", _BARE, bare, seconds) for name, seconds in best.items()]
+    found = measure(setting.device, contenders, seconds=setting.seconds / 3, alone=True)
+    product = f"{BARE}, {dtype_name(dtype)}"
+    return [
+        Row(
+            "latency", f"{name}, {label}", str(shape), dtype_name(dtype), "ms", found[name].percentile(share),
+            f"{PAPER}, {label}", found[PAPER].percentile(share),
+            product if name != MAHALANOBIS else "",  # a mean needs no such product
+            found[BARE].percentile(share) if name != MAHALANOBIS else None,
+            found[name].peak_mib,
+        )
+        for name in (FROZEN, AP_OOD, MAHALANOBIS)
+        for label, share in (("median", 0.5), ("95%", 0.95))
+    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The text encoder beside a bare loop of its model, and what bfloat16 costs.
+"""The text encoder beside a bare loop of its model, reading and generating, and what bfloat16 costs.
 
 `python -m benchmarks.encoders --model FOLDER --texts ID.txt --ood OOD.txt`; without a model it makes a random one of
 the size of BERT base, without texts random ones, so that it runs anywhere.
@@ -6,6 +6,7 @@ the size of BERT base, without texts random ones, so that it runs anywhere.
 
 import argparse
 import random
+import resource
 import statistics
 import tempfile
 import time
@@ -28,16 +29,21 @@ from apood.encoders.text import TextEncoder
 from apood.evaluation.metrics import auroc
 from apood.support.errors import FitWarning
 from apood.tokens.batch import TokenBatch
+from apood.tokens.writer import TokenStoreWriter
 
-__all__ = ["main", "precision", "throughput"]
+__all__ = ["generation", "main", "precision", "throughput"]
 
-_COPIED = "bare loop, states to the CPU"
+_BARE = "bare loop"
+_SAMPLES = 4
 
 
 def throughput(
     folder: Path, texts: list[str], *, device: str, max_tokens: int, logprobs: bool, rounds: int
 ) -> list[tuple[str, float, float]]:
-    """For every contender its tokens a second, and its speed relative to the bare loop: medians over rounds."""
+    """For every contender its tokens a second, and its speed relative to the bare loop: medians over rounds.
+
+    With log-probabilities, only the passes over prepared texts: the rest is the same.
+    """
     encoder = TextEncoder(folder, device=device, max_tokens=max_tokens, logprobs=logprobs)
     prepared = encoder.prepare(texts)
     tokens = len(prepared.sources.values)
@@ -64,41 +70,91 @@ def throughput(
         with tempfile.TemporaryDirectory() as place:
             embed_to_store(texts, encoder, Path(place) / "store")
 
+    ready = encoder.run(prepared)
+
+    def written() -> None:
+        with (
+            tempfile.TemporaryDirectory() as place,
+            TokenStoreWriter(Path(place) / "store", dim=encoder.dim, dtype=torch.float16) as writer,
+        ):
+            writer.append(ready)
+
     contenders: dict[str, Callable[[], object]] = {
-        "bare loop": lambda: loop(copied=False),
-        _COPIED: lambda: loop(copied=True),
-        "tokenising alone": lambda: encoder.prepare(texts),
-        "encoder.run": lambda: encoder.run(prepared),
-        "encoder.encode": lambda: encoder.encode(texts),
-        "embed_to_store": store,
+        _BARE: lambda: loop(copied=False),
+        "bare loop, states to the CPU": lambda: loop(copied=True),
+        "encoder.run (of prepared texts)": lambda: encoder.run(prepared),
     }
-    times = _round_times(contenders, rounds)
+    if not logprobs:
+        contenders |= {
+            "tokenising alone": lambda: encoder.prepare(texts),
+            "encoder.encode (tokenising, then running)": lambda: encoder.encode(texts),
+            "writing a store alone": written,
+            "embed_to_store (all of it at once)": store,
+        }
+    return _relative(_round_times(contenders, rounds), tokens)
+
+
+def generation(
+    folder: Path, texts: list[str], *, device: str, max_tokens: int, max_new_tokens: int, rounds: int
+) -> list[tuple[str, float, float]]:
+    """As `throughput`, of greedy outputs: tokens a second, relative to `model.generate` on the same batches."""
+    options: dict[str, Any] = {"mode": "output", "max_new_tokens": max_new_tokens, "max_tokens": max_tokens}
+    encoder = TextEncoder(folder, device=device, **options)
+    sampling = TextEncoder(folder, device=device, samples=_SAMPLES, **options)
+    prepared = encoder.prepare(texts)
+    causal = _is_causal(folder)
+    batches = _batches(encoder, prepared, left=causal)
+    first = encoder.encode(texts[:1])
+    model = _bare_model(folder, with_head=causal, generates=True).to(device, first.dtype).eval()
+
+    def bare() -> None:
+        with torch.inference_mode():
+            for ids, mask in batches:
+                model.generate(
+                    ids.to(device),
+                    attention_mask=mask.to(device),
+                    max_new_tokens=max_new_tokens,
+                    do_sample=False,
+                    num_beams=1,
+                    pad_token_id=0,
+                ).cpu()
+
+    contenders: dict[str, Callable[[], object]] = {
+        "model.generate, greedy": bare,
+        "encoder.run: outputs, states, log-probabilities": lambda: encoder.run(prepared),
+        f"encoder.run: the same and {_SAMPLES} samples of each": lambda: sampling.run(prepared),
+    }
+    return _relative(_round_times(contenders, rounds), len(encoder.run(prepared).values))
+
+
+def _relative(times: Mapping[str, list[float]], tokens: int) -> list[tuple[str, float, float]]:
+    bare = next(iter(times.values()))
     return [
-        (
-            name,
-            tokens / statistics.median(own),
-            statistics.median(b / t for b, t in zip(times["bare loop"], own, strict=True)),
-        )
+        (name, tokens / statistics.median(own), statistics.median(b / t for b, t in zip(bare, own, strict=True)))
         for name, own in times.items()
     ]
 
 
-def _batches(encoder: TextEncoder, prepared: Any) -> list[tuple[Tensor, Tensor]]:
+def _batches(encoder: TextEncoder, prepared: Any, *, left: bool = False) -> list[tuple[Tensor, Tensor]]:
     """The encoder's own batches, padded beforehand."""
     found = []
     for chosen in encoder.batches(prepared):
         rows = [prepared.sources.sequence(int(index)).long() for index in chosen]
-        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        lengths = torch.tensor([len(row) for row in rows])
-        found.append((ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()))
+        side = "left" if left else "right"
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=side)
+        mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
+        found.append((ids, mask))
     return found
 
 
-def _bare_model(folder: Path, *, with_head: bool) -> Any:
+def _bare_model(folder: Path, *, with_head: bool, generates: bool = False) -> Any:
     import transformers
 
-    kind = transformers.AutoModelForCausalLM if with_head else transformers.AutoModel
-    return kind.from_pretrained(folder, local_files_only=True)
+    kind = transformers.AutoModel
+    if with_head or generates:
+        kind = transformers.AutoModelForCausalLM if with_head else transformers.AutoModelForSeq2SeqLM
+    model = kind.from_pretrained(folder, local_files_only=True)
+    return model.get_encoder() if model.config.is_encoder_decoder and not generates else model
 
 
 def _is_causal(folder: Path) -> bool:
@@ -106,6 +162,12 @@ def _is_causal(folder: Path) -> bool:
 
     saved = (AutoConfig.from_pretrained(folder, local_files_only=True).architectures or [""])[0]
     return bool(saved.endswith(("ForCausalLM", "LMHeadModel")))
+
+
+def _generates(folder: Path) -> bool:
+    from transformers import AutoConfig
+
+    return _is_causal(folder) or bool(AutoConfig.from_pretrained(folder, local_files_only=True).is_encoder_decoder)
 
 
 def _round_times(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -189,11 +251,11 @@ def main() -> None:
     parser.add_argument("--ood", help="other texts, for the precision")
     parser.add_argument("--field", default="text")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--count", type=int, help="how many texts", default=20_000 if torch.cuda.is_available() else 400
-    )
+    parser.add_argument("--count", type=int, help="how many texts", default=1000 if torch.cuda.is_available() else 400)
     parser.add_argument("--max-tokens", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--generate", type=int, default=256, help="how many of them to generate from")
+    parser.add_argument("--max-new-tokens", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     warnings.simplefilter("ignore", FitWarning)  # the AUROCs of two precisions are compared, however good they are
     read = [
@@ -204,13 +266,30 @@ def main() -> None:
     options = {"device": given.device, "max_tokens": given.max_tokens}
     with _model_folder(given.model) as folder:
         for logprobs in (False, True) if _is_causal(folder) else (False,):
-            print(f"\n{given.device}, {len(texts):,} texts{', with token log-probabilities' if logprobs else ''}\n")
-            print("| what | tokens/s | relative to the bare loop |\n| --- | ---: | ---: |")
-            for name, speed, ratio in throughput(folder, texts, logprobs=logprobs, rounds=given.rounds, **options):
-                print(f"| {name} | {speed:,.0f} | {ratio:.2f} |")
+            title = f"{given.device}, {len(texts):,} texts{', with token log-probabilities' if logprobs else ''}"
+            _print_rates(title, throughput(folder, texts, logprobs=logprobs, rounds=given.rounds, **options))
+        if _generates(folder):
+            some = texts[: given.generate]
+            rates = generation(
+                folder, some, max_new_tokens=given.max_new_tokens, rounds=min(given.rounds, 2), **options
+            )
+            _print_rates(f"{given.device}, outputs of {len(some):,} texts", rates)
+        print(f"\npeak memory: {_peak_memory()}")
         print("\n| what | float32 | bfloat16 |\n| --- | ---: | ---: |")
         for what, exact, rough in precision(folder, texts, others, **options):
             print(f"| {what} | {exact:.4g} | {rough:.4g} |")
+
+
+def _print_rates(title: str, rates: list[tuple[str, float, float]]) -> None:
+    print(f"\n{title}\n\n| what | tokens/s | relative to the first |\n| --- | ---: | ---: |")
+    for name, speed, ratio in rates:
+        print(f"| {name} | {speed:,.0f} | {ratio:.2f} |")
+
+
+def _peak_memory() -> str:
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    device = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB of the GPU" if torch.cuda.is_available() else ""
+    return f"{process:.1f} GiB of the process{device}"
 
 
 if __name__ == "__main__":

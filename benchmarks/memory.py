@@ -1,10 +1,12 @@
-"""Peak memory of fitting and scoring from a store far larger than memory.
+"""Peak memory of fitting and scoring from a store, which must not grow with it.
+
+`python -m benchmarks` does it for three sizes within its process. For a store far larger than memory:
 
     python -m benchmarks.memory [--gigabytes 20] [--folder DIR]
 
-Writes a store of random tokens (they compress to nothing, and no page is shared), fits and scores in
-processes of their own, prints their peak resident memory, and deletes the store. The file's pages
-that the kernel caches are its own affair; what the process has mapped counts as resident.
+Writes a store of random tokens (no page is shared), fits and scores in processes of their own, prints their peak
+resident memory, and deletes the store. The file's pages that the kernel caches are its own affair; what the process
+has mapped counts as resident.
 """
 
 import argparse
@@ -13,14 +15,23 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import torch
 
+from apood.detectors.ap_ood import APOOD
+from apood.support.errors import FitWarning
 from apood.tokens.batch import TokenBatch
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
+from benchmarks.inputs import Setting
+from benchmarks.record import Row
+from benchmarks.timing import peak_memory
 
+__all__ = ["rows"]
+
+_FIT_AND_SCORE = "AP-OOD fit (3 steps) and score from a store"
 _DIM, _LENGTH = 1024, 512
 _JOBS = {
     "import only": "store",
@@ -32,14 +43,37 @@ _SETUP = "from apood import APOOD, Mahalanobis, TokenStore; store = TokenStore({
 _PEAK = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
 
 
-def write(folder: Path, gigabytes: float) -> None:
-    sequences = int(gigabytes * 1e9 / (_LENGTH * _DIM * 2))
-    generator = torch.Generator().manual_seed(0)
-    with TokenStoreWriter(folder, dim=_DIM, dtype=torch.bfloat16) as writer:
+def rows(setting: Setting) -> list[Row]:
+    """Peak resident memory beside the size of the store; of a GPU also its own, which may hold the whole store."""
+    sizes, dim = ((0.002, 0.004), 64) if setting.quick else ((0.1, 0.4, 1.6), _DIM)
+    found = []
+    for number, gigabytes in enumerate((sizes[0], *sizes)):
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore", FitWarning)  # three steps are for measuring, not for detecting
+            store = TokenStore(write(Path(folder) / "store", gigabytes, dim))
+            with peak_memory(setting.device) as peak:
+                APOOD(heads=32, queries=2, steps=3, batch_size=16, device=setting.device).fit(store).score_samples(
+                    store
+                )
+        if number and peak.resident_mib is not None:  # the first loads what the others find loaded
+            found.append(
+                Row(
+                    "memory", _FIT_AND_SCORE, f"{len(store)} x {_LENGTH} x {dim}", "bfloat16", "MiB",
+                    peak.resident_mib, "the store", gigabytes * 1e9 / 2**20, peak_mib=peak.mib,
+                )
+            )  # fmt: skip
+    return found
+
+
+def write(folder: Path, gigabytes: float, dim: int = _DIM) -> Path:
+    """The same random sequences over and over: what is measured cannot tell."""
+    sequences = max(1, int(gigabytes * 1e9 / (_LENGTH * dim * 2)))
+    values = torch.randn(64 * _LENGTH, dim, generator=torch.Generator().manual_seed(0)).bfloat16()
+    block = TokenBatch.from_lengths(values, [_LENGTH] * 64)
+    with TokenStoreWriter(folder, dim=dim, dtype=torch.bfloat16) as writer:
         for first in range(0, sequences, 64):
-            count = min(64, sequences - first)
-            values = torch.randn(count * _LENGTH, _DIM, generator=generator, dtype=torch.bfloat16)
-            writer.append(TokenBatch.from_lengths(values, [_LENGTH] * count))
+            writer.append(block.select(slice(min(64, sequences - first))))
+    return folder
 
 
 def main() -> None:

@@ -1,62 +1,97 @@
-"""Attention pooling against the bare matrix product, its lower limit, and against the paper's pseudocode."""
+"""Attention pooling beside the paper's pseudocode, and how near it comes to the bare matrix product, its limit."""
+
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
-from apood.pooling import Frame, attention_pool
-from apood.tokens.batch import TokenBatch
-from benchmarks.timing import Row, best_times
+from apood.pooling import Frame, FrozenPool, Pooled, attention_pool
+from apood.tokens.batch import TokenBatch, dtype_name
+from benchmarks.inputs import (
+    BARE,
+    PAPER,
+    Setting,
+    Shape,
+    bare_product,
+    paper_pool,
+    queries_of,
+    ragged_lengths,
+    tokens_of,
+)
+from benchmarks.record import Row
+from benchmarks.timing import Call, Timing, in_turns, measure
 
-__all__ = ["rows"]
+__all__ = ["EXACT", "FROZEN", "LOG_NORMAL", "POOL", "rows"]
 
-_N, _S, _D, _M, _T = 32, 512, 1024, 256, 4
-_SHAPE = f"N={_N} S={_S} D={_D} M={_M} T={_T}"
-_BARE = "matrix product Z Wᵀ, float32"
+POOL = "attention_pool"
+EXACT = "attention_pool, exact"
+FROZEN = "FrozenPool"
+LOG_NORMAL = "attention_pool, log-normal lengths 16 to 2048"
+_SHORT = "attention_pool, sequences of 16 tokens"
+_FRAMED = "attention_pool, unit length and centred"
+_EUCLIDEAN = "attention_pool, euclidean"
+_UNIFORM = "uniform lengths, as many tokens"
+_SETS = 4  # of inputs: together more than any cache holds
+
+Pool = Callable[[TokenBatch], Pooled]
 
 
-def _pseudocode(padded: Tensor, queries: Tensor) -> Tensor:
-    """Algorithm 4 of the paper: similarities, softmax over tokens and queries, weighted sum."""
-    similarities = torch.einsum("nsd,mtd->nmst", padded, queries)
-    weights = similarities.flatten(2).softmax(-1).view_as(similarities)
-    return (similarities * weights).sum((2, 3))
+@torch.no_grad()
+def rows(setting: Setting) -> list[Row]:
+    """The forward pass, for a batch to score and, on a GPU, one to train on."""
+    shapes = dict.fromkeys([setting.small, setting.large])
+    return [row for shape in shapes for row in _rows_of(setting, shape)]
 
 
-def rows(device: str) -> list[Row]:
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(_N * _S, _D, generator=generator).to(device)
-    queries = (torch.randn(_M, _T, _D, generator=generator) / _D**0.5).to(device)
-    flat, padded = queries.view(-1, _D), values.view(_N, _S, _D)
-    frame = Frame(unit=True, origin=torch.randn(_D, generator=generator).to(device))
-    even = TokenBatch.from_lengths(values, [_S] * _N)
-    short = TokenBatch.from_lengths(values, [16] * (_N * _S // 16))
-    ragged = TokenBatch.from_lengths(values, _ragged_lengths(generator))
-    trained = queries.clone().requires_grad_()
+def _rows_of(setting: Setting, shape: Shape) -> list[Row]:
+    contenders: dict[tuple[str, str], Call] = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        contenders |= {(name, dtype_name(dtype)): call for name, call in _contenders(setting, shape, dtype).items()}
+    found = measure(setting.device, {"|".join(key): call for key, call in contenders.items()}, seconds=setting.seconds)
+    times = {key: found["|".join(key)] for key in contenders}
+    return [_row(setting, shape, times, *key) for key in contenders if key[0] not in (BARE, PAPER)]
 
-    def training_step() -> None:
-        trained.grad = None
-        pooled = attention_pool(even, trained, 1.0)
-        (pooled.value.square().mean() + pooled.log_mass.mean()).backward()  # type: ignore[no-untyped-call]
 
-    contenders = {
-        _BARE: lambda: values @ flat.T,
-        "the paper's pseudocode": lambda: _pseudocode(padded, queries),
-        "pool": lambda: attention_pool(even, queries, 1.0),
-        "pool, unit length and centred": lambda: attention_pool(even, queries, 1.0, "dot", frame),
-        "pool, euclidean": lambda: attention_pool(even, queries, 1.0, "euclidean"),
-        "pool, 1024 sequences of 16 tokens": lambda: attention_pool(short, queries, 1.0),
-        "pool, log-normal lengths 16 to 2048": lambda: attention_pool(ragged, queries, 1.0),
-        "pool and gradient of the queries": training_step,
+def _contenders(setting: Setting, shape: Shape, dtype: torch.dtype) -> dict[str, Call]:
+    device = setting.device
+    queries = queries_of(shape, device)
+    # a small batch fits into the cache of a GPU, so that there are several
+    sets = [tokens_of(shape, dtype, device, seed=seed) for seed in range(_SETS if shape == setting.small else 1)]
+    frame = Frame(unit=True, origin=torch.randn(shape.d, generator=torch.Generator().manual_seed(2)).to(device))
+    frozen = FrozenPool(queries, 1.0)
+
+    def of(pool: Pool, lengths: list[int] | None = None) -> Call:
+        batches = sets if lengths is None else [TokenBatch.from_lengths(batch.values, lengths) for batch in sets]
+        return in_turns([lambda batch=batch: pool(batch) for batch in batches])  # type: ignore[misc]
+
+    def plain(batch: TokenBatch) -> Pooled:
+        return attention_pool(batch, queries, 1.0)
+
+    padded = [batch.values.view(shape.n, shape.s, shape.d) for batch in sets]
+    found: dict[str, Call] = {
+        BARE: in_turns([bare_product(batch.values, queries) for batch in sets]),
+        PAPER: in_turns([lambda values=values: paper_pool(values, queries) for values in padded]),  # type: ignore[misc]
+        POOL: of(plain),
+        FROZEN: of(frozen),
+        _FRAMED: of(lambda batch: attention_pool(batch, queries, 1.0, "dot", frame)),
+        _EUCLIDEAN: of(lambda batch: attention_pool(batch, queries, 1.0, "euclidean")),
+        LOG_NORMAL: of(plain, ragged_lengths(shape.tokens)),
+        _SHORT: of(plain, [16] * (shape.tokens // 16)),
     }
-    best = best_times(contenders)
-    bare = best.pop(_BARE)
-    return [Row(name, _SHAPE, _BARE, bare, seconds) for name, seconds in best.items()]
+    if dtype == torch.float32:
+        found[EXACT] = of(lambda batch: attention_pool(batch, queries, 1.0, exact=True))
+    return found
 
 
-def _ragged_lengths(generator: torch.Generator) -> list[int]:
-    """Log-normal lengths from 16 to 2048 that use up all tokens."""
-    lengths, left = [], _N * _S
-    while left:
-        draw = int(torch.randn((), generator=generator).mul(1.0).add(5.5).exp().clamp(16, 2048))
-        lengths.append(min(draw, left))
-        left -= lengths[-1]
-    return lengths
+def _row(setting: Setting, shape: Shape, times: dict[tuple[str, str], Timing], name: str, dtype: str) -> Row:
+    own = times[name, dtype]
+    ragged = name in (LOG_NORMAL, _SHORT)
+    baseline = times[POOL if ragged else PAPER, dtype].median
+    limit_dtype = dtype
+    if not setting.gpu and name != EXACT:
+        # what is not exact may take whichever product this CPU is faster at
+        limit_dtype = min(("bfloat16", "float32"), key=lambda kind: times[BARE, kind].median)
+    limit = times[BARE, limit_dtype].median
+    return Row(
+        "pool", name, str(shape), dtype, "ms", own.median, _UNIFORM if ragged else PAPER, baseline,
+        f"{BARE}, {limit_dtype}", limit, own.peak_mib,
+    )  # fmt: skip

@@ -1,6 +1,13 @@
 """What holds for all tests."""
 
+import os
+
+import torch
 from hypothesis import settings
+
+# without a GPU the kernels run in an interpreter; Triton looks here when it is imported
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # how long an example takes says more about the machine than about the code
 settings.register_profile("apood", deadline=None)

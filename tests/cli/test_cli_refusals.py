@@ -20,7 +20,6 @@ def make_store(folder, sequences, **options):
     ("arguments", "sentence"),
     [
         (["fti"], "No such command 'fti'"),
-        (["bench"], "Missing command"),
         (["fit"], "Missing argument 'STORE'; see `apood fit --help`."),
         (["fit", "store"], "Missing option '--out'"),
         (["methods", "--jsn"], "No such option"),

@@ -13,6 +13,7 @@ from apood.detectors.ap_ood_loss import squared_distances
 from apood.detectors.ap_ood_recipe import resolve
 from apood.detectors.ap_ood_start import has_sink, prepare
 from apood.detectors.ap_ood_training import pool_corpus
+from apood.detectors.artefact import load
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.evaluation.metrics import auroc
 from apood.pooling import Frame, attention_pool, prototype
@@ -176,6 +177,22 @@ def test_the_score_of_one_head_is_its_own_minimum(train, test_set):
     assert np.array_equal(detector.set_params(score="min").score_samples(test_set), total)
 
 
+def test_what_scoring_prepares_follows_what_was_learnt(train, test_set, tmp_path):
+    detector = APOOD(steps=5).fit(train)
+    known, before = set(vars(detector)), detector.score_samples(test_set)
+    assert set(vars(detector)) == known, "nothing that is prepared is kept as learnt"
+    moved = copy.deepcopy(detector)
+    moved.prototype_ = detector.prototype_ + 1
+    assert not np.allclose(moved.score_samples(test_set), before)
+    np.testing.assert_array_equal(detector.score_samples(test_set), before)
+    detector.save(tmp_path / "detector")
+    np.testing.assert_array_equal(load(tmp_path / "detector").score_samples(test_set), before)
+    other = detector.set_params(similarity="euclidean", score="min").score_samples(test_set)
+    assert not np.allclose(other, before)
+    again = detector.set_params(similarity="dot", score="sum", seed=1).fit(train)
+    assert not np.array_equal(again.score_samples(test_set), before)
+
+
 def toy(centres, count, seed):
     """The paper's toy: pairs of tokens in the plane, either of them first."""
     noise = torch.randn(count, 2, 2, generator=torch.Generator().manual_seed(seed))
@@ -249,8 +266,8 @@ def test_the_student_score_is_the_definition_and_nearly_the_sum_for_small_distan
     detector = APOOD(steps=10).fit(train)
     total = detector.score_samples(test_set)
     student = detector.set_params(score="student").score_samples(test_set)
-    device = torch.device("cpu")
-    pooled = attention_pool(test_set, detector.queries_, detector.beta_, frame=detector._frame(device))
+    frame = Frame(detector.unit_tokens_, detector.origin_)
+    pooled = attention_pool(test_set, detector.queries_, detector.beta_, frame=frame)
     squares = (pooled.value - detector.prototype_).square().double()
     distances = length_factors(detector, test_set) * (3 * (squares / 3).log1p()).sum(1)
     expected = float(detector.log_norms_.sum()) - distances

@@ -300,7 +300,10 @@ def test_every_dtype_is_read_as_the_numbers_it_holds(new, fit, train, test_set, 
         train = with_dtype(train, looks_at, dtype)
         scores = fit(new(), train).score_samples(test_set)
         as_float32 = with_dtype(train, looks_at, torch.float32)
-        assert_same_scores(scores, fit(new(), as_float32).score_samples(test_set), 1e-3)
+        # AP-OOD, alone or in a fusion, keeps queries that the dtype of its tokens holds exactly
+        coarse = dtype == torch.bfloat16 and new().name in ("ap-ood", "fusion")
+        tolerance = 1e-2 if coarse else 1e-3
+        assert_same_scores(scores, fit(new(), as_float32).score_samples(test_set), tolerance)
 
 
 # what is refused

@@ -9,7 +9,7 @@ import torch
 from plain_loop import PlainLoop
 from tiny_models import CAUSAL, ENCODER_DECODER
 
-from apood.encoders.language.generation import read_prompts
+from apood.encoders.language.prompt import read_prompts
 from apood.encoders.language.text_model import TextModel
 from apood.tokens.batch import Ragged
 

@@ -18,7 +18,9 @@ from apood.detectors.logits import MSP
 from apood.detectors.perplexity import Perplexity
 from apood.encoders.embed import embed_to_store
 from apood.encoders.language import token_logprobs as module
-from apood.encoders.language.generation import Generator, read_prompts
+from apood.encoders.language.decoding import draws
+from apood.encoders.language.generation import Generator
+from apood.encoders.language.prompt import read_prompts
 from apood.encoders.language.text_model import TextModel
 from apood.encoders.text import TextEncoder
 from apood.support.errors import InputError
@@ -45,12 +47,13 @@ def test_samples_have_the_log_probabilities_that_the_model_gives_them(
 ) -> None:
     model = text_model(models(family))
     with torch.inference_mode():
-        generated, logprobs = Generator(model.model, 6, 1, fill=0).samples(read_prompts(model, prompts, 0), 5, seed=3)
-    assert len(generated.tokens) == len(logprobs) == 15
-    assert len({tuple(row.tolist()) for row in generated.tokens}) > 6
-    assert set(generated.tokens.lengths.tolist()) > {6}
+        generator = Generator(model.model, 6, 1, fill=0)
+        tokens, logprobs = generator.samples(read_prompts(model, prompts, 0), draws(prompts, 5, 6, seed=3))
+    assert len(tokens) == len(logprobs) == 15
+    assert len({tuple(row.tolist()) for row in tokens}) > 6
+    assert set(tokens.lengths.tolist()) > {6}
     loop = PlainLoop(models(family))
-    for index, (ids, logprob) in enumerate(zip(generated.tokens, logprobs, strict=True)):
+    for index, (ids, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
         assert int(ids[-1]) in ENDS or len(ids) == 6
         plain = loop.of(prompts.sequence(index // 5)[None].long(), ids.tolist())
         assert float(logprob) == pytest.approx(-plain.loss * len(ids), abs=1e-4)
@@ -67,8 +70,9 @@ def test_samples_follow_the_models_distribution(models: Models, tmp_path: Path) 
     one = Ragged.from_lengths(torch.tensor([5, 9], dtype=torch.int32), [2])
     with torch.inference_mode():
         probability = model(torch.tensor([[5, 9]])).logits[0, -1].softmax(0)
-        generated, _ = Generator(model, 1, 1, fill=0).samples(read_prompts(loaded, one, 0), 20_000, seed=0)
-    share = torch.bincount(generated.tokens.values, minlength=44) / 20_000
+        numbers = draws(one, 20_000, 1, seed=0)
+        tokens, _ = Generator(model, 1, 1, fill=0).samples(read_prompts(loaded, one, 0), numbers)
+    share = torch.bincount(tokens.values, minlength=44) / 20_000
     assert float((share - probability).abs().max()) < 0.012
 
 

@@ -232,12 +232,12 @@ def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch):
     saved = []
 
     def save_and_stop(self, run_, step, tensors):
-        self.every_seconds = 0.0
         save(self, run_, step, tensors)
         saved.append(step)
         if len(saved) == 13:
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(Checkpoint, "is_due", lambda _self: True)
     monkeypatch.setattr(Checkpoint, "save_if_due", save_and_stop)
     with pytest.raises(KeyboardInterrupt):
         run(detector, TRAIN, AUX, SETS, tmp_path / "cut")
@@ -263,11 +263,11 @@ def fit_until_killed(cache):
     save = Checkpoint.save_if_due
 
     def save_and_die(self, run_, step, tensors):
-        self.every_seconds = 0.0
         save(self, run_, step, tensors)
         if step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    Checkpoint.is_due = lambda _self: True
     Checkpoint.save_if_due = save_and_die
     run(APOOD(steps=4, heads=2), TRAIN, None, SETS, cache)
 
@@ -317,9 +317,9 @@ def test_a_checkpoint_that_cannot_be_written_costs_nothing_else(work, tmp_path, 
     save = Checkpoint.save_if_due
 
     def save_once(self, run_, step, tensors):
-        self.every_seconds = 0.0
         (save if step == 1 else full)(self, run_, step, tensors)
 
+    monkeypatch.setattr(Checkpoint, "is_due", lambda _self: True)
     monkeypatch.setattr(Checkpoint, "save_if_due", save_once)
     with pytest.raises(ArtefactError, match="no space left"):
         run(APOOD(steps=4, heads=2), TRAIN, None, {}, tmp_path / "cache")

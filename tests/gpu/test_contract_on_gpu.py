@@ -36,11 +36,16 @@ def on_gpu(batch):
     return replace(batch.to("cuda"), channels=channels)
 
 
-def fit_on_cpu(method, tokens, *, move=lambda batch: batch):
-    """A detector with its defaults that computes on the CPU; `move` is applied to the data it is fitted on."""
+def detector_of(method, device):
+    """A detector with its defaults, but for a short training, that computes on `device` where it has the choice."""
     detector = detector_class(method)()
-    if "device" in detector.get_params():
-        detector.set_params(device="cpu")
+    chosen = {"device": device, "steps": 50}
+    return detector.set_params(**{name: value for name, value in chosen.items() if name in detector.get_params()})
+
+
+def fit_on_cpu(method, tokens, *, move=lambda batch: batch):
+    """A detector that computes on the CPU; `move` is applied to the data it is fitted on."""
+    detector = detector_of(method, "cpu")
     aux = move(observed_sequences(30, DIM, seed=3, shift=4.0)) if detector.aux == "required" else None
     return detector.fit(move(tokens), aux)
 
@@ -90,7 +95,7 @@ def test_a_fit_on_data_on_the_gpu_is_like_one_on_the_cpu(method, fitted, train, 
 def test_a_detector_fitted_on_gpu_is_saved_and_loaded(method, train, test_set, tmp_path):
     if "device" not in detector_class(method)().get_params():
         return
-    detector = detector_class(method)(device="cuda")
+    detector = detector_of(method, "cuda")
     aux = observed_sequences(30, DIM, seed=3, shift=4.0) if detector.aux == "required" else None
     detector.fit(train, aux).calibrate(train, 0.9).save(tmp_path / "detector")
     loaded = load(tmp_path / "detector")

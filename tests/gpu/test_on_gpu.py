@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from builders import correlated_sequences
 
 from apood.detectors.ap_ood import APOOD
-from apood.pooling import Frame, attention_pool
+from apood.pooling import Frame, attention_pool, mean, mean_pool
 from apood.pooling.eager import attention_pool_eager
 from apood.tokens.batch import TokenBatch
 
@@ -34,7 +35,7 @@ def test_pooling_on_gpu_equals_the_definition(
     truth = queries.clone().requires_grad_()
     ours = queries.cuda().requires_grad_()
     expected = attention_pool_eager(tokens.to(dtype=torch.float64), truth, beta, similarity, frame)
-    found = attention_pool(tokens.to("cuda"), ours, beta, similarity, frame)
+    found = attention_pool(tokens.to("cuda"), ours, beta, similarity, frame, exact=True)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a.double().cpu(), b, rtol=tolerance, atol=tolerance)
     for pooled in (found, expected):
@@ -44,11 +45,36 @@ def test_pooling_on_gpu_equals_the_definition(
     torch.testing.assert_close(ours.grad.double().cpu(), truth.grad, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("lengths", [[0, 3, 0, 40, 2000, 1], [5] * 3000], ids=["ragged", "many"])
+@pytest.mark.parametrize("frame", [None, Frame(unit=True)], ids=["as they are", "unit"])
+def test_means_on_gpu_are_those_on_the_cpu_and_repeat(
+    lengths: list[int], frame: Frame | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = torch.randn(sum(lengths), 33, generator=torch.Generator().manual_seed(0)).bfloat16()
+    tokens = TokenBatch.from_lengths(values, lengths)
+    found = mean_pool(tokens.to("cuda"), frame)
+    torch.testing.assert_close(found.cpu(), mean_pool(tokens, frame), rtol=0, atol=1e-6 if frame else 1e-14)
+    assert torch.equal(mean_pool(tokens.to("cuda"), frame), found)
+    monkeypatch.setattr(mean, "_GPU_NUMBERS", 10_000)
+    torch.testing.assert_close(mean_pool(tokens.to("cuda"), frame), found, rtol=0, atol=1e-14)
+
+
+@pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
+@pytest.mark.parametrize("learnt", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_scores_do_not_depend_on_the_device(learnt: torch.dtype) -> None:
+    detector = APOOD(device="cpu", steps=20).fit(correlated_sequences(100, 32, dtype=learnt))
+    for dtype in (torch.bfloat16, torch.float16):
+        batch = correlated_sequences(40, 32, seed=2, dtype=dtype)
+        expected = detector.set_params(device="cpu").score_samples(batch)
+        limit = 1e-4 * np.abs(expected).max()
+        detector.set_params(device="cuda")
+        np.testing.assert_allclose(detector.score_samples(batch), expected, rtol=0, atol=limit)
+        np.testing.assert_allclose(detector.score_samples(batch[:1]), expected[:1], rtol=0, atol=limit)
+
+
 def test_a_detector_fitted_on_gpu_scores_alike_on_both() -> None:
     generator = torch.Generator().manual_seed(0)
-    sequences = [
-        torch.randn(int(n), 16, generator=generator) for n in torch.randint(3, 40, (200,), generator=generator)
-    ]
+    sequences = [torch.randn(int(n), 8, generator=generator) for n in torch.randint(3, 40, (200,), generator=generator)]
     on_gpu = APOOD(device="cuda", steps=50).fit(sequences)
     on_cpu = APOOD(device="cpu", steps=50).fit(sequences)
     np.testing.assert_allclose(on_gpu.score_samples(sequences), on_cpu.score_samples(sequences), rtol=2e-2)

@@ -6,7 +6,7 @@ from builders import random_queries, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apood.pooling import Frame, attention_pool, mean_pool
+from apood.pooling import Frame, attention_pool, mean, mean_pool
 from apood.tokens.batch import FLOAT_DTYPES
 
 
@@ -36,6 +36,14 @@ def test_a_mean_does_not_depend_on_its_neighbours_at_all(lengths, data):
     tokens = random_tokens(lengths, 3, dtype=torch.float32)
     chosen = data.draw(st.permutations(range(len(lengths))))
     assert torch.equal(mean_pool(tokens.select(chosen)), mean_pool(tokens)[chosen])
+
+
+@pytest.mark.parametrize("numbers", [3, 30, 1000])
+def test_where_blocks_are_cut_changes_nothing(numbers, monkeypatch):
+    tokens = random_tokens([5, 0, 40, 1, 300], 3, dtype=torch.float32)
+    expected = mean_pool(tokens, Frame(unit=True))
+    monkeypatch.setattr(mean, "_CPU_NUMBERS", numbers)
+    assert torch.equal(mean_pool(tokens, Frame(unit=True)), expected)
 
 
 def test_large_offsets_do_not_cancel():

@@ -20,7 +20,7 @@ def pool(values):
     assert torch.isfinite(queries.grad).all()
 
 torch.set_num_threads(1)
-HEADS, LONG = 128, 300_000
+HEADS, LONG = 128, 1_000_000
 values = torch.randn(LONG, 4, generator=torch.Generator().manual_seed(0))
 pool(values[:4096])
 before = peak()

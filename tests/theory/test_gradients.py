@@ -32,7 +32,7 @@ def lengths(request, monkeypatch):
     """Once as one block a sequence, once cut into many blocks of tokens and chunks of heads."""
     if request.param == "whole":
         return [1, 4, 2, 4]
-    monkeypatch.setattr(blocked_module, "_BLOCK_TOKENS", {"cpu": 16})
+    monkeypatch.setattr(blocked_module, "_THREAD_ELEMENTS", 1)
     monkeypatch.setattr(blocked_module, "_CHUNK_QUERIES", 3)
     return [1, 35, 4, 16, 5, 4]
 

@@ -137,7 +137,10 @@ def test_log_det_equals_the_norms_for_orthogonal_heads_and_punishes_parallel_one
     torch.testing.assert_close(regularization(heads, "logdet"), log_norms(heads).sum())
     tilted = heads + 0.5 * heads.flip(0)
     assert regularization(tilted, "logdet") < regularization(tilted, "norm")
-    assert regularization(heads[:1].expand(2, 2, 4), "logdet") == -torch.inf
+    parallel = heads[:1].expand(2, 2, 4).clone().requires_grad_()
+    assert regularization(parallel, "logdet") == -torch.inf
+    (gradient,) = torch.autograd.grad(regularization(parallel, "logdet"), parallel)
+    assert gradient.isnan().all(), "which ends a fit"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

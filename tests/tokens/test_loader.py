@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
-from apood.tokens.loader import prefetch, shuffled
+from apood.tokens.loader import on_device, pinned, prefetch, shuffled, upload
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
@@ -119,6 +119,18 @@ def test_nobody_starts_a_thread_before_the_first_item():
 def test_depth_is_checked_at_once():
     with pytest.raises(InputError, match="depth must be at least 1, got 0"):
         prefetch([], 0)
+
+
+def test_batches_for_the_cpu_are_read_ahead_and_stay_as_they_are():
+    batches = [source([1, 2]), source([3])]
+    found = on_device(iter(batches), torch.device("cpu"))
+    first = next(found)
+    assert first.values is batches[0].values or torch.equal(first.values, batches[0].values)
+    assert len(workers()) <= 1 and torch.equal(next(found).offsets, batches[1].offsets)
+    with pytest.raises(StopIteration):
+        next(found)
+    numbers = torch.arange(3)
+    assert pinned(numbers, torch.device("cpu")) is numbers and upload(numbers, torch.device("cpu")) is numbers
 
 
 # shuffled

@@ -386,7 +386,7 @@ def _read_all(folder):
 def test_memory_stays_bounded(tmp_path, shard_bytes):
     total = 128 * MIB
     written = in_a_process(_write_much, tmp_path / "store", total, shard_bytes)
-    assert written < min(total, shard_bytes) + 24 * MIB
+    assert written < min(total, 5 * shard_bytes) + 24 * MIB  # the open shard and four that are being written
     grown, tokens = in_a_process(_read_all, tmp_path / "store")
     assert tokens * 512 * 2 == total
     assert grown < 48 * MIB

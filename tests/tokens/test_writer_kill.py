@@ -164,6 +164,38 @@ def test_after_a_failed_commit_the_writer_takes_nothing_more(tmp_path):
     assert len(TokenStore(folder)) == 0
 
 
+def test_shards_behind_one_that_failed_are_not_committed(tmp_path):
+    """Several are written at once: the ones before it are in the store, the ones behind it are not."""
+    folder = tmp_path / "store"
+    writer = TokenStoreWriter(folder, dim=DIM, encoder=ENCODER, shard_bytes=500)
+    (folder / "shard-00002.safetensors").mkdir()
+    with pytest.raises(StoreError, match="cannot be written"):
+        writer.append(corpus(0, 200))
+    with pytest.raises(StoreError, match="closed"):
+        writer.append(corpus(200, 201))
+    assert writer.sequences == assert_is_beginning(folder) and len(TokenStore(folder).index.shards) == 2
+    (folder / "shard-00002.safetensors").rmdir()
+    write_corpus(folder, 200)
+    write_corpus(tmp_path / "uninterrupted", 200)
+    assert content(folder) == content(tmp_path / "uninterrupted")
+
+
+def test_shards_that_are_being_written_survive_an_interrupt(tmp_path):
+    folder = tmp_path / "store"
+    with (
+        pytest.raises(KeyboardInterrupt),
+        TokenStoreWriter(folder, dim=DIM, encoder=ENCODER, shard_bytes=500) as writer,
+    ):
+        writer.append(corpus(0, 41))
+        raise KeyboardInterrupt
+    committed = assert_is_beginning(folder)
+    write_corpus(tmp_path / "uninterrupted", 41)
+    shards = TokenStore(tmp_path / "uninterrupted").index.shards
+    assert committed == writer.sequences == 41 - shards[-1].sequences, "all but the open one"
+    write_corpus(folder, 41)
+    assert content(folder) == content(tmp_path / "uninterrupted")
+
+
 @pytest.mark.parametrize("place", ["file/store", "file", "/proc/apood/store", "/proc/self"])
 def test_a_place_that_cannot_hold_a_store(tmp_path, place):
     (tmp_path / "file").write_text("not a folder")
@@ -222,8 +254,8 @@ def test_counts_are_committed_with_the_sequences_they_are_about(tmp_path):
         for first in range(0, 12, 3):
             writer.append(corpus(first, first + 3))
             writer.count(odd=first)
-            tally = TokenStore(folder).index.tally
-            assert tally == writer.tally and tally.get("sequences", 0) <= writer.sequences
+            tally = writer.tally
+            assert tally == TokenStore(folder).index.tally and tally.get("sequences", 0) <= writer.sequences
             assert tally == {} or tally["odd"] == tally["sequences"] - 3
             seen.add(tally.get("sequences"))
     assert len(seen) > 2

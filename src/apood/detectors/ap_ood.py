@@ -2,6 +2,7 @@
 
 import math
 from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -9,25 +10,27 @@ from torch import Tensor
 from apood.detectors.ap_ood_health import warn_of_failure
 from apood.detectors.ap_ood_loss import log_norms
 from apood.detectors.ap_ood_recipe import HeadReduction, Recipe, RecipeName, Regularizer, ScoreName, resolve
+from apood.detectors.ap_ood_scorer import Scorer
 from apood.detectors.ap_ood_start import has_sink, prepare
-from apood.detectors.ap_ood_training import Training, pool_corpus
+from apood.detectors.ap_ood_training import Training, batch_bytes, pool_corpus
 from apood.detectors.base import Detector
 from apood.detectors.length_law import allowance, length_law
 from apood.detectors.log_distances import floored_log
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.loop import minimise
-from apood.pooling import Frame, Similarity, attention_pool
+from apood.pooling import Similarity, rounded
 from apood.pooling.eager import similarities_and_logits
 from apood.support.arguments import number, one_of, whole_number
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.resident import Resident, copied, room_for
 from apood.tokens.skip_first import SkipFirst, without_first
 from apood.tokens.source import TokenSource, token_budget
-from apood.tokens.subset import Subset
 
 __all__ = ["APOOD"]
 
 _LAW_SEQUENCES = 4096
+_SPARE, _BATCHES = 2**31, 4  # bytes, and batches, that a corpus in the memory of a GPU leaves free for the work on it
 _FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
 
@@ -157,17 +160,17 @@ class APOOD(Detector):
         """
         source = self._checked_for_scoring(tokens)
         batches = source.batches(token_budget(source.dim))
-        factors = self._length_factors(source.lengths).repeat_interleave(source.lengths)
+        factors = self._length_factors(source.lengths).float().repeat_interleave(source.lengths)
         rows = [self._contributions(sequence) for batch in batches for sequence in batch]
         return Ragged.from_lengths(factors * torch.cat([torch.empty(0), *rows]), source.lengths)
 
     def _contributions(self, sequence: Tensor) -> Tensor:
-        device = self._device()
+        learnt = self._scorer()
         skipped = int(self.skips_first_ and len(sequence) > 1)
-        z = self._frame(device).apply(sequence[skipped:].to(device, torch.float32))
-        a, logits = similarities_and_logits(z, self.queries_.to(device), self.beta_, self.similarity)
+        z = learnt.frame.apply(sequence[skipped:].to(learnt.queries.device, torch.float32))
+        a, logits = similarities_and_logits(z, learnt.queries, self.beta_, self.similarity)
         weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
-        pull = (weights * (a - self.prototype_.to(device)[:, None, None])).sum(1)
+        pull = (weights * (a - learnt.prototype[:, None, None])).sum(1)
         deviation = pull.sum(1, keepdim=True)
         squares = deviation.square().clamp_min(torch.finfo(pull.dtype).tiny)
         contributions = torch.zeros(len(sequence))
@@ -216,16 +219,31 @@ class APOOD(Detector):
         weights: list[dict[str, Any]] = [{"aux_weight": weight} for weight in (0.1, 1.0, 10.0)] if supervised else [{}]
         return [{"beta": beta} | size | weight for beta in betas for size in sizes for weight in weights]
 
+    def _placed(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
+        """In the memory of the GPU, where there is one with room for all tokens."""
+        device, given = self._device(), [source] if aux is None else [source, aux]
+        if device.type != "cuda" or not all(map(len, given)):
+            return source, aux
+        recipe = self._resolved()
+        if not room_for(given, device, _SPARE + _BATCHES * sum(batch_bytes(own, recipe) for own in given)):
+            return source, aux
+        try:
+            own, *outliers = copied(given, device)
+        except torch.OutOfMemoryError:  # somebody else was faster
+            return source, aux
+        return own, (outliers[0] if outliers else None)
+
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         recipe, device, whole = self._resolved(), self._device(), source
         run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)
         generator = torch.Generator().manual_seed(self.seed)
         self.skips_first_ = recipe.adapted and has_sink(source, recipe.unit_tokens, generator)
         if self.skips_first_:
-            source, aux = SkipFirst(source), None if aux is None else SkipFirst(aux)
+            source, aux = _without_first(source), None if aux is None else _without_first(aux)
         start = prepare(source, recipe, generator, device)
         weights = start.weights.clone().requires_grad_()
         training = Training(source, aux, recipe, start, weights, self.aux_weight, self.seed)
+        place = f"tokens in the memory of {device}" if isinstance(source, Resident) else "tokens streamed"
         try:
             outcome = minimise(
                 [weights],
@@ -234,13 +252,14 @@ class APOOD(Detector):
                 learning_rate=recipe.learning_rate,
                 run=run,
                 checkpoint=checkpoint,
-                label="fit",
+                label="fit" if device.type == "cpu" else f"fit, {place}",
             )
         finally:
             training.close()
         weights = weights.detach()
-        queries = start.queries(weights)
-        corpus = pool_corpus(source, queries, start.beta, recipe, start)
+        queries = rounded(start.queries(weights), source.dtype)  # so that scores do not depend on the device
+        sample = torch.linspace(0, len(source) - 1, min(len(source), _LAW_SEQUENCES)).long()
+        corpus = pool_corpus(source, queries, start.beta, recipe, start, sample)
         mu = corpus.mean if recipe.mean_prototype else corpus.prototype
         self.queries_, self.prototype_ = queries.cpu(), mu.float().cpu()
         self.log_norms_ = log_norms(weights).cpu()
@@ -248,45 +267,62 @@ class APOOD(Detector):
         self.beta_, self.unit_tokens_ = start.beta, recipe.unit_tokens
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
         self.length_law_ = torch.zeros(4, dtype=torch.float64)
-        if recipe.adapted:
-            self.length_law_ = self._law_of(whole)
+        if recipe.adapted:  # how the distance of ID sequences falls with their length
+            lengths = whole.lengths[sample]
+            squares = (corpus.sample.cpu() - self.prototype_).square()
+            distances = self.log_distances(self._score_at(squares, lengths))
+            self.length_law_ = length_law(distances[:, None], lengths)
         warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        device = self._device()
         seen = without_first(tokens) if self.skips_first_ else tokens
-        pooled = attention_pool(seen, self.queries_.to(device), self.beta_, self.similarity, self._frame(device))
-        distances = self._tempered((pooled.value - self.prototype_.to(device)).square())
-        per_head = self.log_norms_.to(device) - distances
-        scores = per_head.amin(1) if self.score == "min" else per_head.sum(1)
-        best = self._best().to(device)
-        return best - (best - scores) * self._length_factors(tokens.lengths).to(device)
+        return self._score_at(self._scorer().squares(seen), tokens.lengths)
+
+    def _score_at(self, squares: Tensor, lengths: Tensor) -> Tensor:
+        """The scores of sequences with these d² `[N, M]`, float64."""
+        if self.score == "min":
+            room = self.log_norms_ - self.log_norms_.amin()
+            lacking = (squares - room.to(squares.device)).amax(1)
+        else:
+            lacking = self._tempered(squares).sum(1)
+        return self._best().double() - lacking.cpu().double() * self._length_factors(lengths)
+
+    def _scorer(self) -> Scorer:
+        """The one that was made from what this detector has learnt, or a new one."""
+        settings = (self._device(), self.similarity, self.beta_, self.unit_tokens_)
+        learnt = (self.queries_, self.prototype_, self.origin_)
+        scorer = _SCORERS.get(self)
+        if scorer is None or not scorer.is_made_from(settings, learnt):
+            _SCORERS[self] = scorer = Scorer(*settings, *learnt)
+        return scorer
 
     def _best(self) -> Tensor:
         """The score at a distance of 0."""
         return self.log_norms_.amin() if self.score == "min" else self.log_norms_.sum()
 
-    def _law_of(self, source: TokenSource) -> Tensor:
-        """How the distance of ID sequences falls with their length, from some of those it was fitted on."""
-        sample = Subset(source, torch.linspace(0, len(source) - 1, min(len(source), _LAW_SEQUENCES)).long())
-        scores = torch.cat([self._score(batch).cpu() for batch in sample.batches(token_budget(source.dim))])
-        return length_law(self.log_distances(scores)[:, None], sample.lengths)
-
     def _length_factors(self, lengths: Tensor) -> Tensor:
         """What the distance of a sequence is multiplied by for its length: 1, or more for a long one."""
-        return (-allowance(self.length_law_, lengths)[:, 0]).exp().float()
+        return (-allowance(self.length_law_, lengths)[:, 0]).exp()
 
     def _tempered(self, squares: Tensor) -> Tensor:
         """What d² of a head counts in the score."""
         return _FREEDOM * torch.log1p(squares / _FREEDOM) if self.score == "student" else squares
 
-    def _frame(self, device: torch.device) -> Frame:
-        return Frame(self.unit_tokens_, self.origin_.to(device) if bool(self.origin_.any()) else None)
-
     def _device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        device = torch.device(self.device)
+        name = self.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch.device(name)
         if device.type == "cuda" and not torch.cuda.is_available():
             raise InputError(f"device={self.device!r} was asked for, but this machine has no CUDA device; use auto.")
+        if device.type == "cuda" and ":" not in str(device):  # places are compared
+            return torch.device("cuda", torch.cuda.current_device())
         return device
+
+
+def _without_first(source: TokenSource) -> TokenSource:
+    return source.without_first() if isinstance(source, Resident) else SkipFirst(source)
+
+
+# beside the detectors, because it is nothing that they learnt: not saved, not copied, and gone with them
+_SCORERS: WeakKeyDictionary[APOOD, Scorer] = WeakKeyDictionary()

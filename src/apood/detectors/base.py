@@ -1,6 +1,8 @@
 """The contract of every detector: fit, score, calibrate, decide, save."""
 
 import warnings
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -30,6 +32,8 @@ Scores = npt.NDArray[np.float64]
 AuxUse = Literal["unused", "optional", "required"]
 """Whether a method learns from auxiliary outliers."""
 
+_FEW = 64  # sequences that are scored before a progress bar would be there
+
 
 class Detector(BaseEstimator):  # type: ignore[misc]
     """Base of all detectors. A score is higher for what looks more in-distribution.
@@ -56,6 +60,10 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
+
+    def _placed(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
+        """The ID and AUX sequences where `fit` reads them best; channels that are not required may be left behind."""
+        return source, aux
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         raise NotImplementedError
@@ -95,6 +103,9 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         for data, role in ((source, "ID"), (outliers, "AUX")):
             if data is not None:
                 refuse_lacking(data, self.name, self.requires, f"{role} data")
+        source, outliers = self._placed(source, outliers)
+        for data, role in ((source, "ID"), (outliers, "AUX")):
+            if data is not None:
                 refuse_unfit(data, self.requires, role, self._check_batch)
         for learnt in [key for key in vars(self) if key.endswith("_")]:
             delattr(self, learnt)
@@ -109,17 +120,19 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         source = self._checked_for_scoring(tokens)
         scores = np.full(len(source), -np.inf)
         first = empty = 0
-        with bar(len(source), "score", "seq") as progress, torch.inference_mode():
-            for batch in source.batches(token_budget(source.dim)):
+        # closed by name: what an error holds on to would keep the progress bar open, and the message behind it
+        with closing(_shown(source)) as batches, torch.inference_mode():
+            for batch in batches:
                 refuse_not_finite(batch, self.requires, first, "the data to score")
                 self._check_batch(batch, first, "the data to score")
-                whole = filled(batch, self.requires)
-                empty += int((~whole).sum())
-                if bool(whole.any()):
-                    scored = self._scored(batch if bool(whole.all()) else batch.select(whole))
-                    scores[first : first + len(batch)][whole.numpy()] = scored.numpy()
+                whole = filled(batch, self.requires).numpy()
+                rows = scores[first : first + len(batch)]
+                if whole.all():
+                    rows[:] = self._scored(batch).numpy()
+                elif whole.any():
+                    rows[whole] = self._scored(batch.select(whole)).numpy()
+                empty += len(batch) - int(whole.sum())
                 first += len(batch)
-                progress.update(len(batch))
         if empty:
             warnings.warn(
                 f"{empty} of {len(source)} sequences have no {' or '.join(sorted(self.requires))}; "
@@ -224,7 +237,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         return np.subtract(scores, self.threshold_, out=outside, where=~np.isneginf(scores))
 
     def _checked_for_scoring(self, tokens: Any) -> TokenSource:
-        check_is_fitted(self, "dim_")
+        if not hasattr(self, "dim_"):
+            check_is_fitted(self, "dim_")
         source = as_source(tokens)
         refuse_lacking(source, self.name, self.requires, "data to score")
         if not same_encoder(self.encoder_, source.encoder):
@@ -235,3 +249,15 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if "tokens" in self.requires and source.dim != self.dim_:
             raise InputError(f"The tokens have D={source.dim}, this {self.name} detector was fitted on D={self.dim_}.")
         return source
+
+
+def _shown(source: TokenSource) -> Generator[TokenBatch]:
+    """All sequences in batches, with a progress bar where there are many."""
+    batches = source.batches(token_budget(source.dim))
+    if len(source) <= _FEW:
+        yield from batches
+        return
+    with bar(len(source), "score", "seq") as progress:
+        for batch in batches:
+            yield batch
+            progress.update(len(batch))

@@ -1,5 +1,6 @@
 """What a detector refuses in the data it is given: what is missing, empty, or not finite."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -21,7 +22,8 @@ def required_parts(batch: TokenBatch, requires: frozenset[str]) -> dict[str, Rag
 
 def filled(batch: TokenBatch, requires: frozenset[str]) -> torch.Tensor:
     """Which sequences have at least one row of everything that is required."""
-    return torch.stack([part.lengths > 0 for part in required_parts(batch, requires).values()]).all(0)
+    first, *others = (part.lengths > 0 for part in required_parts(batch, requires).values())
+    return first if not others else torch.stack([first, *others]).all(0)
 
 
 def refuse_lacking(source: TokenSource, method: str, requires: frozenset[str], role: str) -> None:
@@ -66,7 +68,7 @@ def _refuse_empty(has_rows: torch.Tensor, name: str, first: int, role: str) -> N
 def refuse_not_finite(batch: TokenBatch, requires: frozenset[str], first: int, where: str) -> None:
     """Names the first NaN or infinite value; `first` is the number of the batch's first sequence."""
     for name, part in required_parts(batch, requires).items():
-        if bool(torch.isfinite(part.values.sum())):  # one cheap pass; a finite sum has no NaN and no infinity in it
+        if _are_finite(part.values):
             continue
         bad = (
             (~torch.isfinite(part.values)).flatten(1) if part.values.ndim > 1 else ~torch.isfinite(part.values)[:, None]
@@ -79,3 +81,8 @@ def refuse_not_finite(batch: TokenBatch, requires: frozenset[str], first: int, w
             raise InputError(
                 f"{what} of sequence {first + sequence} in {where} is NaN or infinite; every value must be finite."
             )
+
+
+def _are_finite(values: torch.Tensor) -> bool:
+    """In one cheap pass, because a finite sum has no NaN and no infinity in it; two where many 16-bit ones overflow."""
+    return math.isfinite(values.sum()) or all(map(math.isfinite, torch.aminmax(values)))

@@ -30,7 +30,7 @@ def allowance(law: Tensor, lengths: Tensor) -> Tensor:
     One-sided on purpose: a long sequence is near because it is long, and is compared with its like; a short one
     is far for the same reason, but an unusually short input is also what a foreign one looks like.
     """
-    low, mean, high = law[:3]
+    low, mean, high = law[:3].tolist()
     return torch.outer(_log(lengths).clamp(low, high) - mean, law[3:]).clamp_max(0.0)
 
 

@@ -13,7 +13,7 @@ from apood.tokens.batch import TokenBatch
 __all__ = ["Window", "encoded_windows"]
 
 _WINDOW_ITEMS = 1024
-_WINDOW_BYTES = 1 << 29
+_WINDOW_BYTES = 1 << 30
 _SOUND_BYTES = 1 << 28
 
 

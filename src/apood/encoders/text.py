@@ -1,7 +1,8 @@
 """From texts to the token states of a frozen transformer, and what else one pass over the texts can tell."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor
 
 from apood.encoders.device import as_device, default_dtype, refuse_other_dtype
+from apood.encoders.language.budget import Budget, generation_budget
 from apood.encoders.language.gathering import Gathering
 from apood.encoders.language.generation import Generator
 from apood.encoders.language.padding import batch_tokens, length_batches
-from apood.encoders.language.text_pass import Mode, TextPass
+from apood.encoders.language.text_pass import Mode, Rows, TextPass
 from apood.encoders.language.text_probe import probe_model
 from apood.encoders.language.tokenising import Tokeniser
 from apood.encoders.pretrained import Pretrained, find_pretrained, load_text_model, load_tokenizer
@@ -26,6 +28,7 @@ from apood.tokens.text import text_channel
 __all__ = ["PreparedTexts", "TextEncoder", "generation_files"]
 
 _BATCH_STATE_BYTES = 1 << 30
+_RUN_STATE_BYTES = 1 << 30  # of a GPU's states in pinned memory
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,13 @@ class PreparedTexts:
     def cut(self) -> int:
         """How many items were cut at a limit."""
         return len(self.shortened)
+
+    def part(self, start: int, stop: int) -> "PreparedTexts":
+        """Some of them."""
+        some = slice(start, stop)
+        targets = None if self.targets is None else self.targets.select(some)
+        shortened = frozenset(index - start for index in self.shortened if start <= index < stop)
+        return PreparedTexts(self.texts[some], self.sources.select(some), self.target_texts[some], targets, shortened)
 
 
 class TextEncoder:
@@ -71,12 +81,13 @@ class TextEncoder:
         max_new_tokens: where an output ends at the latest, and a target is cut.
         beams: 1 for greedy search; the model's other generation settings hold, only it never samples its output.
         samples: how many outputs to draw from the model's own distribution, for the channel `sample_logprobs`.
-        seed: of the samples; those of a text depend on what shares its batch, not on what came before.
+        seed: of the samples; those of a text depend on nothing else.
         template: a text with `{text}` where the input goes, like an instruction.
         special_tokens: false leaves the states of special tokens out, and their ids; log-probabilities are of all.
         logprobs: false leaves out `token_logprobs`, which cost a product with the vocabulary; true refuses a model
             that has none; by default they are there where the model can.
-        device: where the model runs; a GPU if there is one by default. States always come back on the CPU.
+        device: where the model runs; a GPU if there is one by default. States always come back on the CPU, from a GPU
+            mostly in pinned memory.
         dtype: the dtype that the model computes in and that the states have; float32 on a CPU and bfloat16 on a GPU
             by default.
 
@@ -134,7 +145,7 @@ class TextEncoder:
         if generates and loaded.kind == "encoder-decoder" and loaded.config.decoder_start_token_id is None:
             raise InputError(f"The configuration of {pretrained.name!r} lacks decoder_start_token_id to begin with.")
         loaded.model.to(self.device).eval()
-        self._kind, self._generates, self._fill = loaded.kind, generates, loaded.padding_id
+        self._kind, self._fill = loaded.kind, loaded.padding_id
         context = loaded.context
         self.max_new_tokens = min(max_new_tokens, context if loaded.kind == "encoder-decoder" else context - 1)
         # What a causal model generates takes positions behind the prompt's.
@@ -172,10 +183,10 @@ class TextEncoder:
         }
         # A model that is asked for its hidden states keeps all of them until the end.
         states = probe.layers if probe.layer != -1 else 1
-        self._batch_tokens = min(
-            batch_tokens(self.device),
-            _BATCH_STATE_BYTES // (states * self.dim * self._dtype.itemsize),
-        ) // max(beams, samples, 1)
+        most = _BATCH_STATE_BYTES // (states * self.dim * self._dtype.itemsize)
+        self._budget = Budget(min(batch_tokens(self.device), most), 0)
+        if outputs := max(beams if beams > 1 else 0, samples + (mode == "output")):
+            self._budget = generation_budget(loaded.model, outputs, self.max_new_tokens)
         # A classifier on top of a causal model finds the last token of a row by the padding behind it.
         self._most_sequences = 1 if probe.classes and loaded.config.pad_token_id is None else None
         self.identity: EncoderIdentity = {
@@ -210,18 +221,45 @@ class TextEncoder:
 
     def run(self, prepared: PreparedTexts) -> TokenBatch:
         """The states and channels of prepared texts, in their order."""
-        sources, targets = prepared.sources, prepared.targets
-        tokens = {"input": sources, "output": None, "reference": targets}[self.mode]
+        parts = [self._run(part) for part in self._parts(prepared)]
+        self.truncated += prepared.cut
+        return parts[0] if len(parts) == 1 else TokenBatch.concatenate(parts)
+
+    def _parts(self, prepared: PreparedTexts) -> Iterator[PreparedTexts]:
+        """On a GPU, as many texts at a time as have states that fit into a bounded part of pinned memory."""
+        tokens = self._tokens(prepared)
+        lengths = torch.full((len(prepared.texts),), self.max_new_tokens) if tokens is None else tokens.lengths
+        portion = lengths.cumsum(0) * self.dim * self._dtype.itemsize // _RUN_STATE_BYTES
+        if self.device.type != "cuda" or len(lengths) == 0 or portion[-1] == 0:
+            yield prepared
+            return
+        bounds = [0, *(portion.diff().nonzero().flatten() + 1).tolist(), len(lengths)]
+        for start, stop in pairwise(bounds):
+            yield prepared.part(start, stop)
+
+    def _tokens(self, prepared: PreparedTexts) -> Ragged | None:
+        """The tokens that states are wanted of, where they are known before."""
+        return {"input": prepared.sources, "output": None, "reference": prepared.targets}[self.mode]
+
+    def _run(self, prepared: PreparedTexts) -> TokenBatch:
+        sources, targets, tokens = prepared.sources, prepared.targets, self._tokens(prepared)
         known = {} if tokens is None else dict.fromkeys(("states", "input_ids"), self._pass.kept(tokens).lengths)
         gathered = {
-            name: Gathering(len(sources), row, dtype, known.get(name)) for name, (row, dtype) in self._rows.items()
+            name: Gathering(
+                len(sources), row, dtype, torch.device("cpu") if name == "input_ids" else self.device, known.get(name)
+            )
+            for name, (row, dtype) in self._rows.items()
         }
         with torch.inference_mode():
-            for chosen in self.batches(prepared):
-                found = self._pass(sources.select(chosen), None if targets is None else targets.select(chosen))
+            todo = [*self.batches(prepared)][::-1]
+            while todo:
+                chosen = todo.pop()
+                found = self._found(sources.select(chosen), None if targets is None else targets.select(chosen))
+                if found is None:
+                    todo += reversed(chosen.chunk(2))
+                    continue
                 for name, rows in found.items():
                     gathered[name].add(chosen, rows.lengths, rows.values)
-        self.truncated += prepared.cut
         channels = {name: rows.finish() for name, rows in gathered.items()}
         states = channels.pop("states")
         channels["text"] = text_channel(prepared.texts)
@@ -231,14 +269,23 @@ class TextEncoder:
             channels["output_text"] = text_channel(prepared.target_texts)
         return TokenBatch(states.values, states.offsets, channels, self.identity)
 
+    def _found(self, sources: Ragged, targets: Ragged | None) -> Mapping[str, Rows] | None:
+        """What the model gives for a batch; None where it is too large for the memory of the device."""
+        try:
+            return self._pass(sources, targets)
+        except torch.OutOfMemoryError:
+            if len(sources) == 1:
+                raise
+        torch.cuda.empty_cache()
+        return None
+
     def batches(self, prepared: PreparedTexts) -> Iterator[Tensor]:
         """Which texts `run` gives to the model at once, batch by batch."""
-        lengths = prepared.sources.lengths
-        if prepared.targets is not None:
-            more = prepared.targets.lengths
-        else:
-            more = torch.full_like(lengths, self.max_new_tokens if self._generates else 0)
-        return length_batches(torch.where(lengths > 0, lengths + more, 0), self._batch_tokens, self._most_sequences)
+        lengths, more = prepared.sources.lengths, self._budget.more
+        targets = 0 if prepared.targets is None else prepared.targets.lengths
+        return length_batches(
+            torch.where(lengths > 0, lengths + targets + more, 0), self._budget.tokens, self._most_sequences
+        )
 
     def pieces(self, input_ids: Sequence[int] | Tensor) -> list[str]:
         """What each token reads as; joined, the pieces read as the text.

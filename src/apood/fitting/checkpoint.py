@@ -71,9 +71,13 @@ class Checkpoint:
             )
         return int(metadata["step"]), tensors
 
+    def is_due(self) -> bool:
+        """Whether the last state is older than `every_seconds`."""
+        return time.monotonic() - self._saved_at >= self.every_seconds
+
     def save_if_due(self, run: str, step: int, tensors: dict[str, Tensor]) -> None:
         """Replaces the file when it is older than `every_seconds`."""
-        if time.monotonic() - self._saved_at < self.every_seconds:
+        if not self.is_due():
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,18 +1,21 @@
 """The optimisation loop: Adam, cosine schedule, progress, checkpoints."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from apood.fitting.adam import Adam
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.progress import bar
 
 __all__ = ["Objective", "Outcome", "cosine", "minimise", "warm_up"]
 
-_REPORT_EVERY = 10  # steps between two looks at the loss, each of which makes a GPU wait
+_REPORT_EVERY = 10  # steps between two looks at the loss
+_STATE = ("parameter", "last_good", "mean", "square")  # of each parameter in a checkpoint
 
 Objective = Callable[[int], tuple[Tensor, Tensor]]
 """From the number of a step to its loss and the mean squared distance that is shown beside it, both scalars."""
@@ -53,64 +56,105 @@ def minimise(
     parameters, Adam's two moments of each and the step. When the loss stops being finite, the parameters
     go back to where they were last seen to be, which is part of the state too.
     """
-    adam = torch.optim.Adam(parameters, lr=learning_rate, weight_decay=weight_decay)
-    last_good = [parameter.detach().clone() for parameter in parameters]
-    first = _resume(parameters, last_good, adam, checkpoint, run)
-    loss_value = distance_value = math.nan
+    adam = Adam(parameters, weight_decay)
+    watch = _Watch(parameters)
+    first = _resume(parameters, watch.last_good, adam, checkpoint, run)
     with bar(steps, label, initial=first) as progress:
         for step in range(first, steps):
-            adam.param_groups[0]["lr"] = learning_rate * cosine(step, steps)
+            last = step == steps - 1
             loss, distance = objective(step)
-            if step % _REPORT_EVERY == 0 or step == steps - 1:
-                loss_value, distance_value = float(loss.detach()), float(distance.detach())
-                if not math.isfinite(loss_value):
-                    _copy(last_good, parameters)
-                    return Outcome(loss_value, distance_value, step)
-                _copy(parameters, last_good)
-                progress.set_postfix(loss=f"{loss_value:.4g}", d2=f"{distance_value:.3g}", refresh=False)
-            adam.zero_grad(set_to_none=True)
+            if step % _REPORT_EVERY == 0 or last:
+                watch.look(step, loss, distance)
+                if not watch.settle(leaving=0 if last else watch.lag):
+                    return watch.broken_off()
+                if math.isfinite(watch.loss):  # of a GPU nothing has been seen at the first look
+                    progress.set_postfix(loss=f"{watch.loss:.4g}", d2=f"{watch.distance:.3g}", refresh=False)
             loss.backward()  # type: ignore[no-untyped-call]
-            adam.step()
+            del loss, distance  # and with them the batch, before the next one comes
+            adam.step(learning_rate * cosine(step, steps))
             progress.update()
-            if checkpoint is not None and step + 1 < steps:  # the last step says how it all ended: it is never skipped
-                checkpoint.save_if_due(run, step + 1, _state(parameters, last_good, adam))
+            # the last step says how it all ended: it is never skipped
+            if checkpoint is not None and not last and checkpoint.is_due():
+                if not watch.settle():
+                    return watch.broken_off()
+                checkpoint.save_if_due(run, step + 1, _state(parameters, watch.last_good, adam))
     if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
-        _copy(last_good, parameters)
-        return Outcome(loss_value, distance_value, steps)
-    return Outcome(loss_value, distance_value, None)
+        return watch.broken_off(at=steps)
+    return Outcome(watch.loss, watch.distance, None)
 
 
-def _copy(origins: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    for origin, target in zip(origins, targets, strict=True):
-        target.data.copy_(origin.detach())
+class _Look(NamedTuple):
+    """What was seen at a step: its loss and distance, and the parameters they belong to."""
+
+    step: int
+    numbers: Tensor
+    arrived: torch.cuda.Event | None
+    parameters: list[Tensor]
 
 
-def _state(parameters: Sequence[Tensor], last_good: Sequence[Tensor], adam: torch.optim.Adam) -> dict[str, Tensor]:
+class _Watch:
+    """Looks at the loss now and then, and remembers the last parameters at which it was finite.
+
+    The numbers of a GPU are read one look later, when they have long arrived, so that it never waits for a look; what
+    comes of it is the same.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        self._looks: deque[_Look] = deque()
+        self._seen_at = 0
+        self.lag = 1 if parameters[0].is_cuda else 0
+        self.last_good = [parameter.detach().clone() for parameter in parameters]
+        self.loss = self.distance = math.nan
+
+    def look(self, step: int, loss: Tensor, distance: Tensor) -> None:
+        """Asks for the numbers of a step, without waiting for them."""
+        numbers, arrived = torch.stack([loss.detach(), distance.detach()]), None
+        if numbers.is_cuda:
+            stream = torch.cuda.current_stream(numbers.device)
+            numbers = torch.empty(2, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
+            arrived = stream.record_event()
+        self._looks.append(
+            _Look(step, numbers, arrived, [parameter.detach().clone() for parameter in self._parameters])
+        )
+
+    def settle(self, leaving: int = 0) -> bool:
+        """Judges all looks but the `leaving` latest: whether the loss was finite in each of them."""
+        while len(self._looks) > leaving:
+            look = self._looks.popleft()
+            if look.arrived is not None:
+                look.arrived.synchronize()
+            self.loss, self.distance = look.numbers.tolist()
+            self._seen_at = look.step
+            if not math.isfinite(self.loss):
+                return False
+            self.last_good = look.parameters
+        return True
+
+    def broken_off(self, at: int | None = None) -> Outcome:
+        """The end of a fit that diverged, by default where the last look found it: back to the last good parameters."""
+        for parameter, good in zip(self._parameters, self.last_good, strict=True):
+            parameter.data.copy_(good)
+        return Outcome(self.loss, self.distance, self._seen_at if at is None else at)
+
+
+def _state(parameters: Sequence[Tensor], last_good: Sequence[Tensor], adam: Adam) -> dict[str, Tensor]:
     state = {}
-    for number, (parameter, good) in enumerate(zip(parameters, last_good, strict=True)):
-        moments = adam.state[parameter]
-        state[f"{number}.parameter"], state[f"{number}.last_good"] = parameter.detach(), good
-        state[f"{number}.mean"], state[f"{number}.square"] = moments["exp_avg"], moments["exp_avg_sq"]
+    for number, tensors in enumerate(zip(parameters, last_good, adam.means, adam.squares, strict=True)):
+        for name, tensor in zip(_STATE, tensors, strict=True):
+            state[f"{number}.{name}"] = tensor.detach()
     return state
 
 
 def _resume(
-    parameters: Sequence[Tensor],
-    last_good: Sequence[Tensor],
-    adam: torch.optim.Adam,
-    checkpoint: Checkpoint | None,
-    run: str,
+    parameters: Sequence[Tensor], last_good: Sequence[Tensor], adam: Adam, checkpoint: Checkpoint | None, run: str
 ) -> int:
     saved = checkpoint.load(run) if checkpoint is not None else None
     if saved is None:
         return 0
     step, tensors = saved
-    for number, (parameter, good) in enumerate(zip(parameters, last_good, strict=True)):
-        parameter.data.copy_(tensors[f"{number}.parameter"])
-        good.copy_(tensors[f"{number}.last_good"])
-        adam.state[parameter] = {
-            "step": torch.tensor(float(step)),
-            "exp_avg": tensors[f"{number}.mean"].to(parameter.device),
-            "exp_avg_sq": tensors[f"{number}.square"].to(parameter.device),
-        }
+    found = {name: [tensors[f"{number}.{name}"] for number in range(len(parameters))] for name in _STATE}
+    for parameter, value in zip([*parameters, *last_good], [*found["parameter"], *found["last_good"]], strict=True):
+        parameter.data.copy_(value)
+    adam.resume(step, found["mean"], found["square"])
     return step

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Pooled", "merge", "pool_of_pools", "prototype"]
+__all__ = ["Pooled", "merge", "pool_of_pools", "prototype", "shares"]
 
 
 class Pooled(NamedTuple):
@@ -29,9 +29,15 @@ def merge(first: Pooled, second: Pooled) -> Pooled:
     return Pooled(share * first.value + (1 - share) * second.value, log_mass)
 
 
+def shares(log_mass: Tensor) -> Tensor:
+    """What every sequence weighs in the prototype of each head: softmax_n(L_nj)."""
+    # along rows in memory: a softmax down the columns takes a GPU forty times as long
+    return torch.softmax(log_mass.movedim(0, -1), -1).movedim(-1, 0)
+
+
 def pool_of_pools(pooled: Pooled) -> Pooled:
     """The pool of all sequences together, a row each head: Algorithm 2 of the paper in one step."""
-    weights = torch.softmax(pooled.log_mass, 0).nan_to_num(nan=0.0)
+    weights = shares(pooled.log_mass).nan_to_num(nan=0.0)
     return Pooled((weights * pooled.value).sum(0), torch.logsumexp(pooled.log_mass, 0))
 
 

@@ -1,7 +1,12 @@
 """The one entrance to attention pooling: checks its arguments and picks the implementation."""
 
+import os
+from functools import cache
+from importlib.util import find_spec
+from shutil import which
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from apood.pooling.algebra import Pooled
@@ -11,7 +16,7 @@ from apood.support.arguments import number, one_of
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 
-__all__ = ["Similarity", "attention_pool", "check_beta"]
+__all__ = ["Similarity", "attention_pool", "check_beta", "check_dimensions", "check_pool", "has_kernels", "has_triton"]
 
 Similarity = Literal["dot", "euclidean"]
 
@@ -21,12 +26,28 @@ def check_beta(beta: float) -> None:
     number("beta", beta, least=0)
 
 
+def check_pool(queries: Tensor, beta: float, similarity: str) -> None:
+    """Refuses what cannot be pooled with, whatever the tokens are."""
+    check_beta(beta)
+    one_of("similarity", similarity, get_args(Similarity))
+    if queries.ndim != 3 or 0 in queries.shape:
+        raise InputError(f"queries must have shape [heads, queries, D], each at least 1, got {tuple(queries.shape)}.")
+
+
+def check_dimensions(tokens: TokenBatch, queries: Tensor) -> None:
+    """Refuses queries of another space than the tokens."""
+    if queries.shape[2] != tokens.dim:
+        raise InputError(f"The tokens have D={tokens.dim}, the queries have D={queries.shape[2]}.")
+
+
 def attention_pool(
     tokens: TokenBatch,
     queries: Tensor,
     beta: float,
     similarity: Similarity = "dot",
     frame: Frame | None = None,
+    *,
+    exact: bool = False,
 ) -> Pooled:
     """Pools every sequence of `tokens` for every head of `queries [M, T, D]`.
 
@@ -35,7 +56,7 @@ def attention_pool(
     h = Σ softmax(l) a = Tr(Wᵀ Z softmax(l)).
 
     Gradients flow to `queries`, not to the tokens. Computed in float64 for float64 tokens, else in
-    float32, on the device of `queries`.
+    float32, on the device of `queries`: by fused kernels on a CUDA device with Triton.
 
     Args:
         tokens: the sequences; they are looked at in `frame`.
@@ -43,14 +64,33 @@ def attention_pool(
         beta: inverse temperature, 0 (mean pooling) included.
         similarity: what the attention follows; the pooled value is the dot product in both cases.
         frame: the scale and origin of the tokens; None takes them as they are.
+        exact: products as precise as float32. Else 16-bit tokens may meet queries rounded to 16 bits; float32
+            tokens are never rounded.
 
     Returns:
         Pooled values and log masses, both `[sequences, M]`.
     """
-    check_beta(beta)
-    one_of("similarity", similarity, get_args(Similarity))
-    if queries.ndim != 3 or 0 in queries.shape:
-        raise InputError(f"queries must have shape [heads, queries, D], each at least 1, got {tuple(queries.shape)}.")
-    if queries.shape[2] != tokens.dim:
-        raise InputError(f"The tokens have D={tokens.dim}, the queries have D={queries.shape[2]}.")
+    check_pool(queries, beta, similarity)
+    check_dimensions(tokens, queries)
+    if tokens.dtype != torch.float64 and has_kernels(queries.device):
+        from apood.pooling.fused import attention_pool_fused
+
+        return attention_pool_fused(tokens, queries, beta, similarity, frame or Frame(), exact)
     return attention_pool_blocked(tokens, queries, beta, similarity, frame or Frame())
+
+
+def has_triton() -> bool:
+    """Whether there is a Triton that the kernels can be written in: 3.4 or later, which knows tensor descriptors."""
+    try:
+        return find_spec("triton.tools.tensor_descriptor") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """Whether the fused kernels run on `device`: CUDA with bfloat16 products, Triton, and the C compiler it needs."""
+    if device.type != "cuda" or torch.version.cuda is None or not has_triton():
+        return False
+    compiler = os.environ.get("CC") or which("gcc") or which("clang")
+    return compiler is not None and torch.cuda.get_device_capability(device)[0] >= 8

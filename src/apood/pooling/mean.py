@@ -8,15 +8,25 @@ from apood.tokens.batch import TokenBatch
 
 __all__ = ["mean_pool"]
 
+_CPU_NUMBERS, _GPU_NUMBERS = 2**19, 2**26  # widened to float64 at a time: what caches hold, what a GPU can spare
+
 
 def mean_pool(tokens: TokenBatch, frame: Frame | None = None) -> Tensor:
     """The mean token of each sequence, `[sequences, D]` in float64; zero for an empty sequence.
 
-    One sequence at a time, so that a mean never depends on its neighbours, not even by rounding.
+    Tokens are added one after the other, so that on a CPU a mean never depends on its neighbours, not even by rounding.
     """
-    means = torch.zeros(len(tokens), tokens.dim, dtype=torch.float64, device=tokens.values.device)
-    for row, sequence in zip(means, tokens, strict=True):
-        if len(sequence):
-            z = sequence if sequence.dtype == torch.float64 else sequence.float()
-            row.copy_((frame.apply(z) if frame else z).sum(0, dtype=torch.float64) / len(sequence))
-    return means
+    values, lengths = tokens.values, tokens.lengths
+    sums = torch.zeros(len(tokens), tokens.dim, dtype=torch.float64, device=values.device)
+    owners = torch.arange(len(tokens)).repeat_interleave(lengths)
+    step = max(1, (_GPU_NUMBERS if values.is_cuda else _CPU_NUMBERS) // max(1, tokens.dim))
+    for start in range(0, len(values), step):
+        z = values[start : start + step]
+        z = z if z.dtype == torch.float64 else z.float()
+        z = (frame.apply(z) if frame else z).double()
+        if z.is_cuda:  # where index_add_ adds in whatever order
+            bounds = (tokens.offsets - start).clamp(0, len(z)).to(z.device)
+            sums += torch.segment_reduce(z, "sum", offsets=bounds, axis=0)
+        else:
+            sums.index_add_(0, owners[start : start + step], z)
+    return sums / lengths.clamp_min(1)[:, None].to(values.device)

@@ -1,10 +1,12 @@
 """What all pictures are drawn on."""
 
+from pathlib import Path
 from typing import Any
 
 from apood.support.errors import ApoodError
+from apood.support.files import atomic_file
 
-__all__ = ["INK", "literal", "new_figure"]
+__all__ = ["INK", "literal", "new_figure", "save_figure"]
 
 INK = "#333333"
 
@@ -19,6 +21,16 @@ def new_figure(size: tuple[float, float]) -> Any:
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes the figure in one step, in the format that the ending says; the same figure is the same file."""
+    import matplotlib
+
+    kind = path.suffix.removeprefix(".")
+    undated = {"metadata": {"Date": None}} if kind == "svg" else {}
+    with atomic_file(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "apood"}):
+        figure.savefig(temporary, format=kind, dpi=150, **undated)
 
 
 def literal(text: str) -> str:

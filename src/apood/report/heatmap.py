@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from apood.report.canvas import INK, literal, new_figure
+from apood.report.canvas import INK, literal, new_figure, save_figure
 from apood.support.errors import InputError
-from apood.support.files import atomic_file
 
-__all__ = ["Cell", "plot_heatmap"]
+__all__ = ["Cell", "heatmap_of", "plot_heatmap"]
 
 _FAINT, _MARK = "#ececec", "#d1603d"
 _COLUMNS = 3  # panels beside each other
@@ -54,7 +53,20 @@ def plot_heatmap(
     best: Mapping[str, Any] | None = None,
     higher_is_better: bool = True,
 ) -> None:
-    """Draws the cells as a PNG at `path`, each with its number, and a frame around the one with the settings `best`.
+    """Draws the cells as `heatmap_of` does, as a PNG at `path`."""
+    figure = heatmap_of(cells, title=title, label=label, best=best, higher_is_better=higher_is_better)
+    save_figure(figure, Path(path))
+
+
+def heatmap_of(
+    cells: Sequence[Cell],
+    *,
+    title: str,
+    label: str,
+    best: Mapping[str, Any] | None = None,
+    higher_is_better: bool = True,
+) -> Any:
+    """Draws the cells, each with its number, and a frame around the one with the settings `best`.
 
     The two parameters with the most values are the axes, and the others make small multiples. Parameters that change
     together, such as heads and queries whose product is fixed, count as one. A cell without a finite value failed.
@@ -88,8 +100,7 @@ def plot_heatmap(
     scale.set_label(literal(label), fontsize=9, color=INK)
     scale.ax.tick_params(labelsize=8, labelcolor=INK)
     scale.outline.set_visible(False)
-    with atomic_file(Path(path)) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    return figure
 
 
 def _axes(settings: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[_Axis]:

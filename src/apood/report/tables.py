@@ -15,7 +15,7 @@ from apood.report.grid import Cell, Figure, Grid
 __all__ = ["TerminalTable", "markdown_table"]
 
 _NAME_WIDTH = 16
-_CELL_WIDTH = len("100.0 ±0.4")
+_CELL_WIDTH, _WIDEST_CELL = len("100.0 ±0.4"), 40
 _STYLES = {"best": "bold", "second": "underline", "": ""}
 _EMPHASIS = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
 
@@ -34,7 +34,7 @@ class TerminalTable:
         """Called by rich, which knows the width of the terminal."""
         names = min(_NAME_WIDTH, max(len(name) for name in self._names()))
         columns = self._grid.columns
-        parts = math.ceil(len(columns) / max(1, (options.max_width - names) // (_CELL_WIDTH + 1)))
+        parts = math.ceil(len(columns) / max(1, (options.max_width - names) // (self._cell_width() + 1)))
         per_part = math.ceil(len(columns) / parts)
         if self._title:
             yield Text(f"{self._title}\n", style="bold")
@@ -51,11 +51,17 @@ class TerminalTable:
                 yield block.title
             yield from block.methods
 
+    def _cell_width(self) -> int:
+        """Room for the longest figure, since one that is folded cannot be told from the one below it."""
+        longest = max((len(figure.text) for cell in self._grid.cells.values() for figure in cell), default=0)
+        return min(max(_CELL_WIDTH, longest), _WIDEST_CELL)
+
     def _part(self, columns: Sequence[str]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, leading=1)
         table.add_column()
+        width = self._cell_width()
         for column in columns:
-            table.add_column(_folded(column, _CELL_WIDTH), justify="right", width=_CELL_WIDTH, vertical="bottom")
+            table.add_column(_folded(column, width), justify="right", width=width, vertical="bottom")
         for block in self._grid.blocks:
             if block.title:
                 table.add_row(Text(block.title, style="italic"))

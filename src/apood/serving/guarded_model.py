@@ -12,8 +12,9 @@ from torch import Tensor
 
 from apood.detectors.base import Detector
 from apood.encoders.device import as_device, default_dtype
-from apood.encoders.language.generation import Generated, Prompt, cut_outputs, read_prompts
+from apood.encoders.language.generation import Generated, cut_outputs
 from apood.encoders.language.padding import batch_tokens, length_batches
+from apood.encoders.language.prompt import Prompt, read_prompts
 from apood.encoders.language.text_model import TextModel
 from apood.encoders.language.text_pass import Mode, Rows, TextPass
 from apood.encoders.language.text_probe import probe_model

@@ -1,12 +1,13 @@
 """How training reads: batches of sequences in an endless, resumable random order, prepared ahead of use.
 
-Both halves meet in `prefetch(map(source.select, shuffled(source, seed=0, batch_size=512)))`.
+Both halves meet in `on_device(map(source.select, shuffled(source, seed=0, batch_size=512)), device)`.
 """
 
 import itertools
 import queue
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from apood.support.errors import InputError
+from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource
 
-__all__ = ["prefetch", "shuffled"]
+__all__ = ["on_device", "pinned", "prefetch", "shuffled", "upload"]
 
 Item = TypeVar("Item")
 
@@ -57,6 +59,37 @@ def _prefetched(items: Iterator[Item], depth: int) -> Iterator[Item]:
         stopped.set()
         slots.release()
         thread.join()
+
+
+def on_device(batches: Iterable[TokenBatch], device: torch.device) -> Iterator[TokenBatch]:
+    """The same batches on `device`; the next one is read, and copied to a GPU, while this one is computed with."""
+    return _on_gpu(batches, device) if device.type == "cuda" else prefetch(batch.to(device) for batch in batches)
+
+
+def _on_gpu(batches: Iterable[TokenBatch], device: torch.device) -> Iterator[TokenBatch]:
+    copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def copied(batch: TokenBatch) -> tuple[TokenBatch, torch.cuda.Event]:
+        values = pinned(batch.values, device)
+        with torch.cuda.stream(copying):
+            moved = replace(batch, values=values.to(device, non_blocking=True))
+            return moved, copying.record_event()
+
+    for batch, arrived in prefetch(map(copied, batches)):
+        computing = torch.cuda.current_stream(device)
+        computing.wait_event(arrived)
+        batch.values.record_stream(computing)  # or its memory would be free for the next copy while it is still read
+        yield batch
+
+
+def pinned(values: Tensor, device: torch.device) -> Tensor:
+    """CPU values where a GPU can fetch them by itself; all others as they are."""
+    return values.pin_memory() if device.type == "cuda" and values.device.type == "cpu" else values
+
+
+def upload(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers on `device`, without waiting for what the device is busy with."""
+    return pinned(numbers, device).to(device, non_blocking=True)
 
 
 def shuffled(

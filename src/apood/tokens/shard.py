@@ -5,6 +5,7 @@ import itertools
 import json
 import mmap
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -233,10 +234,11 @@ def _bytes_of(tensor: Tensor) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     return array
 
 
-def write_shard(folder: Path, index: StoreIndex, ragged: Mapping[str, Sequence[Ragged]]) -> ShardRecord:
-    """Writes the next shard after those of `index`: for each of its kinds consecutive parts of a ragged tensor.
+def write_shard(folder: Path, index: StoreIndex, number: int, ragged: Mapping[str, Sequence[Ragged]]) -> ShardRecord:
+    """Writes shard `number` of the store of `index`: for each of its kinds consecutive parts of a ragged tensor.
 
-    The parts go to the file one by one, so that the shard is never in memory a second time.
+    The parts go to the file one by one, so that the shard is never in memory a second time; a thread of its own
+    computes the checksum meanwhile, since neither holds Python's lock.
     """
     pieces: dict[str, list[Tensor]] = {}
     rows = {}
@@ -245,18 +247,24 @@ def write_shard(folder: Path, index: StoreIndex, ragged: Mapping[str, Sequence[R
         pieces[f"{prefix}offsets"] = [torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])]
         pieces[f"{prefix}values"] = [part.values for part in parts]
         rows[prefix] = int(lengths.sum())
-    number, sequences = len(index.shards), sum(map(len, ragged[TOKENS]))
+    sequences = sum(map(len, ragged[TOKENS]))
     layout = _layout(index.kinds, number, sequences, rows)
-
-    digest = hashlib.sha256()
-    with atomic_file(folder / shard_file(number)) as temporary, temporary.open("wb") as file:
-        blocks: list[bytes | memoryview] = [layout.head]
-        blocks += [_bytes_of(piece).data for name in layout.starts for piece in pieces[name]]
-        for block in blocks:
-            digest.update(block)
-            file.write(block)
+    blocks: list[bytes | memoryview] = [layout.head]
+    blocks += [_bytes_of(piece).data for name in layout.starts for piece in pieces[name]]
+    with ThreadPoolExecutor(1, "checksum") as other_thread:
+        checksum = other_thread.submit(_sha256, blocks)
+        with atomic_file(folder / shard_file(number)) as temporary, temporary.open("wb") as file:
+            for block in blocks:
+                file.write(block)
     channel_rows = {name: rows[channel_prefix(name)] for name in index.channels}
-    return ShardRecord(shard_file(number), sequences, rows[TOKENS], channel_rows, layout.nbytes, digest.hexdigest())
+    return ShardRecord(shard_file(number), sequences, rows[TOKENS], channel_rows, layout.nbytes, checksum.result())
+
+
+def _sha256(blocks: Sequence[bytes | memoryview]) -> str:
+    digest = hashlib.sha256()
+    for block in blocks:
+        digest.update(block)
+    return digest.hexdigest()
 
 
 class Shard:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from apood.tokens.batch import TokenBatch
 from apood.tokens.identity import EncoderIdentity
+from apood.tokens.loader import upload
 from apood.tokens.source import TokenSource
 
 __all__ = ["SkipFirst", "without_first"]
@@ -16,10 +17,13 @@ __all__ = ["SkipFirst", "without_first"]
 
 def without_first(tokens: TokenBatch) -> TokenBatch:
     """The same sequences without their first token; a sequence of one token keeps it. Channels are left behind."""
+    if len(tokens) == 1:
+        return TokenBatch.from_sequences([tokens.values[1:] if len(tokens.values) > 1 else tokens.values])
     cut = tokens.lengths > 1
     keep = torch.ones(len(tokens.values), dtype=torch.bool)
     keep[tokens.offsets[:-1][cut]] = False
-    return TokenBatch.from_lengths(tokens.values[keep.to(tokens.values.device)], tokens.lengths - cut.long())
+    rows = upload(keep.nonzero().flatten(), tokens.values.device)  # known here: a mask there would make a GPU wait
+    return TokenBatch.from_lengths(tokens.values[rows], tokens.lengths - cut.long())
 
 
 @dataclass(frozen=True)

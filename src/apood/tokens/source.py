@@ -53,14 +53,16 @@ def token_budget(dim: int) -> int:
 
 def as_source(data: Any) -> TokenSource:
     """Takes a `TokenBatch`, a `TokenStore`, a list of 2-D arrays, or a padded `(array, mask)` pair."""
-    if isinstance(data, TokenSource):
+    if isinstance(data, TokenBatch):
         return data
     if isinstance(data, tuple) and len(data) == 2 and getattr(data[0], "ndim", 0) == 3:
         return TokenBatch.from_padded(*data)
-    if getattr(data, "ndim", None) == 3:
-        return TokenBatch.from_padded(data)
     if isinstance(data, list | tuple):
         return TokenBatch.from_sequences(data)
+    if getattr(data, "ndim", None) == 3:
+        return TokenBatch.from_padded(data)
+    if isinstance(data, TokenSource):  # a protocol takes long to tell, so it comes last
+        return data
     raise InputError(
         "Tokens must be a TokenBatch, a TokenStore, a list of arrays [tokens, D], or padded tokens as (array, mask), "
         f"got {type(data).__name__}."

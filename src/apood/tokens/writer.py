@@ -1,10 +1,12 @@
-"""Tokens on disk, written: shard by shard, so that a killed process loses at most the open one."""
+"""Tokens on disk, written: shard by shard, so that a killed process loses at most the last few."""
 
 import contextlib
 import fcntl
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +33,7 @@ __all__ = ["TokenStoreWriter"]
 
 _LOCK_FILE = ".lock"
 _SHARD_FILE = re.compile(r"shard-\d{5,}\.safetensors")
+_SHARDS_AT_ONCE = 4  # checksums and disks are slower than a GPU: shards are written side by side
 
 
 class TokenStoreWriter:
@@ -38,8 +41,10 @@ class TokenStoreWriter:
 
     The sequence that brings the open shard to `shard_bytes` is its last one, so the shards depend on the
     sequences alone, not on how they were batched. A shard is committed by writing its file and then the
-    index, each in one step; leaving the block without an error commits the last one. After a crash or an
-    error, `resume=True` continues behind the `sequences` that were committed. The first batch decides
+    index, each in one step; leaving the block without an error commits the last one. A few full shards are written
+    in threads of their own while the next one fills, so that memory holds five of them at most. They are committed in
+    their order; what goes wrong there is raised by a later call, at the latest when the block is left. After a crash or
+    an error, `resume=True` continues behind the `sequences` that were committed. The first batch decides
     which channels the store has.
     """
 
@@ -63,12 +68,15 @@ class TokenStoreWriter:
         self._open: list[dict[str, Ragged]] = []
         self._open_bytes = 0
         self._tallies: list[dict[str, int]] = []
+        self._writing: deque[Future[None]] = deque()
+        self._pool: ThreadPoolExecutor | None = None
         with self._disk_errors():
             self._folder.mkdir(parents=True, exist_ok=True)
             self._refuse_foreign_folder()
             self._lock: IO[str] | None = self._take_lock()
             try:
                 self._index = self._begin(asked, resume)
+                self._shards, self._appended = len(self._index.shards), self._index.sequences
             except BaseException:
                 self._release()
                 raise
@@ -141,12 +149,14 @@ class TokenStoreWriter:
 
     @property
     def sequences(self) -> int:
-        """Sequences committed so far: those that survive a crash at this moment."""
+        """Sequences committed so far, those that survive a crash at this moment: all but the ones of the open shard."""
+        self._settle()
         return self._index.sequences
 
     @property
     def tally(self) -> Mapping[str, int]:
         """What was counted about the first `tally["sequences"]` of them; empty where nothing was."""
+        self._settle()
         return self._index.tally
 
     def append(self, batch: TokenBatch) -> None:
@@ -154,7 +164,9 @@ class TokenStoreWriter:
         if self._lock is None:
             raise StoreError(f"This writer of the token store {self._folder} is closed and takes no more batches.")
         self._check_tokens(batch)
-        self._index = replace(self._index, channels=self._checked_channels(batch))
+        channels = self._checked_channels(batch)
+        if not self._appended:  # later on, threads put their shards into the index
+            self._index = replace(self._index, channels=channels)
         ragged = {TOKENS: Ragged(batch.values, batch.offsets)}
         ragged |= {channel_prefix(name): channel for name, channel in batch.channels.items()}
         kinds = self._index.kinds
@@ -168,14 +180,15 @@ class TokenStoreWriter:
             stop = min(reached + 1, len(batch))
             self._open.append({p: _owned(r.select(slice(start, stop)), kinds[p].dtype) for p, r in ragged.items()})
             self._open_bytes += int(ends[stop - 1]) - done
+            self._appended += stop - start
             start, done = stop, int(ends[stop - 1])
             if self._open_bytes >= self._shard_bytes:
-                self._commit()
+                self._settle(_SHARDS_AT_ONCE - 1)
+                self._write_open()
 
     def count(self, **counts: int) -> None:
         """Says what there is to count about all sequences appended so far; it is committed with the last of them."""
-        appended = self.sequences + sum(len(part[TOKENS]) for part in self._open)
-        self._tallies.append({"sequences": appended} | counts)
+        self._tallies.append({"sequences": self._appended} | counts)
 
     def _check_tokens(self, batch: TokenBatch) -> None:
         dim, dtype = self._index.dim, self._index.dtype
@@ -197,29 +210,46 @@ class TokenStoreWriter:
         for name, kind in channels.items():
             if kind.dtype not in STORED_DTYPES:
                 raise InputError(f"Channel {name!r} cannot be stored as {dtype_name(kind.dtype)}.")
-        if (index.shards or self._open) and channels != index.channels:
+        if self._appended and channels != index.channels:
             raise InputError(
                 f"All sequences of the token store {self._folder} have the channels {_described(index.channels)}, "
                 f"got {_described(channels)}."
             )
         return channels
 
-    def _commit(self) -> None:
+    def _write_open(self) -> None:
+        """Begins to write the open shard."""
         parts = {prefix: [part[prefix] for part in self._open] for prefix in self._index.kinds}
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_SHARDS_AT_ONCE, "write")
+        before = self._writing[-1] if self._writing else None
+        self._writing.append(self._pool.submit(self._commit, self._shards, parts, before))
+        self._shards += 1
+        self._open, self._open_bytes = [], 0
+
+    def _commit(self, number: int, parts: Mapping[str, list[Ragged]], before: Future[None] | None) -> None:
+        with self._disk_errors():
+            record = write_shard(self._folder, self._index, number, parts)
+            if before is not None:
+                before.result()  # where it failed, this one would come behind a hole
+            index = self._tallied(replace(self._index, shards=(*self._index.shards, record)))
+            index.write(self._folder)
+        self._index = index
+
+    def _settle(self, most: int = 0) -> None:
+        """Waits until at most so many shards are being written."""
         try:
-            with self._disk_errors():
-                record = write_shard(self._folder, self._index, parts)
-                index = self._tallied(replace(self._index, shards=(*self._index.shards, record)))
-                index.write(self._folder)
+            while len(self._writing) > most or (self._writing and self._writing[0].done()):
+                self._writing.popleft().result()
         except BaseException:
             self._release()  # going on here would leave a hole; resuming does not
             raise
-        self._index, self._open, self._open_bytes = index, [], 0
 
     def close(self) -> None:
         """Commits the open shard and lets other writers in."""
         if self._lock is not None and self._open:
-            self._commit()
+            self._write_open()
+        self._settle()
         if self._lock is not None and (index := self._tallied(self._index)) != self._index:
             with self._disk_errors():
                 index.write(self._folder)
@@ -228,11 +258,15 @@ class TokenStoreWriter:
 
     def _tallied(self, index: StoreIndex) -> StoreIndex:
         """The index with the last tally that is about nothing but its own sequences."""
-        known = [tally for tally in self._tallies if tally["sequences"] <= index.sequences]
+        known = [tally for tally in list(self._tallies) if tally["sequences"] <= index.sequences]
         return replace(index, tally=known[-1]) if known else index
 
     def _release(self) -> None:
         self._open = []
+        if self._pool is not None:
+            self._pool.shutdown()  # what is complete is still committed
+            self._pool = None
+        self._writing.clear()
         if self._lock is not None:
             self._lock.close()
             self._lock = None

@@ -1,71 +1,96 @@
 """Rows that a device computes batch by batch, brought back into the order of the items they belong to."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from apood.tokens.batch import Ragged
+from apood.tokens.loader import upload
 
 __all__ = ["Gathering"]
+
+_SMALLEST_COPY = 1 << 16  # bytes; starting a smaller copy from a GPU takes longer than the copy
 
 
 class Gathering:
     """Collects the rows of a window of sequences, whose batches come in any order.
 
-    The rows of a batch travel to pinned memory while the device is at the next batch, and only then to their place.
+    Where it is known how many there will be, rows go to their place at once: from a GPU to pinned memory, in a stream
+    of their own, while it computes the next batch. Nothing waits for the GPU before `finish`.
 
     Args:
         sequences: how many sequences there are; those that no batch names stay empty.
         row: the shape of a row.
         dtype: what rows are kept in.
-        lengths: how many rows each sequence has, where that is known before: rows then go to their place at once.
+        device: where rows come from.
+        lengths: how many rows each sequence has, where that is known before.
     """
 
-    def __init__(self, sequences: int, row: tuple[int, ...], dtype: torch.dtype, lengths: Tensor | None = None) -> None:
-        self._lengths = torch.zeros(sequences, dtype=torch.int64) if lengths is None else lengths
+    def __init__(
+        self,
+        sequences: int,
+        row: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        lengths: Tensor | None = None,
+    ) -> None:
         self._row, self._dtype = row, dtype
-        self._values = None if lengths is None else self._empty()
-        self._offsets = self._lengths.cumsum(0) - self._lengths
+        self._lengths = torch.zeros(sequences, dtype=torch.int64) if lengths is None else lengths
+        self._stream: torch.cuda.Stream | None = None
+        self._values: Tensor | None = None
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._travelling: tuple[Tensor, Tensor, Tensor, torch.cuda.Event] | None = None
+        if lengths is None:
+            return
+        rows = int(lengths.sum())
+        row_bytes = dtype.itemsize * torch.Size(row).numel()
+        on_gpu = device.type == "cuda"
+        # Rows of short sequences stay on the GPU, to be sorted there and to leave it all at once.
+        if not on_gpu or rows * row_bytes >= _SMALLEST_COPY * sequences:
+            with torch.inference_mode(False):  # whose tensors could not be trained on
+                self._values = torch.empty(rows, *row, dtype=dtype, pin_memory=on_gpu)
+            self._offsets = lengths.cumsum(0) - lengths
+            self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
 
     def add(self, chosen: Tensor, lengths: Tensor, rows: Tensor) -> None:
         """Takes the rows of the sequences `chosen`, one sequence behind the other."""
-        if rows.device.type == "cuda":
-            host = torch.empty(rows.shape, dtype=self._dtype, pin_memory=True)
-            host.copy_(rows.to(self._dtype), non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(torch.cuda.current_stream(rows.device))
-            self._arrive()
-            self._travelling = (chosen, lengths, host, done)
-        else:
-            self._place(chosen, lengths, rows.to(self._dtype))
-
-    def finish(self) -> Ragged:
-        """All sequences in their order."""
-        self._arrive()
-        if self._values is None:
-            self._values = self._empty()
-            self._offsets = self._lengths.cumsum(0) - self._lengths
-            for part in self._parts:
-                self._place(*part)
-        return Ragged.from_lengths(self._values, self._lengths)
-
-    def _empty(self) -> Tensor:
-        # Outside inference mode, whose tensors could not be trained on.
-        with torch.inference_mode(False):
-            return torch.empty(int(self._lengths.sum()), *self._row, dtype=self._dtype)
-
-    def _arrive(self) -> None:
-        if self._travelling is not None:
-            chosen, lengths, rows, done = self._travelling
-            done.synchronize()
-            self._place(chosen, lengths, rows)
-            self._travelling = None
-
-    def _place(self, chosen: Tensor, lengths: Tensor, rows: Tensor) -> None:
+        rows = rows.to(self._dtype)
         if self._values is None:
             self._parts.append((chosen, lengths, rows))
             self._lengths[chosen] = lengths
-            return
-        starts = self._offsets[chosen] - (lengths.cumsum(0) - lengths)
-        self._values.index_copy_(0, torch.arange(len(rows)) + starts.repeat_interleave(lengths), rows)
+        elif self._stream is None:
+            starts = self._offsets[chosen] - (lengths.cumsum(0) - lengths)
+            self._values.index_copy_(0, torch.arange(len(rows)) + starts.repeat_interleave(lengths), rows)
+        else:
+            self._send(self._values, self._stream, self._offsets[chosen], lengths, rows)
+
+    @staticmethod
+    def _send(values: Tensor, stream: torch.cuda.Stream, places: Tensor, lengths: Tensor, rows: Tensor) -> None:
+        # Sequences that lie side by side in both travel together.
+        breaks = (places[1:] != (places + lengths)[:-1]).nonzero().flatten() + 1
+        firsts = [0, *breaks.tolist()]
+        starts = [*(lengths.cumsum(0) - lengths)[firsts].tolist(), len(rows)]
+        stream.wait_stream(torch.cuda.current_stream(rows.device))
+        with torch.cuda.stream(stream):
+            for place, (start, stop) in zip(places[firsts].tolist(), pairwise(starts), strict=True):
+                values[place : place + stop - start].copy_(rows[start:stop], non_blocking=True)
+        rows.record_stream(stream)
+
+    def finish(self) -> Ragged:
+        """All sequences in their order."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        values = self._sorted() if self._values is None else self._values
+        return Ragged.from_lengths(values, self._lengths)
+
+    def _sorted(self) -> Tensor:
+        if not self._parts:
+            return torch.empty(0, *self._row, dtype=self._dtype)
+        rows = torch.cat([rows for _, _, rows in self._parts])
+        order = torch.cat([chosen for chosen, _, _ in self._parts]).argsort()
+        lengths = torch.cat([lengths for _, lengths, _ in self._parts])
+        starts, sorted_lengths = (lengths.cumsum(0) - lengths)[order], lengths[order]
+        places = torch.arange(len(rows)) + (starts - (sorted_lengths.cumsum(0) - sorted_lengths)).repeat_interleave(
+            sorted_lengths
+        )
+        return rows.index_select(0, upload(places, rows.device)).cpu()

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from apood.tokens.batch import Ragged
+from apood.tokens.loader import upload
 
-__all__ = ["Padded", "batch_tokens", "length_batches", "places", "to_device"]
+__all__ = ["Padded", "batch_tokens", "length_batches", "places"]
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,10 @@ class Padded:
         at = places(lengths, longest, first=longest - lengths if left else None)
         ids.view(-1)[at] = tokens.values.to(torch.int64)
         if bool((lengths == longest).all()):
-            return cls(to_device(ids, device), None, lengths)
+            return cls(upload(ids, device), None, lengths)
         mask = torch.zeros_like(ids)
         mask.view(-1)[at] = 1
-        return cls(to_device(ids, device), to_device(mask, device), lengths)
+        return cls(upload(ids, device), upload(mask, device), lengths)
 
     @property
     def whole_mask(self) -> Tensor:
@@ -55,13 +56,16 @@ def places(lengths: Tensor, width: int, first: Tensor | None = None) -> Tensor:
 
 def batch_tokens(device: torch.device) -> int:
     """How many tokens, padding included, are a good batch for the device."""
-    return 2048 if device.type == "cpu" else 32768
+    if device.type != "cuda":
+        return 2048
+    # A MiB a token is enough for the keys and values of models of some billion parameters.
+    return min(65536, torch.cuda.get_device_properties(device).total_memory >> 20)
 
 
 def length_batches(lengths: Tensor, padded_tokens: int, most: int | None = None) -> Iterator[Tensor]:
     """Sequences of similar length together, the longest first, so that too large a batch fails at the start.
 
-    Sequences without tokens are in none. No batch has more than `most` sequences.
+    Those of a batch are in their order. Sequences without tokens are in none. No batch has more than `most` sequences.
     """
     order = lengths.argsort(descending=True, stable=True)
     order = order[: int((lengths > 0).sum())]
@@ -69,12 +73,5 @@ def length_batches(lengths: Tensor, padded_tokens: int, most: int | None = None)
     while start < len(order):
         count = max(1, padded_tokens // int(lengths[order[start]]))
         count = count if most is None else min(count, most)
-        yield order[start : start + count]
+        yield order[start : start + count].sort().values
         start += count
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device that the CPU does not wait for."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,19 +1,21 @@
 """One batch through a text model: the states of a mode, and the channels that come with them."""
 
 import copy
-import zlib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from apood.encoders.language.generation import Generated, Generator, Prompt, read_prompts
-from apood.encoders.language.padding import Padded, places, to_device
+from apood.encoders.language.decoding import draws
+from apood.encoders.language.generation import Generated, Generator, Samples
+from apood.encoders.language.padding import Padded, places
+from apood.encoders.language.prompt import Prompt, read_prompts
 from apood.encoders.language.text_model import Hidden, TextModel
 from apood.encoders.language.token_logprobs import token_logprobs
 from apood.encoders.pretrained import Kind
 from apood.tokens.batch import Ragged
+from apood.tokens.loader import upload
 
 __all__ = ["Mode", "Rows", "TextPass"]
 
@@ -66,17 +68,15 @@ class TextPass:
         """`states` and channels of sources that all have tokens; `targets` are those of mode `reference`."""
         if self._mode == "input":
             return self._input(sources)
-        if self._model.kind == "encoder-decoder":
-            return self._decoded(sources, targets)
-        return self._continued(sources, targets)
+        return self._output(sources) if targets is None else self._reference(sources, targets)
 
-    def of_prompt(self, prompt: Prompt, sources: Ragged) -> Mapping[str, Rows]:
+    def of_prompt(self, prompt: Prompt, sources: Ragged) -> dict[str, Rows]:
         """What mode `input` gives of sources that were read at this layer, as prompts to generate from."""
         width = prompt.padded.ids.shape[1]
         first = None if prompt.encoder_decoder else width - sources.lengths
         return self._of_sources(prompt.hidden, sources, width, first)
 
-    def of_output(self, prompt: Prompt, generated: Generated) -> Mapping[str, Rows]:
+    def of_output(self, prompt: Prompt, generated: Generated) -> dict[str, Rows]:
         """What mode `output` gives of outputs that were generated elsewhere, without reading the prompts again."""
         if prompt.encoder_decoder:
             hidden = self._model.follow(prompt.hidden.last, prompt.padded, generated.before)
@@ -93,6 +93,10 @@ class TextPass:
         return Ragged(kept.nonzero().flatten(), torch.cat([torch.zeros(1).long(), kept.cumsum(0)])[tokens.offsets])
 
     def _input(self, sources: Ragged) -> dict[str, Rows]:
+        if self._samples and self._model.kind == "causal":
+            prompt = read_prompts(self._model, sources, self._fill)
+            if prompt.cache is not None:  # else a prompt must not be padded on the left for its states
+                return self._with_samples(self.of_prompt(prompt, sources), self._sampled(prompt, sources))
         padded = Padded.of(sources, self._model.device, fill=self._fill)
         hidden = self._model.read(padded)
         found = self._of_sources(hidden, sources, padded.ids.shape[1])
@@ -101,7 +105,7 @@ class TextPass:
         if self._samples:
             encoded = self._model.kind == "encoder-decoder"
             prompt = Prompt(hidden, padded, None, encoder_decoder=True) if encoded else self._read(sources)
-            found["sample_logprobs"] = self._sample_logprobs(prompt, sources)
+            found = self._with_samples(found, self._sampled(prompt, sources))
         return found
 
     def _of_sources(self, hidden: Hidden, sources: Ragged, width: int, first: Tensor | None = None) -> dict[str, Rows]:
@@ -115,30 +119,39 @@ class TextPass:
             found["token_logprobs"] = self._token_logprobs(hidden, sources.values[rest], counts, at)
         return found
 
-    def _decoded(self, sources: Ragged, targets: Ragged | None) -> dict[str, Rows]:
-        prompt = self._read(sources)
-        if targets is None:
-            assert self._generator is not None
-            generated = self._generator.output(prompt)
-            targets, decoder_ids = generated.tokens, generated.before
+    def _output(self, sources: Ragged) -> dict[str, Rows]:
+        assert self._generator is not None
+        prompt, samples = self._read(sources), None
+        if self._samples:
+            generated, samples = self._generator.output_and_samples(prompt, self._draws(sources))
         else:
-            decoder_ids = self._before(targets)
-        hidden = self._model.follow(prompt.hidden.last, prompt.padded, decoder_ids)
-        found = self._of_targets(hidden, targets, places(targets.lengths, decoder_ids.shape[1]))
-        return self._with_samples(found, prompt, sources)
+            generated = self._generator.output(prompt)
+        if prompt.encoder_decoder or prompt.cache is not None:
+            found = self.of_output(prompt, generated)
+        else:
+            found = self._continued(sources, generated.tokens)
+        return self._with_samples(found, samples)
 
-    def _continued(self, sources: Ragged, targets: Ragged | None) -> dict[str, Rows]:
-        prompt = self._read(sources) if targets is None or self._samples else None
-        if targets is None:
-            assert self._generator is not None and prompt is not None
-            targets = self._generator.output(prompt).tokens
+    def _reference(self, sources: Ragged, targets: Ragged) -> dict[str, Rows]:
+        if self._model.kind == "causal":
+            prompt = self._read(sources) if self._samples else None
+            found = self._continued(sources, targets)
+        else:
+            prompt = self._read(sources)
+            decoder_ids = self._before(targets)
+            hidden = self._model.follow(prompt.hidden.last, prompt.padded, decoder_ids)
+            found = self._of_targets(hidden, targets, places(targets.lengths, decoder_ids.shape[1]))
+        return found if prompt is None else self._with_samples(found, self._sampled(prompt, sources))
+
+    def _continued(self, sources: Ragged, targets: Ragged) -> dict[str, Rows]:
+        """What a causal model gives of targets behind sources, both read anew."""
         # The last token of a target predicts nothing that is asked for.
         both = [torch.cat([source, target[:-1]]) for source, target in zip(sources, targets, strict=True)]
         padded = Padded.of(
             Ragged.from_lengths(torch.cat(both), [len(row) for row in both]), self._model.device, fill=self._fill
         )
         at = places(targets.lengths, padded.ids.shape[1], first=sources.lengths - 1)
-        return self._with_samples(self._of_targets(self._model.read(padded), targets, at), prompt, sources)
+        return self._of_targets(self._model.read(padded), targets, at)
 
     def _of_targets(self, hidden: Hidden, targets: Ragged, at: Tensor) -> dict[str, Rows]:
         found = self._states(hidden, targets, at)
@@ -146,10 +159,21 @@ class TextPass:
             found["token_logprobs"] = self._token_logprobs(hidden, targets.values, targets.lengths, at)
         return found
 
-    def _with_samples(self, found: dict[str, Rows], prompt: Prompt | None, sources: Ragged) -> dict[str, Rows]:
-        if self._samples:
-            assert prompt is not None
-            found["sample_logprobs"] = self._sample_logprobs(prompt, sources)
+    def _sampled(self, prompt: Prompt, sources: Ragged) -> Samples | None:
+        if not self._samples:
+            return None
+        assert self._generator is not None
+        return self._generator.samples(prompt, self._draws(sources))
+
+    def _draws(self, sources: Ragged) -> Tensor:
+        assert self._generator is not None
+        return draws(sources, self._samples, self._generator.max_new_tokens, self._seed)
+
+    def _with_samples(self, found: dict[str, Rows], samples: Samples | None) -> dict[str, Rows]:
+        if samples is not None:
+            counts = samples.tokens.lengths.to(samples.logprobs.device, samples.logprobs.dtype)
+            each = torch.full((len(counts) // self._samples,), self._samples)
+            found["sample_logprobs"] = Rows(each, torch.stack([samples.logprobs, counts], 1))
         return found
 
     def _read(self, sources: Ragged) -> Prompt:
@@ -164,19 +188,11 @@ class TextPass:
     def _states(self, hidden: Hidden, tokens: Ragged, at: Tensor) -> dict[str, Rows]:
         kept = self.kept(tokens)
         return {
-            "states": Rows(kept.lengths, hidden.at(to_device(at[kept.values], self._model.device))),
+            "states": Rows(kept.lengths, hidden.at(upload(at[kept.values], self._model.device))),
             "input_ids": Rows(kept.lengths, tokens.values[kept.values]),
         }
 
     def _token_logprobs(self, hidden: Hidden, ids: Tensor, lengths: Tensor, at: Tensor) -> Rows:
-        last = hidden.last_at(to_device(at, self._model.device))
-        ids = to_device(ids.to(torch.int64), self._model.device)
+        last = hidden.last_at(upload(at, self._model.device))
+        ids = upload(ids.to(torch.int64), self._model.device)
         return Rows(lengths, token_logprobs(self._model.model, last, ids))
-
-    def _sample_logprobs(self, prompt: Prompt, sources: Ragged) -> Rows:
-        assert self._generator is not None
-        # Other prompts, other random numbers, whatever was sampled before.
-        seed = zlib.crc32(sources.values.numpy().tobytes(), self._seed)
-        generated, logprobs = self._generator.samples(prompt, self._samples, seed)
-        counts = generated.tokens.lengths.to(logprobs.device, logprobs.dtype)
-        return Rows(torch.full((len(sources),), self._samples), torch.stack([logprobs, counts], 1))

@@ -1,0 +1,77 @@
+"""Errors of the pool and of its gradient against float64 of the same rounded inputs, |β a| up to 30.
+
+An error is the largest one over the root mean square of the quantity, so that no small entry makes it look bad and no
+large one good. The baseline is the paper's pseudocode in float32, on the same inputs.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from apood.pooling import attention_pool
+from apood.pooling.eager import attention_pool_eager
+from apood.tokens.batch import dtype_name
+from benchmarks.inputs import Setting, queries_of, tokens_of
+from benchmarks.record import Row
+
+__all__ = ["GRADIENT", "MASS", "RELATIVE", "VALUE", "rows"]
+
+VALUE, MASS, GRADIENT = "h", "L", "gradient of the queries"
+RELATIVE = "h, by norms"
+_LARGEST = 30.0
+_BASELINE = "the definition, float32"
+
+
+class _Found(NamedTuple):
+    value: Tensor
+    mass: Tensor
+    gradient: Tensor
+
+
+def rows(setting: Setting) -> list[Row]:
+    """Of every dtype, and float32 in the exact mode too."""
+    kinds = [(torch.bfloat16, False), (torch.float16, False), (torch.float32, False), (torch.float32, True)]
+    return [row for dtype, exact in kinds for row in _rows_of(setting, dtype, exact=exact)]
+
+
+def _rows_of(setting: Setting, dtype: torch.dtype, *, exact: bool) -> list[Row]:
+    shape = setting.small._replace(n=setting.small.n if setting.quick else 8)
+    tokens = tokens_of(shape, dtype, setting.device)
+    queries = queries_of(shape, setting.device).to(dtype).float()
+    beta = _LARGEST / float((tokens.values.float() @ queries.flatten(0, 1).T).abs().max())
+    generator = torch.Generator(setting.device).manual_seed(5)
+    weights = [torch.randn(shape.n, shape.m, generator=generator, device=setting.device) for _ in range(2)]
+
+    def found(way: str) -> _Found:
+        leaf = queries.clone().to(torch.float64 if way == "truth" else torch.float32).requires_grad_()
+        pooled = (
+            attention_pool(tokens, leaf, beta, exact=exact)
+            if way == "ours"
+            else attention_pool_eager(tokens, leaf, beta)  # in the dtype of the queries
+        )
+        (pooled.value * weights[0] + pooled.log_mass * weights[1]).sum().backward()  # type: ignore[no-untyped-call]
+        assert leaf.grad is not None
+        return _Found(pooled.value.detach(), pooled.log_mass.detach(), leaf.grad)
+
+    truth, plain, ours = (found(way) for way in ("truth", "plain", "ours"))
+    name = dtype_name(dtype) + (", exact" if exact else "")
+
+    def row(what: str, own: float, other: float) -> Row:
+        return Row("errors", what, str(shape), name, "error", own, _BASELINE, other)
+
+    return [
+        *(
+            row(what, _error(own, true), _error(other, true))
+            for what, own, other, true in zip((VALUE, MASS, GRADIENT), ours, plain, truth, strict=True)
+        ),
+        row(RELATIVE, _relative(ours.value, truth.value), _relative(plain.value, truth.value)),
+    ]
+
+
+def _error(found: Tensor, truth: Tensor) -> float:
+    return float((found.double() - truth).abs().max() / truth.square().mean().sqrt())
+
+
+def _relative(found: Tensor, truth: Tensor) -> float:
+    return float((found.double() - truth).norm() / truth.norm())

@@ -1,0 +1,120 @@
+"""What the library shall reach, and whether the rows of a run do."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks import errors, pooling, training
+from benchmarks.record import Record, Row
+
+__all__ = ["TARGETS", "Target", "Verdict", "verdicts"]
+
+_FULL = "S=512 D=1024 M=256 T=4"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound for a figure of one row, for one kind of device ("cuda", "cpu", or "" for both)."""
+
+    text: str
+    device: str
+    group: str
+    what: str
+    shape: str
+    dtype: str
+    figure: Callable[[Row], float | None]
+    most: float
+    unit: str = ""
+    limit: str = ""
+
+    def asks_for(self, record: Record) -> bool:
+        """Whether the record's row is the one; `shape` and `limit` are parts of its own."""
+        row = record.row
+        same = (row.group, row.what, row.dtype) == (self.group, self.what, self.dtype)
+        return same and self.device in ("", record.run.device) and self.shape in row.shape and self.limit in row.limit
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target and what was measured."""
+
+    target: Target
+    measured: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the bound holds."""
+        return self.measured <= self.target.most
+
+
+def _value(row: Row) -> float | None:
+    return row.value
+
+
+def _times_limit(row: Row) -> float | None:
+    return row.value / row.limit_value if row.limit_value else None
+
+
+def _times_product(row: Row) -> float | None:
+    """A step's limit are three products."""
+    return 3 * row.value / row.limit_value if row.limit_value else None
+
+
+def _percent(row: Row) -> float | None:
+    return None if row.ratio is None else 100 * row.ratio
+
+
+def _peak_gb(row: Row) -> float | None:
+    return None if row.peak_mib is None else row.peak_mib * 2**20 / 1e9
+
+
+def _ratio(row: Row) -> float | None:
+    return row.ratio
+
+
+_GPU, _CPU, _BF16, _F32 = "cuda", "cpu", "bfloat16", "float32"
+_N512, _N32 = f"N=512 {_FULL}", f"N=32 {_FULL}"
+_EXACT = f"{_F32}, exact"
+
+TARGETS = (
+    Target("forward, N=512, times the bare product", _GPU, "pool", pooling.POOL, _N512, _BF16, _times_limit, 1.4, "x"),
+    Target("forward, N=32", _GPU, "pool", pooling.FROZEN, _N32, _BF16, _value, 0.10, "ms"),
+    Target("forward, N=32, of the encoder", _GPU, "encoder", pooling.FROZEN, _N32, _BF16, _percent, 0.7, "%"),
+    Target("training step, N=512", _GPU, "step", training.STEP, _N512, _BF16, _value, 3.2, "ms"),
+    Target("its peak memory", _GPU, "step", training.STEP, _N512, _BF16, _peak_gb, 1.2, "GB"),
+    Target("whole fit, 1000 steps", _GPU, "fit", training.FIT, _N512, _BF16, _value, 5.0, "s"),
+    Target(
+        "ragged forward, times the uniform one", _GPU, "pool", pooling.LOG_NORMAL, _N512, _BF16, _ratio, 1.25, "x"
+    ),
+    Target(
+        "ragged training step, times the uniform one",
+        _GPU, "step", training.LOG_NORMAL_STEP, _N512, _BF16, _ratio, 1.25, "x",
+    ),
+    *(
+        Target(f"forward, N=32, {dtype} tokens, times the bare {product} product",
+               _CPU, "pool", pooling.POOL, _N32, dtype, _times_limit, most, "x", product)
+        for dtype in (_BF16, _F32)
+        for product, most in ((_BF16, 1.6), (_F32, 1.2))
+    ),
+    Target(
+        "training step, N=32, times the bare product of its forward",
+        _CPU, "step", training.STEP, _N32, _F32, _times_product, 3.6, "x",
+    ),
+    Target("error of h by norms, default precision", _CPU, "errors", errors.RELATIVE, _FULL, _F32, _value, 1e-3),
+    *(
+        Target(f"error of {what}, {dtype}", "", "errors", what, _FULL, dtype, _value, most)
+        for what, dtype, most in (
+            (errors.VALUE, _EXACT, 1e-5), (errors.MASS, _EXACT, 1e-5),
+            (errors.VALUE, _BF16, 5e-3), (errors.MASS, _BF16, 5e-3), (errors.GRADIENT, _BF16, 1e-2),
+        )
+    ),
+)  # fmt: skip
+
+
+def verdicts(records: Sequence[Record]) -> list[Verdict]:
+    """Of all targets that the records say something about."""
+    found = []
+    for target in TARGETS:
+        for record in records:
+            if target.asks_for(record) and (measured := target.figure(record.row)) is not None:
+                found.append(Verdict(target, measured))
+    return found

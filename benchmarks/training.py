@@ -1,0 +1,160 @@
+"""A training step and a whole fit, beside the paper's pseudocode under autograd and the three products they need."""
+
+import time
+import warnings
+
+import torch
+from torch import Tensor
+
+from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood_loss import log_norms, regularization, spread, squared_distances
+from apood.fitting.adam import Adam
+from apood.pooling import Pooled, attention_pool
+from apood.support.errors import FitWarning
+from apood.tokens.batch import TokenBatch, dtype_name
+from benchmarks.inputs import (
+    BARE,
+    PAPER,
+    Setting,
+    Shape,
+    bare_product,
+    paper_pool,
+    queries_of,
+    ragged_lengths,
+    tokens_of,
+)
+from benchmarks.record import Row
+from benchmarks.timing import Call, measure, peak_memory, synchronize
+
+__all__ = ["FIT", "LOG_NORMAL_STEP", "STEP", "STEP_OF_FIT", "fit_rows", "rows"]
+
+STEP = "training step on one batch"
+LOG_NORMAL_STEP = "training step, log-normal lengths 16 to 2048"
+FIT = "whole fit"
+STEP_OF_FIT = "step of a fit, its batch drawn from the corpus"
+_RATE = 1e-4
+_PRODUCTS = 3  # the forward pass, the similarities anew, the gradient
+
+
+def rows(setting: Setting) -> list[Row]:
+    """Forward, backward and Adam, on one batch over and over, and inside a fit."""
+    shape, dtype = setting.large, _dtype(setting)
+    even = tokens_of(shape, dtype, setting.device)
+    queries = queries_of(shape, setting.device)
+    ragged = TokenBatch.from_lengths(even.values, ragged_lengths(shape.tokens))
+    found = measure(
+        setting.device,
+        {
+            BARE: bare_product(even.values, queries),
+            PAPER: _paper_step(even, shape, queries),
+            STEP: _step(even, queries),
+            LOG_NORMAL_STEP: _step(ragged, queries),
+        },
+        seconds=setting.seconds,
+    )
+    limit = _PRODUCTS * found[BARE].median
+    of_fit = _ms_of_a_step_of_a_fit(setting, even)
+    paper, own, other = (found[name] for name in (PAPER, STEP, LOG_NORMAL_STEP))
+    named = ("step", str(shape), dtype_name(dtype), f"{_PRODUCTS} x {BARE}, {dtype_name(dtype)}")
+
+    def row(what: str, value: float, baseline: str, baseline_value: float, peak: float | None) -> Row:
+        group, sizes, kind, products = named
+        return Row(group, what, sizes, kind, "ms", value, baseline, baseline_value, products, limit, peak)
+
+    return [
+        row(STEP, own.median, f"{PAPER}, float32", paper.median, own.peak_mib),
+        row(LOG_NORMAL_STEP, other.median, "uniform lengths, as many tokens", own.median, other.peak_mib),
+        row(STEP_OF_FIT, of_fit, f"{PAPER}, float32", paper.median, None),
+    ]
+
+
+def fit_rows(setting: Setting) -> list[Row]:
+    """A fit from the constructor to the finished detector, its corpus in memory."""
+    device, dtype, steps = setting.device, _dtype(setting), _steps(setting)
+    batch = _batch_of_fit(setting)
+    corpus = tokens_of(batch._replace(n=8 * batch.n), dtype, device)
+    some = corpus.select(slice(batch.n))
+    queries = queries_of(batch, device)
+    found = measure(
+        device,
+        {BARE: bare_product(some.values, queries), PAPER: _paper_step(some, batch, queries)},
+        seconds=setting.seconds,
+    )
+    _fit(setting, batch, corpus, 2)  # compiles
+    with peak_memory(device) as peak:
+        took = _fit(setting, batch, corpus, steps)
+    return [
+        Row(
+            "fit", FIT, f"{batch}, corpus of {len(corpus)}, {steps} steps", dtype_name(dtype), "s", took,
+            f"as many steps of {PAPER}, float32", steps * found[PAPER].median / 1e3,
+            f"{_PRODUCTS} x {BARE} a step, {dtype_name(dtype)}", steps * _PRODUCTS * found[BARE].median / 1e3,
+            peak.mib,
+        )
+    ]  # fmt: skip
+
+
+def _dtype(setting: Setting) -> torch.dtype:
+    return torch.bfloat16 if setting.gpu else torch.float32
+
+
+def _steps(setting: Setting) -> int:
+    if setting.quick:
+        return 4
+    return 1000 if setting.gpu else 200
+
+
+def _batch_of_fit(setting: Setting) -> Shape:
+    """A CPU gets something that it fits in seconds."""
+    return setting.large if setting.gpu or setting.quick else Shape(64, 64, 384, 96, 4)
+
+
+def _step(tokens: TokenBatch, queries: Tensor) -> Call:
+    """What a fit does in a step of the paper's recipe."""
+    weights = queries.clone().requires_grad_()
+    adam = Adam([weights], weight_decay=0.0)
+
+    def run() -> None:
+        distances, _ = spread(attention_pool(tokens, weights, 1.0))
+        (distances.sum() - regularization(weights, "norm")).backward()  # type: ignore[no-untyped-call]
+        adam.step(_RATE)
+
+    return run
+
+
+def _paper_step(tokens: TokenBatch, shape: Shape, queries: Tensor) -> Call:
+    """The same step by the definition, in float32 as the paper's code has it."""
+    padded = tokens.values.float().view(shape.n, shape.s, shape.d)
+    weights = queries.clone().requires_grad_()
+    adam = torch.optim.Adam([weights], lr=_RATE)
+
+    def run() -> None:
+        adam.zero_grad(set_to_none=True)
+        distances = squared_distances(Pooled(*paper_pool(padded, weights))).mean(0)
+        (distances.sum() - log_norms(weights).sum()).backward()  # type: ignore[no-untyped-call]
+        adam.step()
+
+    return run
+
+
+def _ms_of_a_step_of_a_fit(setting: Setting, corpus: TokenBatch) -> float:
+    """What a longer fit takes beyond a shorter one, by the step."""
+    few, many = (1, 3) if setting.quick else (10, 110) if setting.gpu else (2, 8)
+    _fit(setting, setting.large, corpus, few)
+    took = sorted(
+        _fit(setting, setting.large, corpus, many) - _fit(setting, setting.large, corpus, few) for _ in range(3)
+    )
+    return 1e3 * took[1] / (many - few)
+
+
+def _fit(setting: Setting, batch: Shape, corpus: TokenBatch, steps: int) -> float:
+    """Seconds."""
+    detector = APOOD(
+        heads=batch.m, queries=batch.t, recipe="paper", steps=steps, batch_size=batch.n, device=setting.device
+    )
+    synchronize(setting.device)
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)  # random tokens are for timing, not for detecting
+        detector.fit(corpus)
+    synchronize(setting.device)
+    return time.perf_counter() - started

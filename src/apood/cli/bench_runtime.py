@@ -1,0 +1,58 @@
+"""`apood bench runtime`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apood.cli.output import print_facts, print_json
+
+__all__ = ["runtime"]
+
+
+def runtime(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results, tables and figures.")] = Path("runtime"),
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of a text model; without it PEGASUS with random weights, large on a GPU, small on a CPU.",
+        ),
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(metavar="NAME", help="paper: the paper's sizes; local: what takes about a minute.")
+    ] = "local",
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="cpu or cuda; a GPU if there is one by default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of random weights and batches.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: a first look within seconds.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be measured, and how long it takes.")
+    ] = False,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Measure nothing: tables and figures anew from results.json in --out.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json.")] = False,
+) -> None:
+    """What detectors cost beside the model: the paper's performance measurements (table 11, figures 7 to 10)."""
+    from apood.experiments.runtime import RESULTS, measure, plan_runtime
+    from apood.experiments.runtime_tables import read_results, write_report
+
+    if redraw:
+        results = read_results(out / RESULTS)
+    else:
+        plan = plan_runtime(model, profile, device, seed, quick=quick)
+        if dry_run:
+            print_json(plan.facts) if as_json else print_facts(plan.facts)
+            return
+        if not as_json:
+            print_facts(plan.facts)
+        results = measure(plan, out)
+    written = write_report(results, out)
+    if as_json:
+        print_json(results)
+    else:
+        typer.echo()
+        typer.echo((out / "table11.md").read_text(encoding="utf-8"))
+        print_facts({"written to": out, "figures": ", ".join(path.name for path in written if path.suffix == ".png")})

@@ -1,0 +1,161 @@
+"""Appendix C.3: heads are learnt independently of one another and queries are not, and many queries learn by heart.
+
+Two heads, or two queries of a head, are trained with SGD beside a single one that starts where the first of them
+starts and sees the same batches. Then AP-OOD is fitted on at most 10,000 sequences with ever more queries and fewer
+heads, and the distances of its training sequences are compared with those of sequences it has not seen.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from apood.detectors.ap_ood import APOOD
+from apood.evaluation.comparison import Spread
+from apood.evaluation.runs import fitted, run
+from apood.experiments.paper.bench import Experiment
+from apood.experiments.paper.claims import rising
+from apood.experiments.paper.entries import Entry
+from apood.experiments.paper.findings import Claim, Findings, Table
+from apood.experiments.paper.settings import Settings, beta_of
+from apood.experiments.paper.study import Scene, Study
+from apood.experiments.paper.tasks import SUMMARIZATION, Mode
+from apood.pooling import attention_pool, prototype
+from apood.report.curves import Curve, curves_of
+from apood.report.grid import Block, Cell, Figure, Grid
+from apood.support.progress import bar
+from apood.tokens.loader import shuffled
+from apood.tokens.source import TokenSource
+
+__all__ = ["HEADS_AND_QUERIES_BENCH", "HeadsAndQueries"]
+
+_SEQUENCES = 10_000
+_SGD_STEPS, _BATCH = 500, 64
+_RATE = 0.01  # of SGD on tokens of length 1
+_SAME = 0.01  # what rounding alone may leave after that many steps, relative to the way that they go
+
+
+class _Distances(NamedTuple):
+    """The mean d² a head of sequences that were learnt from and of others."""
+
+    training: float
+    held_out: float
+
+    @property
+    def ratio(self) -> float:
+        """1 where nothing was learnt by heart."""
+        return self.held_out / max(self.training, 1e-12)
+
+
+@dataclass(frozen=True)
+class HeadsAndQueries(Experiment):
+    """How far the first of two ends from where it would alone, and how much is learnt by heart."""
+
+    def rows(self, scene: Scene) -> Sequence[Entry]:
+        """Every power of four that divides D as T, with M T = D."""
+        counts = [4**power for power in range(6) if scene.dim % 4**power == 0]
+        sizes = ({"queries": count, "heads": scene.dim // count} for count in counts)
+        return [Entry(f"T = {size['queries']}", "ap-ood", size, selected=True) for size in sizes]
+
+    def carry_out(self, study: Study) -> Findings:
+        """Independence on the first split, over-fitting on all."""
+        (mode,) = study.modes
+        scene = study.scene(mode)
+        apart = {what: _difference(study, mode, what) for what in ("heads", "queries")}
+        rows = self.rows(scene)
+        learnt: dict[str, list[_Distances]] = {}
+        with bar(len(rows) * study.seeds, "fit") as progress:
+            for row in rows:
+                for number in range(study.seeds):
+                    learnt.setdefault(row.label, []).append(_distances(study, mode, row, number))
+                    progress.update()
+        ratios = {label: Spread.of([one.ratio for one in own]) for label, own in learnt.items()}
+        points = {row.parameters["queries"]: ratios[row.label] for row in rows}
+        results = {
+            "relative_difference_from_training_alone": apart,
+            "distances": {label: [one._asdict() for one in own] for label, own in learnt.items()},
+        }
+        claims = [
+            Claim(
+                "Heads with the same start remain identical under SGD", apart["heads"] < _SAME, f"{apart['heads']:.1e}"
+            ),
+            Claim("Queries with the same start do not", apart["queries"] > _SAME, f"{apart['queries']:.1e}"),
+            rising("How much farther unseen ID sequences are over T", [ratio.mean for ratio in ratios.values()]),
+        ]
+        figures = {
+            "figure": lambda: curves_of(
+                {"Over-fitting": [Curve("AP-OOD, M T = D", points)]}, "queries T", "held-out / training distance"
+            )
+        }
+        tables = [Table("Apart from the one alone", _apart_grid(apart)), Table("Over-fitting", _distance_grid(learnt))]
+        return Findings(results, tables, figures, claims)
+
+
+def _difference(study: Study, mode: Mode, what: str) -> float:
+    """How far the first of two ends from where it ends alone, relative to the way it goes."""
+    train = study.split(mode, 0).train
+    steps = study.settings.steps or _SGD_STEPS
+    start = torch.randn(2, train.dim, generator=torch.Generator().manual_seed(0))
+    both = start[:, None] if what == "heads" else start[None]
+    alone = _descended(train, start[:1, None], steps)
+    apart = _descended(train, both, steps)[0, 0] - alone[0, 0]
+    return float(apart.norm() / (alone[0, 0] - start[0]).norm())
+
+
+def _descended(train: TokenSource, start: Tensor, steps: int) -> Tensor:
+    """Queries `[M, T, D]` after so many steps of plain gradient descent on the paper's loss."""
+    queries = start.clone().requires_grad_()
+    beta = beta_of("1/sqrt(D)", train.dim)
+    for chosen in _some(shuffled(train, seed=0, batch_size=_BATCH), steps):
+        batch = train.select(chosen)
+        pooled = attention_pool(batch, queries, beta)
+        distances = (pooled.value - prototype(pooled)).square().mean(0)
+        loss = (distances - queries.square().sum((1, 2)).log()).sum()
+        (gradient,) = torch.autograd.grad(loss, queries)
+        # the loss is quadratic in the tokens: longer ones need shorter steps
+        rate = _RATE / float(batch.values.float().square().sum(1).mean())
+        with torch.no_grad():
+            queries -= rate * gradient
+    return queries.detach()
+
+
+def _some(batches: Iterator[Tensor], count: int) -> Iterator[Tensor]:
+    return (chosen for _, chosen in zip(range(count), batches, strict=False))
+
+
+def _distances(study: Study, mode: Mode, row: Entry, number: int) -> _Distances:
+    data = study.split(mode, number)
+    detector = row.detector(study, mode, number)
+    done = run(detector, data.train, None, {"test": data.test}, study.cache)
+    model = fitted(detector, data.train, None, study.cache)
+    assert isinstance(model, APOOD)
+    # s = Σ_j (log |W_j|² - d²_j)
+    held_out = (float(model.log_norms_.double().sum()) - float(done.scores["test"].mean())) / len(model.log_norms_)
+    return _Distances(model.mean_distance_, held_out)
+
+
+def _apart_grid(apart: dict[str, float]) -> Grid:
+    cells: dict[tuple[str, str], Cell] = {
+        (f"two {what}", "difference"): (Figure(f"{v:.1e}"),) for what, v in apart.items()
+    }
+    legend = "Of two that are trained with SGD: how far the first ends from where it ends alone, relative to its way."
+    return Grid([Block(None, [f"two {what}" for what in apart])], ["difference"], cells, legend)
+
+
+def _distance_grid(learnt: dict[str, list[_Distances]]) -> Grid:
+    columns = {"training": "training", "held_out": "held out", "ratio": "ratio"}
+    cells: dict[tuple[str, str], Cell] = {}
+    for label, own in learnt.items():
+        for name, column in columns.items():
+            mean, deviation = Spread.of([getattr(one, name) for one in own])
+            reach = "" if deviation is None else f" ±{deviation:.2f}"
+            cells[label, column] = (Figure(f"{mean:.2f}{reach}"),)
+    legend = "Mean squared distance a head of ID sequences that were learnt from and of others; a ratio of 1 is ideal."
+    return Grid([Block(None, list(learnt))], list(columns.values()), cells, legend)
+
+
+HEADS_AND_QUERIES_BENCH = HeadsAndQueries(
+    "heads-vs-queries", replace(SUMMARIZATION, settings=Settings(train=_SEQUENCES)), modes=("input",)
+)

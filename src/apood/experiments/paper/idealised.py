@@ -1,0 +1,103 @@
+"""The idealised kernel distance of appendix B.3, which the paper found to be worse than attention."""
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from apood.detectors.base import Detector
+from apood.fitting.checkpoint import Checkpoint
+from apood.support.arguments import number, whole_number
+from apood.support.errors import DivergedWarning
+from apood.tokens.batch import TokenBatch
+from apood.tokens.loader import shuffled
+from apood.tokens.source import TokenSource, token_budget
+
+__all__ = ["IdealisedKernel"]
+
+_LARGEST_EXPONENT = 60.0  # so that a kernel value stays finite; beyond, no gradient is left
+
+
+class IdealisedKernel(Detector):
+    """d²(Z) = Σ_j (mean_s k(z_s, w_j) - μ_j)², k(a, b) = exp(β aᵀb) aᵀb, μ_j its mean over the training sequences.
+
+    Equation 38 of the paper with one query a head: AP-OOD without the normalisation of its softmax. Trained like
+    AP-OOD: Adam at 0.01, a cosine, and -Σ_j log |w_j|² against collapse.
+
+    Args:
+        heads: M.
+        beta: β; None for 1/√D.
+        steps: gradient steps.
+        batch_size: sequences a step.
+        learning_rate: peak rate of Adam.
+        seed: of the start and of the batches.
+    """
+
+    name = "idealised-kernel"
+
+    weights_: Tensor
+    centre_: Tensor
+    beta_: float
+
+    def __init__(
+        self,
+        heads: int = 1,
+        beta: float | None = None,
+        steps: int = 1000,
+        batch_size: int = 512,
+        learning_rate: float = 0.01,
+        seed: int = 0,
+    ) -> None:
+        self.heads = heads
+        self.beta = beta
+        self.steps = steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.seed = seed
+
+    def check_parameters(self) -> None:
+        """Refuses constructor arguments that make no sense."""
+        for name in ("heads", "steps", "batch_size"):
+            whole_number(name, getattr(self, name), least=1)
+        whole_number("seed", self.seed, least=0)
+        if self.beta is not None:
+            number("beta", self.beta, least=0)
+        number("learning_rate", self.learning_rate, above=0)
+
+    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
+        self.beta_ = 1 / math.sqrt(source.dim) if self.beta is None else self.beta
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        start = torch.randn(self.heads, source.dim, generator=torch.Generator().manual_seed(self.seed))
+        weights = start.to(device).requires_grad_()
+        optimizer = torch.optim.Adam([weights], self.learning_rate)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
+        batches = shuffled(source, seed=self.seed, batch_size=self.batch_size)
+        for step, chosen in zip(range(self.steps), batches, strict=False):
+            values = self._values(source.select(chosen), weights)
+            distances = (values - values.mean(0)).square().mean(0)
+            loss = (distances - weights.square().sum(1).log()).sum()
+            if not bool(loss.isfinite()):
+                warnings.warn(f"Training broke off at step {step}: its loss is {loss}.", DivergedWarning, stacklevel=2)
+                break
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            cosine.step()
+        self.weights_ = weights.detach().cpu()
+        with torch.no_grad():
+            parts = [self._values(batch, weights).sum(0) for batch in source.batches(token_budget(source.dim))]
+        self.centre_ = (torch.stack(parts).sum(0) / len(source)).cpu()
+
+    def _score(self, tokens: TokenBatch) -> Tensor:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        values = self._values(tokens, self.weights_.to(device))
+        return -(values - self.centre_.to(device)).square().sum(1)
+
+    def _values(self, tokens: TokenBatch, weights: Tensor) -> Tensor:
+        """The mean kernel value of every sequence and head, `[N, M]`."""
+        similarities = tokens.values.to(weights.device, torch.float32) @ weights.T
+        kernel = (self.beta_ * similarities).clamp_max(_LARGEST_EXPONENT).exp() * similarities
+        sums = kernel.new_zeros(len(tokens), weights.shape[0])
+        owners = torch.arange(len(tokens)).repeat_interleave(tokens.lengths).to(weights.device)
+        return sums.index_add(0, owners, kernel) / tokens.lengths.to(weights.device)[:, None]

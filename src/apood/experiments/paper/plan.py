@@ -1,0 +1,207 @@
+"""What an experiment will do, and what it will cost: told before any work."""
+
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from apood.detectors.ap_ood import APOOD
+from apood.detectors.knn import KNN
+from apood.experiments.paper.bench import Experiment
+from apood.experiments.paper.data import OOD, Data
+from apood.experiments.paper.entries import Entry
+from apood.experiments.paper.model import Model
+from apood.experiments.paper.settings import SHARE
+from apood.experiments.paper.stores import Embedding
+from apood.experiments.paper.study import RecipeChoice, Scene, grid_of
+from apood.experiments.paper.survey import Survey, survey
+from apood.experiments.paper.tasks import Mode
+from apood.support.errors import InputError
+
+__all__ = ["Plan", "plan_of", "refuse_little_disk"]
+
+# Floating-point operations a second that are sustained, and how much slower generation, word by word, is: rough.
+_CORE, _GPU = 2e10, 5e13
+_GENERATING = {"cpu": 2.0, "cuda": 20.0}
+_STORED_BYTES = 2  # float16
+_STEPS = {"paper": (1000, 512), "robust": (300, 64)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done.
+
+    Attributes:
+        facts: for people, in the order they are told.
+        disk: bytes that will be written, about.
+        seconds: that it will take, about.
+    """
+
+    facts: dict[str, object]
+    disk: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Fits of a mode: how many, their floating-point operations, and the bytes they leave."""
+
+    text: str
+    operations: float
+    disk: int
+
+
+def plan_of(
+    experiment: Experiment,
+    data: Data,
+    model: Model | None,
+    wanted: Sequence[Embedding],
+    *,
+    seeds: int,
+    recipe: RecipeChoice,
+    out: Path,
+) -> Plan:
+    """Counts what is there and what is missing; files on this machine are read once for it."""
+    surveys = {(e.mode, e.role): _known(e) or survey(e, experiment.task) for e in wanted}
+    waiting = [e for e in wanted if e.done is None]
+    facts: dict[str, object] = {"left out": ", ".join(data.left_out)} if data.left_out else {}
+    if model is None:
+        return Plan(facts, 0, 0.0)
+    facts["model"] = _about_model(model, experiment)
+    facts |= _downloads(model, waiting)
+    for mode in _modes(wanted):
+        own = {e.role.removeprefix(OOD): _about_set(e, surveys[mode, e.role]) for e in wanted if e.mode == mode}
+        facts[f"embed, {mode}"] = own
+    disk = sum(round(math.prod(surveys[e.mode, e.role]) * model.dim * _STORED_BYTES) for e in waiting)
+    operations = sum(_embedding_operations(e, surveys[e.mode, e.role], model) for e in waiting)
+    works = {mode: _fits(experiment, mode, surveys, data, model.dim, seeds, recipe) for mode in _modes(wanted)}
+    facts |= {f"fit, {mode}": work.text for mode, work in works.items()}
+    disk += sum(work.disk for work in works.values())
+    operations += sum(work.operations for work in works.values())
+    seconds = operations / _speed()
+    facts["disk"] = f"about {_size(disk)} below {out}, where {_size(_free(out))} are free"
+    facts["time"] = f"about {_duration(seconds)} on {_machine()}, by order of magnitude"
+    return Plan(facts, disk, seconds)
+
+
+def refuse_little_disk(plan: Plan, out: Path) -> None:
+    """Refuses an experiment that would fill the disk."""
+    if (free := _free(out)) < plan.disk:
+        raise InputError(
+            f"The experiment needs about {_size(plan.disk)} of disk below {out}, where only {_size(free)} are free."
+        )
+
+
+def _modes(wanted: Sequence[Embedding]) -> list[Mode]:
+    return list(dict.fromkeys(embedding.mode for embedding in wanted))
+
+
+def _known(embedding: Embedding) -> Survey | None:
+    done = embedding.done
+    return None if done is None else Survey(done["sequences"], done["tokens"] / max(done["sequences"], 1))
+
+
+def _about_model(model: Model, experiment: Experiment) -> str:
+    lost = [mode for mode in experiment.modes if mode in experiment.task.modes and mode not in model.modes]
+    without = f"; it generates nothing, so {lost[0]} is left out" if lost else ""
+    return f"{model.given}: D = {model.dim}, about {_million(model.parameters)} parameters{without}"
+
+
+def _downloads(model: Model, waiting: Sequence[Embedding]) -> dict[str, object]:
+    wanted = [] if model.found is not None else [f"{model.given} (about {_size(4 * model.parameters)})"]
+    streamed = dict.fromkeys(name for e in waiting if not e.source.local for name in e.source.inputs)
+    wanted += [f"{name}, streamed" for name in streamed]
+    return {"download": "\n".join(wanted)} if wanted else {}
+
+
+def _about_set(embedding: Embedding, found: Survey) -> str:
+    names = ", ".join(name if not embedding.source.local else Path(name).name for name in embedding.source.inputs)
+    if embedding.done is not None:
+        return f"{found.sequences:,} from {names}, done"
+    most = "" if embedding.source.local else "at most "
+    return f"{most}{found.sequences:,} from {names}, about {found.tokens:,.0f} tokens each"
+
+
+def _embedding_operations(embedding: Embedding, found: Survey, model: Model) -> float:
+    if embedding.mode == "input":
+        return 2 * model.parameters * found.sequences * found.tokens
+    drawn = 1 + int(embedding.options["samples"])
+    read = float(embedding.options["max_tokens"])
+    slower = _GENERATING["cuda" if torch.cuda.is_available() else "cpu"]
+    return 2 * model.parameters * found.sequences * (read + slower * drawn * found.tokens)
+
+
+def _fits(
+    experiment: Experiment,
+    mode: Mode,
+    surveys: Mapping[tuple[Mode, str], Survey],
+    data: Data,
+    dim: int,
+    seeds: int,
+    recipe: RecipeChoice,
+) -> _Work:
+    settings = data.settings
+    aux = surveys.get((mode, "aux"))
+    train = surveys.get((mode, "id_train")) or surveys[mode, "id"]
+    scene = Scene(mode, dim, round(SHARE * aux.sequences) if aux else 0, settings)
+    rows = experiment.rows(scene)
+    searches = (
+        []
+        if recipe == "robust" or aux is None
+        else [supervised for supervised in (False, True) if _asks(rows, supervised)]
+    )
+    tried = sum(math.prod(map(len, grid_of(settings, dim, supervised=one).values())) for one in searches)
+    steps, batch = _STEPS[recipe]
+    trained = tried + seeds * sum(issubclass(row.kind, APOOD) for row in rows)
+    a_fit = (settings.steps or steps) * min(batch, train.sequences) * train.tokens * dim * dim * 6
+    text = f"{_counted(len(rows), 'row')} on {_counted(seeds, 'split')}"
+    if tried:
+        text = f"{_counted(tried, 'setting')} of AP-OOD to choose from, then {text}"
+    learnt = [round(SHARE * train.sequences) * dim * 4 if issubclass(row.kind, KNN) else 16 * dim * dim for row in rows]
+    return _Work(text, trained * a_fit, seeds * sum(learnt) + tried * 16 * dim * dim)
+
+
+def _asks(rows: Sequence[Entry], supervised: bool) -> bool:
+    return any(row.selected and (row.aux > 0) == supervised for row in rows)
+
+
+def _million(count: int) -> str:
+    return f"{count / 1e6:,.0f} million" if count >= 1e6 else f"{count:,}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def _speed() -> float:
+    return _GPU if torch.cuda.is_available() else _CORE * (os.cpu_count() or 1)
+
+
+def _machine() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count() or 1} CPU cores"
+
+
+def _free(out: Path) -> int:
+    """Free bytes where `out` will lie."""
+    place = out.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def _size(count: int) -> str:
+    if count < 1e6:
+        return f"{count / 1e3:.0f} kB"
+    return f"{count / 1e6:.0f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return _counted(max(1, round(seconds)), "second")
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.0f} hours" if seconds < 3 * 86400 else f"{seconds / 86400:.0f} days"

@@ -1,0 +1,150 @@
+"""One experiment from its options to its files: checked first, then embedded, fitted and written, resumable."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from apood.experiments.paper.bench import Experiment
+from apood.experiments.paper.catalogue import CATALOGUE, experiment
+from apood.experiments.paper.data import MANIFEST, Data, paper_data, read_manifest
+from apood.experiments.paper.findings import Findings
+from apood.experiments.paper.model import Model, look_at
+from apood.experiments.paper.outputs import versions, write_findings
+from apood.experiments.paper.plan import Plan, plan_of, refuse_little_disk
+from apood.experiments.paper.stores import Embedding, embed_all, embeddings, file_digests
+from apood.experiments.paper.study import RecipeChoice, Study
+from apood.support.arguments import one_of, whole_number
+from apood.support.errors import ApoodError, InputError
+from apood.support.files import refuse_unwritable
+
+__all__ = ["Options", "Prepared", "Profile", "prepare"]
+
+Profile = Literal["paper", "local"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user decides.
+
+    Attributes:
+        profile: "paper" for the paper's model and sets, "local" for a folder with a manifest and a model.
+        data: that folder; in profile "paper" the one with what was downloaded by hand.
+        model: folder or hub id, instead of the paper's.
+        seeds: how many splits; None for as many as the paper has.
+        recipe: of AP-OOD; "robust" is the default of apood, without a search.
+        skip: OOD sets to leave out.
+        out: where stores, fits and results are kept; experiments may share it.
+    """
+
+    profile: Profile = "local"
+    data: Path | None = None
+    model: str | None = None
+    seeds: int | None = None
+    recipe: RecipeChoice = "paper"
+    skip: Sequence[str] = ()
+    out: Path = Path("bench")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment that is known to have all it needs."""
+
+    name: str
+    experiment: Experiment
+    options: Options
+    data: Data
+    model: Model | None
+    wanted: Sequence[Embedding]
+    seeds: int
+    plan: Plan
+
+    @property
+    def folder(self) -> Path:
+        """Where its results go."""
+        return self.options.out / self.name
+
+    @property
+    def title(self) -> str:
+        """What it is, in one line."""
+        listed = CATALOGUE[self.name]
+        return f"{self.name}: {listed.about} ({listed.shows})"
+
+    def carry_out(self) -> tuple[Findings, list[Path]]:
+        """Embeds, fits, scores and writes; what was done before is not done again."""
+        started = time.monotonic()
+        if self.model is not None:
+            embed_all(self.wanted, self.experiment.task, self.model)
+        study = Study(
+            self.experiment.task,
+            self.data,
+            {(embedding.mode, embedding.role): embedding.folder for embedding in self.wanted},
+            seeds=self.seeds,
+            recipe=self.options.recipe,
+            cache=self.options.out / "cache",
+            train_share=self.experiment.train_share,
+            model=self.model,
+        )
+        findings = self.experiment.carry_out(study)
+        seconds = time.monotonic() - started
+        return findings, write_findings(findings, self.folder, self.title, self._manifest(seconds))
+
+    def _manifest(self, seconds: float) -> dict[str, Any]:
+        """What would have to be the same for the same figures."""
+        stores = [embedding.done for embedding in self.wanted]
+        files = {role: file_digests(source) for role, source in self.data.sources.items()}
+        return {
+            "experiment": self.name,
+            "shows": CATALOGUE[self.name].shows,
+            "profile": self.options.profile,
+            "recipe": self.options.recipe,
+            "seeds": list(range(self.seeds)),
+            "settings": asdict(self.data.settings),
+            "model": None if self.model is None else {"name": self.model.given, "identity": self.model.identity},
+            "files": files,
+            "stores": stores,
+            "left_out": list(self.data.left_out),
+            "versions": versions(),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(seconds, 1),
+        }
+
+
+def prepare(name: str, options: Options, *, dry_run: bool = False) -> Prepared:
+    """Checks everything that can be checked before the work: manifest, files, model, disk.
+
+    A model of the hub is fetched, unless it is a dry run.
+    """
+    chosen = experiment(name)
+    one_of("profile", options.profile, get_args(Profile))
+    one_of("recipe", options.recipe, get_args(RecipeChoice))
+    seeds = chosen.seeds if options.seeds is None else options.seeds
+    whole_number("seeds", seeds, 1)
+    if find_spec("matplotlib") is None:  # said now rather than after hours
+        raise ApoodError("Figures need matplotlib, which `pip install 'apood[report]'` brings.")
+    data = _data(chosen, options)
+    if chosen.needs_aux and "aux" not in data.sources:
+        raise InputError(f"The experiment {name} learns from AUX sequences, and the {MANIFEST} names none as aux.")
+    if not dry_run:
+        refuse_unwritable(options.out / name / "results.json")
+    model = look_at(options.model, chosen.task, fetch=not dry_run)
+    wanted: list[Embedding] = []
+    if model is not None:
+        wanted = embeddings(chosen.task, data, model, options.out / "stores", chosen.modes_of(model))
+    read = chosen.look_into(data)
+    plan = plan_of(chosen, data, model, wanted, seeds=seeds, recipe=options.recipe, out=options.out)
+    plan = replace(plan, facts={**read, **plan.facts})
+    if not dry_run:
+        refuse_little_disk(plan, options.out)
+    return Prepared(name, chosen, options, data, model, wanted, seeds, plan)
+
+
+def _data(chosen: Experiment, options: Options) -> Data:
+    if options.profile == "paper":
+        return paper_data(chosen.task, options.data, options.skip)
+    if options.data is None:
+        raise InputError(f"Profile local needs --data, a folder with a {MANIFEST} that says what its files are for.")
+    return read_manifest(options.data, chosen.task, options.skip)

@@ -1,0 +1,176 @@
+"""The token stores of an experiment: which there are, and how they come to be.
+
+A store is known by what went into it, so experiments that share a folder share their stores. It is complete when a
+file beside it says so; one that is not goes on where it stopped.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from apood.encoders.audio import AudioEncoder
+from apood.encoders.embed import EmbedCounts, embed_to_store, limited
+from apood.encoders.encoder import Encoder
+from apood.encoders.inputs import read_records, shuffled
+from apood.encoders.open import open_encoder
+from apood.encoders.record import BadRecord, Record
+from apood.encoders.sounds import read_sounds
+from apood.experiments.paper.data import OOD, Data, Source
+from apood.experiments.paper.model import Model
+from apood.experiments.paper.tasks import Mode, Task
+from apood.support.errors import InputError
+from apood.support.files import read_json, sha256_of, write_json
+from apood.tokens.digest import content_digest
+from apood.tokens.store import TokenStore
+
+__all__ = ["Embedding", "embed_all", "embeddings", "file_digests", "records_of", "refuse_too_few"]
+
+_LEAST = {"id": 4, "id_train": 3, "id_test": 1, "aux": 3}
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """One set in one mode, as a token store.
+
+    Attributes:
+        role: of the set.
+        mode: whose states.
+        source: where the set comes from.
+        limit: how many sequences at most.
+        options: of the encoder.
+        folder: of the store.
+    """
+
+    role: str
+    mode: Mode
+    source: Source
+    limit: int
+    options: dict[str, Any]
+    folder: Path
+
+    @property
+    def done(self) -> dict[str, Any] | None:
+        """What a complete store says of itself; None while it is not complete."""
+        try:
+            content = read_json(self._note)
+            return content if isinstance(content, dict) and (self.folder / "index.json").exists() else None
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def _note(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.json")
+
+    def finish(self, counts: EmbedCounts) -> None:
+        """Says that the store is complete, and what went into it."""
+        store = TokenStore(self.folder, channels=())
+        write_json(
+            self._note,
+            {
+                "role": self.role,
+                "mode": self.mode,
+                "inputs": list(self.source.inputs),
+                "files": file_digests(self.source),
+                "sequences": len(store),
+                "tokens": store.tokens,
+                "dim": store.dim,
+                "skipped_as_bad": counts.bad,
+                "encoder": dict(store.encoder or {}),
+                "digest": content_digest(store),
+            },
+        )
+
+
+def embeddings(task: Task, data: Data, model: Model, folder: Path, modes: Sequence[Mode]) -> list[Embedding]:
+    """Every store that the experiment needs below `folder`."""
+    settings = data.settings
+    wanted = {"id": settings.train, "id_train": settings.train, "aux": settings.aux}
+    found = []
+    for mode in modes:
+        options = _encoder_options(task, data, mode)
+        for role, source in data.sources.items():
+            limit = settings.stored(wanted.get(role, settings.evaluated))
+            known = [model.identity, options, _known_by(source), limit]
+            digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
+            name = re.sub(r"\W+", "-", role.removeprefix(OOD).lower()).strip("-")
+            found.append(Embedding(role, mode, source, limit, options, folder / f"{name}-{mode}-{digest}"))
+    return found
+
+
+def _known_by(source: Source) -> list[Any]:
+    """What a set is, wherever its files lie."""
+    digests = file_digests(source)
+    return [[digests.get(name, name) for name in source.inputs], source.field, source.labels]
+
+
+def _encoder_options(task: Task, data: Data, mode: Mode) -> dict[str, Any]:
+    if task.items == "sounds":
+        return {}
+    settings = data.settings
+    if mode == "input":
+        return {"mode": mode, "max_tokens": settings.max_tokens, "logprobs": None if task.input_logprobs else False}
+    prompt = {} if data.prompt is None else {"template": data.prompt}
+    limits = {"max_tokens": settings.max_tokens, "max_new_tokens": settings.max_new_tokens}
+    return {"mode": mode, **limits, "samples": settings.samples, **prompt}
+
+
+def embed_all(wanted: Sequence[Embedding], task: Task, model: Model) -> None:
+    """Makes the stores that are not complete; the model is loaded only if there are any."""
+    waiting = [embedding for embedding in wanted if embedding.done is None]
+    for mode in dict.fromkeys(embedding.mode for embedding in waiting):
+        own = [embedding for embedding in waiting if embedding.mode == mode]
+        encoder = open_encoder(model.found or model.given, **own[0].options)
+        for embedding in own:
+            embedding.folder.parent.mkdir(parents=True, exist_ok=True)
+            records = limited(records_of(embedding.source, task, encoder), embedding.limit)
+            counts = embed_to_store(
+                records, encoder, embedding.folder, resume=True, skip_bad=True, total=_total(embedding)
+            )
+            refuse_too_few(embedding.role, len(TokenStore(embedding.folder, channels=())))
+            embedding.finish(counts)
+
+
+def _total(embedding: Embedding) -> int | None:
+    return None if embedding.source.local else embedding.limit
+
+
+def refuse_too_few(role: str, count: int) -> None:
+    """A split needs some sequences of every set."""
+    if count < (least := _LEAST.get(role, 1)):
+        raise InputError(f"{role} has {count} sequences that can be used, and at least {least} are needed.")
+
+
+def records_of(source: Source, task: Task, encoder: Encoder | None = None) -> Iterator[Record | BadRecord]:
+    """The records of a set: texts of local files in random order, since theirs may be one of kinds."""
+    if task.items == "sounds":
+        needs = {}
+        if isinstance(encoder, AudioEncoder):
+            needs = {"rate": encoder.rate, "least_samples": encoder.least_samples}
+        sounds = read_sounds(source.inputs, **needs)
+        return (r for r in sounds if isinstance(r, BadRecord) or not source.labels or r.item.label in source.labels)
+    records = read_records(source.inputs, field=source.field)
+    return shuffled(records, 0) if source.shuffled else records
+
+
+def file_digests(source: Source) -> dict[str, str]:
+    """What the files of a set are, by their paths; nothing for what does not lie in a file of its own."""
+    found = {}
+    for name in source.inputs:
+        path = Path(name)
+        if path.is_file():
+            found[name] = _file_digest(path, path.stat().st_size, path.stat().st_mtime_ns)
+        elif path.is_dir():
+            sizes = sorted((str(p.relative_to(path)), p.stat().st_size) for p in path.rglob("*") if p.is_file())
+            found[name] = hashlib.sha256(json.dumps(sizes).encode()).hexdigest()
+    return found
+
+
+@lru_cache(maxsize=256)
+def _file_digest(path: Path, size: int, changed: int) -> str:  # noqa: ARG001
+    """Read once, as long as size and time of change are the same: every mode and every step asks for it."""
+    return sha256_of(path)

@@ -1,0 +1,146 @@
+"""What an experiment works with once its stores are there: splits of them, settings, and fits that are kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from apood.detectors.ap_ood import APOOD
+from apood.evaluation.selection import Selection, select
+from apood.evaluation.splits import SplitData
+from apood.experiments.paper.data import OOD, Data
+from apood.experiments.paper.model import Model
+from apood.experiments.paper.settings import SHARE, Settings, beta_of
+from apood.experiments.paper.tasks import Mode, Task
+from apood.tokens.source import TokenSource
+from apood.tokens.store import TokenStore
+from apood.tokens.subset import Subset, split
+
+__all__ = ["RecipeChoice", "Scene", "Study", "grid_of"]
+
+RecipeChoice = Literal["paper", "robust"]
+_TEST_SHARE = 0.2  # of an ID set that is not parted by its files
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What decides which rows a table has.
+
+    Attributes:
+        mode: whose states are looked at.
+        dim: D.
+        aux: how many AUX sequences a split has.
+        settings: of the experiment.
+    """
+
+    mode: Mode
+    dim: int
+    aux: int
+    settings: Settings
+
+
+class Study:
+    """The stores of an experiment, and what is chosen and fitted on them.
+
+    Args:
+        task: what it is about.
+        data: its sets.
+        stores: by mode and role.
+        seeds: how many splits.
+        recipe: of AP-OOD.
+        cache: where fits and scores are kept.
+        train_share: how much of the ID training store a split draws.
+        model: whose tokens they are.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        data: Data,
+        stores: Mapping[tuple[Mode, str], Path],
+        *,
+        seeds: int,
+        recipe: RecipeChoice,
+        cache: Path,
+        train_share: float = SHARE,
+        model: Model | None = None,
+    ) -> None:
+        self.data, self.model, self._train_share = data, model, train_share
+        self.task, self.settings, self.seeds, self.recipe, self.cache = task, data.settings, seeds, recipe, cache
+        self.ood, self.left_out = tuple(data.ood), data.left_out
+        self._stores = dict(stores)
+        self.selections: dict[tuple[Mode, bool], Selection] = {}
+
+    @property
+    def modes(self) -> list[Mode]:
+        """Whose states there are."""
+        return list(dict.fromkeys(mode for mode, _ in self._stores))
+
+    def scene(self, mode: Mode) -> Scene:
+        """What decides which rows the table of a mode has."""
+        train = self._opened(mode, "id_train" if (mode, "id_train") in self._stores else "id", ())
+        aux = self._opened(mode, "aux", ()) if (mode, "aux") in self._stores else None
+        return Scene(mode, train.dim, 0 if aux is None else round(SHARE * len(_filled(aux))), self.settings)
+
+    def split(self, mode: Mode, number: int, channels: Sequence[str] = ()) -> SplitData:
+        """The data of split `number`, with those channels."""
+        train: TokenSource
+        test: TokenSource
+        if (mode, "id") in self._stores:
+            train, test = split(_filled(self._opened(mode, "id", channels)), _TEST_SHARE, number)
+        else:
+            whole = _filled(self._opened(mode, "id_train", channels))
+            train = whole if self._train_share == 1 else self._drawn(whole, number)
+            test = self._drawn(self._opened(mode, "id_test", channels), number)
+        has_aux = (mode, "aux") in self._stores
+        return SplitData(
+            train=train,
+            aux=self._drawn(_filled(self._opened(mode, "aux", channels)), number) if has_aux else None,
+            test=test,
+            validation=None,
+            ood={name: self._drawn(self._opened(mode, OOD + name, channels), number) for name in self.ood},
+        )
+
+    def selected(self, mode: Mode, *, supervised: bool) -> dict[str, Any]:
+        """The settings of AP-OOD that tell ID from AUX validation sequences best, of the paper's grid.
+
+        They are chosen once, on the first split. Without AUX sequences nothing can be chosen, and the robust recipe
+        needs no choice: both take their recipe's defaults.
+        """
+        if self.recipe == "robust" or (mode, "aux") not in self._stores:
+            return {}
+        if (mode, supervised) not in self.selections:
+            data = self.split(mode, 0)
+            grid = grid_of(self.settings, data.train.dim, supervised=supervised)
+            first = {name: values[0] for name, values in grid.items()}
+            detector = APOOD(recipe="paper", steps=self.settings.steps, **first)
+            self.selections[mode, supervised] = select(
+                detector, data.train, aux=data.aux, supervised=supervised, grid=grid, cache=self.cache
+            )
+        best = self.selections[mode, supervised].best
+        assert best is not None  # with outliers there always is one
+        return dict(best.settings)
+
+    def _opened(self, mode: Mode, role: str, channels: Sequence[str]) -> TokenStore:
+        return TokenStore(self._stores[mode, role], channels=channels)
+
+    def _drawn(self, source: TokenSource, number: int) -> TokenSource:
+        """At least one sequence, however few there are."""
+        return split(source, max(SHARE, 1 / len(source)), number)[1]
+
+
+def _filled(store: TokenStore) -> TokenSource:
+    """Without the sequences that have no tokens, from which nothing can be learnt."""
+    filled = store.lengths > 0
+    return store if bool(torch.all(filled)) else Subset(store, filled)
+
+
+def grid_of(settings: Settings, dim: int, *, supervised: bool) -> dict[str, list[Any]]:
+    """The paper's grid, as far as T divides D; M is D / T by the recipe."""
+    grid: dict[str, list[Any]] = {
+        "beta": sorted({beta_of(beta, dim) for beta in settings.betas}),
+        "queries": [queries for queries in settings.queries if dim % queries == 0] or [1],
+    }
+    return grid | ({"aux_weight": list(settings.aux_weights)} if supervised else {})

@@ -1,0 +1,106 @@
+"""Results as tables, each figure beside the one that the paper has in its place."""
+
+from collections.abc import Sequence
+
+from apood.evaluation.comparison import Spread
+from apood.evaluation.rows import MEAN
+from apood.experiments.paper.findings import Table
+from apood.experiments.paper.published import Published
+from apood.experiments.paper.study import Study
+from apood.experiments.paper.trials import Result
+from apood.report.grid import Block, Cell, Figure, Grid, marks
+
+__all__ = ["shown", "tables_of"]
+
+_DIGITS = 1
+
+
+def tables_of(study: Study, results: Sequence[Result], paper: Published | None) -> list[Table]:
+    """One table a mode: rows down, OOD sets and their mean across."""
+    return [
+        Table(f"{mode.capitalize()} OOD", _grid(study, [r for r in results if r.mode == mode], paper))
+        for mode in dict.fromkeys(result.mode for result in results)
+    ]
+
+
+def shown(spread: Spread) -> str:
+    """`95.3 ±0.2`; without a deviation where there is one split."""
+    if spread.std is None:
+        return f"{spread.mean:.{_DIGITS}f}"
+    return f"{spread.mean:.{_DIGITS}f} ±{spread.std:.{_DIGITS}f}"
+
+
+def _grid(study: Study, results: Sequence[Result], paper: Published | None) -> Grid:
+    whole = [result for result in results if not result.failures]
+    columns = [*study.ood, *([MEAN] if len(study.ood) > 1 else [])]
+    cells: dict[tuple[str, str], Cell] = {}
+    for column in columns:
+        lines = [_line(study, whole, column, metric, paper) for metric in ("auroc", "fpr95")]
+        for result in whole:
+            cells[result.entry.label, column] = tuple(line[result.entry.label] for line in lines)
+    labels = [result.entry.label for result in results]
+    return Grid([Block(None, labels)], columns, cells, _legend(study, paper), _notes(study, results))
+
+
+def _line(
+    study: Study, results: Sequence[Result], column: str, metric: str, paper: Published | None
+) -> dict[str, Figure]:
+    """One metric of a column, by row."""
+    spreads = {result.entry.label: result.figure(column, metric) for result in results}
+    ranks = marks(
+        {label: spread.mean for label, spread in spreads.items()}, _DIGITS, highest=metric == "auroc", second=True
+    )
+    found = {}
+    for result in results:
+        label = result.entry.label
+        theirs = None if paper is None else paper.figures(result.mode, label, column, study.ood)
+        beside = "" if theirs is None else f" ({getattr(theirs, metric):.{_DIGITS}f})"
+        found[label] = Figure(shown(spreads[label]) + beside, ranks[label])
+    return found
+
+
+def _chosen(study: Study, results: Sequence[Result]) -> str:
+    """Of all rows that learn from as many AUX sequences."""
+    found = []
+    for supervised in dict.fromkeys(result.entry.aux > 0 for result in results if result.entry.selected):
+        selection = study.selections.get((results[0].mode, supervised))
+        if selection is not None and selection.best is not None:
+            settings = ", ".join(f"{name} {_rounded(value)}" for name, value in selection.best.settings.items())
+            found.append(f"{settings}, the best of {len(selection.points)} settings by AUROC against AUX sequences")
+    if not found:
+        return "AP-OOD has the defaults of its recipe: there are no AUX sequences to choose settings by."
+    return f"AP-OOD, but for what a row says: {'; '.join(found)}."
+
+
+def _rounded(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _legend(study: Study, paper: Published | None) -> str:
+    spread = f", mean ± standard deviation over {study.seeds} splits" if study.seeds > 1 else ""
+    sentences = [
+        f"AUROC (higher is better) and FPR95 (lower is better) in percent{spread}; the best of a column is bold, the "
+        "second underlined."
+    ]
+    if paper is not None:
+        same = set(study.ood) == set(paper.columns)
+        of_mean = "" if same else "; its mean is that over the sets which are here too"
+        sentences.append(f"In parentheses the paper's figure ({paper.table}){of_mean}.")
+    if study.left_out:
+        sentences.append(f"Sets that are not here: {', '.join(study.left_out)}.")
+    return " ".join(sentences)
+
+
+def _notes(study: Study, results: Sequence[Result]) -> list[str]:
+    """How settings were chosen, why a row has no figures, and what fits warned of: how often, and the first reason."""
+    notes = []
+    if any(result.entry.selected for result in results) and study.recipe == "paper":
+        notes.append(_chosen(study, results))
+    for result in results:
+        if failed := result.failures:
+            count = f"{len(failed)} of {len(result.splits) + len(failed)} splits failed, the first:"
+            notes.append(f"– {result.entry.label}: {count} {failed[0]}")
+        if warned := [split.warnings for split in result.splits if split.warnings]:
+            count = f"{len(warned)} of {len(result.splits)} fits warned, the first:"
+            notes.append(f"† {result.entry.label}: {count} {warned[0][0]}")
+    return notes

@@ -1,0 +1,125 @@
+"""Every row of a table on every split, fitted and scored once and kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from apood.detectors.description import to_json
+from apood.evaluation.comparison import SplitResult, Spread
+from apood.evaluation.rows import MEAN, mean_row, result_rows
+from apood.evaluation.runs import run
+from apood.evaluation.workers import Failure, attempt
+from apood.experiments.paper.data import OOD
+from apood.experiments.paper.entries import Entry
+from apood.experiments.paper.study import Study
+from apood.experiments.paper.tasks import Mode
+from apood.support.errors import InputError
+from apood.support.progress import bar
+from apood.tokens.subset import Subset
+
+__all__ = ["Result", "carry_out", "mean_auroc"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row of a mode's table and what came of it on each split; one that failed on some has no figures."""
+
+    mode: Mode
+    entry: Entry
+    parameters: dict[str, Any]
+    splits: list[SplitResult]
+    failures: list[str] = field(default_factory=list)
+
+    def figure(self, dataset: str, metric: str) -> Spread:
+        """A metric on one OOD set (or `MEAN`), in percent."""
+        rows = [row for split in self.splits for row in split.rows if row["dataset"] == dataset]
+        return Spread.of([cast(float, dict(row)[metric]) for row in rows])
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures as plain JSON."""
+        facts = {
+            "mode": self.mode,
+            "row": self.entry.label,
+            "method": self.entry.kind.name,
+            "parameters": {name: to_json(value) for name, value in self.parameters.items()},
+            "aux": self.entry.aux,
+            "failures": self.failures,
+            "splits": [vars(split) for split in self.splits],
+        }
+        if self.failures:
+            return facts
+        datasets = dict.fromkeys(row["dataset"] for split in self.splits for row in split.rows)
+        figures = {
+            dataset: {metric: self.figure(dataset, metric)._asdict() for metric in ("auroc", "fpr95")}
+            for dataset in datasets
+        }
+        return facts | {"results": figures}
+
+
+class _Trial(NamedTuple):
+    """One row on one split."""
+
+    study: Study
+    mode: Mode
+    entry: Entry
+    number: int
+
+
+def carry_out(study: Study, entries: Mapping[Mode, Sequence[Entry]]) -> list[Result]:
+    """The results of all rows; one that cannot be fitted or scored stops no other, and all together are an error."""
+    results = []
+    with bar(study.seeds * sum(map(len, entries.values())), "fit") as progress:
+        for mode, own in entries.items():
+            for entry in own:
+                outcomes = []
+                for number in range(study.seeds):
+                    progress.set_description(f"{mode}: {entry.label}, split {number + 1}")
+                    outcomes.append(attempt(_split_result, _Trial(study, mode, entry, number)))
+                    progress.update()
+                results.append(_result(study, mode, entry, outcomes))
+    if results and all(result.failures for result in results):
+        first = results[0]
+        raise InputError(
+            f"None of the {len(results)} rows could be fitted and scored; "
+            f"the first: {first.entry.label} ({first.mode}), {first.failures[0]}"
+        )
+    return results
+
+
+def _result(study: Study, mode: Mode, entry: Entry, outcomes: Sequence[SplitResult | Failure]) -> Result:
+    failures = [
+        f"split {number}: {outcome.reason}"
+        for number, outcome in enumerate(outcomes, start=1)
+        if isinstance(outcome, Failure)
+    ]
+    done = [outcome for outcome in outcomes if isinstance(outcome, SplitResult)]
+    parameters = entry.detector(study, mode, 0).get_params(deep=False) if done else {}
+    return Result(mode, entry, parameters, done, failures)
+
+
+def _split_result(trial: _Trial) -> SplitResult:
+    study, mode, entry, number = trial
+    detector = entry.detector(study, mode, number)
+    data = study.split(mode, number, sorted(detector.requires - {"tokens"}))
+    aux = None
+    if entry.aux:
+        assert data.aux is not None, "rows with AUX are asked for where there are some"
+        aux = Subset(data.aux, slice(entry.aux))
+    named = {OOD + name: source for name, source in data.ood.items()}
+    done = run(detector, data.train, aux, {"test": data.test, **named}, study.cache)
+    rows = result_rows(entry.label, done.scores["test"], {name: done.scores[OOD + name] for name in data.ood})
+    return SplitResult(
+        seed=number,
+        training_seed=detector.get_params(deep=False).get("seed"),
+        rows=[*rows, mean_row(rows)],
+        accepted=None,
+        fit_seconds=done.fit_seconds,
+        seconds_per_thousand=done.seconds_per_thousand,
+        artefact_bytes=done.artefact_bytes,
+        warnings=done.warnings,
+    )
+
+
+def mean_auroc(result: Result) -> float:
+    """The mean AUROC over the OOD sets and splits, in percent."""
+    return result.figure(MEAN, "auroc").mean

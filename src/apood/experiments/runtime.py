@@ -1,0 +1,269 @@
+"""The paper's performance measurements (appendix D.9: table 11, figures 7 to 10), on this machine.
+
+As there, a time is that of a single batch that lies ready, the mean and standard deviation of 10 after 5 that only
+warm up, and outputs are forced to one length. Detectors are timed as people call them, from tokens to scores on the
+CPU. They are fitted on random tokens, since how long a score takes does not depend on what was learnt.
+"""
+
+import math
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from apood.detectors.ap_ood import APOOD
+from apood.detectors.base import Detector
+from apood.detectors.deep_svdd import DeepSVDD
+from apood.detectors.knn import KNN
+from apood.detectors.mahalanobis import Mahalanobis
+from apood.encoders.device import as_device
+from apood.experiments.runtime_backbone import Backbone, folder_backbone, random_backbone
+from apood.experiments.runtime_profiles import (
+    AP_OOD,
+    DEEP_SVDD,
+    ENCODER,
+    GENERATION,
+    MAHALANOBIS,
+    PROFILES,
+    Case,
+    Profile,
+    profile_of,
+)
+from apood.support.arguments import one_of
+from apood.support.errors import FitWarning
+from apood.support.files import refuse_unwritable, write_json
+from apood.support.progress import track
+from apood.support.source_digest import source_digest
+from apood.support.version import __version__
+from apood.tokens.batch import TokenBatch
+
+__all__ = ["MANIFEST", "RESULTS", "Plan", "measure", "plan_runtime"]
+
+RESULTS, MANIFEST = "results.json", "manifest.json"
+
+_LAUNCH = 3e-4  # seconds that a detector's call takes at least
+_LAYER = 4e-4  # seconds that a layer takes at least, by the token when it generates
+_LOADING = 15.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that will be measured, with what, and about how long it takes."""
+
+    profile: Profile
+    backbone: Backbone
+    cases: list[Case]
+    seconds: float
+    seed: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For people."""
+        profile, gpu = self.profile, self.backbone.device.type == "cuda"
+        return {
+            "model": self.backbone.name,
+            "device": torch.cuda.get_device_name(self.backbone.device)
+            if gpu
+            else f"CPU, {torch.get_num_threads()} threads",
+            "measurements": len(self.cases),
+            "batches each": f"{profile.warm_up} to warm up, {profile.measured} measured",
+            "usual batch": f"{profile.batch} sequences of {profile.context} tokens",
+            "outputs": f"{profile.new_tokens} tokens, beams: {profile.beams}" if self.backbone.generates else "none",
+            "takes about": f"{self.seconds:.0f} s" if self.seconds < 120 else f"{self.seconds / 60:.0f} min",
+        }
+
+
+def plan_runtime(
+    model: Path | None = None,
+    profile: str = "local",
+    device: str | None = None,
+    seed: int = 0,
+    *,
+    quick: bool = False,
+) -> Plan:
+    """Loads the model and says what is to be measured.
+
+    Args:
+        model: folder of a text model; None for PEGASUS with random weights.
+        profile: "paper" for the sizes of the paper, "local" for about a minute.
+        device: None for a GPU if there is one.
+        seed: of random weights, tokens and texts.
+        quick: whether everything is tiny, for a first look.
+    """
+    one_of("profile", profile, PROFILES)
+    place = as_device(device)
+    backbone = folder_backbone(model, place) if model is not None else random_backbone(place, seed, quick=quick)
+    sizes = profile_of(profile, gpu=place.type == "cuda", quick=quick)
+    room = backbone.context - (sizes.new_tokens if backbone.loaded.kind == "causal" else 0)
+    sizes = sizes.within(max(1, room))
+    cases = [*sizes.model_cases(generates=backbone.generates), *sizes.detector_cases()]
+    return Plan(sizes, backbone, cases, _estimate(sizes, backbone, cases), seed)
+
+
+def measure(plan: Plan, out: Path) -> dict[str, Any]:
+    """Measures all cases and writes results.json and manifest.json to the folder `out`; returns the results."""
+    refuse_unwritable(out / RESULTS)
+    started = time.perf_counter()
+    detectors = _Detectors(plan)
+    with torch.inference_mode():
+        measurements = [
+            {**asdict(case), **_timed(plan, case, detectors)} for case in track(plan.cases, "measure", len(plan.cases))
+        ]
+    results = {
+        "device": plan.facts["device"],
+        "model": plan.backbone.facts,
+        "profile": asdict(plan.profile),
+        "measurements": measurements,
+    }
+    write_json(out / RESULTS, results)
+    write_json(out / MANIFEST, _manifest(plan, time.perf_counter() - started))
+    return results
+
+
+def _manifest(plan: Plan, seconds: float) -> dict[str, Any]:
+    import transformers
+
+    return {
+        "experiment": "runtime",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        "seed": plan.seed,
+        "versions": {
+            "apood": __version__,
+            "source": source_digest(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+class _Detectors:
+    """Fitted detectors, of which the last one is kept."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._device, self._seed = plan.backbone.device, plan.seed
+        self._kept: tuple[tuple[str, int, int], Detector] | None = None
+        self.dim = plan.backbone.dim
+        generator = torch.Generator().manual_seed(plan.seed)
+        values = torch.randn(4 * self.dim, self.dim, generator=generator).to(self._device, plan.backbone.dtype)
+        self._train = TokenBatch.from_lengths(values, [2] * (2 * self.dim))
+
+    def of(self, case: Case) -> Detector:
+        key = (case.what, case.heads, case.queries)
+        if self._kept is None or self._kept[0] != key:
+            with warnings.catch_warnings(), torch.inference_mode(mode=False), torch.enable_grad():
+                warnings.simplefilter("ignore", FitWarning)  # one step is for timing, not for detecting
+                self._kept = key, self._fitted(case)
+        return self._kept[1]
+
+    def _fitted(self, case: Case) -> Detector:
+        device = str(self._device)
+        if case.what == AP_OOD:
+            found: Detector = APOOD(
+                heads=case.heads, queries=case.queries, recipe="paper", steps=1, seed=self._seed, device=device
+            )
+        elif case.what == MAHALANOBIS:
+            found = Mahalanobis()
+        else:
+            found = DeepSVDD(steps=1, seed=self._seed) if case.what == DEEP_SVDD else KNN()
+        return found.fit(self._train)
+
+
+def _timed(plan: Plan, case: Case, detectors: _Detectors) -> dict[str, Any]:
+    """Mean and standard deviation in milliseconds; both None where memory did not suffice."""
+    try:
+        times = _times(plan, _runner(plan, case, detectors))
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return {"mean_ms": None, "deviation_ms": None}
+    return {"mean_ms": statistics.mean(times), "deviation_ms": statistics.stdev(times)}
+
+
+def _runner(plan: Plan, case: Case, detectors: _Detectors) -> Callable[[torch.Generator], Callable[[], object]]:
+    """From a generator to a call on a batch that lies ready."""
+    backbone, profile = plan.backbone, plan.profile
+    if case.what == ENCODER:
+        return lambda generator: _bound(backbone.encode, backbone.random_ids(case.batch, case.context, generator))
+    if case.what == GENERATION:
+        return lambda generator: _bound(
+            backbone.generate,
+            backbone.random_ids(case.batch, case.context, generator),
+            profile.new_tokens,
+            profile.beams,
+        )
+    detector = detectors.of(case)
+
+    def ready(generator: torch.Generator) -> Callable[[], object]:
+        local = torch.Generator(backbone.device).manual_seed(int(torch.randint(2**31, (), generator=generator)))
+        shape = (case.batch * case.context, detectors.dim)
+        values = torch.randn(shape, generator=local, device=backbone.device, dtype=backbone.dtype)
+        return _bound(detector.score_samples, TokenBatch.from_lengths(values, [case.context] * case.batch))
+
+    return ready
+
+
+def _bound(function: Callable[..., object], *arguments: Any) -> Callable[[], object]:
+    return lambda: function(*arguments)
+
+
+def _times(plan: Plan, ready: Callable[[torch.Generator], Callable[[], object]]) -> list[float]:
+    """Milliseconds of the batches that count."""
+    generator = torch.Generator().manual_seed(plan.seed)
+    times = []
+    for number in range(plan.profile.warm_up + plan.profile.measured):
+        run = ready(generator)
+        _synchronize(plan.backbone.device)
+        started = time.perf_counter()
+        run()
+        _synchronize(plan.backbone.device)
+        if number >= plan.profile.warm_up:
+            times.append((time.perf_counter() - started) * 1e3)
+    return times
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _estimate(profile: Profile, backbone: Backbone, cases: Sequence[Case]) -> float:
+    """Seconds, from the operations of every case and how many a second a matrix product has here."""
+    rate, dim = _operations_a_second(backbone), backbone.dim
+    named = backbone.loaded.model.named_parameters()
+    weights: int = sum(parameter.numel() for name, parameter in named if "embed" not in name and "shared" not in name)
+    if backbone.loaded.kind == "encoder-decoder":
+        weights //= 2  # a token passes through either half
+    layers = math.ceil(weights / (12 * dim**2))  # of the usual shape
+
+    def seconds(case: Case) -> float:
+        tokens = case.batch * case.context
+        if case.what in (ENCODER, GENERATION):
+            encoder = layers * _LAYER + 2 * weights * tokens / rate
+            outputs = layers * _LAYER + 2 * weights * case.batch * profile.beams / rate
+            return encoder + (profile.new_tokens * outputs if case.what == GENERATION else 0)
+        return _LAUNCH + 2 * tokens * dim * (case.heads * case.queries + 10) / rate
+
+    batches, first = profile.warm_up + profile.measured, _LOADING if backbone.device.type == "cuda" else 1.0
+    return first + batches * sum(map(seconds, cases))
+
+
+def _operations_a_second(backbone: Backbone, side: int = 1024) -> float:
+    square = torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(backbone.device, backbone.dtype)
+    best = math.inf
+    for _ in range(3):
+        _synchronize(backbone.device)
+        started = time.perf_counter()
+        torch.mm(square, square)
+        _synchronize(backbone.device)
+        best = min(best, time.perf_counter() - started)
+    return 2 * side**3 / best

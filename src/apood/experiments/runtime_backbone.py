@@ -1,0 +1,124 @@
+"""The transformer whose times the detectors' are compared with: one from a folder, or one of PEGASUS's shape.
+
+Times do not depend on what the weights are, so random ones do.
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apood.encoders.device import default_dtype
+from apood.encoders.language.padding import Padded
+from apood.encoders.language.text_model import TextModel
+from apood.encoders.pretrained import LoadedTextModel, find_pretrained, kind_of, load_config, load_text_model, quiet
+from apood.support.errors import InputError
+from apood.tokens.batch import dtype_name
+
+__all__ = ["Backbone", "folder_backbone", "random_backbone"]
+
+_GENERATING = ("causal", "encoder-decoder")
+_LARGE = {"layers": 16, "width": 1024, "feed_forward": 4096, "attention_heads": 16, "vocabulary": 96_103}
+_SMALL = {"layers": 4, "width": 256, "feed_forward": 1024, "attention_heads": 4, "vocabulary": 8000}
+_TINY = {"layers": 1, "width": 16, "feed_forward": 32, "attention_heads": 2, "vocabulary": 100}
+_POSITIONS = 1024
+_MOST_CONTEXT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A model on its device, what it is called, and how long its inputs may be."""
+
+    name: str
+    loaded: LoadedTextModel
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def generates(self) -> bool:
+        """Whether it has a head to generate with."""
+        return self.loaded.kind in _GENERATING
+
+    @property
+    def context(self) -> int:
+        """Tokens that an input may have at most."""
+        return min(self.loaded.context, _MOST_CONTEXT)
+
+    @property
+    def dim(self) -> int:
+        """Of its tokens."""
+        with torch.inference_mode():
+            return self.encode(self.random_ids(1, 1, torch.Generator().manual_seed(0))).shape[2]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a reader of the results wants to know of it."""
+        return {
+            "name": self.name,
+            "kind": self.loaded.kind,
+            "dtype": dtype_name(self.dtype),
+            "parameters": sum(parameter.numel() for parameter in self.loaded.model.parameters()),
+        }
+
+    def random_ids(self, batch: int, context: int, generator: torch.Generator) -> Tensor:
+        """Token ids `[batch, context]`, drawn on the CPU so that a seed gives the same anywhere."""
+        vocabulary = int(self.loaded.config.get_text_config().vocab_size)
+        return torch.randint(vocabulary // 10, vocabulary, (batch, context), generator=generator).to(self.device)
+
+    def encode(self, ids: Tensor) -> Tensor:
+        """States `[batch, context, D]`: of the encoder, or of a causal model without its head."""
+        lengths = torch.full((len(ids),), ids.shape[1])
+        return TextModel(self.loaded.model, self.loaded.kind).read(Padded(ids, None, lengths)).states
+
+    def generate(self, ids: Tensor, new_tokens: int, beams: int) -> Tensor:
+        """Outputs that are all `new_tokens` long, whatever the model would have stopped at."""
+        model = self.loaded.model
+        settings = copy.deepcopy(model.generation_config)
+        unused = dict.fromkeys(("max_length", "min_length", "temperature", "top_k", "top_p", "forced_eos_token_id"))
+        lengths = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
+        fill = {"pad_token_id": self.loaded.padding_id, "use_cache": True}
+        settings.update(**unused, **lengths, **fill, do_sample=False, num_beams=beams)
+        with quiet():
+            output: Tensor = model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
+            )
+        return output
+
+
+def folder_backbone(folder: Path, device: torch.device) -> Backbone:
+    """A text model from a local folder, of any kind."""
+    pretrained = find_pretrained(folder)
+    dtype = default_dtype(device)
+    generates = kind_of(load_config(pretrained)) in _GENERATING
+    loaded = load_text_model(pretrained, dtype, generates=generates, logprobs=False)
+    loaded.model.to(device).eval()
+    return Backbone(pretrained.name, loaded, device, dtype)
+
+
+def random_backbone(device: torch.device, seed: int, *, quick: bool) -> Backbone:
+    """PEGASUS with random weights: as large as PEGASUS large on a GPU, small on a CPU."""
+    try:
+        from transformers import PegasusConfig, PegasusForConditionalGeneration
+    except ImportError as error:
+        raise InputError("The runtime experiment needs the package transformers: pip install 'apood[hf]'.") from error
+    gpu = device.type == "cuda"
+    size = _TINY if quick else _LARGE if gpu else _SMALL
+    config = PegasusConfig(
+        vocab_size=size["vocabulary"],
+        d_model=size["width"],
+        max_position_embeddings=_POSITIONS,
+        **{f"{part}_layers": size["layers"] for part in ("encoder", "decoder")},
+        **{f"{part}_ffn_dim": size["feed_forward"] for part in ("encoder", "decoder")},
+        **{f"{part}_attention_heads": size["attention_heads"] for part in ("encoder", "decoder")},
+    )
+    # drawn where it will run: a CPU takes long for half a billion numbers
+    with quiet(), torch.random.fork_rng(devices=[device] if gpu else []), device:
+        torch.manual_seed(seed)
+        model = PegasusForConditionalGeneration(config)
+    dtype = default_dtype(device)
+    name = "PEGASUS large" if size is _LARGE else f"PEGASUS made small, D = {size['width']}"
+    loaded = LoadedTextModel(model.to(device, dtype).eval(), config, "encoder-decoder")
+    return Backbone(f"{name}, random weights", loaded, device, dtype)

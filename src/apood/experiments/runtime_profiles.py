@@ -1,0 +1,134 @@
+"""How much the runtime experiment measures: the sizes of its profiles, and the single measurements they come to."""
+
+from dataclasses import dataclass, replace
+
+__all__ = [
+    "AP_OOD", "DEEP_SVDD", "ENCODER", "GENERATION", "KNN", "MAHALANOBIS", "METHODS", "PROFILES", "Case", "Profile",
+    "profile_of",
+]  # fmt: skip
+
+PROFILES = ("paper", "local")
+
+AP_OOD, MAHALANOBIS, KNN, DEEP_SVDD = "AP-OOD", "Mahalanobis", "KNN", "Deep SVDD"
+METHODS = (AP_OOD, MAHALANOBIS, KNN, DEEP_SVDD)
+ENCODER, GENERATION = "encoder", "generation"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to time: a detector that scores, the encoder, or encoder and decoder together.
+
+    `heads` and `queries` are AP-OOD's, and 0 for everything else.
+    """
+
+    what: str
+    batch: int
+    context: int
+    heads: int = 0
+    queries: int = 0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The sizes of an experiment.
+
+    Attributes:
+        batch: sequences where nothing else is said, as for table 11.
+        context: tokens a sequence, likewise.
+        heads: M, likewise.
+        queries: T, likewise.
+        batches: of figure 8.
+        head_counts: of figure 9.
+        query_counts: of figure 9.
+        model_batches: of figure 10.
+        contexts: of figure 10.
+        new_tokens: how long every output is made.
+        beams: of the search for it.
+        warm_up: batches before the clock is read.
+        measured: batches whose mean and deviation count.
+    """
+
+    batch: int
+    context: int
+    heads: int
+    queries: int
+    batches: tuple[int, ...]
+    head_counts: tuple[int, ...]
+    query_counts: tuple[int, ...]
+    model_batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    new_tokens: int
+    beams: int
+    warm_up: int = 5
+    measured: int = 10
+
+    def within(self, context: int) -> "Profile":
+        """The profile for a model that has positions for so many tokens."""
+        contexts = tuple(size for size in self.contexts if size <= context) or (context,)
+        return replace(self, context=min(self.context, context), contexts=contexts)
+
+    def detector_cases(self) -> list[Case]:
+        """Table 11, and figures 7 to 9, of detectors."""
+        usual = (self.heads, self.queries)
+        by_batch = [
+            Case(method, batch, self.context, *(usual if method == AP_OOD else ()))
+            for method in METHODS
+            for batch in sorted({*self.batches, self.batch})
+        ]
+        grid = [
+            Case(AP_OOD, self.batch, self.context, heads, queries)
+            for heads in self.head_counts
+            for queries in self.query_counts
+        ]
+        return list(dict.fromkeys(by_batch + grid))
+
+    def model_cases(self, *, generates: bool) -> list[Case]:
+        """The rest of table 11, and figure 10."""
+        sizes = [(batch, self.context) for batch in sorted({*self.model_batches, self.batch})]
+        sizes += [(self.batch, context) for context in sorted({*self.contexts, self.context})]
+        parts = (ENCODER, GENERATION) if generates else (ENCODER,)
+        return list(dict.fromkeys(Case(part, batch, context) for part in parts for batch, context in sizes))
+
+
+_PAPER = Profile(
+    batch=32,
+    context=512,
+    heads=256,
+    queries=4,
+    batches=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    head_counts=(1, 16, 128, 256, 1024),
+    query_counts=(1, 4, 16),
+    model_batches=(1, 2, 4, 8, 16, 32, 64, 128),
+    contexts=(64, 128, 256, 512, 1024),
+    # the paper does not say how long its outputs are; these are the settings that PEGASUS large comes with
+    new_tokens=256,
+    beams=8,
+)
+_LOCAL_GPU = replace(_PAPER, model_batches=(1, 4, 16, 32, 64), contexts=(128, 256, 512, 1024), new_tokens=16, beams=1)
+_LOCAL_CPU = replace(
+    _PAPER, batch=8, context=64, model_batches=(1, 4, 8, 16, 32), contexts=(32, 64, 128, 256), new_tokens=8, beams=1
+)
+_QUICK = Profile(
+    batch=2,
+    context=8,
+    heads=4,
+    queries=2,
+    batches=(1, 2, 4),
+    head_counts=(1, 4),
+    query_counts=(1, 2),
+    model_batches=(1, 2),
+    contexts=(4, 8),
+    new_tokens=2,
+    beams=1,
+    warm_up=1,
+    measured=2,
+)
+
+
+def profile_of(name: str, *, gpu: bool, quick: bool) -> Profile:
+    """The sizes: `paper` is what the paper measured, `local` takes about a minute, `quick` is for a first look."""
+    if quick:
+        return _QUICK
+    if name == "paper":
+        return _PAPER
+    return _LOCAL_GPU if gpu else _LOCAL_CPU

@@ -1,0 +1,88 @@
+"""The product of queries and tokens that every kernel begins with.
+
+Columns are the M * T queries one after the other. A tile is `[columns, tokens]`, in this order, so that the softmax
+over tokens runs along the second dimension of the product, which one thread holds almost entirely: reductions need
+hardly any shuffles.
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = ["add_product", "load_bias", "only", "similarities", "similarities_of_rows"]
+
+
+@triton.jit
+def add_product(left, right, acc, BK: tl.constexpr):
+    """`acc + left @ right`, float32 factors in three tf32 products.
+
+    Tensor cores truncate as they accumulate, and the errors of a long sum grow with its length: float32 sums each block
+    on its own first. The last argument keeps the compiler from joining the two sums.
+    """
+    if left.dtype == tl.float32:
+        acc += tl.dot(left, right, input_precision="tf32x3", max_num_imprecise_acc=BK)
+    else:
+        acc = tl.dot(left, right, acc)
+    return acc
+
+
+@triton.jit
+def similarities_of_rows(
+    z, w, rows, here, column, columns,
+    DIM: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """acc[c, s] = w_c · z[rows[s]] in float32, 0 where not `here`."""
+    acc = tl.zeros((BC, BS), tl.float32)
+    cols = column + tl.arange(0, BC)
+    depth = tl.arange(0, BK)
+    z_at = z + rows.to(tl.int64)[None, :] * DIM + depth[:, None]
+    w_at = w + cols.to(tl.int64)[:, None] * DIM + depth[None, :]
+    for k in tl.range(0, DIM, BK, num_stages=STAGES):
+        if DIM % BK == 0:
+            queries = tl.load(w_at + k, mask=(cols < columns)[:, None], other=0.0)
+            tokens = tl.load(z_at + k, mask=here[None, :], other=0.0)
+        else:
+            left = depth < DIM - k
+            queries = tl.load(w_at + k, mask=(cols < columns)[:, None] & left[None, :], other=0.0)
+            tokens = tl.load(z_at + k, mask=here[None, :] & left[:, None], other=0.0)
+        acc = add_product(queries, tokens, acc, BK)
+    return acc
+
+
+@triton.jit
+def similarities(
+    z, w, start, stop, column, columns,
+    DIM: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """acc[c, s] = w_c · z_s of BS tokens from `start` on.
+
+    With TMA, `z` and `w` are tensor descriptors: the copy engine of the GPU reads the tiles. What lies behind `stop` is
+    then arbitrary, NaN included.
+    """
+    if TMA:
+        acc = tl.zeros((BC, BS), tl.float32)
+        row = tl.cast(start, tl.int32)
+        for k in tl.range(0, DIM, BK, num_stages=STAGES):
+            queries = w.load([column, k])
+            tokens = z.load([row, k])
+            acc = add_product(queries, tokens.T, acc, BK)
+    else:
+        rows = start + tl.arange(0, BS)
+        acc = similarities_of_rows(z, w, rows, rows < stop, column, columns, DIM, BC, BS, BK, STAGES)
+    return acc
+
+
+@triton.jit
+def only(acc, here, TMA: tl.constexpr):
+    """`similarities` of tokens that are `here`, else 0, as they come without TMA: a logit of -inf does not undo NaN."""
+    if TMA:
+        acc = tl.where(here[None, :], acc, 0.0)
+    return acc
+
+
+@triton.jit
+def load_bias(halves, tokens, here, kappa, EUCLIDEAN: tl.constexpr):
+    """What is added to the logits (in units of log 2) of tokens: -κ |z|²/2, and -inf where not `here`."""
+    bias = tl.where(here, 0.0, float("-inf"))
+    if EUCLIDEAN:
+        bias -= kappa * tl.load(halves + tokens, mask=here, other=0.0)
+    return bias

@@ -1,0 +1,69 @@
+"""`apood bench`: the list, the plan, a run, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from apood.experiments.paper.catalogue import CATALOGUE, experiment
+
+MANIFEST = """
+id_train = "train.jsonl"
+id_test = "test.jsonl"
+[ood]
+other = "other.jsonl"
+[settings]
+train = 40
+evaluated = 20
+max_tokens = 8
+steps = 3
+"""
+
+
+@pytest.fixture
+def data(files: Path) -> Path:
+    (files / "apood-data.toml").write_text(MANIFEST, encoding="utf-8")
+    return files
+
+
+def test_without_a_name_the_experiments_are_listed(apood):
+    shown = " ".join(apood("bench").stdout.split())
+    for name, listed in CATALOGUE.items():
+        assert f"{name} {listed.shows}: {listed.about}" in shown
+    assert "toy figures 1 and 2" in shown and "runtime table 11" in shown
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_experiment_that_is_listed_is_there(apood, name):
+    assert experiment(name).name == name
+    assert f"apood bench {name} [OPTIONS]" in " ".join(apood("bench", name, "--help").stdout.split())
+
+
+def test_a_dry_run_tells_the_plan_and_does_nothing(apood, data, model, tmp_path):
+    out = tmp_path / "out"
+    arguments = ("bench", "summarization", "--data", data, "--model", model, "--out", out, "--dry-run")
+    shown = " ".join(apood(*arguments).stdout.split())
+    assert "experiment summarization: unsupervised, a summarizer (table 1)" in shown
+    assert "other: 25 from other.jsonl" in shown and "disk about" in shown and "time about" in shown
+    assert json.loads(apood(*arguments, "--json").stdout)["left out"] == "CNN/DM, Newsroom, Reddit, Samsum"
+    assert not out.exists()
+
+
+def test_a_run_shows_its_tables_and_says_where_they_are(apood, data, model, tmp_path):
+    arguments = ("bench", "score-ablation", "--data", data, "--model", model, "--seeds", "1", "--out", tmp_path)
+    shown = apood(*arguments).stdout
+    assert "Input OOD" in shown and "s_min" in shown and "table.tex" in shown
+    results = json.loads(apood(*arguments, "--json").stdout)
+    assert results == json.loads((tmp_path / "score-ablation" / "results.json").read_text(encoding="utf-8"))
+
+
+def test_what_is_refused(refused, data, tmp_path):
+    assert refused("bench", "magic") == (
+        f"There is no experiment 'magic'; there are {', '.join(['toy', 'runtime', *CATALOGUE])}."
+    )
+    assert "Profile local needs --data" in refused("bench", "audio", "--out", tmp_path)
+    assert "'--profile'" in refused("bench", "audio", "--profile", "mine")
+    assert "There is no OOD set 'x' to skip" in refused("bench", "audio", "--data", data, "--skip", "x")
+    assert "the paper leaves it open" in refused("bench", "audio", "--profile", "paper")
+    sentence = refused("bench", "summarization", "--profile", "paper", "--dry-run")
+    assert "newsroom" in sentence and "--skip NAME leaves an OOD set out" in sentence

@@ -1,0 +1,79 @@
+"""Training of AP-OOD: the same loss wherever the tokens lie, and the same pass over the corpus."""
+
+import pytest
+import torch
+from builders import random_tokens
+
+from apood.detectors.ap_ood_loss import spread, squared_distances
+from apood.detectors.ap_ood_recipe import resolve
+from apood.detectors.ap_ood_start import prepare
+from apood.detectors.ap_ood_training import Training, pool_corpus
+from apood.pooling import Pooled, attention_pool, prototype
+from apood.tokens.resident import copied
+from apood.tokens.skip_first import SkipFirst
+from apood.tokens.subset import Subset
+
+DIM, CPU = 8, torch.device("cpu")
+LENGTHS = {"uniform": [6] * 40, "ragged": [1 + i % 11 for i in range(40)]}
+
+
+def sources(kind):
+    """ID and AUX sequences that are read like a store."""
+    return [Subset(random_tokens(LENGTHS[kind], DIM, seed=seed, dtype=torch.float32), slice(None)) for seed in (0, 1)]
+
+
+def losses(source, aux, recipe, steps):
+    """The losses of some steps of a fit that stands still, and the gradient of the last one."""
+    start = prepare(source, recipe, torch.Generator().manual_seed(0), CPU)
+    weights = start.weights.clone().requires_grad_()
+    training = Training(source, aux, recipe, start, weights, 0.5, seed=3)
+    try:
+        found = [training(step) for step in steps]
+    finally:
+        training.close()
+    found[-1][0].backward()
+    return torch.tensor([[float(x.detach()) for x in pair] for pair in found]), weights.grad
+
+
+@pytest.mark.parametrize("recipe", ["robust", "paper"])
+@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_resident_corpus_is_learnt_in_the_same_batches(recipe, kind, skip):
+    resolved = resolve(recipe, batch_size=12, steps=10)
+    streamed, resident = sources(kind), copied(sources(kind), CPU)
+    if skip:
+        streamed, resident = [SkipFirst(own) for own in streamed], [own.without_first() for own in resident]
+    for first in (0, 7):  # from the start, and where a checkpoint goes on
+        steps = range(first, 10)
+        expected, found = (losses(source, None, resolved, steps) for source, _ in (streamed, resident))
+        assert torch.equal(expected[0], found[0]) and torch.equal(expected[1], found[1])
+        expected, found = (losses(source, aux, resolved, steps) for source, aux in (streamed, resident))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)  # one pool adds up in another order than two
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_the_pass_over_a_resident_corpus_is_that_over_its_source(kind):
+    recipe = resolve("robust")
+    (source, _), (resident, _) = sources(kind), copied(sources(kind), CPU)
+    start = prepare(source, recipe, torch.Generator().manual_seed(0), CPU)
+    sample = torch.tensor([0, 3, 39])
+    found, expected = (
+        pool_corpus(own, start.queries(start.weights), 0.7, recipe, start, sample) for own in (resident, source)
+    )
+    assert all(map(torch.equal, found, expected))
+    pooled = attention_pool(source.select(sample), start.queries(start.weights), 0.7, frame=start.frame)
+    torch.testing.assert_close(found.sample, pooled.value)
+
+
+@pytest.mark.parametrize("of", ["distances", "prototype", "both"])
+def test_the_gradients_by_hand_are_those_of_the_definition(of):
+    value, log_mass = (x.requires_grad_() for x in torch.randn(2, 7, 4, dtype=torch.float64))
+    pooled = Pooled(value, log_mass)
+    weights = torch.randn(2, 4, dtype=torch.float64) * torch.tensor([[of != "prototype"], [of != "distances"]])
+    found, expected = spread(pooled), (squared_distances(pooled).mean(0), prototype(pooled))
+    gradients = []
+    for distances, mu in (found, expected):
+        used = [x * w for x, w in zip((distances, mu), weights, strict=True) if bool(w.any())]
+        gradients.append(torch.autograd.grad(torch.stack(used).sum(), (value, log_mass)))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients[0], gradients[1])

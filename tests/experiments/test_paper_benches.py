@@ -1,0 +1,158 @@
+"""Every experiment of the paper in miniature: what it writes, and that nothing is done twice."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apood.evaluation.rows import MEAN
+from apood.experiments.paper.catalogue import CATALOGUE
+from apood.experiments.paper.published import published
+from apood.experiments.paper.run import Options, prepare
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SEEDS = 2
+PNG, TEX = b"\x89PNG\r\n\x1a\n", "\\begin{tabular}"
+FAMILIES = {"translation": "marian", "translation-supervised": "marian", "language-model": "gpt_neox"}
+FIGURES = {
+    "summarization-supervised": ["figure-input", "figure-output"],
+    "translation-supervised": ["figure-input", "figure-output"],
+    "scaling": ["figure-auroc", "figure-beta"],
+}
+TABLES = [name for name in CATALOGUE if published(name) is not None and "supervised" not in name] + [
+    "multiple-instance"
+]
+ONLY_INPUT = ("language-model", "audio", "multiple-instance")
+
+
+@pytest.fixture(scope="module")
+def outs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bench")
+
+
+@pytest.fixture(scope="module")
+def run(outs: Path, models: Callable[[str], Path], texts: Path, sounds: tuple[Path, Path], bags: Path) -> Any:
+    """Runs an experiment once and gives its folder; those on the same data share stores and fits."""
+    done: dict[str, Path] = {}
+
+    def once(name: str) -> Path:
+        if name not in done:
+            data, model = texts, None
+            if name == "audio":
+                data, model = sounds[0], str(sounds[1])
+            elif name == "multiple-instance":
+                data = bags
+            else:
+                model = str(models(FAMILIES.get(name, "pegasus")))
+            prepared = prepare(name, Options(data=data, model=model, seeds=SEEDS, out=outs))
+            _, written = prepared.carry_out()
+            assert all(path.is_file() for path in written)
+            done[name] = prepared.folder
+        return done[name]
+
+    return once
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_experiment_writes_all_its_files(name: str, run: Callable[[str], Path]) -> None:
+    folder = run(name)
+    for figure in FIGURES.get(name, ["figure"]):
+        assert (folder / f"{figure}.png").read_bytes().startswith(PNG)
+        assert "<svg" in (folder / f"{figure}.svg").read_text(encoding="utf-8")
+    assert TEX in (folder / "table.tex").read_text(encoding="utf-8")
+    assert (folder / "table.md").read_text(encoding="utf-8").startswith(f"# {name}: ")
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["seeds"] == list(range(SEEDS)) and manifest["versions"]["apood"]
+    assert all(len(digest) == 64 for files in manifest["files"].values() for digest in files.values())
+    assert all(len(store["digest"]) == 64 and store["sequences"] for store in manifest["stores"])
+    assert results_of(folder)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_have_all_rows_sets_and_figures_of_the_paper(name: str, run: Callable[[str], Path]) -> None:
+    rows = results_of(run(name))["rows"]
+    modes = ["input"] if name in ONLY_INPUT else ["input", "output"]
+    assert list(dict.fromkeys(row["mode"] for row in rows)) == modes
+    paper = published(name)
+    for row in rows:
+        assert row["failures"] == [] and len(row["splits"]) == SEEDS
+        assert (
+            set(row["results"]) == {split["dataset"] for split in row["splits"][0]["rows"]} and MEAN in row["results"]
+        )
+        for metrics in row["results"].values():
+            assert 0 <= metrics["auroc"]["mean"] <= 100 and metrics["fpr95"]["std"] >= 0
+    if paper is None:
+        return
+    known = {(mode, row) for mode, row, _ in paper.cells if mode in modes}
+    there = {(row["mode"], row["row"]) for row in rows}
+    if name != "heads-ablation":  # where T goes up to D, here 16
+        assert known <= there
+    for row in rows:
+        for column in paper.columns:
+            theirs = paper.cells.get((row["mode"], row["row"], column))
+            if theirs is not None and column in row["results"]:
+                assert row["results"][column]["auroc"]["paper"] == theirs.auroc
+                text = (run(name) / "table.md").read_text(encoding="utf-8")
+                assert f"({theirs.auroc:.1f})" in text and f"({theirs.fpr95:.1f})" in text
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if name.endswith("-supervised")])
+def test_curves_go_from_no_outliers_to_all(name: str, run: Callable[[str], Path]) -> None:
+    results = results_of(run(name))
+    counts = {
+        label: sorted({r["aux"] for r in results["rows"] if r["row"] == label}) for label in ("AP-OOD", "Deep SAD")
+    }
+    assert counts == {"AP-OOD": [0, 8, 24], "Deep SAD": [0, 8, 24]}  # 0.8 of 30
+    alone = {row["row"]: row["aux"] for row in results["rows"] if row["row"] == "Relative Mahalanobis"}
+    assert alone == {"Relative Mahalanobis": 24}  # 8 are fewer than D = 16
+    assert {(s["mode"], s["supervised"]) for s in results["selections"]} == {
+        (mode, supervised) for mode in ("input", "output") for supervised in (False, True)
+    }
+    assert "Binary logits" in (run(name) / "table.md").read_text(encoding="utf-8")
+
+
+def test_settings_are_chosen_from_the_grid_and_used(run: Callable[[str], Path]) -> None:
+    results = results_of(run("summarization"))
+    best = {selection["mode"]: selection["best"] for selection in results["selections"]}
+    assert best["input"]["queries"] == 4 and best["input"]["beta"] in (0.5, 0.25)  # D is 16
+    assert all(len(selection["points"]) == 2 for selection in results["selections"])
+    used = [row["parameters"] for row in results["rows"] if row["row"] == "AP-OOD"]
+    assert [own["beta"] for own in used] == [best["input"]["beta"], best["output"]["beta"]]
+    assert {own["recipe"] for own in used} == {"paper"} and {own["steps"] for own in used} == {4}
+
+
+def test_scaling_covers_every_size_with_its_best_beta(run: Callable[[str], Path]) -> None:
+    text = (run("scaling") / "table.md").read_text(encoding="utf-8")
+    assert text.count("β = 0.25") + text.count("β = 0.5") == 12 and "(99.4)" in text and "M = 1024" in text
+    assert len(results_of(run("scaling"))["rows"]) == 24
+
+
+def test_heads_are_learnt_alone_and_queries_are_not(run: Callable[[str], Path]) -> None:
+    results = results_of(run("heads-vs-queries"))
+    apart = results["relative_difference_from_training_alone"]
+    assert apart["heads"] < 1e-3 and apart["queries"] > 0.05
+    assert list(results["distances"]) == ["T = 1", "T = 4", "T = 16"]
+    assert all(one["training"] > 0 for own in results["distances"].values() for one in own)
+
+
+def test_attention_maps_show_two_heads_of_each_set(run: Callable[[str], Path]) -> None:
+    results = results_of(run("attention-maps"))
+    assert results["mode"] == "output"
+    assert [(look["dataset"], look["direction"]) for look in results["looks"]] == [
+        (name, direction) for name in ("CNN/DM", "extra") for direction in ("positive", "negative")
+    ]
+    for look in results["looks"]:
+        assert sum(look["weights"]) == pytest.approx(1, abs=1e-4) and len(look["weights"]) == len(look["pieces"])
+
+
+def test_bags_are_told_apart(run: Callable[[str], Path]) -> None:
+    rows = {row["row"]: row for row in results_of(run("multiple-instance"))["rows"]}
+    assert rows["Mahalanobis"]["results"]["others"]["auroc"]["mean"] > 90

@@ -1,0 +1,255 @@
+"""What is refused before any work, what a plan says, that nothing is done twice, and the paper's own data."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from small_data import SETTINGS, random_texts, write_lines
+from tiny_models import WORDS
+
+from apood.experiments.paper import plan as plan_module
+from apood.experiments.paper import stores as stores_module
+from apood.experiments.paper.catalogue import CATALOGUE
+from apood.experiments.paper.data import MANIFEST
+from apood.experiments.paper.run import Options, prepare
+from apood.experiments.paper.stores import embed_all
+from apood.support.errors import ApoodError, InputError
+from apood.tokens.store import TokenStore
+from apood.tokens.text import channel_texts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ID = 'id_train = "train.jsonl"\nid_test = "test.jsonl"\n'
+OOD = '[ood]\nother = "other.jsonl"\n'
+
+
+@pytest.fixture
+def folder(texts: Path, tmp_path: Path) -> Path:
+    """A copy of the texts whose manifest a test may write anew."""
+    return Path(shutil.copytree(texts, tmp_path / "data"))
+
+
+def refused(name: str, *, dry_run: bool = False, **options: Any) -> str:
+    with pytest.raises(ApoodError) as error:
+        prepare(name, Options(**options), dry_run=dry_run)
+    sentence = str(error.value)
+    assert sentence.endswith(".") and "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("manifest", "sentence"),
+    [
+        ("id_train = ", "is not TOML"),
+        ("id_trian = 'a'", "There is no key 'id_trian' in a manifest; allowed are id, id_train"),
+        (OOD, "either id_train and id_test, or id alone, got none of them"),
+        ('id = "train.jsonl"\n' + ID + OOD, "or id alone, got id and id_train and id_test"),
+        ('id_train = "train.jsonl"\n' + OOD, "or id alone, got id_train"),
+        (ID, "The table [ood] must name at least one OOD set"),
+        (ID + "[ood]\nmean = 'other.jsonl'", "cannot be called 'mean'"),
+        (ID + "[ood]\nother = 'no.jsonl'", "There is no file"),
+        (ID + "[ood]\nother = 'test.jsonl'", "ood.other and id_test are the same files"),
+        (ID + "[ood]\nother = 3", "ood.other must be a file, a list of files, or a table with files, got 3"),
+        (ID + "[ood]\nother = {file = 'a'}", "There is no key 'file' in ood.other"),
+        (ID + "[ood]\nother = {files = 'other.jsonl', labels = ['a']}", "has labels, which only sounds have"),
+        (ID + "[ood]\n'CNN/DM' = 'other.jsonl'\ncnn_dailymail = 'more.jsonl'", "Two OOD sets are called 'CNN/DM'"),
+        (ID + OOD + "[settings]\ntrian = 3", "There is no setting 'trian'; allowed are train, aux"),
+        (ID + OOD + "[settings]\ntrain = 0", "The setting train must be a whole number of at least 1, got 0"),
+        (ID + OOD + "[settings]\nbetas = ['a']", "The setting betas must be a list of numbers of at least 0 or"),
+        ("prompt = 'In short:'\n" + ID + OOD, "prompt must have one {text}"),
+        ("field = 'body'\n" + ID + OOD, "has no field 'body'"),
+    ],
+)
+def test_a_wrong_manifest(folder: Path, models: Callable[[str], Path], manifest: str, sentence: str) -> None:
+    (folder / MANIFEST).write_text(manifest, encoding="utf-8")
+    said = refused("summarization", data=folder, model=str(models("bert")), out=folder / "out")
+    assert sentence in said
+    assert not list(folder.glob("out/stores/*"))
+
+
+def test_what_is_missing(folder: Path, models: Callable[[str], Path], sounds: tuple[Path, Path]) -> None:
+    out, bert = folder / "out", str(models("bert"))
+    assert "Profile local needs --data" in refused("summarization", model=bert, out=out)
+    assert f"has no {MANIFEST}" in refused("summarization", data=folder.parent, model=bert, out=out)
+    assert "There is no folder" in refused("summarization", data=folder / "no", model=bert, out=out)
+    assert "There is no folder" in refused("summarization", data=folder, model="./no-model", out=out)
+    assert "train one with `apood train translator`" in refused("translation", data=folder, out=out)
+    assert "takes sounds" in refused("summarization", data=folder, model=str(sounds[1]), out=out)
+    assert "takes texts, but the experiment audio is about sounds" in refused(
+        "audio", data=sounds[0], model=bert, out=out
+    )
+    assert "leave out the model" in refused("multiple-instance", data=sounds[0], model=bert, out=out)
+    assert "There is no experiment 'magic'; there are summarization" in refused("magic", data=folder)
+    assert "seeds must be at least 1" in refused("summarization", data=folder, model=bert, seeds=0, out=out)
+    (folder / MANIFEST).write_text(ID + OOD, encoding="utf-8")
+    assert "learns from AUX sequences" in refused("summarization-supervised", data=folder, model=bert, out=out)
+    (folder / "test.jsonl").write_text("", encoding="utf-8")
+    assert "id_test has 0 sequences that can be used" in refused("summarization", data=folder, model=bert, out=out)
+    assert "There is no OOD set 'x' to skip; there are other" in refused("summarization", data=folder, skip=["x"])
+    assert "All OOD sets are skipped" in refused("summarization", data=folder, skip=["other"])
+
+
+def test_too_little_disk(
+    texts: Path, models: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    options = {"data": texts, "model": str(models("bert")), "out": tmp_path}
+    assert "where only 1 kB are free" in refused("summarization", **options)
+    assert prepare("summarization", Options(**options), dry_run=True).plan.disk > 1000  # type: ignore[arg-type]
+
+
+def test_bags_that_are_none(bags: Path, tmp_path: Path) -> None:
+    import numpy as np
+
+    (tmp_path / MANIFEST).write_text((bags / MANIFEST).read_text(encoding="utf-8"), encoding="utf-8")
+    assert "There is no file" in refused("multiple-instance", data=tmp_path, out=tmp_path)
+    np.savez(tmp_path / "musk.npz", X=np.zeros((2, 3)), bag=np.zeros(2, dtype=int))
+    assert "has no array 'bag_label'" in refused("multiple-instance", data=tmp_path, out=tmp_path)
+    np.savez(tmp_path / "musk.npz", X=np.zeros((2, 3)), bag=np.array([0, 2]), bag_label=np.array([1, 0]))
+    assert "must hold X [vectors, D]" in refused("multiple-instance", data=tmp_path, out=tmp_path)
+
+
+def test_a_model_that_generates_nothing_leaves_output_out(
+    texts: Path, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    prepared = prepare("summarization", Options(data=texts, model=str(models("bert")), out=tmp_path), dry_run=True)
+    assert {embedding.mode for embedding in prepared.wanted} == {"input"}
+    assert "it generates nothing, so output is left out" in str(prepared.plan.facts["model"])
+    assert prepared.seeds == 5 and "5 rows on 5 splits" in str(prepared.plan.facts["fit, input"])
+    assert "2 settings of AP-OOD" in str(prepared.plan.facts["fit, input"])
+    assert str(prepared.plan.facts["left out"]) == "Newsroom, Reddit, Samsum"
+    assert not (tmp_path / "summarization").exists(), "a dry run leaves nothing behind"
+
+
+def test_a_dry_run_fetches_nothing(texts: Path, tmp_path: Path) -> None:
+    prepared = prepare("summarization", Options(data=texts, model="owner/model", out=tmp_path), dry_run=True)
+    assert prepared.model is not None and prepared.model.found is None
+    assert str(prepared.plan.facts["download"]).startswith("owner/model")
+
+
+def test_the_robust_recipe_searches_nothing(texts: Path, models: Callable[[str], Path], tmp_path: Path) -> None:
+    options = Options(data=texts, model=str(models("bert")), recipe="robust", seeds=1, out=tmp_path)
+    prepared = prepare("score-ablation", options)
+    assert "settings" not in str(prepared.plan.facts["fit, input"])
+    findings, _ = prepared.carry_out()
+    assert findings.results["selections"] == []
+    assert {row["parameters"]["recipe"] for row in findings.results["rows"]} == {"robust"}
+
+
+def test_nothing_is_done_twice(
+    texts: Path, models: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options(data=texts, model=str(models("bert")), seeds=1, out=tmp_path)
+    first, _ = prepare("summarization", options).carry_out()
+    fits = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("fit.json")}
+    monkeypatch.setattr(stores_module, "open_encoder", lambda *_, **__: pytest.fail("the model is not needed"))
+    prepared = prepare("summarization", options)
+    assert "done" in str(prepared.plan.facts["embed, input"])
+    again, _ = prepared.carry_out()
+    assert again.as_json() == first.as_json()
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("fit.json")} == fits
+
+
+def test_an_interrupted_embedding_goes_on(
+    texts: Path, models: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options(data=texts, model=str(models("bert")), seeds=1, out=tmp_path)
+    prepared = prepare("summarization", options)
+    finish = stores_module.Embedding.finish
+
+    def interrupted(self: Any, counts: Any) -> None:
+        if self.role == "aux":
+            raise KeyboardInterrupt
+        finish(self, counts)
+
+    monkeypatch.setattr(stores_module.Embedding, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepared.carry_out()
+    monkeypatch.undo()
+    done = [embedding.role for embedding in prepared.wanted if embedding.done is not None]
+    assert done == ["id_train", "id_test"]
+    embed_all(prepared.wanted, prepared.experiment.task, prepared.model)  # type: ignore[arg-type]
+    assert all(embedding.done is not None for embedding in prepared.wanted)
+
+
+def test_other_data_or_another_model_has_stores_of_its_own(
+    folder: Path, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    def stores(model: str) -> set[Path]:
+        options = Options(data=folder, model=str(models(model)), out=tmp_path)
+        return {embedding.folder for embedding in prepare("summarization", options, dry_run=True).wanted}
+
+    first = stores("bert")
+    assert stores("bert") == first
+    assert not stores("roberta") & first
+    (folder / "train.jsonl").write_text((folder / "test.jsonl").read_text(encoding="utf-8"), encoding="utf-8")
+    assert len(stores("bert") & first) == len(first) - 1
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_profile_paper_is_planned_without_a_connection(
+    name: str, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    if name in ("audio", "multiple-instance"):
+        assert "the paper leaves it open" in refused(name, profile="paper", dry_run=True)
+        return
+    model = str(models("marian")) if name.startswith("translation") else None
+    said = refused(name, profile="paper", data=tmp_path, model=model, dry_run=True)
+    assert "must be downloaded by hand" in said and "--skip" in said
+    if model is None:
+        skipped = ["Clinical"] if name == "language-model" else ["Newsroom"]
+        prepared = prepare(name, Options(profile="paper", skip=skipped, out=tmp_path / "out"), dry_run=True)
+        assert "streamed" in str(prepared.plan.facts["download"])
+        train = next(embedding for embedding in prepared.wanted if embedding.role == "id_train")
+        most = {"scaling": 255_057, "heads-vs-queries": 12_500}.get(name, 125_000)  # 0.8 of them are a split
+        assert train.limit == most and train.options["max_tokens"] == 512
+        assert prepared.data.settings.evaluated == 10_000 and prepared.data.settings.steps is None
+
+
+def test_profile_paper_reads_a_folder_that_is_laid_out_like_the_hub(
+    models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    hub = tmp_path / "hub"
+    sets = {
+        "EdinburghNLP/xsum/train.jsonl": "document",
+        "EdinburghNLP/xsum/test.jsonl": "document",
+        "allenai/c4/en/train.jsonl": "text",
+        "abisee/cnn_dailymail/3.0.0/test.jsonl": "article",
+        "ctr4si/reddit_tifu/long/train.jsonl": "documents",
+        "knkarthick/samsum/train.jsonl": "dialogue",
+    }
+    for number, (path, field) in enumerate(sets.items()):
+        write_lines(hub / path, [{field: text} for text in random_texts(5, WORDS, number)])
+    write_lines(hub / "newsroom" / "test.jsonl", [{"text": text} for text in random_texts(5, WORDS, 9)])
+    import gzip
+
+    packed = hub / "newsroom" / "test.jsonl.gz"
+    packed.write_bytes(gzip.compress((hub / "newsroom" / "test.jsonl").read_bytes()))
+    options = Options(profile="paper", data=hub, model=str(models("pegasus")), out=tmp_path / "out")
+    prepared = prepare("beta-ablation", options)
+    assert "download" not in prepared.plan.facts and prepared.data.ood == ["CNN/DM", "Newsroom", "Reddit", "Samsum"]
+    wanted = [embedding for embedding in prepared.wanted if embedding.mode == "input"]
+    embed_all(wanted, prepared.experiment.task, prepared.model)  # type: ignore[arg-type]
+    for embedding in wanted:
+        store = TokenStore(embedding.folder)
+        assert len(store) == 5 and store.encoder is not None and store.encoder["mode"] == "input"
+    articles = [json.loads(line)["article"] for line in (hub / "abisee/cnn_dailymail/3.0.0/test.jsonl").open()]
+    cnn = next(embedding for embedding in wanted if embedding.role == "ood.CNN/DM")
+    assert channel_texts(TokenStore(cnn.folder).select(slice(None)).channels["text"]) == articles
+
+
+def test_settings_of_a_manifest_are_those_of_the_paper_unless_it_says_otherwise(folder: Path) -> None:
+    (folder / MANIFEST).write_text(ID + OOD + SETTINGS.replace("steps = 4\n", ""), encoding="utf-8")
+    with pytest.raises(InputError, match="model"):
+        prepare("translation", Options(data=folder))
+    (folder / MANIFEST).write_text(ID + OOD, encoding="utf-8")
+    from apood.experiments.paper.data import read_manifest
+    from apood.experiments.paper.tasks import SUMMARIZATION, TRANSLATION
+
+    settings = read_manifest(folder, SUMMARIZATION).settings
+    assert (settings.train, settings.aux, settings.evaluated, settings.steps) == (100_000, 10_000, 10_000, None)
+    assert read_manifest(folder, TRANSLATION).settings.aux == 100_000

@@ -1,0 +1,165 @@
+"""The blocked pool, wherever its blocks are cut: values, gradients, and the memory that it uses again."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from builders import random_queries, random_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apood.pooling import Frame, Pooled
+from apood.pooling import blocked as module
+from apood.pooling.blocked import attention_pool_blocked
+from apood.pooling.eager import attention_pool_eager
+
+DIM, HEADS = 6, 5
+lengths_of_batches = st.lists(st.one_of(st.integers(0, 9), st.integers(10, 130)), min_size=1, max_size=9).filter(sum)
+frames = st.sampled_from(
+    [Frame(), Frame(unit=True), Frame(True, torch.full((DIM,), 0.3)), Frame(False, torch.ones(DIM))]
+)
+similarities = st.sampled_from(["dot", "euclidean"])
+
+
+def error(found, expected):
+    """Largest error over the root mean square, of what is finite."""
+    finite = torch.isfinite(expected)
+    assert torch.equal(finite, torch.isfinite(found))
+    difference = (found.double() - expected)[finite]
+    return float(difference.abs().max() / expected[finite].square().mean().sqrt().clamp_min(1e-30))
+
+
+def gradients(pool, queries, weights):
+    """The gradient of a sum of h and L in which no two entries weigh the same; L of an empty sequence is left out."""
+    queries = queries.detach().clone().requires_grad_()
+    value, mass = pool(queries)
+    loss = (value * weights).sum() + (mass * weights.flip(1)).masked_fill(mass.isinf(), 0).sum()
+    return torch.autograd.grad(loss, queries)[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths_of_batches,
+    st.integers(1, 4),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    similarities,
+    frames,
+    st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 30.0]),
+    st.sampled_from([1, 300, 2**19]),
+)
+def test_every_cut_gives_the_definition(lengths, queries, dtype, similarity, frame, most, block):
+    tokens = random_tokens(lengths, DIM, dtype=dtype)
+    weights = random_queries(HEADS, queries, DIM, dtype=torch.float32)
+    exact = tokens.to(dtype=torch.float64)
+    wide = attention_pool_eager(exact, weights.double(), 1.0, similarity, frame)
+    beta = most / float(wide.log_mass[torch.isfinite(wide.log_mass)].abs().max())  # logits up to about `most`
+    expected = attention_pool_eager(exact, weights.double(), beta, similarity, frame)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_THREAD_ELEMENTS", block)
+        found = attention_pool_blocked(tokens, weights, beta, similarity, frame)
+    assert found.value.dtype == torch.float32
+    assert error(found.value, expected.value) < 1e-5
+    assert error(found.log_mass, expected.log_mass) < 1e-5
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths_of_batches,
+    st.integers(1, 4),
+    similarities,
+    frames,
+    st.sampled_from([0.0, 0.7, 5.0]),
+    st.sampled_from([1, 300, 2**19]),
+    st.sampled_from([0, 500, 2**24]),
+)
+def test_gradients_are_those_of_the_definition(lengths, queries, similarity, frame, beta, block, kept):
+    """Whether similarities were kept for the backward pass, or some, or none."""
+    tokens, start = random_tokens(lengths, DIM), random_queries(HEADS, queries, DIM)
+    weights = torch.linspace(-1, 2, len(lengths) * HEADS, dtype=torch.float64).view(len(lengths), HEADS)
+    filled = tokens.select([i for i, length in enumerate(lengths) if length])
+    rows = torch.tensor(lengths) > 0
+    expected = gradients(lambda q: attention_pool_eager(filled, q, beta, similarity, frame), start, weights[rows])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_THREAD_ELEMENTS", block)
+        patch.setattr(module, "_KEPT_ELEMENTS", kept)
+        found = gradients(lambda q: attention_pool_blocked(tokens, q, beta, similarity, frame), start, weights)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("similarity", ["dot", "euclidean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_gradients_in_float32_are_as_precise(dtype, similarity):
+    tokens = random_tokens([1, 40, 300, 700], 33, dtype=dtype)
+    start = random_queries(5, 3, 33, scale=0.5).float()
+    weights = torch.linspace(-1, 2, 20).view(4, 5)
+    found = gradients(lambda q: attention_pool_blocked(tokens, q, 0.6, similarity, Frame()), start, weights)
+    exact = tokens.to(dtype=torch.float64)
+    expected = gradients(lambda q: attention_pool_eager(exact, q, 0.6, similarity), start.double(), weights.double())
+    assert error(found, expected) < 1e-5
+
+
+def test_a_second_backward_pass_finds_what_the_first_one_found():
+    tokens, queries = random_tokens([3, 40, 17], DIM), random_queries(HEADS, 2, DIM).requires_grad_()
+    loss = attention_pool_blocked(tokens, queries, 0.7, "euclidean", Frame()).value.square().sum()
+    first, second = (torch.autograd.grad(loss, queries, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_queries_may_lie_in_memory_in_any_order():
+    tokens, queries = random_tokens([3, 40], DIM), random_queries(HEADS, 2, DIM)
+    turned = queries.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    weights = torch.ones(2, HEADS, dtype=torch.float64)
+
+    def pool(q):
+        return attention_pool_blocked(tokens, q, 0.7, "dot", Frame())
+
+    start = turned.detach().requires_grad_()
+    value, mass = pool(start)
+    (found,) = torch.autograd.grad((value + mass).sum(), start)
+    torch.testing.assert_close(found, gradients(pool, queries, weights))
+
+
+def test_nothing_is_kept_or_recorded_without_a_gradient():
+    tokens, queries = random_tokens([3, 40], DIM), random_queries(HEADS, 2, DIM).requires_grad_()
+    with torch.no_grad():
+        assert not attention_pool_blocked(tokens, queries, 0.7, "dot", Frame()).value.requires_grad
+    assert not attention_pool_blocked(tokens, queries.detach(), 0.7, "dot", Frame()).value.requires_grad
+    assert attention_pool_blocked(tokens, queries, 0.7, "dot", Frame()).value.requires_grad
+
+
+def pools_of(seed):
+    """Pools of another shape for every seed, all through the same memory."""
+    tokens = random_tokens([seed, 2 * seed, 5, 16], DIM, seed=seed, dtype=torch.float32)
+    queries = random_queries(2 + seed % 3, 1 + seed % 4, DIM, seed=seed, dtype=torch.float32)
+    return attention_pool_blocked(tokens, queries, 0.7, ["dot", "euclidean"][seed % 2], Frame())
+
+
+def assert_identical(found: list[Pooled], expected: list[Pooled]):
+    assert all(torch.equal(x, y) for f, e in zip(found, expected, strict=True) for x, y in zip(f, e, strict=True))
+
+
+def test_the_same_call_gives_the_same_bits_and_no_result_lies_in_memory_used_again():
+    first = [pools_of(seed) for seed in range(1, 40)]
+    copies = [Pooled(*(x.clone() for x in pooled)) for pooled in first]
+    again = [pools_of(seed) for seed in range(1, 40)]
+    assert_identical(first, copies)
+    assert_identical(again, copies)
+
+
+def test_threads_do_not_share_memory():
+    expected = [pools_of(seed) for seed in range(1, 40)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(pools_of, list(range(1, 40)) * 5))
+    assert_identical(found, expected * 5)
+
+
+def test_inference_mode_leaves_nothing_behind_that_others_cannot_use():
+    def in_turns():  # in a thread of its own, whose memory is new
+        with torch.inference_mode():
+            inside = pools_of(7)
+        return inside, pools_of(7)
+
+    with ThreadPoolExecutor(1) as threads:
+        inside, outside = threads.submit(in_turns).result()
+    assert_identical([inside], [outside])
+    assert not outside.value.is_inference()

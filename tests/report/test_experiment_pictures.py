@@ -1,0 +1,51 @@
+"""Pictures of the paper's experiments: what they show can be read from the figure itself."""
+
+from pathlib import Path
+
+import pytest
+
+from apood.report.canvas import save_figure
+from apood.report.curves import Curve, curves_of
+from apood.report.dots import Dot, dots_of
+from apood.report.token_weights import WeightedTokens, token_weights_of
+from apood.support.errors import InputError
+
+
+def test_dots_stand_where_their_figures_are():
+    figure = dots_of(
+        {"Input": [Dot("a", 90.0, 1.0, [80.0, 100.0], 95.0), Dot("b", 70.0)], "Output": [Dot("a", 60.0)]}, "AUROC"
+    )
+    left, right = figure.axes
+    assert [tick.get_text() for tick in left.get_yticklabels()] == ["a", "b"] and len(right.get_yticks()) == 1
+    drawn = {float(x) for line in left.lines for x in line.get_xdata()}
+    assert {90.0, 80.0, 100.0, 95.0, 70.0} <= drawn
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["each set", "here", "in the paper"]
+
+
+def test_curves_have_a_place_for_none():
+    panels = {"one": [Curve("a", {0: (50.0, None), 8: (60.0, 1.0), 1000: (70.0, 1.0)}), Curve("b", {8: (55.0, 0.5)})]}
+    figure = curves_of(panels, "N'", "AUROC")
+    (axes,) = figure.axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "8", "1,000"]
+    assert list(axes.lines[1].get_xdata()) == [1] and list(axes.lines[0].get_ydata()) == [50.0, 60.0, 70.0]
+
+
+def test_tokens_are_laid_out_in_lines():
+    pieces = ["word "] * 30 + ["$a$", "\n"]
+    figure = token_weights_of({"a": WeightedTokens(pieces, [0.0] * 31 + [1.0])})
+    (axes,) = figure.axes
+    assert len(axes.texts) == 32 and len({text.get_position()[1] for text in axes.texts}) == 3
+    dark = [patch.get_facecolor() for patch in axes.patches]
+    assert sum(dark[-1][:3]) < sum(dark[0][:3])
+
+
+def test_nothing_to_draw():
+    for draw in (lambda: dots_of({}, "x"), lambda: curves_of({"a": []}, "x", "y"), lambda: token_weights_of({})):
+        with pytest.raises(InputError):
+            draw()
+
+
+def test_a_figure_is_the_same_file_each_time(tmp_path: Path):
+    for name in ("one.svg", "two.svg"):
+        save_figure(dots_of({"a": [Dot("b", 1.0)]}, "x"), tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
