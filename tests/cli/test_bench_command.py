@@ -61,7 +61,7 @@ def test_what_is_refused(refused, data, tmp_path):
     assert refused("bench", "magic") == (
         f"There is no experiment 'magic'; there are {', '.join(['toy', 'runtime', *CATALOGUE])}."
     )
-    assert "Profile local needs --data" in refused("bench", "audio", "--out", tmp_path)
+    assert "Data of your own need --data" in refused("bench", "audio", "--out", tmp_path)
     assert "'--profile'" in refused("bench", "audio", "--profile", "mine")
     assert "There is no OOD set 'x' to skip" in refused("bench", "audio", "--data", data, "--skip", "x")
     assert "the paper leaves it open" in refused("bench", "audio", "--profile", "paper")

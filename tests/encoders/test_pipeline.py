@@ -86,6 +86,18 @@ def test_windows_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(reading.next_items(100)) for _ in range(3)] == [3, 2, 0]
 
 
+def test_windows_grow_while_they_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_FIRST_ITEMS", 1)
+    sizes = [len(window.batch) for window in encoded_windows(records(TEXTS[:22]), WordEncoder())]
+    assert sizes == [1, 1, 2, 2, 4, 4, 4, 4]
+
+
+def test_windows_shrink_where_an_interruption_would_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_WINDOW_SECONDS", 1e-9)
+    sizes = [len(window.batch) for window in encoded_windows(records(TEXTS[:11]), WordEncoder())]
+    assert sizes == [4, 4, 1, 1, 1]
+
+
 def test_the_next_window_is_prepared_while_one_runs() -> None:
     """Neither would end without the other."""
     both = threading.Barrier(2, timeout=30)

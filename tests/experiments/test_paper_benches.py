@@ -111,6 +111,8 @@ def test_curves_go_from_no_outliers_to_all(name: str, run: Callable[[str], Path]
         label: sorted({r["aux"] for r in results["rows"] if r["row"] == label}) for label in ("AP-OOD", "Deep SAD")
     }
     assert counts == {"AP-OOD": [0, 8, 24], "Deep SAD": [0, 8, 24]}  # 0.8 of 30
+    beside = {row["aux"] for row in results["rows"] if row["results"][MEAN]["auroc"]["paper"] is not None}
+    assert beside == ({24} if name.startswith("summarization") else set())  # the paper's figures are of all
     alone = {row["row"]: row["aux"] for row in results["rows"] if row["row"] == "Relative Mahalanobis"}
     assert alone == {"Relative Mahalanobis": 24}  # 8 are fewer than D = 16
     assert {(s["mode"], s["supervised"]) for s in results["selections"]} == {

@@ -52,7 +52,8 @@ def refused(name: str, *, dry_run: bool = False, **options: Any) -> str:
         (ID, "The table [ood] must name at least one OOD set"),
         (ID + "[ood]\nmean = 'other.jsonl'", "cannot be called 'mean'"),
         (ID + "[ood]\nother = 'no.jsonl'", "There is no file"),
-        (ID + "[ood]\nother = 'test.jsonl'", "ood.other and id_test are the same files"),
+        (ID + "[ood]\nother = 'test.jsonl'", "ood.other and id_test both have"),
+        (ID + "[ood]\nother = ['other.jsonl', './test.jsonl']", "ood.other and id_test both have"),
         (ID + "[ood]\nother = 3", "ood.other must be a file, a list of files, or a table with files, got 3"),
         (ID + "[ood]\nother = {file = 'a'}", "There is no key 'file' in ood.other"),
         (ID + "[ood]\nother = {files = 'other.jsonl', labels = ['a']}", "has labels, which only sounds have"),
@@ -73,7 +74,7 @@ def test_a_wrong_manifest(folder: Path, models: Callable[[str], Path], manifest:
 
 def test_what_is_missing(folder: Path, models: Callable[[str], Path], sounds: tuple[Path, Path]) -> None:
     out, bert = folder / "out", str(models("bert"))
-    assert "Profile local needs --data" in refused("summarization", model=bert, out=out)
+    assert "Data of your own need --data" in refused("summarization", model=bert, out=out)
     assert f"has no {MANIFEST}" in refused("summarization", data=folder.parent, model=bert, out=out)
     assert "There is no folder" in refused("summarization", data=folder / "no", model=bert, out=out)
     assert "There is no folder" in refused("summarization", data=folder, model="./no-model", out=out)
@@ -190,6 +191,21 @@ def test_other_data_or_another_model_has_stores_of_its_own(
     assert len(stores("bert") & first) == len(first) - 1
 
 
+def test_experiments_that_take_all_of_a_file_share_its_store(
+    folder: Path, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    def store(name: str) -> Path:
+        options = Options(data=folder, model=str(models("bert")), out=tmp_path)
+        return prepare(name, options, dry_run=True).wanted[0].folder
+
+    (folder / MANIFEST).write_text(ID + OOD, encoding="utf-8")
+    assert store("scaling") == store("summarization") == store("heads-vs-queries")
+    (folder / MANIFEST).write_text(ID + OOD + "[settings]\ntrain = 20\n", encoding="utf-8")
+    few = store("summarization")
+    (folder / MANIFEST).write_text(ID + OOD + "[settings]\ntrain = 24\n", encoding="utf-8")
+    assert store("summarization") != few
+
+
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_profile_paper_is_planned_without_a_connection(
     name: str, models: Callable[[str], Path], tmp_path: Path
@@ -240,6 +256,25 @@ def test_profile_paper_reads_a_folder_that_is_laid_out_like_the_hub(
     articles = [json.loads(line)["article"] for line in (hub / "abisee/cnn_dailymail/3.0.0/test.jsonl").open()]
     cnn = next(embedding for embedding in wanted if embedding.role == "ood.CNN/DM")
     assert channel_texts(TokenStore(cnn.folder).select(slice(None)).channels["text"]) == articles
+
+
+def test_no_more_id_sequences_are_scored_than_the_settings_say(
+    folder: Path, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (folder / MANIFEST).write_text(
+        f'id = "train.jsonl"\n{OOD}{SETTINGS}'.replace("evaluated = 16", "evaluated = 4"), encoding="utf-8"
+    )
+    prepared = prepare("score-ablation", Options(data=folder, model=str(models("bert")), seeds=1, out=tmp_path))
+    findings, _ = prepared.carry_out()
+    (first, *_) = findings.results["rows"]
+    assert {(row["n_id"], row["n_ood"]) for row in first["splits"][0]["rows"][:1]} == {(4, 4)}
+
+
+def test_a_plan_counts_heads_and_queries(texts: Path, models: Callable[[str], Path], tmp_path: Path) -> None:
+    options = Options(data=texts, model=str(models("bert")), seeds=1, out=tmp_path)
+    plans = {name: prepare(name, options, dry_run=True).plan for name in ("scaling", "heads-ablation")}
+    assert plans["scaling"].seconds > 100 * plans["heads-ablation"].seconds  # M T goes up to 16,384 instead of D = 16
+    assert plans["scaling"].disk > 10 * plans["heads-ablation"].disk
 
 
 def test_settings_of_a_manifest_are_those_of_the_paper_unless_it_says_otherwise(folder: Path) -> None:

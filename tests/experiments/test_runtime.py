@@ -11,6 +11,7 @@ from tiny_models import made_once
 from typer.testing import CliRunner
 
 from apood.cli.app import app
+from apood.experiments import runtime as runtime_module
 from apood.experiments.runtime import measure, plan_runtime
 from apood.experiments.runtime_figures import draw_figures
 from apood.experiments.runtime_profiles import AP_OOD, ENCODER, GENERATION, METHODS, Case, profile_of
@@ -146,6 +147,38 @@ def test_results_of_something_else_are_refused(content: str, tmp_path: Path) -> 
     (tmp_path / "results.json").write_text(content, encoding="utf-8")
     result = run("--redraw", "--out", tmp_path)
     assert result.exit_code == 2 and "is not what the runtime experiment writes" in result.stderr
+
+
+def test_an_interrupted_measurement_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = runtime_module._timed
+    seen: list[Case] = []
+
+    def until_the_fourth(plan: Any, case: Case, detectors: Any) -> dict[str, Any]:
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        seen.append(case)
+        return timed(plan, case, detectors)
+
+    monkeypatch.setattr(runtime_module, "_timed", until_the_fourth)
+    arguments = ("--quick", "--device", "cpu", "--out", tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 130 and f"what is measured lies in {tmp_path}" in result.stderr
+    before = json.loads((tmp_path / "measured.json").read_text(encoding="utf-8"))["measurements"]
+    assert len(before) == 3 and not (tmp_path / "results.json").exists()
+
+    seen.clear()
+    assert run("--quick", "--device", "cpu", "--seed", 1, "--out", tmp_path).exit_code == 130
+    assert len(seen) == 3, "another seed is another measurement"
+    (tmp_path / "measured.json").write_text("{", encoding="utf-8")
+    seen.clear()
+    assert run(*arguments).exit_code == 130 and len(seen) == 3
+    before = json.loads((tmp_path / "measured.json").read_text(encoding="utf-8"))["measurements"]
+
+    monkeypatch.setattr(runtime_module, "_timed", timed)
+    assert run(*arguments).exit_code == 0
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert results["measurements"][:3] == before and len(results["measurements"]) == 21
+    assert not (tmp_path / "measured.json").exists()
 
 
 @pytest.mark.gpu

@@ -36,3 +36,10 @@ def test_refuses_what_attention_pool_refuses():
         FrozenPool(random_queries(1, 1, 3), 1.0, "cosine")
     with pytest.raises(InputError, match=r"^The tokens have D=4, the queries have D=3\.$"):
         FrozenPool(random_queries(1, 1, 3), 1.0)(random_tokens([2], 4))
+
+
+@pytest.mark.parametrize("tokens", [torch.zeros(2, 3), torch.zeros(2, 3).numpy(), [torch.zeros(2, 3)]], ids=type)
+def test_refuses_what_is_no_batch(tokens):
+    pool = FrozenPool(random_queries(1, 1, 3), 1.0)
+    with pytest.raises(InputError, match=r"^Tokens are pooled as a TokenBatch, .*, got (Tensor|ndarray|list)\.$"):
+        pool(tokens)

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from apood.evaluation.rows import mean_row, result_rows
-from apood.report.grid import grid_of_rows
+from apood.report.grid import Block, Figure, Grid, grid_of_rows
 from apood.report.tables import TerminalTable, markdown_table
 from apood.support.errors import InputError
 
@@ -79,6 +79,12 @@ def test_markdown():
     assert better.endswith(f"| **{mean['auroc']:.1f}** / {mean['fpr95']:.0f} |")
     assert not blank
     assert "AUROC" in legend
+
+
+def test_markdown_shows_figures_as_they_are():
+    """They may be tokens of a text."""
+    grid = Grid([Block(None, ["a"])], ["x"], {("a", "x"): (Figure("<s> | 40%"),)}, "")
+    assert markdown_table(grid).splitlines()[2] == r"| a | \<s\> \| 40% |"
 
 
 def test_mean_rows_may_be_among_the_rows():

@@ -55,7 +55,8 @@ def _bench(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         shown = {name: f"{listed.shows}: {listed.about}" for name, listed in CATALOGUE.items()}
         print_facts({**_OTHERS, **shown})
-        typer.echo("\nRun one with `apood bench NAME`; `apood bench NAME --dry-run` says what it would do.")
+        typer.echo("\nRun one with `apood bench NAME --data DIR --model FOLDER`, or with `--profile paper`;")
+        typer.echo("`--dry-run` says what it would do.")
 
 
 @bench.command(epilog="Example: apood bench toy --out toy")
@@ -150,9 +151,9 @@ def _show(findings: "Findings") -> None:
     console = Console(highlight=False)
     for table in findings.tables:
         console.print(TerminalTable(table.grid, table.heading))
-    held = {True: "held here", False: "not held here", None: "cannot be told here"}
     for claim in findings.claims:
-        console.print(f"{claim.sentence}: {held[claim.holds]}", markup=False, soft_wrap=True)
+        because = f" ({claim.because})" if claim.because else ""
+        console.print(f"{claim.sentence}: {claim.verdict}{because}", markup=False, soft_wrap=True)
 
 
 bench.command(epilog="Example: apood bench runtime --profile paper --out runtime")(runtime)

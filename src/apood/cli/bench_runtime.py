@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from apood.cli.errors import interrupted_with
 from apood.cli.output import print_facts, print_json
 
 __all__ = ["runtime"]
@@ -35,7 +36,10 @@ def runtime(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json.")] = False,
 ) -> None:
-    """What detectors cost beside the model: the paper's performance measurements (table 11, figures 7 to 10)."""
+    """What detectors cost beside the model: the paper's performance measurements (table 11, figures 7 to 10).
+
+    The same command goes on after an interruption.
+    """
     from apood.experiments.runtime import RESULTS, measure, plan_runtime
     from apood.experiments.runtime_tables import read_results, write_report
 
@@ -48,7 +52,8 @@ def runtime(
             return
         if not as_json:
             print_facts(plan.facts)
-        results = measure(plan, out)
+        with interrupted_with(lambda: f"what is measured lies in {out}; run the same command again to go on."):
+            results = measure(plan, out)
     written = write_report(results, out)
     if as_json:
         print_json(results)

@@ -1,5 +1,6 @@
 """Records through an encoder, window by window in the order given, the CPU a window ahead of the device."""
 
+import time
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ __all__ = ["Window", "encoded_windows"]
 
 _WINDOW_ITEMS = 1024
 _WINDOW_BYTES = 1 << 30
+_WINDOW_SECONDS = 15.0  # what an interruption may cost, because a window that is not complete is lost
+_FIRST_ITEMS = 64  # of a window, before it is known how long one takes
 _SOUND_BYTES = 1 << 28
 
 
@@ -44,7 +47,8 @@ def encoded_windows(
     windows before.
     """
     reading = _Reading(records, skipped)
-    size = max(1, min(_WINDOW_ITEMS, _WINDOW_BYTES // (encoder.max_tokens * encoder.dim * 4)))
+    most = max(1, min(_WINDOW_ITEMS, _WINDOW_BYTES // (encoder.max_tokens * encoder.dim * 4)))
+    size = min(_FIRST_ITEMS, most)
     # A thread does what worker processes would: compiled tokenizers use all cores by themselves and hold no lock
     # (Python measured beside one keeps all of its speed), while a process has to start and to load them. Records are
     # read in the thread of the caller: another one that waits for standard input could not be interrupted.
@@ -58,8 +62,12 @@ def encoded_windows(
         while ahead is not None:
             (preparing, bad), ahead = ahead, begin()
             prepared = preparing.result()
-            yield Window(encoder.run(prepared), prepared.cut, bad)
-            del prepared, preparing  # a window at rest needs its memory no longer
+            started = time.perf_counter()
+            batch = encoder.run(prepared)
+            affordable = int(_WINDOW_SECONDS * len(batch) / max(time.perf_counter() - started, 1e-9))
+            size = max(1, min(2 * len(batch), affordable, most))
+            yield Window(batch, prepared.cut, bad)
+            del batch, prepared, preparing  # a window at rest needs its memory no longer
     if reading.error is not None:
         raise reading.error
 

@@ -5,6 +5,7 @@ warm up, and outputs are forced to one length. Detectors are timed as people cal
 CPU. They are fitted on random tokens, since how long a score takes does not depend on what was learnt.
 """
 
+import json
 import math
 import platform
 import statistics
@@ -36,17 +37,19 @@ from apood.experiments.runtime_profiles import (
     Profile,
     profile_of,
 )
+from apood.experiments.versions import device_name, versions
+from apood.report.canvas import refuse_without_matplotlib
 from apood.support.arguments import one_of
 from apood.support.errors import FitWarning
-from apood.support.files import refuse_unwritable, write_json
-from apood.support.progress import track
+from apood.support.files import read_json, refuse_unwritable, write_json
+from apood.support.progress import bar
 from apood.support.source_digest import source_digest
-from apood.support.version import __version__
 from apood.tokens.batch import TokenBatch
 
 __all__ = ["MANIFEST", "RESULTS", "Plan", "measure", "plan_runtime"]
 
 RESULTS, MANIFEST = "results.json", "manifest.json"
+_PARTIAL = "measured.json"
 
 _LAUNCH = 3e-4  # seconds that a detector's call takes at least
 _LAYER = 4e-4  # seconds that a layer takes at least, by the token when it generates
@@ -66,12 +69,10 @@ class Plan:
     @property
     def facts(self) -> dict[str, Any]:
         """For people."""
-        profile, gpu = self.profile, self.backbone.device.type == "cuda"
+        profile = self.profile
         return {
             "model": self.backbone.name,
-            "device": torch.cuda.get_device_name(self.backbone.device)
-            if gpu
-            else f"CPU, {torch.get_num_threads()} threads",
+            "device": device_name(self.backbone.device),
             "measurements": len(self.cases),
             "batches each": f"{profile.warm_up} to warm up, {profile.measured} measured",
             "usual batch": f"{profile.batch} sequences of {profile.context} tokens",
@@ -98,6 +99,7 @@ def plan_runtime(
         quick: whether everything is tiny, for a first look.
     """
     one_of("profile", profile, PROFILES)
+    refuse_without_matplotlib()  # now rather than when all is measured
     place = as_device(device)
     backbone = folder_backbone(model, place) if model is not None else random_backbone(place, seed, quick=quick)
     sizes = profile_of(profile, gpu=place.type == "cuda", quick=quick)
@@ -108,40 +110,50 @@ def plan_runtime(
 
 
 def measure(plan: Plan, out: Path) -> dict[str, Any]:
-    """Measures all cases and writes results.json and manifest.json to the folder `out`; returns the results."""
+    """Measures all cases and writes results.json and manifest.json to the folder `out`; returns the results.
+
+    Until all are there, they are kept in `measured.json`: after an interruption the same measurement goes on.
+    """
     refuse_unwritable(out / RESULTS)
     started = time.perf_counter()
-    detectors = _Detectors(plan)
-    with torch.inference_mode():
-        measurements = [
-            {**asdict(case), **_timed(plan, case, detectors)} for case in track(plan.cases, "measure", len(plan.cases))
-        ]
-    results = {
+    about = {
         "device": plan.facts["device"],
         "model": plan.backbone.facts,
-        "profile": asdict(plan.profile),
-        "measurements": measurements,
+        "profile": json.loads(json.dumps(asdict(plan.profile))),
     }
+    of = {**about, "seed": plan.seed, "source": source_digest()}
+    measurements = _kept(out / _PARTIAL, of, plan.cases)
+    detectors = _Detectors(plan)
+    with torch.inference_mode(), bar(len(plan.cases), "measure", initial=len(measurements)) as progress:
+        for case in plan.cases[len(measurements) :]:
+            measurements.append({**asdict(case), **_timed(plan, case, detectors)})
+            write_json(out / _PARTIAL, {"of": of, "measurements": measurements})
+            progress.update()
+    results = {**about, "measurements": measurements}
     write_json(out / RESULTS, results)
     write_json(out / MANIFEST, _manifest(plan, time.perf_counter() - started))
+    (out / _PARTIAL).unlink()
     return results
 
 
-def _manifest(plan: Plan, seconds: float) -> dict[str, Any]:
-    import transformers
+def _kept(path: Path, of: dict[str, Any], cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """What an interrupted run has measured of the same; nothing if it was about something else."""
+    try:
+        content = read_json(path)
+        found: list[dict[str, Any]] = content["measurements"] if content["of"] == of else []
+        begun = [{name: one[name] for name in asdict(case)} for one, case in zip(found, cases, strict=False)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return found if begun == [asdict(case) for case in cases[: len(found)]] else []
 
+
+def _manifest(plan: Plan, seconds: float) -> dict[str, Any]:
     return {
         "experiment": "runtime",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
         "seed": plan.seed,
-        "versions": {
-            "apood": __version__,
-            "source": source_digest(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": versions(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
     }

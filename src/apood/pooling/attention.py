@@ -35,7 +35,12 @@ def check_pool(queries: Tensor, beta: float, similarity: str) -> None:
 
 
 def check_dimensions(tokens: TokenBatch, queries: Tensor) -> None:
-    """Refuses queries of another space than the tokens."""
+    """Refuses what is no batch of tokens, and queries of another space."""
+    if not isinstance(tokens, TokenBatch):
+        raise InputError(
+            f"Tokens are pooled as a TokenBatch, such as TokenBatch.from_lengths(values, lengths) or "
+            f"TokenBatch.from_sequences(arrays) makes one, got {type(tokens).__name__}."
+        )
     if queries.shape[2] != tokens.dim:
         raise InputError(f"The tokens have D={tokens.dim}, the queries have D={queries.shape[2]}.")
 

@@ -48,9 +48,9 @@ class FrozenPool:
     @torch.no_grad()
     def __call__(self, tokens: TokenBatch) -> Pooled:
         """Pooled values and log masses, both `[sequences, M]`, on the device of the queries."""
+        check_dimensions(tokens, self._queries)
         if tokens.dtype == torch.float64 or not has_kernels(self._queries.device):
             return attention_pool(tokens, self._queries, self._beta, self._similarity, self._frame, exact=self._exact)
-        check_dimensions(tokens, self._queries)
         dtype = torch.float32 if self._exact else tokens.dtype
         if dtype not in self._prepared:
             from apood.pooling.captured import PreparedPool

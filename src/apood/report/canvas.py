@@ -6,18 +6,25 @@ from typing import Any
 from apood.support.errors import ApoodError
 from apood.support.files import atomic_file
 
-__all__ = ["INK", "literal", "new_figure", "save_figure"]
+__all__ = ["INK", "literal", "new_figure", "refuse_without_matplotlib", "save_figure"]
 
 INK = "#333333"
 
 
-def new_figure(size: tuple[float, float]) -> Any:
-    """A figure of its own, without pyplot's global state."""
+def refuse_without_matplotlib() -> None:
+    """For work that ends in a picture: told before it begins."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise ApoodError("Plots need matplotlib, which `pip install 'apood[report]'` brings.") from error
+
+
+def new_figure(size: tuple[float, float]) -> Any:
+    """A figure of its own, without pyplot's global state."""
+    refuse_without_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

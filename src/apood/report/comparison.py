@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from apood.evaluation.comparison import Comparison, Contender
+from apood.evaluation.comparison import Comparison, Contender, SplitResult
 from apood.evaluation.plan import ACCEPT
 from apood.report.grid import Block, Cell, Figure, Grid, marks
 
-__all__ = ["grid_of_comparison"]
+__all__ = ["fit_notes", "grid_of_comparison"]
 
 _FIT, _SCORE, _SIZE, _ACCEPTED = "fit, s", "score, s per 1000", "size, MB", "ID let through, %"
 _WARNED = " †"
@@ -94,13 +94,16 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _notes(contenders: Sequence[Contender]) -> list[str]:
-    """Why a method has no figures, and what the fits warned of: how often, and the first reason."""
+    return [note for one in contenders for note in fit_notes(one.method.label, one.splits, one.failures)]
+
+
+def fit_notes(label: str, splits: Sequence[SplitResult], failures: Sequence[str]) -> list[str]:
+    """Why a method has no figures, and what its fits warned of: how often, and the first reason."""
     notes = []
-    for contender in contenders:
-        if failed := contender.failures:
-            count = f"{len(failed)} of {len(contender.splits) + len(failed)} splits failed, the first:"
-            notes.append(f"– {contender.method.label}: {count} {failed[0]}")
-        if warned := [split.warnings for split in contender.splits if split.warnings]:
-            count = f"{len(warned)} of {len(contender.splits)} fits warned, the first:"
-            notes.append(f"† {contender.method.label}: {count} {warned[0][0]}")
+    if failures:
+        count = f"{len(failures)} of {len(splits) + len(failures)} splits failed, the first:"
+        notes.append(f"– {label}: {count} {failures[0]}")
+    if warned := [split.warnings for split in splits if split.warnings]:
+        count = f"{len(warned)} of {len(splits)} fits warned, the first:"
+        notes.append(f"† {label}: {count} {warned[0][0]}")
     return notes

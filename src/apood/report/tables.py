@@ -97,7 +97,7 @@ def markdown_table(grid: Grid) -> str:
 
 
 def _emphasised(figure: Figure) -> str:
-    return _EMPHASIS[figure.mark].format(figure.text)
+    return _EMPHASIS[figure.mark].format(_escaped(figure.text))
 
 
 def _escaped(text: str) -> str:

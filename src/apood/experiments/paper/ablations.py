@@ -44,7 +44,12 @@ def _similarities(scene: Scene) -> Sequence[Entry]:
 
 
 SCORE_BENCH = Bench("score-ablation", SUMMARIZATION, _scores, (ahead_of(["s"], ["s_min"]),))
-BETA_BENCH = Bench("beta-ablation", SUMMARIZATION, _betas, (ahead_of(["β = 0.25", "β = 0.5"], ["β = 0"]),))
+BETA_BENCH = Bench(
+    "beta-ablation",
+    SUMMARIZATION,
+    _betas,
+    (ahead_of([f"β = {beta}" for beta in ("0.25", "0.5", "1", "2")], ["β = 0"]),),
+)
 HEADS_BENCH = Bench("heads-ablation", SUMMARIZATION, _heads, (ahead_of(["T = 1", "T = 2", "T = 4"], ["T = 64"]),))
 SIMILARITY_BENCH = Bench(
     "similarity-ablation", SUMMARIZATION, _similarities, (ahead_of(["dot product"], ["Euclidean", "idealised kernel"]),)

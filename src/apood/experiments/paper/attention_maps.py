@@ -67,8 +67,11 @@ class AttentionMaps(Experiment):
         tokeniser = _tokeniser(study)
         looks: list[HeadLook] = []
         for name, source in data.ood.items():
-            number = int(torch.randint(len(source), (1,), generator=torch.Generator().manual_seed(0)))
-            sequence = source.select([number])
+            filled = torch.nonzero(source.lengths).flatten()
+            if not len(filled):  # where a model had nothing to say, there is nothing to look at
+                continue
+            number = int(torch.randint(len(filled), (1,), generator=torch.Generator().manual_seed(0)))
+            sequence = source.select([int(filled[number])])
             pieces = tokeniser.pieces(sequence.channels[_IDS].sequence(0))
             looks += _looks(model, sequence.values, name, pieces)
         panels = {

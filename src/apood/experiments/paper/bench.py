@@ -94,16 +94,19 @@ def checked(checks: Sequence[Check], results: Sequence[Result]) -> list[Claim]:
     """What the checks say of every mode whose table has the rows that they are about."""
     modes = dict.fromkeys(result.mode for result in results)
     said = [check(mode, [result for result in results if result.mode == mode]) for mode in modes for check in checks]
-    return [claim for claim in said if claim.holds is not None]
+    return [claim for claim in said if claim is not None]
 
 
-def results_as_json(results: Sequence[Result], paper: Published | None, study: Study) -> dict[str, object]:
-    """Every figure, with the paper's beside it, and which settings were chosen how."""
+def results_as_json(
+    results: Sequence[Result], paper: Published | None, study: Study, tabled: Sequence[Result] | None = None
+) -> dict[str, object]:
+    """Every figure, which settings were chosen how, and beside rows that are `tabled` (or all) what the paper has."""
     rows = []
     for result in results:
         content = result.as_json()
+        known = paper if tabled is None or result in tabled else None
         for dataset, metrics in content.get("results", {}).items():
-            theirs = None if paper is None else paper.figures(result.mode, result.entry.label, dataset, study.ood)
+            theirs = None if known is None else known.figures(result.mode, result.entry.label, dataset, study.ood)
             for metric, figures in metrics.items():
                 figures["paper"] = None if theirs is None else getattr(theirs, metric)
         rows.append(content)

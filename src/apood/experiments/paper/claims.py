@@ -2,45 +2,37 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Literal
 
+from apood.evaluation.rows import MEAN
 from apood.experiments.paper.findings import Claim
-from apood.experiments.paper.trials import Result, mean_auroc
+from apood.experiments.paper.trials import Result
 
 __all__ = ["Check", "ahead_of", "best_mean", "rising"]
 
-Check = Callable[[str, Sequence[Result]], Claim]
-"""Says of one mode's results whether a claim holds."""
+Check = Callable[[str, Sequence[Result]], Claim | None]
+"""Says of one mode's results whether a claim holds; None where the table lacks the rows that it is about."""
+
+Metric = Literal["auroc", "fpr95"]
+_NAMES = {"auroc": "AUROC", "fpr95": "FPR95"}
 
 
 def best_mean(label: str) -> Check:
-    """The row has the highest mean AUROC of its table."""
+    """The row has the highest mean AUROC of all methods of the paper in its table."""
 
-    def check(mode: str, results: Sequence[Result]) -> Claim:
-        sentence = f"{label} has the best mean AUROC ({mode})"
-        means = _means(results)
-        others = {name: mean for name, mean in means.items() if name != label}
-        if label not in means or not others:
-            return Claim(sentence, None)
-        best = max(others, key=lambda name: others[name])
-        because = f"{label} {means[label]:.1f}, {best} {others[best]:.1f}"
-        return Claim(sentence, means[label] > others[best], because)
+    def check(mode: str, results: Sequence[Result]) -> Claim | None:
+        others = [r.entry.label for r in results if r.entry.label != label and not r.entry.extra]
+        return _compared(f"{label} has the best mean AUROC ({mode})", [label], others, results, "auroc")
 
     return check
 
 
-def ahead_of(ahead: Sequence[str], behind: Sequence[str]) -> Check:
-    """Every row of the first has a higher mean AUROC than every row of the second."""
+def ahead_of(ahead: Sequence[str], behind: Sequence[str], metric: Metric = "auroc") -> Check:
+    """Every row of the first has a better mean than every row of the second."""
 
-    def check(mode: str, results: Sequence[Result]) -> Claim:
-        sentence = f"{' and '.join(ahead)} ahead of {' and '.join(behind)} by mean AUROC ({mode})"
-        means = _means(results)
-        first = [name for name in ahead if name in means]
-        second = [name for name in behind if name in means]
-        if not first or not second:
-            return Claim(sentence, None)
-        low, high = min(first, key=lambda name: means[name]), max(second, key=lambda name: means[name])
-        because = f"{low} {means[low]:.1f}, {high} {means[high]:.1f}"
-        return Claim(sentence, means[low] > means[high], because)
+    def check(mode: str, results: Sequence[Result]) -> Claim | None:
+        sentence = f"{_listed(ahead)} ahead of {_listed(behind)} by mean {_NAMES[metric]} ({mode})"
+        return _compared(sentence, ahead, behind, results, metric)
 
     return check
 
@@ -51,8 +43,25 @@ def rising(what: str, values: Sequence[float]) -> Claim:
     if len(values) < 2:
         return Claim(sentence, None)
     rises = all(one <= after for one, after in pairwise(values))
-    return Claim(sentence, rises, ", ".join(f"{value:.1f}" for value in values))
+    return Claim(sentence, rises, ", ".join(f"{value:.2f}" for value in values))
 
 
-def _means(results: Sequence[Result]) -> dict[str, float]:
-    return {result.entry.label: mean_auroc(result) for result in results if not result.failures}
+def _compared(
+    sentence: str, ahead: Sequence[str], behind: Sequence[str], results: Sequence[Result], metric: Metric
+) -> Claim | None:
+    """Whether the worst of the first is better than the best of the second; unknown if one of them has failed."""
+    rows = {result.entry.label: result for result in results}
+    if not behind or not {*ahead, *behind} <= rows.keys():
+        return None
+    if any(rows[label].failures for label in (*ahead, *behind)):
+        return Claim(sentence, None)
+    sign = 1 if metric == "auroc" else -1
+    means = {label: rows[label].figure(MEAN, metric).mean for label in (*ahead, *behind)}
+    worst = min(ahead, key=lambda label: sign * means[label])
+    best = max(behind, key=lambda label: sign * means[label])
+    because = f"{worst} {means[worst]:.2f}, {best} {means[best]:.2f}"
+    return Claim(sentence, sign * means[worst] > sign * means[best], because)
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))

@@ -24,7 +24,6 @@ _ROLES = ("id", "id_train", "id_test", "aux")
 _TOP = (*_ROLES, "ood", "field", "prompt", "settings")
 _SET = ("files", "field", "labels")
 _ARCHIVE = ".npz"
-_Set = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def read_manifest(folder: Path, task: Task, skipped: Sequence[str] = ()) -> Data
     """What the manifest in `folder` says; its files lie relative to it, and each must be there."""
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise InputError(f"There is no folder {str(folder)!r} with a {MANIFEST}.")
+        raise InputError(f"There is no folder {str(folder)!r} with a file {MANIFEST}.")
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -139,7 +138,7 @@ def _source(role: str, value: Any, folder: Path, common: str | None) -> Source:
 
 def _check_files(data: Data, task: Task) -> None:
     """Refuses files that are not there or cannot be what they should be, and one set in two roles."""
-    known: dict[_Set, str] = {}
+    known: dict[str, Source] = {}
     for role, source in data.sources.items():
         if task.items == "texts":
             if source.labels:
@@ -151,9 +150,18 @@ def _check_files(data: Data, task: Task) -> None:
             for name in source.inputs:
                 if not (name.endswith(_ARCHIVE) and Path(name).is_file()):
                     raise InputError(f"There is no file {name!r}; bags are read from {_ARCHIVE} archives.")
-        other = known.setdefault((source.inputs, source.labels), role)
-        if other != role:
-            raise InputError(f"{role} and {other} are the same files: each must be a set of its own.")
+        for other, earlier in known.items():
+            if shared := _shared(source, earlier):
+                raise InputError(f"{role} and {other} both have {shared}: each must be a set of its own.")
+        known[role] = source
+
+
+def _shared(one: Source, other: Source) -> str | None:
+    """A file that both read the same sequences from."""
+    if one.field != other.field or (one.labels and other.labels and not {*one.labels} & {*other.labels}):
+        return None
+    files = {Path(name).resolve() for name in other.inputs}
+    return next((repr(name) for name in one.inputs if Path(name).resolve() in files), None)
 
 
 def paper_data(task: Task, folder: Path | None, skipped: Sequence[str] = ()) -> Data:
@@ -165,7 +173,7 @@ def paper_data(task: Task, folder: Path | None, skipped: Sequence[str] = ()) -> 
     if task.unknown:
         raise InputError(
             f"Profile paper cannot be had for {task.name}: the paper leaves it open, {task.unknown}; use profile local "
-            f"with a folder that has a {MANIFEST}."
+            f"with a folder that has a file {MANIFEST}."
         )
     sources = {role: _preset_source(given, folder) for role, given in task.sets.items()}
     data = _without(Data(sources, task.settings), skipped)

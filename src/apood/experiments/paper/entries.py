@@ -24,6 +24,7 @@ class Entry:
         parameters: of its constructor; they come before those that were selected.
         aux: how many AUX sequences it learns from.
         selected: whether it takes the settings of AP-OOD that were chosen on the AUX validation split.
+        extra: whether the paper does not have it, so that none of its claims is about it.
     """
 
     label: str
@@ -31,6 +32,7 @@ class Entry:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     aux: int = 0
     selected: bool = False
+    extra: bool = False
 
     @property
     def kind(self) -> type[Detector]:

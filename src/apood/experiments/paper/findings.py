@@ -28,6 +28,11 @@ class Claim:
     holds: bool | None
     because: str = ""
 
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        return {True: "held here", False: "not held here", None: "cannot be told here"}[self.holds]
+
 
 @dataclass(frozen=True)
 class Findings:

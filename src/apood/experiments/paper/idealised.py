@@ -22,7 +22,7 @@ _LARGEST_EXPONENT = 60.0  # so that a kernel value stays finite; beyond, no grad
 class IdealisedKernel(Detector):
     """d²(Z) = Σ_j (mean_s k(z_s, w_j) - μ_j)², k(a, b) = exp(β aᵀb) aᵀb, μ_j its mean over the training sequences.
 
-    Equation 38 of the paper with one query a head: AP-OOD without the normalisation of its softmax. Trained like
+    Of appendix B.3, with one query a head: AP-OOD without the normalisation of its softmax. Trained like
     AP-OOD: Adam at 0.01, a cosine, and -Σ_j log |w_j|² against collapse.
 
     Args:

@@ -1,23 +1,15 @@
 """What an experiment leaves in its folder."""
 
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from apood.experiments.paper.findings import Claim, Findings
 from apood.report.canvas import save_figure
 from apood.report.latex import latex_table
 from apood.report.tables import markdown_table
 from apood.support.files import atomic_file, write_json
-from apood.support.version import __version__
 
-__all__ = ["versions", "write_findings"]
-
-_PACKAGES = ("torch", "transformers", "numpy", "scikit-learn", "datasets", "matplotlib")
-_HELD = {True: "held", False: "not held", None: "cannot be told"}
+__all__ = ["write_findings"]
 
 
 def write_findings(findings: Findings, folder: Path, title: str, manifest: dict[str, Any]) -> list[Path]:
@@ -38,18 +30,6 @@ def write_findings(findings: Findings, folder: Path, title: str, manifest: dict[
     return [*written, folder / "manifest.json"]
 
 
-def versions() -> dict[str, str]:
-    """Of all that decides the figures."""
-    found = {"apood": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
-    return found
-
-
 def _markdown(findings: Findings, title: str) -> str:
     parts = [f"# {title}"]
     for table in findings.tables:
@@ -61,7 +41,7 @@ def _markdown(findings: Findings, title: str) -> str:
 
 def _claim(claim: Claim) -> str:
     because = f" ({claim.because})" if claim.because else ""
-    return f"- {claim.sentence}: **{_HELD[claim.holds]}**{because}"
+    return f"- {claim.sentence}: **{claim.verdict}**{because}"
 
 
 def _write(path: Path, text: str) -> None:

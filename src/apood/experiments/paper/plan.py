@@ -1,7 +1,6 @@
 """What an experiment will do, and what it will cost: told before any work."""
 
 import math
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +13,24 @@ from apood.detectors.knn import KNN
 from apood.experiments.paper.bench import Experiment
 from apood.experiments.paper.data import OOD, Data
 from apood.experiments.paper.entries import Entry
+from apood.experiments.paper.idealised import IdealisedKernel
 from apood.experiments.paper.model import Model
 from apood.experiments.paper.settings import SHARE
 from apood.experiments.paper.stores import Embedding
 from apood.experiments.paper.study import RecipeChoice, Scene, grid_of
 from apood.experiments.paper.survey import Survey, survey
 from apood.experiments.paper.tasks import Mode
+from apood.experiments.versions import device_name
 from apood.support.errors import InputError
 
 __all__ = ["Plan", "plan_of", "refuse_little_disk"]
 
-# Floating-point operations a second that are sustained, and how much slower generation, word by word, is: rough.
-_CORE, _GPU = 2e10, 5e13
-_GENERATING = {"cpu": 2.0, "cuda": 20.0}
+# Floating-point operations a second, on a GPU or by the thread: measured on an H200 and on two cores, rough elsewhere.
+_READING = {"cuda": 6e13, "cpu": 1e11}
+_FITTING = {"cuda": 4e14, "cpu": 4e10}
+_GENERATING = {"cuda": 20.0, "cpu": 2.0}  # how much slower a token is written than read
 _STORED_BYTES = 2  # float16
+_TRAINED = (APOOD, IdealisedKernel)  # on every token; all else learns from one vector a sequence
 _STEPS = {"paper": (1000, 512), "robust": (300, 64)}
 
 
@@ -48,10 +51,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Work:
-    """Fits of a mode: how many, their floating-point operations, and the bytes they leave."""
+    """Fits of a mode: how many, the seconds they take, and the bytes they leave."""
 
     text: str
-    operations: float
+    seconds: float
     disk: int
 
 
@@ -77,14 +80,13 @@ def plan_of(
         own = {e.role.removeprefix(OOD): _about_set(e, surveys[mode, e.role]) for e in wanted if e.mode == mode}
         facts[f"embed, {mode}"] = own
     disk = sum(round(math.prod(surveys[e.mode, e.role]) * model.dim * _STORED_BYTES) for e in waiting)
-    operations = sum(_embedding_operations(e, surveys[e.mode, e.role], model) for e in waiting)
+    seconds = sum(_embedding_operations(e, surveys[e.mode, e.role], model) for e in waiting) / _speed(_READING)
     works = {mode: _fits(experiment, mode, surveys, data, model.dim, seeds, recipe) for mode in _modes(wanted)}
     facts |= {f"fit, {mode}": work.text for mode, work in works.items()}
     disk += sum(work.disk for work in works.values())
-    operations += sum(work.operations for work in works.values())
-    seconds = operations / _speed()
+    seconds += sum(work.seconds for work in works.values())
     facts["disk"] = f"about {_size(disk)} below {out}, where {_size(_free(out))} are free"
-    facts["time"] = f"about {_duration(seconds)} on {_machine()}, by order of magnitude"
+    facts["time"] = f"about {_duration(seconds)} on {device_name()}, by order of magnitude"
     return Plan(facts, disk, seconds)
 
 
@@ -131,7 +133,7 @@ def _embedding_operations(embedding: Embedding, found: Survey, model: Model) -> 
         return 2 * model.parameters * found.sequences * found.tokens
     drawn = 1 + int(embedding.options["samples"])
     read = float(embedding.options["max_tokens"])
-    slower = _GENERATING["cuda" if torch.cuda.is_available() else "cpu"]
+    slower = _GENERATING[_place()]
     return 2 * model.parameters * found.sequences * (read + slower * drawn * found.tokens)
 
 
@@ -156,13 +158,19 @@ def _fits(
     )
     tried = sum(math.prod(map(len, grid_of(settings, dim, supervised=one).values())) for one in searches)
     steps, batch = _STEPS[recipe]
-    trained = tried + seeds * sum(issubclass(row.kind, APOOD) for row in rows)
-    a_fit = (settings.steps or steps) * min(batch, train.sequences) * train.tokens * dim * dim * 6
+    queries = tried * dim + seeds * sum(_queries(row, dim) for row in rows if issubclass(row.kind, _TRAINED))
+    operations = 6 * dim * queries * (settings.steps or steps) * min(batch, train.sequences) * train.tokens
     text = f"{_counted(len(rows), 'row')} on {_counted(seeds, 'split')}"
     if tried:
         text = f"{_counted(tried, 'setting')} of AP-OOD to choose from, then {text}"
-    learnt = [round(SHARE * train.sequences) * dim * 4 if issubclass(row.kind, KNN) else 16 * dim * dim for row in rows]
-    return _Work(text, trained * a_fit, seeds * sum(learnt) + tried * 16 * dim * dim)
+    kept = [round(SHARE * train.sequences) if issubclass(row.kind, KNN) else 4 * _queries(row, dim) for row in rows]
+    return _Work(text, operations / _speed(_FITTING), 4 * dim * (seeds * sum(kept) + 4 * tried * dim))
+
+
+def _queries(row: Entry, dim: int) -> int:
+    """M T of a row: D unless it says otherwise."""
+    given = row.parameters
+    return int(given["heads"] * given.get("queries", 1)) if "heads" in given else dim
 
 
 def _asks(rows: Sequence[Entry], supervised: bool) -> bool:
@@ -177,12 +185,13 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
-def _speed() -> float:
-    return _GPU if torch.cuda.is_available() else _CORE * (os.cpu_count() or 1)
+def _place() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _machine() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count() or 1} CPU cores"
+def _speed(rates: Mapping[str, float]) -> float:
+    place = _place()
+    return rates[place] * (1 if place == "cuda" else torch.get_num_threads())
 
 
 def _free(out: Path) -> int:

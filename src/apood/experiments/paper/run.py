@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -13,12 +12,14 @@ from apood.experiments.paper.catalogue import CATALOGUE, experiment
 from apood.experiments.paper.data import MANIFEST, Data, paper_data, read_manifest
 from apood.experiments.paper.findings import Findings
 from apood.experiments.paper.model import Model, look_at
-from apood.experiments.paper.outputs import versions, write_findings
+from apood.experiments.paper.outputs import write_findings
 from apood.experiments.paper.plan import Plan, plan_of, refuse_little_disk
 from apood.experiments.paper.stores import Embedding, embed_all, embeddings, file_digests
 from apood.experiments.paper.study import RecipeChoice, Study
+from apood.experiments.versions import device_name, versions
+from apood.report.canvas import refuse_without_matplotlib
 from apood.support.arguments import one_of, whole_number
-from apood.support.errors import ApoodError, InputError
+from apood.support.errors import InputError
 from apood.support.files import refuse_unwritable
 
 __all__ = ["Options", "Prepared", "Profile", "prepare"]
@@ -108,6 +109,7 @@ class Prepared:
             "stores": stores,
             "left_out": list(self.data.left_out),
             "versions": versions(),
+            "device": device_name(),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(seconds, 1),
         }
@@ -123,8 +125,7 @@ def prepare(name: str, options: Options, *, dry_run: bool = False) -> Prepared:
     one_of("recipe", options.recipe, get_args(RecipeChoice))
     seeds = chosen.seeds if options.seeds is None else options.seeds
     whole_number("seeds", seeds, 1)
-    if find_spec("matplotlib") is None:  # said now rather than after hours
-        raise ApoodError("Figures need matplotlib, which `pip install 'apood[report]'` brings.")
+    refuse_without_matplotlib()  # now rather than after hours
     data = _data(chosen, options)
     if chosen.needs_aux and "aux" not in data.sources:
         raise InputError(f"The experiment {name} learns from AUX sequences, and the {MANIFEST} names none as aux.")
@@ -146,5 +147,8 @@ def _data(chosen: Experiment, options: Options) -> Data:
     if options.profile == "paper":
         return paper_data(chosen.task, options.data, options.skip)
     if options.data is None:
-        raise InputError(f"Profile local needs --data, a folder with a {MANIFEST} that says what its files are for.")
+        raise InputError(
+            f"Data of your own need --data, a folder with a file {MANIFEST} that says what its files are for; "
+            "--profile paper takes those of the paper."
+        )
     return read_manifest(options.data, chosen.task, options.skip)

@@ -73,8 +73,8 @@ def _grid(best: Sizes, study: Study) -> Grid:
         cells[f"M = {heads}", f"T = {queries}"] = (figure, Figure(f"β = {result.parameters['beta']:.3g}"))
     spread = f", mean ± standard deviation over {study.seeds} splits" if study.seeds > 1 else ""
     legend = (
-        f"Mean AUROC over the OOD sets in percent{spread}, with the best of the betas below it; in parentheses the "
-        "paper's figure (figure 4), of which the text gives that of the largest model alone."
+        f"Mean AUROC over the OOD sets in percent{spread}, with the best of the betas below it, chosen by this same "
+        "mean; in parentheses the paper's figure (figure 4), of which the text gives that of the largest model alone."
     )
     rows = [f"M = {heads}" for heads in _HEADS]
     return Grid([Block(None, rows)], [f"T = {queries}" for queries in _QUERIES], cells, legend)

@@ -13,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from apood.encoders.audio import AudioEncoder
 from apood.encoders.embed import EmbedCounts, embed_to_store, limited
 from apood.encoders.encoder import Encoder
@@ -28,8 +30,9 @@ from apood.support.files import read_json, sha256_of, write_json
 from apood.tokens.digest import content_digest
 from apood.tokens.store import TokenStore
 
-__all__ = ["Embedding", "embed_all", "embeddings", "file_digests", "records_of", "refuse_too_few"]
+__all__ = ["Embedding", "embed_all", "embeddings", "file_digests", "records_of", "refuse_too_few", "text_lengths"]
 
+_Lengths = np.ndarray[tuple[int], np.dtype[np.int64]]
 _LEAST = {"id": 4, "id_train": 3, "id_test": 1, "aux": 3}
 
 
@@ -95,7 +98,7 @@ def embeddings(task: Task, data: Data, model: Model, folder: Path, modes: Sequen
         options = _encoder_options(task, data, mode)
         for role, source in data.sources.items():
             limit = settings.stored(wanted.get(role, settings.evaluated))
-            known = [model.identity, options, _known_by(source), limit]
+            known = [model.identity, options, _known_by(source), _binding(source, task, limit)]
             digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
             name = re.sub(r"\W+", "-", role.removeprefix(OOD).lower()).strip("-")
             found.append(Embedding(role, mode, source, limit, options, folder / f"{name}-{mode}-{digest}"))
@@ -106,6 +109,30 @@ def _known_by(source: Source) -> list[Any]:
     """What a set is, wherever its files lie."""
     digests = file_digests(source)
     return [[digests.get(name, name) for name in source.inputs], source.field, source.labels]
+
+
+def _binding(source: Source, task: Task, limit: int) -> int | None:
+    """The limit where it leaves something out: experiments that take all of a file share its store."""
+    if task.items == "texts" and source.local and len(text_lengths(source, limit)) < limit:
+        return None
+    return limit
+
+
+def text_lengths(source: Source, limit: int) -> _Lengths:
+    """The characters of the texts that can be used; refused if the first cannot, since all may be the same."""
+    return _text_lengths(source, limit, tuple(file_digests(source).values()))
+
+
+@lru_cache(maxsize=64)
+def _text_lengths(source: Source, limit: int, digests: tuple[str, ...]) -> _Lengths:  # noqa: ARG001
+    """Read once, as long as the files are the same."""
+    lengths: list[int] = []
+    for number, record in enumerate(limited(read_records(source.inputs, field=source.field), limit)):
+        if isinstance(record, Record):
+            lengths.append(len(record.item))
+        elif number == 0:
+            raise InputError(record.reason)
+    return np.array(lengths, dtype=np.int64)
 
 
 def _encoder_options(task: Task, data: Data, mode: Mode) -> dict[str, Any]:

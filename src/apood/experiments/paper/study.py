@@ -14,6 +14,7 @@ from apood.experiments.paper.data import OOD, Data
 from apood.experiments.paper.model import Model
 from apood.experiments.paper.settings import SHARE, Settings, beta_of
 from apood.experiments.paper.tasks import Mode, Task
+from apood.support.errors import InputError
 from apood.tokens.source import TokenSource
 from apood.tokens.store import TokenStore
 from apood.tokens.subset import Subset, split
@@ -89,7 +90,8 @@ class Study:
         train: TokenSource
         test: TokenSource
         if (mode, "id") in self._stores:
-            train, test = split(_filled(self._opened(mode, "id", channels)), _TEST_SHARE, number)
+            train, rest = split(_filled(self._opened(mode, "id", channels)), _TEST_SHARE, number)
+            test = split(rest, min(1.0, self.settings.evaluated / len(rest)), number)[1]
         else:
             whole = _filled(self._opened(mode, "id_train", channels))
             train = whole if self._train_share == 1 else self._drawn(whole, number)
@@ -120,7 +122,9 @@ class Study:
                 detector, data.train, aux=data.aux, supervised=supervised, grid=grid, cache=self.cache
             )
         best = self.selections[mode, supervised].best
-        assert best is not None  # with outliers there always is one
+        if best is None:
+            reason = self.selections[mode, supervised].points[0].failure
+            raise InputError(f"None of the settings of AP-OOD could be fitted to choose from; the first: {reason}")
         return dict(best.settings)
 
     def _opened(self, mode: Mode, role: str, channels: Sequence[str]) -> TokenStore:

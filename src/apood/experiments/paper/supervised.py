@@ -14,7 +14,7 @@ from apood.experiments.paper.tasks import SUMMARIZATION, TRANSLATION
 from apood.experiments.paper.trials import Result, carry_out, mean_auroc
 from apood.report.curves import Curve, curves_of
 
-__all__ = ["SUMMARIZATION_BENCH", "TRANSLATION_BENCH", "Supervised"]
+__all__ = ["SUMMARIZATION_BENCH", "TRANSLATION_BENCH", "Supervised", "with_all_aux"]
 
 _AP_OOD = "AP-OOD"
 _SHRINKAGE = 0.01  # without any, a covariance has no inverse after a layer norm, which most models end with
@@ -34,11 +34,21 @@ class Supervised(Experiment):
         """The table has the rows with all AUX sequences; the curves and the results have all."""
         paper = published(self.name)
         results = carry_out(study, {mode: self.rows(study.scene(mode)) for mode in study.modes})
-        most = max(result.entry.aux for result in results)
-        full = [result for result in results if result.entry.aux == most]
-        figures = {f"figure-{mode}": _curves(study, [r for r in results if r.mode == mode]) for mode in study.modes}
-        claims = [*checked((best_mean(_AP_OOD),), full), *(_rises(mode, results) for mode in study.modes)]
-        return Findings(results_as_json(results, paper, study), tables_of(study, full, paper), figures, claims)
+        by_mode = {mode: [result for result in results if result.mode == mode] for mode in study.modes}
+        full = [result for own in by_mode.values() for result in with_all_aux(own)]
+        figures = {
+            f"figure-{mode}": _curves(study, own)
+            for mode, own in by_mode.items()
+            if any(not result.failures for result in own)
+        }
+        claims = [*checked((best_mean(_AP_OOD),), full), *(_rises(mode, own) for mode, own in by_mode.items())]
+        return Findings(results_as_json(results, paper, study, full), tables_of(study, full, paper), figures, claims)
+
+
+def with_all_aux(results: Sequence[Result]) -> list[Result]:
+    """Of a mode's rows those that learn from most; modes differ, since nothing is learnt from an empty output."""
+    most = max(result.entry.aux for result in results)
+    return [result for result in results if result.entry.aux == most]
 
 
 def _counts(scene: Scene) -> list[int]:
@@ -49,7 +59,7 @@ def _counts(scene: Scene) -> list[int]:
 def _rows(count: int, dim: int) -> list[Entry]:
     """Deep SAD without AUX sequences is Deep SVDD; of fewer than D there is no covariance, as in the paper."""
     rows = [Entry("Deep SAD", "deep-sad", aux=count), Entry(_AP_OOD, "ap-ood", aux=count, selected=True)]
-    if count > dim:
+    if count >= dim:
         rows.insert(0, Entry("Relative Mahalanobis", "relative-mahalanobis", {"shrinkage": _SHRINKAGE}, aux=count))
     if count:
         rows.insert(0, Entry("Binary logits", "binary-logits", aux=count))
@@ -69,7 +79,7 @@ def _curves(study: Study, results: Sequence[Result]) -> Draw:
 
 
 def _rises(mode: str, results: Sequence[Result]) -> Claim:
-    own = [r for r in results if r.mode == mode and r.entry.label == _AP_OOD and not r.failures]
+    own = [result for result in results if result.entry.label == _AP_OOD and not result.failures]
     values = [mean_auroc(result) for result in sorted(own, key=lambda result: result.entry.aux)]
     return rising(f"The mean AUROC of {_AP_OOD} over N' ({mode})", values)
 

@@ -5,12 +5,9 @@ from typing import NamedTuple
 import numpy as np
 
 from apood.encoders.embed import limited
-from apood.encoders.inputs import read_records
-from apood.encoders.record import BadRecord, Record
-from apood.experiments.paper.data import Source
-from apood.experiments.paper.stores import Embedding, records_of, refuse_too_few
+from apood.encoders.record import Record
+from apood.experiments.paper.stores import Embedding, records_of, refuse_too_few, text_lengths
 from apood.experiments.paper.tasks import Task
-from apood.support.errors import InputError
 
 __all__ = ["Survey", "survey"]
 
@@ -41,21 +38,9 @@ def survey(embedding: Embedding, task: Task) -> Survey:
     if not embedding.source.local:
         found = Survey(embedding.limit, longest)
     else:
-        lengths = _characters(embedding.source, embedding.limit)
+        lengths = text_lengths(embedding.source, embedding.limit)
         refuse_too_few(embedding.role, len(lengths))
         found = Survey(len(lengths), float(np.minimum(lengths / _CHARACTERS_A_TOKEN, longest).mean()))
     if embedding.mode == "output":
         return Survey(found.sequences, min(_OUTPUT_TOKENS, embedding.options["max_new_tokens"]))
     return found
-
-
-def _characters(source: Source, limit: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The lengths of the texts; refused when the first cannot be used, since all of them may be the same."""
-    lengths = []
-    records = limited(read_records(source.inputs, field=source.field), limit)
-    for number, record in enumerate(records):
-        if isinstance(record, Record):
-            lengths.append(len(record.item))
-        elif isinstance(record, BadRecord) and number == 0:
-            raise InputError(record.reason)
-    return np.array(lengths, dtype=np.int64)

@@ -8,6 +8,7 @@ from apood.experiments.paper.findings import Table
 from apood.experiments.paper.published import Published
 from apood.experiments.paper.study import Study
 from apood.experiments.paper.trials import Result
+from apood.report.comparison import fit_notes
 from apood.report.grid import Block, Cell, Figure, Grid, marks
 
 __all__ = ["shown", "tables_of"]
@@ -83,8 +84,10 @@ def _legend(study: Study, paper: Published | None) -> str:
         "second underlined."
     ]
     if paper is not None:
-        same = set(study.ood) == set(paper.columns)
-        of_mean = "" if same else "; its mean is that over the sets which are here too"
+        shared = [name for name in paper.columns if name in study.ood]
+        others = "" if len(shared) == len(study.ood) else ", ours that over all"
+        same = not others and len(shared) == len(paper.columns)
+        of_mean = "" if same or not shared else f"; its mean is that over {', '.join(shared)}{others}"
         sentences.append(f"In parentheses the paper's figure ({paper.table}){of_mean}.")
     if study.left_out:
         sentences.append(f"Sets that are not here: {', '.join(study.left_out)}.")
@@ -92,15 +95,10 @@ def _legend(study: Study, paper: Published | None) -> str:
 
 
 def _notes(study: Study, results: Sequence[Result]) -> list[str]:
-    """How settings were chosen, why a row has no figures, and what fits warned of: how often, and the first reason."""
+    """How settings were chosen, and what went wrong with rows."""
     notes = []
     if any(result.entry.selected for result in results) and study.recipe == "paper":
         notes.append(_chosen(study, results))
     for result in results:
-        if failed := result.failures:
-            count = f"{len(failed)} of {len(result.splits) + len(failed)} splits failed, the first:"
-            notes.append(f"– {result.entry.label}: {count} {failed[0]}")
-        if warned := [split.warnings for split in result.splits if split.warnings]:
-            count = f"{len(warned)} of {len(result.splits)} fits warned, the first:"
-            notes.append(f"† {result.entry.label}: {count} {warned[0][0]}")
+        notes += fit_notes(result.entry.label, result.splits, result.failures)
     return notes

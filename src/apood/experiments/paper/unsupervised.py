@@ -17,7 +17,7 @@ _EMBEDDING = (
     Entry("Deep SVDD", "deep-svdd"),
 )
 _AP_OOD = Entry("AP-OOD", "ap-ood", selected=True)
-_LENGTH = Entry("Length only", "length")  # not in the paper: what nothing but the length of a text gives away
+_LENGTH = Entry("Length only", "length", extra=True)  # what nothing but the length of a text gives away
 
 
 def _generated(scene: Scene) -> Sequence[Entry]:
@@ -43,7 +43,11 @@ SUMMARIZATION_BENCH = Bench(
     (best_mean("AP-OOD"), ahead_of([*_BASELINES, "AP-OOD"], ["Perplexity", "Entropy"])),
 )
 TRANSLATION_BENCH = Bench(
-    "translation", TRANSLATION, _generated, (best_mean("AP-OOD"), ahead_of(["Perplexity"], _BASELINES))
+    "translation",
+    TRANSLATION,
+    _generated,
+    # by AUROC, KNN is ahead in the paper's own table
+    (best_mean("AP-OOD"), ahead_of(["Perplexity"], _BASELINES, "fpr95")),
 )
 LANGUAGE_MODEL_BENCH = Bench("language-model", LANGUAGE_MODEL, _causal, (best_mean("AP-OOD"),))
 AUDIO_BENCH = Bench("audio", AUDIO, _sounds, (best_mean("AP-OOD"), ahead_of(["AP-OOD"], ["MSP", "Energy"])))
