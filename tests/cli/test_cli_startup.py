@@ -85,7 +85,8 @@ def processes():
         process.wait()
 
 
-def test_an_interrupted_embed_says_how_to_go_on(apood, model, texts, tmp_path, processes):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_embed_says_how_to_go_on(apood, model, texts, tmp_path, processes, how):
     out = tmp_path / "store"
     command = ["embed", "-", "--model", str(model), "--out", str(out)]
     process = subprocess.Popen(
@@ -103,7 +104,7 @@ def test_an_interrupted_embed_says_how_to_go_on(apood, model, texts, tmp_path, p
     while not (out / "index.json").exists():
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)  # it waits for more texts now
+    process.send_signal(how)  # it waits for more texts now
     assert process.wait(30) == 130
     assert process.stderr.read() == (
         f"Interrupted: 0 texts are in {out}; add --resume to the same command to go on behind them.\n"

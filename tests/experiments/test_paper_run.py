@@ -107,7 +107,7 @@ def test_bags_that_are_none(bags: Path, tmp_path: Path) -> None:
     import numpy as np
 
     (tmp_path / MANIFEST).write_text((bags / MANIFEST).read_text(encoding="utf-8"), encoding="utf-8")
-    assert "There is no file" in refused("multiple-instance", data=tmp_path, out=tmp_path)
+    assert "There is no .npz archive" in refused("multiple-instance", data=tmp_path, out=tmp_path)
     np.savez(tmp_path / "musk.npz", X=np.zeros((2, 3)), bag=np.zeros(2, dtype=int))
     assert "has no array 'bag_label'" in refused("multiple-instance", data=tmp_path, out=tmp_path)
     np.savez(tmp_path / "musk.npz", X=np.zeros((2, 3)), bag=np.array([0, 2]), bag_label=np.array([1, 0]))

@@ -1,5 +1,6 @@
 """The program `apood` and its commands."""
 
+import signal
 from typing import Annotated
 
 import typer
@@ -72,4 +73,5 @@ app.add_typer(train, name="train")
 
 def main() -> None:
     """What the installed program runs."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's way of saying Ctrl-C
     app()

@@ -149,7 +149,7 @@ def _check_files(data: Data, task: Task) -> None:
         else:
             for name in source.inputs:
                 if not (name.endswith(_ARCHIVE) and Path(name).is_file()):
-                    raise InputError(f"There is no file {name!r}; bags are read from {_ARCHIVE} archives.")
+                    raise InputError(f"There is no {_ARCHIVE} archive {name!r}, which bags are read from.")
         for other, earlier in known.items():
             if shared := _shared(source, earlier):
                 raise InputError(f"{role} and {other} both have {shared}: each must be a set of its own.")
