@@ -16,6 +16,7 @@ from apood.support.errors import InputError
 from apood.tokens.identity import FOLDER
 
 __all__ = [
+    "GENERATING",
     "Kind",
     "LoadedTextModel",
     "Pretrained",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 Kind = Literal["encoder", "classifier", "causal", "encoder-decoder"]
+GENERATING: tuple[Kind, ...] = ("causal", "encoder-decoder")
+"""The kinds that have a head to generate with."""
 
 _PATH_BEGINNINGS = ("./", "../", "~")  # of what no hub id is
 _NEEDED_FILES = ["*.json", "*.txt", "*.model", "*.spm", "model.safetensors", "model-*.safetensors"]

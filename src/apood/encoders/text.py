@@ -17,7 +17,7 @@ from apood.encoders.language.padding import batch_tokens, length_batches
 from apood.encoders.language.text_pass import Mode, Rows, TextPass
 from apood.encoders.language.text_probe import probe_model
 from apood.encoders.language.tokenising import Tokeniser
-from apood.encoders.pretrained import Pretrained, find_pretrained, load_text_model, load_tokenizer
+from apood.encoders.pretrained import GENERATING, Pretrained, find_pretrained, load_text_model, load_tokenizer
 from apood.encoders.record import Pair
 from apood.support.arguments import one_of, whole_number
 from apood.support.errors import InputError
@@ -130,7 +130,7 @@ class TextEncoder:
         tokenizer = load_tokenizer(pretrained)
         generates = mode != "input" or samples > 0
         loaded = load_text_model(pretrained, self._dtype, generates=generates, logprobs=logprobs is not False)
-        if generates and loaded.kind not in ("causal", "encoder-decoder"):
+        if generates and loaded.kind not in GENERATING:
             raise InputError(
                 f"The model {pretrained.name!r} ({type(loaded.model).__name__}) generates nothing, so it has no "
                 f"{'samples' if mode == 'input' else f'mode {mode}'}: allowed are causal language models and "

@@ -14,13 +14,20 @@ from torch import Tensor
 from apood.encoders.device import default_dtype
 from apood.encoders.language.padding import Padded
 from apood.encoders.language.text_model import TextModel
-from apood.encoders.pretrained import LoadedTextModel, find_pretrained, kind_of, load_config, load_text_model, quiet
+from apood.encoders.pretrained import (
+    GENERATING,
+    LoadedTextModel,
+    find_pretrained,
+    kind_of,
+    load_config,
+    load_text_model,
+    quiet,
+)
 from apood.support.errors import InputError
 from apood.tokens.batch import dtype_name
 
 __all__ = ["Backbone", "folder_backbone", "random_backbone"]
 
-_GENERATING = ("causal", "encoder-decoder")
 _LARGE = {"layers": 16, "width": 1024, "feed_forward": 4096, "attention_heads": 16, "vocabulary": 96_103}
 _SMALL = {"layers": 4, "width": 256, "feed_forward": 1024, "attention_heads": 4, "vocabulary": 8000}
 _TINY = {"layers": 1, "width": 16, "feed_forward": 32, "attention_heads": 2, "vocabulary": 100}
@@ -40,7 +47,7 @@ class Backbone:
     @property
     def generates(self) -> bool:
         """Whether it has a head to generate with."""
-        return self.loaded.kind in _GENERATING
+        return self.loaded.kind in GENERATING
 
     @property
     def context(self) -> int:
@@ -92,7 +99,7 @@ def folder_backbone(folder: Path, device: torch.device) -> Backbone:
     """A text model from a local folder, of any kind."""
     pretrained = find_pretrained(folder)
     dtype = default_dtype(device)
-    generates = kind_of(load_config(pretrained)) in _GENERATING
+    generates = kind_of(load_config(pretrained)) in GENERATING
     loaded = load_text_model(pretrained, dtype, generates=generates, logprobs=False)
     loaded.model.to(device).eval()
     return Backbone(pretrained.name, loaded, device, dtype)

@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from apood.encoders.device import as_device
 from apood.support.source_digest import source_digest
 from apood.support.version import __version__
 
@@ -26,7 +27,7 @@ def versions() -> dict[str, str]:
 
 def device_name(device: torch.device | None = None) -> str:
     """What computes: the GPU by its name, else the CPU with its threads; None is a GPU if there is one."""
-    place = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    place = as_device(None) if device is None else device
     if place.type == "cuda":
         return torch.cuda.get_device_name(place)
     threads = torch.get_num_threads()

@@ -31,7 +31,7 @@ def merge(first: Pooled, second: Pooled) -> Pooled:
 
 def shares(log_mass: Tensor) -> Tensor:
     """What every sequence weighs in the prototype of each head: softmax_n(L_nj)."""
-    # along rows in memory: a softmax down the columns takes a GPU forty times as long
+    # along rows in memory, because down the columns a softmax is slow on a GPU
     return torch.softmax(log_mass.movedim(0, -1), -1).movedim(-1, 0)
 
 

@@ -19,7 +19,15 @@ from apood.encoders.language.text_model import TextModel
 from apood.encoders.language.text_pass import Mode, Rows, TextPass
 from apood.encoders.language.text_probe import probe_model
 from apood.encoders.language.tokenising import Tokeniser
-from apood.encoders.pretrained import Kind, LoadedTextModel, find_pretrained, kind_of, load_text_model, load_tokenizer
+from apood.encoders.pretrained import (
+    GENERATING,
+    Kind,
+    LoadedTextModel,
+    find_pretrained,
+    kind_of,
+    load_text_model,
+    load_tokenizer,
+)
 from apood.serving.reading import Reading
 from apood.serving.same_model import refuse_other_model
 from apood.support.errors import InputError
@@ -227,7 +235,7 @@ def _loaded(model: Any) -> LoadedTextModel:
         config = copy.copy(model.config)
         config.architectures = [type(model).__name__]
         kind = kind_of(config)
-    if kind not in ("causal", "encoder-decoder"):
+    if kind not in GENERATING:
         raise InputError(
             "A model must be a causal language model or an encoder-decoder model of transformers, with its head, "
             f"got {type(model).__name__}."

@@ -11,7 +11,7 @@ from torch import Tensor
 from apood.support.errors import InputError
 from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
 
-__all__ = ["FLOAT_DTYPES", "Ragged", "TokenBatch", "as_indices", "cut_by_budget", "dtype_name"]
+__all__ = ["FLOAT_DTYPES", "Ragged", "TokenBatch", "as_indices", "cut_by_budget", "dtype_name", "rows_of_runs"]
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -77,8 +77,7 @@ class Ragged:
         if len(indices) and bool((indices.diff() == 1).all()):
             start, stop = int(self.offsets[indices[0]]), int(self.offsets[indices[-1] + 1])
             return self.values[start:stop], offsets
-        starts = self.offsets[:-1][indices] - offsets[:-1]
-        rows = torch.arange(int(offsets[-1])) + starts.repeat_interleave(lengths)
+        rows = rows_of_runs(self.offsets[:-1][indices], lengths)
         return self.values[rows.to(self.values.device)], offsets
 
     def select(self, indices: Any) -> Self:
@@ -95,6 +94,12 @@ class Ragged:
         if not parts:
             raise InputError("Nothing to concatenate: the list of batches is empty.")
         return cls.from_lengths(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
+
+
+def rows_of_runs(starts: Tensor, lengths: Tensor) -> Tensor:
+    """The numbers of the rows of runs, one run behind the other: run i has `lengths[i]` rows from `starts[i]` on."""
+    shifts = starts - (lengths.cumsum(0) - lengths)
+    return torch.arange(int(lengths.sum())) + shifts.repeat_interleave(lengths)
 
 
 def as_indices(indices: Any, count: int) -> Tensor:

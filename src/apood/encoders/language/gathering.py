@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from apood.tokens.batch import Ragged
+from apood.tokens.batch import Ragged, rows_of_runs
 from apood.tokens.loader import upload
 
 __all__ = ["Gathering"]
@@ -59,8 +59,7 @@ class Gathering:
             self._parts.append((chosen, lengths, rows))
             self._lengths[chosen] = lengths
         elif self._stream is None:
-            starts = self._offsets[chosen] - (lengths.cumsum(0) - lengths)
-            self._values.index_copy_(0, torch.arange(len(rows)) + starts.repeat_interleave(lengths), rows)
+            self._values.index_copy_(0, rows_of_runs(self._offsets[chosen], lengths), rows)
         else:
             self._send(self._values, self._stream, self._offsets[chosen], lengths, rows)
 
@@ -89,8 +88,5 @@ class Gathering:
         rows = torch.cat([rows for _, _, rows in self._parts])
         order = torch.cat([chosen for chosen, _, _ in self._parts]).argsort()
         lengths = torch.cat([lengths for _, lengths, _ in self._parts])
-        starts, sorted_lengths = (lengths.cumsum(0) - lengths)[order], lengths[order]
-        places = torch.arange(len(rows)) + (starts - (sorted_lengths.cumsum(0) - sorted_lengths)).repeat_interleave(
-            sorted_lengths
-        )
+        places = rows_of_runs((lengths.cumsum(0) - lengths)[order], lengths[order])
         return rows.index_select(0, upload(places, rows.device)).cpu()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from apood.tokens.batch import Ragged
+from apood.tokens.batch import Ragged, rows_of_runs
 from apood.tokens.loader import upload
 
 __all__ = ["Padded", "batch_tokens", "length_batches", "places"]
@@ -48,10 +48,8 @@ def places(lengths: Tensor, width: int, first: Tensor | None = None) -> Tensor:
 
     Computed on the CPU, so that taking them out of a tensor on a device does not wait for the device.
     """
-    starts = torch.arange(len(lengths)) * width - (lengths.cumsum(0) - lengths)
-    if first is not None:
-        starts = starts + first
-    return torch.arange(int(lengths.sum())) + starts.repeat_interleave(lengths)
+    starts = torch.arange(len(lengths)) * width
+    return rows_of_runs(starts if first is None else starts + first, lengths)
 
 
 def batch_tokens(device: torch.device) -> int:

@@ -5,14 +5,16 @@ starts and sees the same batches. Then AP-OOD is fitted on at most 10,000 sequen
 heads, and the distances of its training sequences are compared with those of sequences it has not seen.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood_loss import log_norms, squared_distances
 from apood.evaluation.comparison import Spread
 from apood.evaluation.runs import fitted, run
 from apood.experiments.paper.bench import Experiment
@@ -21,7 +23,7 @@ from apood.experiments.paper.findings import Claim, Findings, Table
 from apood.experiments.paper.settings import Settings, beta_of
 from apood.experiments.paper.study import Scene, Study
 from apood.experiments.paper.tasks import SUMMARIZATION, Mode
-from apood.pooling import attention_pool, prototype
+from apood.pooling import attention_pool
 from apood.report.curves import Curve, curves_of
 from apood.report.grid import Block, Cell, Figure, Grid
 from apood.support.progress import bar
@@ -107,11 +109,10 @@ def _descended(train: TokenSource, start: Tensor, steps: int) -> Tensor:
     """Queries `[M, T, D]` after so many steps of plain gradient descent on the paper's loss."""
     queries = start.clone().requires_grad_()
     beta = beta_of("1/sqrt(D)", train.dim)
-    for chosen in _some(shuffled(train, seed=0, batch_size=_BATCH), steps):
+    for chosen in islice(shuffled(train, seed=0, batch_size=_BATCH), steps):
         batch = train.select(chosen)
         pooled = attention_pool(batch, queries, beta)
-        distances = (pooled.value - prototype(pooled)).square().mean(0)
-        loss = (distances - queries.square().sum((1, 2)).log()).sum()
+        loss = (squared_distances(pooled).mean(0) - log_norms(queries)).sum()
         (gradient,) = torch.autograd.grad(loss, queries)
         # the loss is quadratic in the tokens: longer ones need shorter steps
         rate = _RATE / float(batch.values.float().square().sum(1).mean())
@@ -125,10 +126,6 @@ def _over_fits(ratios: dict[str, float]) -> Claim:
     because = f"held-out / training distance: {fewest} {ratios[fewest]:.2f}, {most} {ratios[most]:.2f}"
     told = ratios[most] > ratios[fewest] if most != fewest else None
     return Claim("Many queries and few heads over-fit more than one query a head", told, because)
-
-
-def _some(batches: Iterator[Tensor], count: int) -> Iterator[Tensor]:
-    return (chosen for _, chosen in zip(range(count), batches, strict=False))
 
 
 def _distances(study: Study, mode: Mode, row: Entry, number: int) -> _Distances:

@@ -2,12 +2,16 @@
 
 import math
 import warnings
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from apood.detectors.ap_ood_loss import log_norms
 from apood.detectors.base import Detector
-from apood.fitting.checkpoint import Checkpoint
+from apood.encoders.device import as_device
+from apood.fitting.checkpoint import Checkpoint, run_digest
+from apood.fitting.loop import minimise
 from apood.support.arguments import number, whole_number
 from apood.support.errors import DivergedWarning
 from apood.tokens.batch import TokenBatch
@@ -65,32 +69,42 @@ class IdealisedKernel(Detector):
             number("beta", self.beta, least=0)
         number("learning_rate", self.learning_rate, above=0)
 
-    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
+    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         self.beta_ = 1 / math.sqrt(source.dim) if self.beta is None else self.beta
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         start = torch.randn(self.heads, source.dim, generator=torch.Generator().manual_seed(self.seed))
-        weights = start.to(device).requires_grad_()
-        optimizer = torch.optim.Adam([weights], self.learning_rate)
-        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
-        batches = shuffled(source, seed=self.seed, batch_size=self.batch_size)
-        for step, chosen in zip(range(self.steps), batches, strict=False):
-            values = self._values(source.select(chosen), weights)
+        weights = start.to(as_device(None)).requires_grad_()
+        batches: Iterator[Tensor] | None = None
+
+        def objective(step: int) -> tuple[Tensor, Tensor]:
+            nonlocal batches
+            if batches is None:
+                batches = shuffled(source, seed=self.seed, batch_size=self.batch_size, start=step)
+            values = self._values(source.select(next(batches)), weights)
             distances = (values - values.mean(0)).square().mean(0)
-            loss = (distances - weights.square().sum(1).log()).sum()
-            if not bool(loss.isfinite()):
-                warnings.warn(f"Training broke off at step {step}: its loss is {loss}.", DivergedWarning, stacklevel=2)
-                break
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            cosine.step()
+            return (distances - log_norms(weights[:, None])).sum(), distances.detach().mean()
+
+        outcome = minimise(
+            [weights],
+            objective,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            run=run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux),
+            checkpoint=checkpoint,
+            label="fit",
+        )
+        if outcome.diverged_at is not None:
+            warnings.warn(
+                f"Training broke off at step {outcome.diverged_at}: its loss is {outcome.loss}.",
+                DivergedWarning,
+                stacklevel=2,
+            )
         self.weights_ = weights.detach().cpu()
         with torch.no_grad():
             parts = [self._values(batch, weights).sum(0) for batch in source.batches(token_budget(source.dim))]
         self.centre_ = (torch.stack(parts).sum(0) / len(source)).cpu()
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = as_device(None)
         values = self._values(tokens, self.weights_.to(device))
         return -(values - self.centre_.to(device)).square().sum(1)
 

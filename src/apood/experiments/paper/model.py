@@ -5,7 +5,7 @@ from pathlib import Path
 
 from apood.encoders.audio import is_audio_model
 from apood.encoders.identity import fingerprint, weight_files
-from apood.encoders.pretrained import Pretrained, find_pretrained, kind_of, load_config
+from apood.encoders.pretrained import GENERATING, Pretrained, find_pretrained, kind_of, load_config
 from apood.experiments.paper.tasks import Mode, Task
 from apood.support.errors import InputError
 from apood.support.files import read_json
@@ -13,7 +13,6 @@ from apood.support.files import read_json
 __all__ = ["Model", "look_at"]
 
 _DIMENSIONS = ("hidden_size", "d_model", "n_embd")
-_GENERATING = ("causal", "encoder-decoder")
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def look_at(given: str | None, task: Task, *, fetch: bool) -> Model | None:
     size = sum(path.stat().st_size for path in weight_files(found.folder))
     half = str(config.get("torch_dtype") or config.get("dtype")).endswith("16")
     modes = task.modes
-    if "output" in modes and kind_of(load_config(found)) not in _GENERATING:
+    if "output" in modes and kind_of(load_config(found)) not in GENERATING:
         modes = ("input",)
     identity = fingerprint(found.folder) if found.revision is None else name
     return Model(name, identity, found, dim, size // (2 if half else 4), modes)

@@ -10,6 +10,7 @@ import torch
 
 from apood.detectors.ap_ood import APOOD
 from apood.detectors.knn import KNN
+from apood.encoders.device import as_device
 from apood.experiments.paper.bench import Experiment
 from apood.experiments.paper.data import OOD, Data
 from apood.experiments.paper.entries import Entry
@@ -133,7 +134,7 @@ def _embedding_operations(embedding: Embedding, found: Survey, model: Model) -> 
         return 2 * model.parameters * found.sequences * found.tokens
     drawn = 1 + int(embedding.options["samples"])
     read = float(embedding.options["max_tokens"])
-    slower = _GENERATING[_place()]
+    slower = _GENERATING[as_device(None).type]
     return 2 * model.parameters * found.sequences * (read + slower * drawn * found.tokens)
 
 
@@ -185,12 +186,8 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
-def _place() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def _speed(rates: Mapping[str, float]) -> float:
-    place = _place()
+    place = as_device(None).type
     return rates[place] * (1 if place == "cuda" else torch.get_num_threads())
 
 

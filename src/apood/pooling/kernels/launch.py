@@ -23,6 +23,7 @@ __all__ = [
     "columns_of",
     "describe",
     "frame_flags",
+    "frame_tensors",
     "multiprocessors",
     "on_device",
     "plan_batch",
@@ -121,10 +122,7 @@ def pool_forward(
     group = per_head if power_of_two and per_head <= min(blocks.bc, _MERGED_IN_PLACE) else 1
     rows = len(plan.items)
     value, mass = (values.new_empty((rows, count // group), dtype=torch.float32) for _ in range(2))
-    constants = (
-        present(stats.scales, values), present(stats.halves, values), present(columns.shift, values),
-        present(columns.half, values), present(columns.size, values), plan.items, beta, value, mass,
-    )  # fmt: skip
+    constants = (*frame_tensors(columns, stats, values), plan.items, beta, value, mass)
     with on_device(values):
         if tuning.short:
             slots = blocks.bs // plan.chunk
@@ -157,8 +155,14 @@ def _merged(value: Tensor, mass: Tensor, plan: Plan, heads: int, groups: int) ->
     return out[0], out[1]
 
 
+def frame_tensors(columns: Columns, stats: Stats, values: Tensor) -> tuple[Tensor, ...]:
+    """Of tokens and columns all that the kernels may have to take into account, in the order of their arguments."""
+    own = (stats.scales, stats.halves, columns.shift, columns.half, columns.size)
+    return tuple(present(tensor, values) for tensor in own)
+
+
 def frame_flags(columns: Columns, stats: Stats) -> dict[str, bool]:
-    """What the kernels have to take into account."""
+    """Which of these they do have to."""
     return {
         "UNIT": stats.scales is not None,
         "SHIFTED": columns.shift is not None,

@@ -12,6 +12,7 @@ from apood.pooling.kernels.launch import (
     Stats,
     describe,
     frame_flags,
+    frame_tensors,
     multiprocessors,
     on_device,
     present,
@@ -96,10 +97,7 @@ def _coefficients(
     buffer = values.new_empty((tokens, width), dtype=torch.float16 if half else torch.float32)
     coefficients = buffer[:, :count]
     items = plan.items[piece.first_item : piece.last_item]
-    constants = (
-        present(stats.scales, values), present(stats.halves, values), present(columns.shift, values),
-        present(columns.half, values), present(columns.size, values), items, beta, *pooled, *grads, scale,
-    )  # fmt: skip
+    constants = (*frame_tensors(columns, stats, values), items, beta, *pooled, *grads, scale)
     flags: dict[str, Any] = {
         "DIM": values.shape[1], "T": count // heads, "BC": blocks.bc, "BK": blocks.bk, "HALF": half,
         "STAGES": blocks.stages, "num_warps": blocks.warps, **frame_flags(columns, stats),

@@ -15,14 +15,26 @@ __all__ = ["short_coefficient_kernel", "short_pool_kernel"]
 
 
 @triton.jit
-def _rows(items, group, count, SLOTS: tl.constexpr, SLOT: tl.constexpr):
-    """Which token lies where in the tile of a group of items, and where there is one."""
+def _tile(
+    z, w, scales, halves, items, count, columns, kappa, size,
+    DIM: tl.constexpr, BC: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr, BK: tl.constexpr, UNIT: tl.constexpr,
+    EUCLIDEAN: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """This program's group of items and first column, which token lies where, where there is one, and a and logits."""
+    blocks = tl.cdiv(columns, BC)
+    group = tl.program_id(0) // blocks
+    column = (tl.program_id(0) % blocks) * BC
     lane = tl.arange(0, SLOTS * SLOT)
     item = group * SLOTS + lane // SLOT
     start = tl.load(items + item * 4, mask=item < count, other=0)
     stop = tl.load(items + item * 4 + 1, mask=item < count, other=0)
     rows = start + lane % SLOT
-    return rows, rows < stop
+    here = rows < stop
+    acc = similarities_of_rows(z, w, rows, here, column, columns, DIM, BC, SLOTS * SLOT, BK, STAGES)
+    if UNIT:
+        acc *= tl.load(scales + rows, mask=here, other=0.0)[None, :]
+    logits = acc * (kappa * size) + load_bias(halves, rows, here, kappa, EUCLIDEAN)[None, :]
+    return group, column, rows, here, acc, logits
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -33,17 +45,11 @@ def short_pool_kernel(
 ):  # fmt: skip
     """`pool_kernel` for `count` items of at most SLOT tokens; a program takes SLOTS of them."""
     log2e: tl.constexpr = 1.4426950408889634
-    BS: tl.constexpr = SLOTS * SLOT
     kappa = tl.load(beta) * log2e
     size = tl.load(query_size) if SIZED else 1.0
-    blocks = tl.cdiv(columns, BC)
-    group = tl.program_id(0) // blocks
-    column = (tl.program_id(0) % blocks) * BC
-    rows, here = _rows(items, group, count, SLOTS, SLOT)
-    acc = similarities_of_rows(z, w, rows, here, column, columns, DIM, BC, BS, BK, STAGES)
-    if UNIT:
-        acc *= tl.load(scales + rows, mask=here, other=0.0)[None, :]
-    logits = acc * (kappa * size) + load_bias(halves, rows, here, kappa, EUCLIDEAN)[None, :]
+    group, column, _rows, _here, acc, logits = _tile(
+        z, w, scales, halves, items, count, columns, kappa, size, DIM, BC, SLOTS, SLOT, BK, UNIT, EUCLIDEAN, STAGES
+    )
     logits = tl.reshape(logits, (BC, SLOTS, SLOT))
     top = tl.max(logits, 2)
     top = tl.where(top == float("-inf"), 0.0, top)  # of an empty slot
@@ -88,14 +94,9 @@ def short_coefficient_kernel(
     b = tl.load(beta)
     kappa = b * 1.4426950408889634
     size = tl.load(query_size) if SIZED else 1.0
-    blocks = tl.cdiv(columns, BC)
-    group = tl.program_id(0) // blocks
-    column = (tl.program_id(0) % blocks) * BC
-    rows, here = _rows(items, group, count, SLOTS, SLOT)
-    acc = similarities_of_rows(z, w, rows, here, column, columns, DIM, BC, BS, BK, STAGES)
-    if UNIT:
-        acc *= tl.load(scales + rows, mask=here, other=0.0)[None, :]
-    logits = acc * (kappa * size) + load_bias(halves, rows, here, kappa, EUCLIDEAN)[None, :]
+    group, column, rows, here, acc, logits = _tile(
+        z, w, scales, halves, items, count, columns, kappa, size, DIM, BC, SLOTS, SLOT, BK, UNIT, EUCLIDEAN, STAGES
+    )
     item = group * SLOTS + tl.arange(0, SLOTS)
     sequence = tl.load(items + item * 4 + 3, mask=item < count, other=0)
     cols = column + tl.arange(0, BC)
