@@ -155,6 +155,23 @@ def test_nothing_is_done_twice(
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("fit.json")} == fits
 
 
+def test_several_fits_at_once_give_the_same(texts: Path, models: Callable[[str], Path], tmp_path: Path) -> None:
+    rows = {}
+    for jobs in (1, 2):
+        options = Options(data=texts, model=str(models("bert")), seeds=1, recipe="robust", out=tmp_path, jobs=jobs)
+        found, _ = prepare("score-ablation", options).carry_out()
+        rows[jobs] = [{key: row[key] for key in ("row", "parameters", "results")} for row in found.results["rows"]]
+        shutil.rmtree(tmp_path / "cache")
+    assert rows[1] == rows[2] and len(rows[1]) == 2
+    assert "jobs must be" in refused("score-ablation", data=texts, model=str(models("bert")), jobs=0)
+
+
+def test_samples_are_drawn_for_what_is_scored_alone(texts: Path, models: Callable[[str], Path], tmp_path: Path) -> None:
+    wanted = prepare("summarization", Options(data=texts, model=str(models("t5")), out=tmp_path)).wanted
+    drawn = {embedding.role: embedding.options["samples"] for embedding in wanted if embedding.mode == "output"}
+    assert drawn == {"id_train": 0, "aux": 0, "id_test": 2, "ood.CNN/DM": 2, "ood.extra": 2}
+
+
 def test_an_interrupted_embedding_goes_on(
     texts: Path, models: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def named(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder for stores, fits and results; experiments may share it.")
     ] = Path("bench"),
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="How many fits at once.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json, or the plan.")] = False,
 ) -> None:
@@ -125,7 +126,14 @@ def named(
     from apood.experiments.paper.run import Options, prepare
 
     options = Options(
-        profile=profile.value, data=data, model=model, seeds=seeds, recipe=recipe.value, skip=skip or (), out=out
+        profile=profile.value,
+        data=data,
+        model=model,
+        seeds=seeds,
+        recipe=recipe.value,
+        skip=skip or (),
+        out=out,
+        jobs=jobs,
     )
     prepared = prepare(str(context.info_name), options, dry_run=dry_run)
     if dry_run and as_json:

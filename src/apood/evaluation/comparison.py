@@ -1,7 +1,7 @@
 """Carries out a plan: every method on every split, and what came of it."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -16,10 +16,9 @@ from apood.evaluation.plan import ACCEPT, Method, Plan, checked
 from apood.evaluation.rows import MEAN, ResultRow, mean_row, result_rows
 from apood.evaluation.runs import run
 from apood.evaluation.splits import split_data
-from apood.evaluation.workers import Failure, attempt, in_processes, share_cores
+from apood.evaluation.workers import Failure, outcomes, share_cores
 from apood.support.arguments import whole_number
 from apood.support.errors import InputError
-from apood.support.progress import bar
 from apood.support.version import __version__
 
 __all__ = ["METRICS", "Comparison", "Contender", "SplitResult", "Spread", "compare"]
@@ -163,8 +162,9 @@ def compare(plan: Plan, *, cache: Path | None = None, jobs: int = 1) -> Comparis
         for method in plan.methods
         if _differs(plan, method, number)
     ]
-    outcomes = list(zip(tasks, _outcomes(tasks, jobs), strict=True))
-    contenders = [_contender(method, [own for own in outcomes if own[0].method is method]) for method in plan.methods]
+    share = share_cores(len(tasks), jobs) if jobs > 1 else None
+    done = list(zip(tasks, outcomes(_split_result, tasks, share, "compare", str), strict=True))
+    contenders = [_contender(method, [own for own in done if own[0].method is method]) for method in plan.methods]
     if all(contender.failures for contender in contenders):
         first = contenders[0]
         raise InputError(
@@ -174,11 +174,11 @@ def compare(plan: Plan, *, cache: Path | None = None, jobs: int = 1) -> Comparis
     return Comparison(plan, contenders)
 
 
-def _contender(method: Method, outcomes: "Sequence[tuple[_Task, SplitResult | Failure]]") -> Contender:
+def _contender(method: Method, done: "Sequence[tuple[_Task, SplitResult | Failure]]") -> Contender:
     return Contender(
         method,
-        [outcome for _, outcome in outcomes if isinstance(outcome, SplitResult)],
-        [f"split {task.number + 1}: {outcome.reason}" for task, outcome in outcomes if isinstance(outcome, Failure)],
+        [outcome for _, outcome in done if isinstance(outcome, SplitResult)],
+        [f"split {task.number + 1}: {outcome.reason}" for task, outcome in done if isinstance(outcome, Failure)],
     )
 
 
@@ -197,24 +197,6 @@ class _Task(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.method.label}, split {self.number + 1}"
-
-
-def _outcomes(tasks: Sequence[_Task], jobs: int) -> list[SplitResult | Failure]:
-    """What came of each task."""
-    found: dict[int, SplitResult | Failure] = {}
-    with bar(len(tasks), "compare") as progress:
-
-        def in_this_process() -> Iterator[tuple[int, SplitResult | Failure]]:
-            for index, task in enumerate(tasks):
-                progress.set_description(f"compare: {task}")
-                yield index, attempt(_split_result, task)
-
-        several = jobs > 1
-        results = in_processes(_split_result, tasks, share_cores(len(tasks), jobs)) if several else in_this_process()
-        for index, outcome in results:
-            found[index] = outcome
-            progress.update()
-    return [found[index] for index in range(len(tasks))]
 
 
 def _split_result(task: _Task) -> SplitResult:

@@ -3,7 +3,7 @@
 import itertools
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,9 @@ from apood.detectors.description import to_json
 from apood.evaluation.grid import Candidate, candidates, reseeded
 from apood.evaluation.intervals import Estimate
 from apood.evaluation.trial import HeldOut, Outcome, Trial
-from apood.evaluation.workers import Failure, Share, attempt, in_processes, share_cores
+from apood.evaluation.workers import Failure, Share, outcomes, share_cores
 from apood.support.arguments import whole_number
 from apood.support.errors import InputError
-from apood.support.progress import bar
 from apood.tokens.digest import content_digest
 from apood.tokens.identity import describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source
@@ -176,8 +175,9 @@ def select(
 
     with tempfile.TemporaryDirectory(prefix="apood-") if cache is None else nullcontext(cache) as folder:
         trial = Trial(**data._asdict(), cache=Path(folder))
-        outcomes = _outcomes(trial, list(itertools.chain(*attempts)), jobs)
-        points = [_point(c, outcomes[i * seeds : (i + 1) * seeds]) for i, c in enumerate(tried)]
+        detectors = list(itertools.chain(*attempts))
+        done = outcomes(trial, detectors, None if jobs is None else _share(detectors, jobs), "select")
+        points = [_point(c, done[i * seeds : (i + 1) * seeds]) for i, c in enumerate(tried)]
         best = _chosen(points)
         found = None if best is None else trial.fitted(attempts[points.index(best)][0])
     return Selection(
@@ -255,22 +255,6 @@ def _split(source: TokenSource, share: float, role: str, name: str) -> tuple[Tok
     return rest, taken
 
 
-def _outcomes(
-    trial: Trial, detectors: Sequence[Detector], jobs: int | Literal["auto"] | None
-) -> list[Outcome | Failure]:
-    found: dict[int, Outcome | Failure] = {}
-    results: Iterator[tuple[int, Outcome | Failure]]
-    if jobs is None:
-        results = ((number, attempt(trial, detector)) for number, detector in enumerate(detectors))
-    else:
-        results = in_processes(trial, detectors, _share(detectors, jobs))
-    with bar(len(detectors), "select", "fit") as progress:
-        for number, outcome in results:
-            found[number] = outcome
-            progress.update()
-    return [found[number] for number in range(len(detectors))]
-
-
 def _share(detectors: Sequence[Detector], jobs: int | Literal["auto"]) -> Share:
     if jobs != "auto":
         return share_cores(len(detectors), jobs)
@@ -279,12 +263,12 @@ def _share(detectors: Sequence[Detector], jobs: int | Literal["auto"]) -> Share:
     return share_cores(len(detectors), 1 if on_gpu else None)
 
 
-def _point(candidate: Candidate, outcomes: Sequence[Outcome | Failure]) -> Point:
+def _point(candidate: Candidate, seeds: Sequence[Outcome | Failure]) -> Point:
     settings, given, _ = candidate
-    for outcome in outcomes:
+    for outcome in seeds:
         if isinstance(outcome, Failure):
             return Point(settings, given, failure=outcome.reason)
-    done = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
+    done = [outcome for outcome in seeds if isinstance(outcome, Outcome)]
     estimates = [outcome.auroc for outcome in done if outcome.auroc is not None]
     held_out = [outcome.held_out for outcome in done if outcome.held_out is not None]
     return Point(

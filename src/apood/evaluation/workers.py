@@ -14,8 +14,9 @@ from multiprocessing.process import BaseProcess
 from typing import NamedTuple, TypeVar
 
 from apood.support.errors import ApoodError
+from apood.support.progress import bar
 
-__all__ = ["Failure", "Share", "attempt", "in_processes", "share_cores"]
+__all__ = ["Failure", "Share", "attempt", "in_processes", "outcomes", "share_cores"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -54,6 +55,29 @@ def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
         return Failure(" ".join(str(error).split()))
     except Exception as error:
         return Failure(" ".join(f"{type(error).__name__}: {error}".split()))
+
+
+def outcomes(
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    share: Share | None,
+    label: str,
+    name_of: Callable[[Task], str] | None = None,
+) -> list[Result | Failure]:
+    """What came of each task, under a progress bar: in this process, or in those of a `share`."""
+    found: dict[int, Result | Failure] = {}
+    with bar(len(tasks), label) as progress:
+
+        def in_this_process() -> Iterator[tuple[int, Result | Failure]]:
+            for index, task in enumerate(tasks):
+                if name_of is not None:
+                    progress.set_description(f"{label}: {name_of(task)}")
+                yield index, attempt(function, task)
+
+        for index, outcome in in_this_process() if share is None else in_processes(function, tasks, share):
+            found[index] = outcome
+            progress.update()
+    return [found[index] for index in range(len(tasks))]
 
 
 def in_processes(

@@ -39,6 +39,7 @@ class Options:
         recipe: of AP-OOD; "robust" is the default of apood, without a search.
         skip: OOD sets to leave out.
         out: where stores, fits and results are kept; experiments may share it.
+        jobs: how many fits at once, each in a process of its own.
     """
 
     profile: Profile = "local"
@@ -48,6 +49,7 @@ class Options:
     recipe: RecipeChoice = "paper"
     skip: Sequence[str] = ()
     out: Path = Path("bench")
+    jobs: int = 1
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Prepared:
             seeds=self.seeds,
             recipe=self.options.recipe,
             cache=self.options.out / "cache",
+            jobs=self.options.jobs,
             train_share=self.experiment.train_share,
             model=self.model,
         )
@@ -125,6 +128,7 @@ def prepare(name: str, options: Options, *, dry_run: bool = False) -> Prepared:
     one_of("recipe", options.recipe, get_args(RecipeChoice))
     seeds = chosen.seeds if options.seeds is None else options.seeds
     whole_number("seeds", seeds, 1)
+    whole_number("jobs", options.jobs, 1)
     refuse_without_matplotlib()  # now rather than after hours
     data = _data(chosen, options)
     if chosen.needs_aux and "aux" not in data.sources:

@@ -95,8 +95,8 @@ def embeddings(task: Task, data: Data, model: Model, folder: Path, modes: Sequen
     wanted = {"id": settings.train, "id_train": settings.train, "aux": settings.aux}
     found = []
     for mode in modes:
-        options = _encoder_options(task, data, mode)
         for role, source in data.sources.items():
+            options = _encoder_options(task, data, mode, role)
             limit = settings.stored(wanted.get(role, settings.evaluated))
             known = [model.identity, options, _known_by(source), _binding(source, task, limit)]
             digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
@@ -135,7 +135,7 @@ def _text_lengths(source: Source, limit: int, digests: tuple[str, ...]) -> _Leng
     return np.array(lengths, dtype=np.int64)
 
 
-def _encoder_options(task: Task, data: Data, mode: Mode) -> dict[str, Any]:
+def _encoder_options(task: Task, data: Data, mode: Mode, role: str) -> dict[str, Any]:
     if task.items == "sounds":
         return {}
     settings = data.settings
@@ -143,15 +143,19 @@ def _encoder_options(task: Task, data: Data, mode: Mode) -> dict[str, Any]:
         return {"mode": mode, "max_tokens": settings.max_tokens, "logprobs": None if task.input_logprobs else False}
     prompt = {} if data.prompt is None else {"template": data.prompt}
     limits = {"max_tokens": settings.max_tokens, "max_new_tokens": settings.max_new_tokens}
-    return {"mode": mode, **limits, "samples": settings.samples, **prompt}
+    # the entropy is learnt from nothing: what is never scored needs none
+    samples = 0 if role in ("id_train", "aux") else settings.samples
+    return {"mode": mode, **limits, "samples": samples, **prompt}
 
 
 def embed_all(wanted: Sequence[Embedding], task: Task, model: Model) -> None:
     """Makes the stores that are not complete; the model is loaded only if there are any."""
     waiting = [embedding for embedding in wanted if embedding.done is None]
-    for mode in dict.fromkeys(embedding.mode for embedding in waiting):
-        own = [embedding for embedding in waiting if embedding.mode == mode]
-        encoder = open_encoder(model.found or model.given, **own[0].options)
+    while waiting:
+        options = waiting[0].options
+        own = [embedding for embedding in waiting if embedding.options == options]
+        waiting = [embedding for embedding in waiting if embedding.options != options]
+        encoder = open_encoder(model.found or model.given, **options)
         for embedding in own:
             embedding.folder.parent.mkdir(parents=True, exist_ok=True)
             records = limited(records_of(embedding.source, task, encoder), embedding.limit)

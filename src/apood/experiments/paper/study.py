@@ -52,6 +52,7 @@ class Study:
         seeds: how many splits.
         recipe: of AP-OOD.
         cache: where fits and scores are kept.
+        jobs: how many fits at once.
         train_share: how much of the ID training store a split draws.
         model: whose tokens they are.
     """
@@ -65,14 +66,16 @@ class Study:
         seeds: int,
         recipe: RecipeChoice,
         cache: Path,
+        jobs: int = 1,
         train_share: float = SHARE,
         model: Model | None = None,
     ) -> None:
-        self.data, self.model, self._train_share = data, model, train_share
+        self.data, self.model, self.jobs, self._train_share = data, model, jobs, train_share
         self.task, self.settings, self.seeds, self.recipe, self.cache = task, data.settings, seeds, recipe, cache
         self.ood, self.left_out = tuple(data.ood), data.left_out
         self._stores = dict(stores)
         self.selections: dict[tuple[Mode, bool], Selection] = {}
+        self._splits: dict[tuple[Mode, int, tuple[str, ...]], SplitData] = {}
 
     @property
     def modes(self) -> list[Mode]:
@@ -86,20 +89,26 @@ class Study:
         return Scene(mode, train.dim, 0 if aux is None else round(SHARE * len(_filled(aux))), self.settings)
 
     def split(self, mode: Mode, number: int, channels: Sequence[str] = ()) -> SplitData:
-        """The data of split `number`, with those channels."""
+        """The data of split `number`, what is scored with those channels; many rows share it."""
+        known = mode, number, tuple(channels)
+        if known not in self._splits:
+            self._splits[known] = self._split(*known)
+        return self._splits[known]
+
+    def _split(self, mode: Mode, number: int, channels: Sequence[str]) -> SplitData:
         train: TokenSource
         test: TokenSource
         if (mode, "id") in self._stores:
             train, rest = split(_filled(self._opened(mode, "id", channels)), _TEST_SHARE, number)
             test = split(rest, min(1.0, self.settings.evaluated / len(rest)), number)[1]
         else:
-            whole = _filled(self._opened(mode, "id_train", channels))
+            whole = _filled(self._opened(mode, "id_train", ()))
             train = whole if self._train_share == 1 else self._drawn(whole, number)
             test = self._drawn(self._opened(mode, "id_test", channels), number)
         has_aux = (mode, "aux") in self._stores
         return SplitData(
             train=train,
-            aux=self._drawn(_filled(self._opened(mode, "aux", channels)), number) if has_aux else None,
+            aux=self._drawn(_filled(self._opened(mode, "aux", ())), number) if has_aux else None,
             test=test,
             validation=None,
             ood={name: self._drawn(self._opened(mode, OOD + name, channels), number) for name in self.ood},
@@ -119,7 +128,13 @@ class Study:
             first = {name: values[0] for name, values in grid.items()}
             detector = APOOD(recipe="paper", steps=self.settings.steps, **first)
             self.selections[mode, supervised] = select(
-                detector, data.train, aux=data.aux, supervised=supervised, grid=grid, cache=self.cache
+                detector,
+                data.train,
+                aux=data.aux,
+                supervised=supervised,
+                grid=grid,
+                cache=self.cache,
+                jobs=self.jobs if self.jobs > 1 else None,
             )
         best = self.selections[mode, supervised].best
         if best is None:

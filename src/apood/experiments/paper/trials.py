@@ -2,19 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from apood.detectors.base import Detector
 from apood.detectors.description import to_json
 from apood.evaluation.comparison import SplitResult, Spread
 from apood.evaluation.rows import MEAN, mean_row, result_rows
 from apood.evaluation.runs import run
-from apood.evaluation.workers import Failure, attempt
+from apood.evaluation.splits import SplitData
+from apood.evaluation.workers import Failure, attempt, outcomes, share_cores
 from apood.experiments.paper.data import OOD
 from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.study import Study
 from apood.experiments.paper.tasks import Mode
 from apood.support.errors import InputError
-from apood.support.progress import bar
 from apood.tokens.subset import Subset
 
 __all__ = ["Result", "carry_out", "mean_auroc"]
@@ -57,26 +59,46 @@ class Result:
 
 
 class _Trial(NamedTuple):
-    """One row on one split."""
+    """One row on one split, with all that a process of its own needs for it."""
+
+    mode: Mode
+    entry: Entry
+    number: int
+    detector: Detector
+    data: SplitData
+    cache: Path
+
+    def __str__(self) -> str:
+        return f"{self.mode}: {self.entry.label}, split {self.number + 1}"
+
+
+class _Wanted(NamedTuple):
+    """A trial before its settings are chosen."""
 
     study: Study
     mode: Mode
     entry: Entry
     number: int
 
+    def prepared(self) -> _Trial:
+        study, mode, entry, number = self
+        detector = entry.detector(study, mode, number)
+        data = study.split(mode, number, sorted(detector.requires - {"tokens"}))
+        return _Trial(mode, entry, number, detector, data, study.cache)
+
 
 def carry_out(study: Study, entries: Mapping[Mode, Sequence[Entry]]) -> list[Result]:
     """The results of all rows; one that cannot be fitted or scored stops no other, and all together are an error."""
-    results = []
-    with bar(study.seeds * sum(map(len, entries.values())), "fit") as progress:
-        for mode, own in entries.items():
-            for entry in own:
-                outcomes = []
-                for number in range(study.seeds):
-                    progress.set_description(f"{mode}: {entry.label}, split {number + 1}")
-                    outcomes.append(attempt(_split_result, _Trial(study, mode, entry, number)))
-                    progress.update()
-                results.append(_result(study, mode, entry, outcomes))
+    rows = [(mode, entry) for mode, own in entries.items() for entry in own]
+    wanted = [_Wanted(study, mode, entry, number) for mode, entry in rows for number in range(study.seeds)]
+    trials = [attempt(_Wanted.prepared, one) for one in wanted]
+    ready = [trial for trial in trials if isinstance(trial, _Trial)]
+    share = share_cores(len(ready), study.jobs) if study.jobs > 1 else None
+    done = iter(outcomes(_split_result, ready, share, "fit", str))
+    found = [next(done) if isinstance(trial, _Trial) else trial for trial in trials]
+    results = [
+        _result(study, mode, entry, found[row * study.seeds :][: study.seeds]) for row, (mode, entry) in enumerate(rows)
+    ]
     if results and all(result.failures for result in results):
         first = results[0]
         raise InputError(
@@ -98,15 +120,15 @@ def _result(study: Study, mode: Mode, entry: Entry, outcomes: Sequence[SplitResu
 
 
 def _split_result(trial: _Trial) -> SplitResult:
-    study, mode, entry, number = trial
-    detector = entry.detector(study, mode, number)
-    data = study.split(mode, number, sorted(detector.requires - {"tokens"}))
+    _, entry, number, detector, data, cache = trial
     aux = None
     if entry.aux:
         assert data.aux is not None, "rows with AUX are asked for where there are some"
         aux = Subset(data.aux, slice(entry.aux))
     named = {OOD + name: source for name, source in data.ood.items()}
-    done = run(detector, data.train, aux, {"test": data.test, **named}, study.cache)
+    # what looks at no tokens learns nothing, and samples are drawn for what is scored alone
+    train = data.train if "tokens" in detector.requires else data.test
+    done = run(detector, train, aux, {"test": data.test, **named}, cache)
     rows = result_rows(entry.label, done.scores["test"], {name: done.scores[OOD + name] for name in data.ood})
     return SplitResult(
         seed=number,
