@@ -9,16 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from apood.pooling import attention_pool
+from apood.pooling import Pooled, attention_pool
 from apood.pooling.eager import attention_pool_eager
 from apood.tokens.batch import dtype_name
 from benchmarks.inputs import Setting, queries_of, tokens_of
 from benchmarks.record import Row
 
-__all__ = ["GRADIENT", "MASS", "RELATIVE", "VALUE", "rows"]
+__all__ = ["GRADIENT", "MASS", "RELATIVE", "SPREAD", "VALUE", "rows"]
 
 VALUE, MASS, GRADIENT = "h", "L", "gradient of the queries"
-RELATIVE = "h, by norms"
+RELATIVE, SPREAD = "h, by norms", "h, by norms, β = 1"
 _LARGEST = 30.0
 _BASELINE = "the definition, float32"
 
@@ -27,6 +27,7 @@ class _Found(NamedTuple):
     value: Tensor
     mass: Tensor
     gradient: Tensor
+    spread: Tensor  # h where many tokens share the attention
 
 
 def rows(setting: Setting) -> list[Row]:
@@ -43,16 +44,18 @@ def _rows_of(setting: Setting, dtype: torch.dtype, *, exact: bool) -> list[Row]:
     generator = torch.Generator(setting.device).manual_seed(5)
     weights = [torch.randn(shape.n, shape.m, generator=generator, device=setting.device) for _ in range(2)]
 
+    def pool(way: str, leaf: Tensor, beta: float) -> Pooled:
+        if way == "ours":
+            return attention_pool(tokens, leaf, beta, exact=exact)
+        return attention_pool_eager(tokens, leaf, beta)  # in the dtype of the queries
+
     def found(way: str) -> _Found:
         leaf = queries.clone().to(torch.float64 if way == "truth" else torch.float32).requires_grad_()
-        pooled = (
-            attention_pool(tokens, leaf, beta, exact=exact)
-            if way == "ours"
-            else attention_pool_eager(tokens, leaf, beta)  # in the dtype of the queries
-        )
+        pooled = pool(way, leaf, beta)
         (pooled.value * weights[0] + pooled.log_mass * weights[1]).sum().backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
-        return _Found(pooled.value.detach(), pooled.log_mass.detach(), leaf.grad)
+        with torch.no_grad():  # where a CPU may be less precise
+            return _Found(*pool(way, leaf, beta), leaf.grad, pool(way, leaf, 1.0).value)
 
     truth, plain, ours = (found(way) for way in ("truth", "plain", "ours"))
     name = dtype_name(dtype) + (", exact" if exact else "")
@@ -63,9 +66,10 @@ def _rows_of(setting: Setting, dtype: torch.dtype, *, exact: bool) -> list[Row]:
     return [
         *(
             row(what, _error(own, true), _error(other, true))
-            for what, own, other, true in zip((VALUE, MASS, GRADIENT), ours, plain, truth, strict=True)
+            for what, own, other, true in zip((VALUE, MASS, GRADIENT), ours, plain, truth, strict=False)
         ),
         row(RELATIVE, _relative(ours.value, truth.value), _relative(plain.value, truth.value)),
+        row(SPREAD, _relative(ours.spread, truth.spread), _relative(plain.spread, truth.spread)),
     ]
 
 

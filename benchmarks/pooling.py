@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from apood.pooling import Frame, FrozenPool, Pooled, attention_pool
+from apood.pooling import Frame, FrozenPool, Pooled, attention_pool, rounded
 from apood.tokens.batch import TokenBatch, dtype_name
 from benchmarks.inputs import (
     BARE,
@@ -53,7 +53,7 @@ def _rows_of(setting: Setting, shape: Shape) -> list[Row]:
 
 def _contenders(setting: Setting, shape: Shape, dtype: torch.dtype) -> dict[str, Call]:
     device = setting.device
-    queries = queries_of(shape, device)
+    queries = rounded(queries_of(shape, device), dtype)  # as a detector keeps them that has learnt from such tokens
     # a small batch fits into the cache of a GPU, so that there are several
     sets = [tokens_of(shape, dtype, device, seed=seed) for seed in range(_SETS if shape == setting.small else 1)]
     frame = Frame(unit=True, origin=torch.randn(shape.d, generator=torch.Generator().manual_seed(2)).to(device))

@@ -31,6 +31,9 @@ _TITLES = {
 }
 _NOTES = {
     "fit": "The baseline is extrapolated from a few steps.",
+    "step": "On a GPU 20 steps of a batch run back to back, as in a fit.",
+    "encoder": "*Added by*: how much longer the encoder took with this right behind it, on the states that it had just "
+    "made, than alone in the same round; the median of these differences.",
     "latency": "Wall clock of single calls, each waited for: half of them, and 95 of 100, took no longer.",
     "memory": "Resident memory beyond what was in use before, beside the size of the store; a GPU's peak is its own.",
     "errors": "The largest error over the root mean square of the quantity, |β a| up to 30, inputs rounded to the "

@@ -51,11 +51,19 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def measure(device: str, contenders: Mapping[str, Call], *, seconds: float, alone: bool = False) -> dict[str, Timing]:
+def measure(
+    device: str,
+    contenders: Mapping[str, Call],
+    *,
+    seconds: float,
+    alone: bool = False,
+    at_once: Mapping[str, int] | None = None,
+) -> dict[str, Timing]:
     """Times the contenders in turns for about that many seconds, after a warm-up, but never fewer than 5 rounds.
 
     A GPU is timed by events around calls back to back, as many as fill some milliseconds. `alone` waits for each call
-    and takes the wall clock: what somebody waits for who asks for one result.
+    and takes the wall clock: what somebody waits for who asks for one result. `at_once` names contenders of whom more
+    calls than that shall be back to back, since nobody ever waits for one of them.
     """
     took, calls, peaks = {}, {}, {}
     for name, run in contenders.items():
@@ -64,7 +72,8 @@ def measure(device: str, contenders: Mapping[str, Call], *, seconds: float, alon
             run()
         peaks[name] = peak.mib
         took[name] = _timed(device, run, 1, alone=True)
-        calls[name] = 1 if alone else max(1, round(_LEAST_MS[device] / max(took[name], 1e-3)))
+        least = (at_once or {}).get(name, 1)
+        calls[name] = 1 if alone else max(least, round(_LEAST_MS[device] / max(took[name], 1e-3)))
     whole = sum(took[name] * calls[name] for name in contenders)
     rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, int(1e3 * seconds / max(whole, 1e-3))))
     times: dict[str, list[float]] = {name: [] for name in contenders}

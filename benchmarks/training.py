@@ -33,6 +33,7 @@ LOG_NORMAL_STEP = "training step, log-normal lengths 16 to 2048"
 FIT = "whole fit"
 STEP_OF_FIT = "step of a fit, its batch drawn from the corpus"
 _RATE = 1e-4
+_AT_ONCE = 20  # steps back to back, as in a fit: a GPU that has been waited for is late with the first one
 _PRODUCTS = 3  # the forward pass, the similarities anew, the gradient
 
 
@@ -51,6 +52,7 @@ def rows(setting: Setting) -> list[Row]:
             LOG_NORMAL_STEP: _step(ragged, queries),
         },
         seconds=setting.seconds,
+        at_once=dict.fromkeys((STEP, LOG_NORMAL_STEP), _AT_ONCE) if setting.gpu else None,
     )
     limit = _PRODUCTS * found[BARE].median
     of_fit = _ms_of_a_step_of_a_fit(setting, even)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.encoder_share import added
 from benchmarks.growth import BY_HEADS, BY_QUERIES, BY_TOKENS
 from benchmarks.pooling import FROZEN, POOL
 from benchmarks.record import Record, Row, Run, append, merge, read, this_commit
@@ -88,6 +89,16 @@ def test_the_limit_of_a_cpu_decides_its_bound():
     assert fast.met and fast.target.most == 1.6
     (slow,) = verdicts([Record(CPU, replace(row, limit="matrix product Z Wᵀ, float32"))])
     assert not slow.met and slow.target.most == 1.2
+
+
+def test_the_share_of_the_encoder_is_what_a_pass_takes_longer():
+    alone = Row("encoder", FROZEN, "N=32 S=512 D=1024 M=256 T=4", "bfloat16", "ms", 0.08, "encoder", 10.0)
+    assert not verdicts([Record(GPU, alone)])
+    (found,) = verdicts([Record(GPU, replace(alone, what=added(FROZEN), value=0.05))])
+    assert found.met and found.measured == pytest.approx(0.5)
+    (noise,) = verdicts([Record(GPU, replace(alone, what=added(FROZEN), value=-0.01))])
+    assert noise.measured == pytest.approx(-0.1), "as measured"
+    assert "| -0.01 ms | -0.001 |" in shown_row(replace(alone, value=-0.01))
 
 
 def test_every_target_names_a_figure_of_its_own():

@@ -1,6 +1,7 @@
 """`apood compare`, with a plan file and without."""
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -104,6 +105,20 @@ def test_a_method_that_fails_is_a_note(apood, options, tmp_path, monkeypatch):
     shown = apood("compare", *options, "--out", tmp_path / "out").stdout
     note = "– length: 2 of 2 splits failed, the first: split 1: RuntimeError: a surprise"
     assert note in " ".join(shown.split()) and note in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_a_store_that_was_interrupted_is_warned_of(apood, refused, options, plan, stores, tmp_path):
+    store = shutil.copytree(stores / "train", tmp_path / "train")
+    index = json.loads((store / "index.json").read_text())
+    (store / "index.json").write_text(json.dumps(index | {"unfinished": True}))
+    told = f"Warning: The token store {store} is not complete: it was interrupted after 120 sequences, or is still"
+    options[options.index("--id-train") + 1] = store
+    plan.write_text(plan.read_text().replace(str(stores / "train"), "train"))
+    for number, given in enumerate((options, [plan])):
+        result = apood("compare", *given, "--out", tmp_path / str(number))
+        assert result.stderr.startswith(told) and result.stderr.count("Warning") == 1
+    shutil.rmtree(store)
+    assert refused("compare", *options, "--out", tmp_path / "2").startswith("id_train: There is no token store")
 
 
 def test_the_help_shows_the_defaults_of_the_plan(apood):

@@ -65,7 +65,10 @@ def test_a_bad_record_loses_nothing_before_it(apood, refused, model, bad_lines, 
     assert "Embedded 9 texts" in result.stdout and "1 was there before, 7 bad ones skipped" in result.stdout
     lines = result.stderr.splitlines()
     assert len(lines) == 6 and all(line.startswith("Skipped: ") for line in lines)
-    assert "has no field 'text': there are 'txt'" in lines[1] and lines[-1] == "Skipped: 2 more records."
+    assert (
+        "has no field 'text' (did you mean 'txt'?): there are 'txt'" in lines[1]
+        and lines[-1] == "Skipped: 2 more records."
+    )
 
 
 def test_the_store_remembers_what_was_cut_and_skipped(apood, model, bad_lines, texts, tmp_path):
@@ -127,6 +130,33 @@ def test_options_of_output_reach_the_encoder(apood, language_model, files, texts
     assert torch.equal(held.channels["input_ids"].values, expected.channels["input_ids"].values)
     torch.testing.assert_close(held.channels["sample_logprobs"].values, expected.channels["sample_logprobs"].values)
     assert "token_logprobs" not in held.channels
+
+
+def test_outputs_that_were_cut_are_counted(apood, language_model, files, tmp_path):
+    """This model never ends an output by itself."""
+    command = ("embed", files / "test.jsonl", "--model", language_model, "--limit", 5, "--max-new-tokens", 3)
+    out = tmp_path / "store"
+    assert "5 outputs as long as --max-new-tokens allows" in apood(*command, "--mode", "output", "--out", out).stdout
+    told = json.loads(apood(*command, "--samples", 1, "--out", tmp_path / "inputs", "--json").stdout)
+    assert told["outputs_cut"] == 0
+
+
+def test_a_store_that_was_interrupted_says_so(apood, refused, model, bad_lines, tmp_path):
+    store, detector = tmp_path / "store", tmp_path / "detector"
+    command = ("embed", bad_lines, "--model", model, "--out", store)
+    refused(*command)
+    sentence = (
+        f"The token store {store} is not complete: it was interrupted after 1 sequence, or is still being written"
+    )
+    assert sentence in apood("inspect", store).stdout.replace("\n", " ")
+    assert json.loads(apood("inspect", store, "--json").stdout)["complete"] is False
+    fit = ("fit", store, "--method", "length", "--out", detector, "--force")
+    for other in (fit, ("score", detector, store)):
+        assert apood(*other).stderr.startswith(f"Warning: {sentence}")
+    apood(*command, "--resume", "--skip-bad")
+    assert "not complete" not in apood("inspect", store).stdout
+    assert json.loads(apood("inspect", store, "--json").stdout)["complete"] is True
+    assert apood(*fit).stderr == ""
 
 
 @pytest.fixture(scope="module")

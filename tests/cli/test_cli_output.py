@@ -62,7 +62,7 @@ def test_standard_output_is_a_table_only_on_a_terminal(monkeypatch):
 @pytest.mark.parametrize("name", ["rows", "rows.txt", "rows.json"])
 def test_an_unknown_ending_is_refused(name, tmp_path):
     with pytest.raises(InputError, match=r"allowed are \.jsonl, \.csv, \.parquet"):
-        check_rows_file(tmp_path / name)
+        check_rows_file(tmp_path / name, force=True)
 
 
 def test_printed_json_has_no_infinities(capsys):

@@ -36,8 +36,15 @@ def make_store(folder, sequences, **options):
         (["fit", "no", "--out", "o", "--method", "knn", "--set", "k"], "--set takes key=value, got 'k'."),
         (
             ["fit", "no", "--out", "o", "--method", "knn", "--set", "kk=3"],
-            "The method knn has no parameter 'kk': there are k=5, normalize=pooled.",
+            "The method knn has no parameter 'kk' (did you mean 'k'?): there are k=5, normalize=pooled.",
         ),
+        (["fit", "no", "--out", "o", "--method", "KNN"], "There is no method 'KNN' (did you mean 'knn'?); there are "),
+        (
+            ["fit", "no", "--out", "o", "--method", "knn", "--set", "normalize=token"],
+            "normalize must be tokens or pooled or none, got 'token' (did you mean 'tokens'?).",
+        ),
+        (["datasets", "xsun"], "There is no data set 'xsun' (did you mean 'xsum'?) among those of the paper"),
+        (["embed", "xsun:train", "--model", "m", "--out", "o"], "no file 'xsun:train' (did you mean 'xsum'?)."),
         (["fit", "no", "--out", "o", "--method", "length", "--set", "k=3"], "has no parameter 'k': it has none."),
         (["fit", "no", "--out", "o", "--method", "knn", "--set", "k=x"], "k must be a whole number, got 'x'."),
         (["fit", "no", "--out", "o", "--method", "knn", "--set", "k=0"], "k must be at least 1, got 0."),
@@ -80,6 +87,16 @@ def test_embed_refuses_to_resume_with_other_texts(refused, stores, model, files,
     store = shutil.copytree(stores / "test", tmp_path / "store")
     sentence = refused("embed", files / "other.jsonl", "--model", model, "--out", store, "--resume")
     assert "can be resumed only with the records it was begun with" in sentence
+
+
+def test_embed_refuses_to_resume_with_a_smaller_limit(apood, refused, stores, model, files, tmp_path):
+    store = shutil.copytree(stores / "test", tmp_path / "store")
+    command = ("embed", files / "test.jsonl", "--model", model, "--out", store, "--resume", "--limit")
+    assert refused(*command, 7) == (
+        f"The token store {store} holds 40 texts already, more than --limit 7: to resume it, the limit must be at "
+        "least 40, or left out."
+    )
+    assert "40 were there before" in apood(*command, 40).stdout
 
 
 def test_fit_replaces_a_detector_only_when_forced(apood, refused, fitted, stores, tmp_path):
@@ -199,6 +216,16 @@ def test_score_refuses_to_write_onto_a_folder(refused, calibrated, stores, tmp_p
     (tmp_path / "scores.csv").mkdir()
     sentence = refused("score", calibrated, stores / "test", "--out", tmp_path / "scores.csv")
     assert sentence.endswith("is a folder, but rows are written to a file.")
+
+
+def test_score_replaces_a_file_only_when_forced(apood, refused, calibrated, stores, tmp_path):
+    file = tmp_path / "scores.csv"
+    file.write_text("mine")
+    command = ("score", calibrated, stores / "test", "--out", file)
+    assert refused(*command) == f"There is already a file {file}: choose another name, or replace it with --force."
+    assert file.read_text() == "mine"
+    apood(*command, "--force")
+    assert file.read_text().startswith("index,score,")
 
 
 def test_evaluate_refuses_a_detector_given_twice(refused, fitted, stores):

@@ -167,6 +167,7 @@ def test_embed_fit_and_calibrate_as_json(apood, model, files, stores, tmp_path):
         "skipped": 0,
         "bad": 0,
         "first_bad": [],
+        "outputs_cut": 0,
         "store": str(store),
     }
     told = json.loads(apood("fit", stores / "train", "--method", "knn", "--out", detector, "--json").stdout)

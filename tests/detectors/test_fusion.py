@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -207,6 +208,18 @@ def test_what_several_members_warn_of_is_told_once():
         Fusion([APOOD(steps=2, heads=4), MahalanobisKNN(), Mahalanobis()]).fit(few)
     told = [str(one.message) for one in caught if "fewer ID sequences" in str(one.message)]
     assert len(told) == 1 and caught[0].filename == __file__
+    assert "fewer ID sequences (40) than token dimensions (64)" in told[0]
+    assert "of the 60 given, a fusion holds 20 out" in told[0] and "so 84 would be enough)." in told[0]
+
+
+@pytest.mark.parametrize("given", [299, 300])
+def test_as_many_sequences_as_a_warning_asks_for_are_enough(given):
+    dim = 270
+    tokens = [torch.randn(2, dim, generator=torch.Generator().manual_seed(i)) for i in range(given)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Fusion([Mahalanobis()]).fit(tokens)
+    assert [("so 300 would be enough" in str(one.message)) for one in caught] == [True] * (300 - given)
 
 
 def test_the_seed_decides_which(train, test_set):

@@ -104,9 +104,14 @@ def test_only_the_same_texts_and_encoder_resume_a_store(
     models: Models, encoder: TextEncoder, texts: list[str], tmp_path: Path
 ) -> None:
     embed_to_store(texts[:200], encoder, tmp_path / "store")
-    for other in (texts[100:], texts[:150], []):
-        with pytest.raises(InputError, match="holds 200 sequences that are not the first 200 records given"):
+    for other, told in (
+        ([*texts[100:], *texts], "holds 200 sequences, not the first 200 records given"),
+        (texts[:150], "holds 200 sequences already, more than the 150 records given"),
+        ([], "more than the 0 records given"),
+    ):
+        with pytest.raises(InputError, match=told):
             embed_to_store(other, encoder, tmp_path / "store", resume=True)
+    assert not TokenStore(tmp_path / "store").index.unfinished, "a refusal leaves a finished store as it was"
     with pytest.raises(StoreError, match="another encoder"):
         embed_to_store(texts, TextEncoder(models("llama"), device="cpu"), tmp_path / "store", resume=True)
     with pytest.raises(StoreError, match="already a token store"):

@@ -200,7 +200,10 @@ def test_an_interrupt_keeps_what_was_encoded(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         embed_to_store(records(TEXTS), Interrupted(), tmp_path / "store")
     assert held(tmp_path / "store") == TEXTS[:20]
-    assert TokenStore(tmp_path / "store").index.tally["sequences"] == 20
+    index = TokenStore(tmp_path / "store").index
+    assert index.tally["sequences"] == 20 and index.unfinished
+    embed_to_store(records(TEXTS), WordEncoder(), tmp_path / "store", resume=True)
+    assert not TokenStore(tmp_path / "store").index.unfinished
 
 
 def test_bad_records_are_skipped_and_counted(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def test_every_experiment_writes_all_its_files(name: str, run: Callable[[str], P
     assert (folder / "table.md").read_text(encoding="utf-8").startswith(f"# {name}: ")
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["seeds"] == list(range(SEEDS)) and manifest["versions"]["apood"]
+    assert manifest["command"].startswith(f"apood bench {name} --data ")
+    assert f"`{manifest['command']}`" in (folder / "table.md").read_text(encoding="utf-8")
     assert all(len(digest) == 64 for files in manifest["files"].values() for digest in files.values())
     assert all(len(store["digest"]) == 64 and store["sequences"] for store in manifest["stores"])
     assert results_of(folder)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,9 @@ from apood.experiments.paper.catalogue import CATALOGUE, experiment
 from apood.experiments.paper.claims import Check, ahead_of, best_mean, rising
 from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.published import Published, published
+from apood.experiments.paper.study import Study
 from apood.experiments.paper.supervised import with_all_aux
+from apood.experiments.paper.tables import tables_of
 from apood.experiments.paper.tasks import SUMMARIZATION
 from apood.experiments.paper.trials import Result
 
@@ -60,6 +63,17 @@ def test_sets_are_known_by_the_names_of_their_presets():
 def result(label: str, auroc: float, fpr95: float = 50.0, **entry: Any) -> Result:
     row = cast(ResultRow, {"method": label, "dataset": MEAN, "auroc": auroc, "fpr95": fpr95})
     return Result("input", Entry(label, "knn", **entry), {}, [SplitResult(0, None, [row], None, 0.0, 0.0, 0, [])])
+
+
+def test_a_row_whose_fits_warned_bears_the_mark_of_its_note():
+    plain, warned = result("a", 90.0), result("b", 80.0)
+    warned = replace(warned, splits=[replace(warned.splits[0], warnings=["odd!"])])
+    failed = replace(warned, entry=Entry("c", "knn"), failures=["split 2: no"])
+    study = cast(Study, SimpleNamespace(ood=(MEAN,), seeds=1, recipe="paper", left_out=(), selections={}))
+    (table,) = tables_of(study, [plain, warned, failed], None)
+    assert table.grid.methods == ["a", "b †", "c †"]
+    assert [table.grid.cells[name, MEAN][0].text for name in ("a", "b †")] == ["90.0", "80.0"]
+    assert table.grid.notes[0] == "† b: 1 of 1 fit warned, the first: odd!"
 
 
 def held(check: Check, results: Sequence[Result]) -> bool | str | None:

@@ -45,7 +45,10 @@ def refused(name: str, *, dry_run: bool = False, **options: Any) -> str:
     ("manifest", "sentence"),
     [
         ("id_train = ", "is not TOML"),
-        ("id_trian = 'a'", "There is no key 'id_trian' in a manifest; allowed are id, id_train"),
+        (
+            "id_trian = 'a'",
+            "There is no key 'id_trian' in a manifest (did you mean 'id_train'?); allowed are id, id_train",
+        ),
         (OOD, "either id_train and id_test, or id alone, got none of them"),
         ('id = "train.jsonl"\n' + ID + OOD, "or id alone, got id and id_train and id_test"),
         ('id_train = "train.jsonl"\n' + OOD, "or id alone, got id_train"),
@@ -55,10 +58,13 @@ def refused(name: str, *, dry_run: bool = False, **options: Any) -> str:
         (ID + "[ood]\nother = 'test.jsonl'", "ood.other and id_test both have"),
         (ID + "[ood]\nother = ['other.jsonl', './test.jsonl']", "ood.other and id_test both have"),
         (ID + "[ood]\nother = 3", "ood.other must be a file, a list of files, or a table with files, got 3"),
-        (ID + "[ood]\nother = {file = 'a'}", "There is no key 'file' in ood.other"),
+        (ID + "[ood]\nother = {file = 'a'}", "There is no key 'file' in ood.other (did you mean 'files'?)"),
         (ID + "[ood]\nother = {files = 'other.jsonl', labels = ['a']}", "has labels, which only sounds have"),
         (ID + "[ood]\n'CNN/DM' = 'other.jsonl'\ncnn_dailymail = 'more.jsonl'", "Two OOD sets are called 'CNN/DM'"),
-        (ID + OOD + "[settings]\ntrian = 3", "There is no setting 'trian'; allowed are train, aux"),
+        (
+            ID + OOD + "[settings]\ntrian = 3",
+            "There is no setting 'trian' (did you mean 'train'?); allowed are train, aux",
+        ),
         (ID + OOD + "[settings]\ntrain = 0", "The setting train must be a whole number of at least 1, got 0"),
         (ID + OOD + "[settings]\nbetas = ['a']", "The setting betas must be a list of numbers of at least 0 or"),
         ("prompt = 'In short:'\n" + ID + OOD, "prompt must have one {text}"),

@@ -80,6 +80,18 @@ def test_redrawing_measures_nothing(done: Path) -> None:
     assert (done / "table11.md").exists() and (done / "results.json").read_bytes() == before
 
 
+def test_results_are_replaced_only_when_forced(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("mine", encoding="utf-8")
+    arguments = ("--quick", "--device", "cpu", "--out", tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2 and f"There are already results in {tmp_path}: choose another" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    assert run(*arguments, "--dry-run").exit_code == 0
+    assert (tmp_path / "results.json").read_text(encoding="utf-8") == "mine"
+    assert run(*arguments, "--force").exit_code == 0
+    assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["measurements"]
+
+
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     result = run("--quick", "--device", "cpu", "--dry-run", "--json", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output

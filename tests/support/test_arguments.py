@@ -52,3 +52,7 @@ def test_one_of_several():
     one_of("mode", "a", ("a", "b"))
     with pytest.raises(InputError, match=r"^mode must be one of a, b, got 'c'\.$"):
         one_of("mode", "c", ("a", "b"))
+    with pytest.raises(
+        InputError, match=r"^mode must be one of dot, euclidean, got 'euclidian' \(did you mean 'euclid"
+    ):
+        one_of("mode", "euclidian", ("dot", "euclidean"))

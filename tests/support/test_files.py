@@ -161,7 +161,7 @@ def _replace_and_die(path, operation):
 def test_a_process_killed_anywhere_leaves_the_old_or_the_new_folder(tmp_path):
     context = multiprocessing.get_context("forkserver")
     versions, missing = [], 0
-    for operation in range(1, 60):
+    for operation in range(1, 80):
         path = tmp_path / f"{operation}" / "store"
         write_folder(path, "old")
         process = context.Process(target=_replace_and_die, args=(path, operation))
@@ -176,9 +176,20 @@ def test_a_process_killed_anywhere_leaves_the_old_or_the_new_folder(tmp_path):
             break
         assert process.exitcode == -signal.SIGKILL
         write_folder(path, "next")
-        assert texts(path) == ["next", "next"]
+        assert texts(path) == ["next", "next"] and names(path.parent) == ["store"], "what the dead left is swept"
     assert process.exitcode == 0 and missing == 1, "one kill falls between the renames"
     assert versions[0] == "old" and versions[-2:] == ["new"] * 2 and versions == sorted(versions, reverse=True)
+
+
+def test_what_somebody_is_writing_is_not_swept(tmp_path):
+    path = tmp_path / "store"
+    (tmp_path / "store.partial-0f0f0f0f").mkdir()
+    (tmp_path / "store-2.partial-0f0f0f0f").mkdir()
+    with atomic_folder(path) as first:
+        write_folder(path, "second")
+        assert first.exists() and texts(path) == ["second", "second"]
+        (first / "a.txt").write_text("first")
+    assert texts(path) == ["first"] and names(tmp_path) == ["store", "store-2.partial-0f0f0f0f"]
 
 
 def _write_and_die(path, operation):

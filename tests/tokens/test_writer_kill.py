@@ -266,6 +266,30 @@ def test_counts_are_committed_with_the_sequences_they_are_about(tmp_path):
     assert TokenStore(folder).index.tally == {"sequences": 12, "odd": 10, "even": 1}
 
 
+def test_a_store_is_unfinished_until_its_writer_is_closed(tmp_path):
+    folder = tmp_path / "store"
+
+    def unfinished():
+        return TokenStore(folder).index.unfinished
+
+    with TokenStoreWriter(folder, dim=DIM, shard_bytes=500) as writer:
+        assert unfinished()
+        writer.append(corpus(0, 12))
+    assert not unfinished()
+    with pytest.raises(KeyError), TokenStoreWriter(folder, dim=DIM, shard_bytes=500, resume=True):
+        raise KeyError
+    assert not unfinished(), "nothing was added"
+    with pytest.raises(KeyError), TokenStoreWriter(folder, dim=DIM, shard_bytes=500, resume=True) as writer:
+        writer.append(corpus(12, 24))
+        raise KeyError
+    assert unfinished()
+    writer = TokenStoreWriter(folder, dim=DIM, shard_bytes=500, resume=True)
+    writer.close(finished=False)
+    assert unfinished()
+    TokenStoreWriter(folder, dim=DIM, shard_bytes=500, resume=True).close()
+    assert not unfinished()
+
+
 def test_one_other_thread_may_write(tmp_path):
     def write():
         for first in range(0, 50, 3):

@@ -11,6 +11,7 @@ from apood.cli.errors import PlainGroup, interrupted_with
 from apood.cli.output import print_facts, print_json
 from apood.experiments.paper.catalogue import CATALOGUE
 from apood.support.errors import InputError
+from apood.support.wording import meant
 
 if TYPE_CHECKING:
     from apood.experiments.paper.findings import Findings
@@ -28,7 +29,10 @@ class _Experiments(PlainGroup):
         """The command of that name, which many experiments share."""
         found = super().get_command(ctx, _ANY if cmd_name in CATALOGUE else cmd_name)
         if found is None:
-            raise InputError(f"There is no experiment {cmd_name!r}; there are {', '.join([*_OTHERS, *CATALOGUE])}.")
+            known = [*_OTHERS, *CATALOGUE]
+            raise InputError(
+                f"There is no experiment {cmd_name!r}{meant(cmd_name, known)}; there are {', '.join(known)}."
+            )
         return found
 
 

@@ -7,6 +7,7 @@ import typer
 
 from apood.cli.errors import interrupted_with
 from apood.cli.output import print_facts, print_json
+from apood.support.errors import InputError
 
 __all__ = ["runtime"]
 
@@ -31,6 +32,7 @@ def runtime(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be measured, and how long it takes.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the results that are already there.")] = False,
     redraw: Annotated[
         bool, typer.Option("--redraw", help="Measure nothing: tables and figures anew from results.json in --out.")
     ] = False,
@@ -38,7 +40,7 @@ def runtime(
 ) -> None:
     """What detectors cost beside the model: the paper's performance measurements (table 11, figures 7 to 10).
 
-    The same command goes on after an interruption.
+    The same command goes on after an interruption. Results that are complete are replaced only with --force.
     """
     from apood.experiments.runtime import RESULTS, measure, plan_runtime
     from apood.experiments.runtime_tables import read_results, write_report
@@ -46,6 +48,11 @@ def runtime(
     if redraw:
         results = read_results(out / RESULTS)
     else:
+        if (out / RESULTS).exists() and not (force or dry_run):
+            raise InputError(
+                f"There are already results in {out}: choose another folder, replace them with --force, or draw them "
+                "anew with --redraw."
+            )
         plan = plan_runtime(model, profile, device, seed, quick=quick)
         if dry_run:
             print_json(plan.facts) if as_json else print_facts(plan.facts)

@@ -9,6 +9,7 @@ import typer
 from apood.cli.output import print_json
 from apood.cli.stores import open_store
 from apood.support.errors import DataWarning
+from apood.support.wording import counted
 
 __all__ = ["calibrate"]
 
@@ -54,4 +55,6 @@ def calibrate(
     if as_json:
         print_json({"threshold": detector.threshold_, "accept": accept, "sequences": len(sequences)})
         return
-    typer.echo(f"Threshold {detector.threshold_:.6g}, from {len(sequences):,} sequences of {store}: {promise}.")
+    typer.echo(
+        f"Threshold {detector.threshold_:.6g}, from {counted(len(sequences), 'sequence')} of {store}: {promise}."
+    )

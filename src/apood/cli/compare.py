@@ -1,5 +1,6 @@
 """`apood compare`."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,8 +8,8 @@ import typer
 
 from apood.cli.errors import interrupted_with
 from apood.cli.output import print_json
-from apood.cli.stores import named_stores
-from apood.support.errors import InputError
+from apood.cli.stores import named_stores, warn_of_unfinished
+from apood.support.errors import InputError, StoreError
 from apood.support.files import refuse_unwritable
 
 if TYPE_CHECKING:
@@ -90,9 +91,13 @@ def compare(
         refuse_unwritable(place / "file")
 
     from apood.report.html import refuse_without_jinja
+    from apood.tokens.shard import StoreIndex
 
     refuse_without_jinja()
     plan = _from_options(given) if plan_file is None else _from_file(plan_file)
+    for folder in plan.stores.values():
+        with suppress(StoreError):  # told below, with what the store is for
+            warn_of_unfinished(folder, StoreIndex.read(folder))
 
     from apood.evaluation.comparison import compare as carry_out
     from apood.report.files import write_comparison

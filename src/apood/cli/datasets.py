@@ -7,6 +7,7 @@ import typer
 
 from apood.cli.output import print_facts, print_json
 from apood.support.errors import InputError
+from apood.support.wording import meant
 
 if TYPE_CHECKING:
     from apood.encoders.datasets import Preset
@@ -34,7 +35,10 @@ def datasets(
         return
     name = name.partition(":")[0]
     if name not in PRESETS:
-        raise InputError(f"There is no data set {name!r} among those of the paper: there are {', '.join(PRESETS)}.")
+        raise InputError(
+            f"There is no data set {name!r}{meant(name, PRESETS)} among those of the paper: "
+            f"there are {', '.join(PRESETS)}."
+        )
     facts = _facts(PRESETS[name])
     if as_json:
         print_json(facts)

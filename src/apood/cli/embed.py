@@ -12,8 +12,9 @@ import typer
 
 from apood.cli.errors import interrupted_with
 from apood.cli.output import print_json
-from apood.cli.stores import are_sounds, counted, refuse_other_kind, sound_records, tell_skipped, text_records
+from apood.cli.stores import are_sounds, refuse_other_kind, sound_records, tell_skipped, text_records
 from apood.support.errors import InputError, StoreError
+from apood.support.wording import counted
 
 if TYPE_CHECKING:
     from apood.encoders.audio import AudioEncoder
@@ -158,8 +159,16 @@ def embed(
         raise InputError("--field is for texts, and the inputs are sounds.")
     from apood.tokens.shard import INDEX_FILE, StoreIndex
 
-    if (out / INDEX_FILE).exists() and not resume:
-        raise StoreError(f"There is already a token store in {out}: add --resume to go on with it, or delete it first.")
+    if (out / INDEX_FILE).exists():
+        if not resume:
+            raise StoreError(
+                f"There is already a token store in {out}: add --resume to go on with it, or delete it first."
+            )
+        if limit is not None and limit < (held := StoreIndex.read(out).sequences):
+            raise InputError(
+                f"The token store {out} holds {counted(held, what)} already, more than --limit {limit}: to resume it, "
+                f"the limit must be at least {held:,}, or left out."
+            )
 
     def kept() -> str:
         if not (out / INDEX_FILE).exists():
@@ -288,7 +297,9 @@ def _bad_records_with(kept: Callable[[], str | None]) -> Iterator[None]:
 def _told(counts: "EmbedCounts", encoder: "TextEncoder | AudioEncoder") -> str:
     facts = [f"{counted(counts.tokens, 'token')} of D={encoder.dim}"]
     if counts.truncated:
-        facts.append(f"{counts.truncated:,} cut at {encoder.max_tokens} tokens")
+        facts.append(f"{counts.truncated:,} cut at {counted(encoder.max_tokens, 'token')}")
+    if counts.outputs_cut:
+        facts.append(f"{counted(counts.outputs_cut, 'output')} as long as --max-new-tokens allows, so probably cut")
     if counts.empty:
         facts.append(f"{counts.empty:,} without any token, which fitting refuses")
     if counts.skipped:

@@ -12,6 +12,7 @@ from apood.cli.stores import open_store
 from apood.cli.targets import refuse_occupied
 from apood.support.errors import InputError
 from apood.support.files import refuse_unwritable
+from apood.support.wording import counted
 
 __all__ = ["fit"]
 
@@ -66,4 +67,4 @@ def fit(
             facts["mean_distance_"] = detector.mean_distance_
         print_json(facts)
         return
-    typer.echo(f"Fitted {chosen.name} on {len(sequences):,} sequences of {store} and saved it to {out}.")
+    typer.echo(f"Fitted {chosen.name} on {counted(len(sequences), 'sequence')} of {store} and saved it to {out}.")

@@ -7,6 +7,7 @@ import typer
 
 from apood.cli.output import print_facts, print_json
 from apood.cli.parameters import defaults
+from apood.cli.stores import unfinished
 from apood.support.errors import InputError
 
 __all__ = ["inspect"]
@@ -32,6 +33,8 @@ def inspect(
         print_json(facts)
     else:
         print_facts(facts)
+        if facts.get("complete") is False:
+            typer.echo(unfinished(folder, facts["sequences"]))
 
 
 def _store_facts(folder: Path, verify: bool) -> dict[str, Any]:
@@ -62,6 +65,7 @@ def _store_facts(folder: Path, verify: bool) -> dict[str, Any]:
         "encoder": store.encoder,
         "shards": len(index.shards),
         "tally": dict(index.tally) or None,
+        "complete": not index.unfinished,
         "verified": verify,
     }
 

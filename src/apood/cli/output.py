@@ -57,12 +57,14 @@ def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def check_rows_file(path: Path) -> None:
-    """Refuses a file that `write_rows` could not write, before any work."""
+def check_rows_file(path: Path, *, force: bool) -> None:
+    """Refuses a file that `write_rows` could not write or, without `force`, would replace, before any work."""
     if path.suffix.lower() not in _FORMATS:
         raise InputError(f"The ending of {path} says no known format: allowed are {', '.join(_FORMATS)}.")
     if path.is_dir():
         raise InputError(f"{path} is a folder, but rows are written to a file.")
+    if path.exists() and not force:
+        raise InputError(f"There is already a file {path}: choose another name, or replace it with --force.")
     if path.suffix.lower() == ".parquet":
         _pyarrow(path)
     refuse_unwritable(path)

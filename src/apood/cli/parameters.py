@@ -6,6 +6,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from apood.support.errors import InputError
+from apood.support.wording import meant
 
 if TYPE_CHECKING:
     from apood.detectors.base import Detector
@@ -40,7 +41,7 @@ def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[st
         if key not in allowed:
             listed = ", ".join(f"{name}={written(value)}" for name, value in allowed.items())
             there = f"there are {listed}" if listed else "it has none"
-            raise InputError(f"The method {method.name} has no parameter {key!r}: {there}.")
+            raise InputError(f"The method {method.name} has no parameter {key!r}{meant(key, allowed)}: {there}.")
         if key in parsed:
             raise InputError(f"The parameter {key!r} is set twice.")
         parsed[key] = _parsed(key, text, annotations[key])
@@ -53,7 +54,8 @@ def _parsed(key: str, text: str, annotation: Any) -> Any:
         if not all(_is_written(kind) for kind in _alternatives(annotation)):
             raise InputError(f"{key} can be set in Python only: leave it out here, got {text!r}.")
         kinds = " or ".join(dict.fromkeys(_described(kind) for kind in _alternatives(annotation)))
-        raise InputError(f"{key} must be {kinds}, got {text!r}.")
+        listed = [written(value) for kind in _alternatives(annotation) for value in get_args(kind)]
+        raise InputError(f"{key} must be {kinds}, got {text!r}{meant(text, listed)}.")
     return choices[0]
 
 

@@ -19,6 +19,7 @@ from apood.cli.stores import (
     text_records,
 )
 from apood.support.errors import DataWarning, InputError
+from apood.support.wording import counted
 
 if TYPE_CHECKING:
     from apood.detectors.base import Detector, Scores
@@ -52,6 +53,7 @@ def score(
         typer.Option(metavar="FOLDER", help="Where the detector's encoder lies now.", show_default="where it lay"),
     ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Give no row to records that cannot be used.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file that is already there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines also on a terminal.")] = False,
 ) -> None:
     """Scores sequences: the higher the score, the more in-distribution.
@@ -63,7 +65,7 @@ def score(
 
     file = None if out == "-" else Path(out)
     if file is not None:
-        check_rows_file(file)
+        check_rows_file(file, force=force)
     detector = load(detector_folder)
     if len(inputs) == 1 and _is_store(inputs[0]):
         sequences = open_store(Path(inputs[0]), detector)
@@ -77,7 +79,7 @@ def score(
     write_rows(columns, file, as_json=as_json)
     if file is not None:
         outside = f", {columns['decision'].count('OOD'):,} of them OOD" if "decision" in columns else ""
-        typer.echo(f"Scored {len(scores):,} sequences{outside}; written to {file}.")
+        typer.echo(f"Scored {counted(len(scores), 'sequence')}{outside}; written to {file}.")
 
 
 def _is_store(name: str) -> bool:

@@ -1,5 +1,6 @@
 """Where commands find tokens: in a store, or in texts and sounds with an encoder."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -7,18 +8,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from apood.support.errors import InputError
+from apood.support.errors import DataWarning, InputError
+from apood.support.wording import counted
 
 if TYPE_CHECKING:
     from apood.detectors.base import Detector
     from apood.encoders.audio import AudioEncoder
     from apood.encoders.record import BadRecord, Record
     from apood.encoders.text import TextEncoder
+    from apood.tokens.shard import StoreIndex
     from apood.tokens.store import TokenStore
 
 __all__ = [
     "are_sounds",
-    "counted",
     "encoder_of",
     "named_stores",
     "open_store",
@@ -26,6 +28,8 @@ __all__ = [
     "sound_records",
     "tell_skipped",
     "text_records",
+    "unfinished",
+    "warn_of_unfinished",
 ]
 
 
@@ -37,19 +41,35 @@ _CHANNEL_SOURCES = {
 
 
 def open_store(folder: Path, detector: "type[Detector] | Detector") -> "TokenStore":
-    """The store in `folder`, with those channels alone that the detector reads."""
+    """The store in `folder`, with those channels alone that the detector reads; a warning where it is not finished."""
     from apood.tokens.shard import StoreIndex
     from apood.tokens.store import TokenStore
 
     channels = sorted(detector.requires - {"tokens"})
-    there = sorted(StoreIndex.read(folder).channels)
+    index = StoreIndex.read(folder)
+    there = sorted(index.channels)
     for lacking in (channel for channel in channels if channel not in there):
         cure = f": {_CHANNEL_SOURCES[lacking]}" if lacking in _CHANNEL_SOURCES else ""
         raise InputError(
             f"The method {detector.name} needs {lacking}, which the token store {folder} lacks; it has "
             f"{', '.join(['tokens', *there])}{cure}."
         )
+    warn_of_unfinished(folder, index)
     return TokenStore(folder, channels=channels)
+
+
+def warn_of_unfinished(folder: Path, index: "StoreIndex") -> None:
+    """Warns where the making of a store did not come to its end."""
+    if index.unfinished:
+        warnings.warn(unfinished(folder, index.sequences), DataWarning, stacklevel=2)
+
+
+def unfinished(folder: Path, sequences: int) -> str:
+    """What to say of a store whose making did not come to its end."""
+    return (
+        f"The token store {folder} is not complete: it was interrupted after {counted(sequences, 'sequence')}, or is "
+        "still being written; the command that made it goes on with --resume."
+    )
 
 
 def named_stores(given: Sequence[str]) -> dict[str, Path]:
@@ -138,11 +158,6 @@ def tell_skipped(count: int, first: "Sequence[BadRecord]") -> None:
         typer.echo(f"Skipped: {record.reason}", err=True)
     if count > len(first):
         typer.echo(f"Skipped: {counted(count - len(first), 'more record')}.", err=True)
-
-
-def counted(count: int, what: str) -> str:
-    """`1 text`, `2 texts`."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def encoder_of(detector: "Detector", model: str | None) -> "TextEncoder | AudioEncoder":

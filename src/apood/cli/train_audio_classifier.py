@@ -8,6 +8,7 @@ import typer
 
 from apood.cli.training import leave_out, refuse_occupied, tell_trained, training_state
 from apood.support.errors import InputError
+from apood.support.wording import meant
 
 if TYPE_CHECKING:
     from apood.encoders.sounds import Sound
@@ -111,5 +112,8 @@ def _read(inputs: Sequence[str], chosen: Sequence[str] | None, patch: int, skip_
                 sounds.append(record.item)
     for name in chosen or ():
         if name not in labels:
-            raise InputError(f"There is no class {name!r} to learn: there are {', '.join(map(repr, sorted(labels)))}.")
+            raise InputError(
+                f"There is no class {name!r}{meant(name, labels)} to learn: "
+                f"there are {', '.join(map(repr, sorted(labels)))}."
+            )
     return sounds, skipped

@@ -10,7 +10,7 @@ from torch import Tensor
 from apood.detectors.ap_ood_health import warn_of_failure
 from apood.detectors.ap_ood_loss import log_norms
 from apood.detectors.ap_ood_recipe import HeadReduction, Recipe, RecipeName, Regularizer, ScoreName, resolve
-from apood.detectors.ap_ood_scorer import Scorer
+from apood.detectors.ap_ood_scorer import Scorer, Shortfall, tempered
 from apood.detectors.ap_ood_start import has_sink, prepare
 from apood.detectors.ap_ood_training import Training, batch_bytes, pool_corpus
 from apood.detectors.base import Detector
@@ -23,6 +23,7 @@ from apood.pooling.eager import similarities_and_logits
 from apood.support.arguments import number, one_of, whole_number
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.loader import upload
 from apood.tokens.resident import Resident, copied, room_for
 from apood.tokens.skip_first import SkipFirst, without_first
 from apood.tokens.source import TokenSource, token_budget
@@ -31,7 +32,6 @@ __all__ = ["APOOD"]
 
 _LAW_SEQUENCES = 4096
 _SPARE, _BATCHES = 2**31, 4  # bytes, and batches, that a corpus in the memory of a GPU leaves free for the work on it
-_FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
 
 class APOOD(Detector):
@@ -103,6 +103,7 @@ class APOOD(Detector):
 
     name = "ap-ood"
     aux = "optional"
+    faults_show = True
 
     queries_: Tensor
     prototype_: Tensor
@@ -170,11 +171,11 @@ class APOOD(Detector):
         z = learnt.frame.apply(sequence[skipped:].to(learnt.queries.device, torch.float32))
         a, logits = similarities_and_logits(z, learnt.queries, self.beta_, self.similarity)
         weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
-        pull = (weights * (a - learnt.prototype[:, None, None])).sum(1)
+        pull = (weights * (a - learnt.shortfall.prototype[:, None, None])).sum(1)
         deviation = pull.sum(1, keepdim=True)
         squares = deviation.square().clamp_min(torch.finfo(pull.dtype).tiny)
         contributions = torch.zeros(len(sequence))
-        contributions[skipped:] = (self._tempered(squares) / squares * deviation * pull).sum(0).cpu()
+        contributions[skipped:] = (tempered(squares, self.score) / squares * deviation * pull).sum(0).cpu()
         return contributions
 
     def _resolved(self) -> Recipe:
@@ -269,28 +270,22 @@ class APOOD(Detector):
         self.length_law_ = torch.zeros(4, dtype=torch.float64)
         if recipe.adapted:  # how the distance of ID sequences falls with their length
             lengths = whole.lengths[sample]
-            squares = (corpus.sample.cpu() - self.prototype_).square()
-            distances = self.log_distances(self._score_at(squares, lengths))
+            lacking = Shortfall(self.score, self.prototype_, self.log_norms_).of(corpus.sample.cpu())
+            distances = self.log_distances(self._best().double() - lacking.double())
             self.length_law_ = length_law(distances[:, None], lengths)
         warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        seen = without_first(tokens) if self.skips_first_ else tokens
-        return self._score_at(self._scorer().squares(seen), tokens.lengths)
-
-    def _score_at(self, squares: Tensor, lengths: Tensor) -> Tensor:
-        """The scores of sequences with these d² `[N, M]`, float64."""
-        if self.score == "min":
-            room = self.log_norms_ - self.log_norms_.amin()
-            lacking = (squares - room.to(squares.device)).amax(1)
-        else:
-            lacking = self._tempered(squares).sum(1)
-        return self._best().double() - lacking.cpu().double() * self._length_factors(lengths)
+        lacking = self._scorer().lacking(without_first(tokens) if self.skips_first_ else tokens)
+        if self.skips_first_:  # a fault shows even where nobody looks
+            lacking = lacking + _traces_of_faults(tokens).to(lacking, non_blocking=True)
+        best, factors = self._best(), self._length_factors(tokens.lengths)  # while a GPU is at work
+        return best - lacking.cpu() * factors
 
     def _scorer(self) -> Scorer:
         """The one that was made from what this detector has learnt, or a new one."""
-        settings = (self._device(), self.similarity, self.beta_, self.unit_tokens_)
-        learnt = (self.queries_, self.prototype_, self.origin_)
+        settings = (self._device(), self.similarity, self.beta_, self.unit_tokens_, self.score)
+        learnt = (self.queries_, self.prototype_, self.origin_, self.log_norms_)
         scorer = _SCORERS.get(self)
         if scorer is None or not scorer.is_made_from(settings, learnt):
             _SCORERS[self] = scorer = Scorer(*settings, *learnt)
@@ -302,11 +297,10 @@ class APOOD(Detector):
 
     def _length_factors(self, lengths: Tensor) -> Tensor:
         """What the distance of a sequence is multiplied by for its length: 1, or more for a long one."""
-        return (-allowance(self.length_law_, lengths)[:, 0]).exp()
-
-    def _tempered(self, squares: Tensor) -> Tensor:
-        """What d² of a head counts in the score."""
-        return _FREEDOM * torch.log1p(squares / _FREEDOM) if self.score == "student" else squares
+        law = self.length_law_
+        if not law[3]:  # lengths do not matter
+            return torch.ones(len(lengths), dtype=law.dtype)
+        return (-allowance(law, lengths)[:, 0]).exp()
 
     def _device(self) -> torch.device:
         name = self.device
@@ -322,6 +316,12 @@ class APOOD(Detector):
 
 def _without_first(source: TokenSource) -> TokenSource:
     return source.without_first() if isinstance(source, Resident) else SkipFirst(source)
+
+
+def _traces_of_faults(tokens: TokenBatch) -> Tensor:
+    """Of each sequence 0, or NaN if its first token is not finite."""
+    first = tokens.values[:1] if len(tokens) == 1 else tokens.values[upload(tokens.offsets[:-1], tokens.values.device)]
+    return (first * 0).sum(1)
 
 
 # beside the detectors, because it is nothing that they learnt: not saved, not copied, and gone with them

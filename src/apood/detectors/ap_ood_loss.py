@@ -46,20 +46,37 @@ class _Spread(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_distances: Tensor | None, of_mu: Tensor | None) -> Any:
         weights, deviations = ctx.saved_tensors
-        through_mu, direct = of_mu, None
+        through_mu, against = of_mu, None
         if of_distances is not None:
-            direct = of_distances * (2 / len(deviations))
-            through = -direct * deviations.sum(0)
+            against = of_distances * (-2 / len(deviations))
+            through = against * deviations.sum(0)
             through_mu = through if of_mu is None else through + of_mu
         assert through_mu is not None, "autograd asks only for what a loss depends on"
         weighted = weights * through_mu
-        of_value = weighted if direct is None else torch.addcmul(weighted, deviations, direct)
+        of_value = weighted if against is None else torch.addcmul(weighted, deviations, against, value=-1)
         return of_value, weighted * deviations
 
 
 def log_norms(queries: Tensor) -> Tensor:
     """The log |W_j|²_F of each head."""
-    return queries.square().sum((1, 2)).log()
+    result: Tensor = _LogNorms.apply(queries)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _LogNorms(torch.autograd.Function):
+    """Its gradient is 2 W_j / |W_j|²."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor) -> Any:
+        squares = torch.linalg.vector_norm(queries, dim=(1, 2)).square_()
+        ctx.save_for_backward(queries, squares)
+        return squares.log()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        queries, squares = ctx.saved_tensors
+        return queries * (2 * grad / squares)[:, None, None]
 
 
 def regularization(queries: Tensor, regularizer: Regularizer) -> Tensor:

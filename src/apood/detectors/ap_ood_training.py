@@ -50,26 +50,24 @@ class Training:
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         """The loss of a step and its mean d² a head."""
         recipe = self._recipe
-        pools = self._pools(step)
-        per_head, mu = spread(pools[0])  # μ of the ID batch alone, with gradient: Algorithm 1
-        loss = self._over_heads(per_head.sum())
-        if len(pools) == 1:
-            loss = loss - self._over_heads(regularization(self._weights, recipe.regularizer))
-        else:
-            outliers = self._aux_weight * outlier_loss(squared_distances(pools[1], mu), recipe.head_reduction)
-            if recipe.balanced_aux:
-                loss = loss - self._over_heads(regularization(self._weights, recipe.regularizer)) + outliers
-            else:  # both sums over N + N', here from batches of either kind
-                loss = (1 - self._aux_share) * loss + self._aux_share * outliers
+        inside, *outside = self._pools(step)
+        per_head, mu = spread(inside)  # μ of the ID batch alone, with gradient: Algorithm 1
+        loss = per_head.sum()
+        if not outside or recipe.balanced_aux:
+            loss = loss - regularization(self._weights, recipe.regularizer)
+        if recipe.head_reduction == "mean":
+            loss = loss / len(self._weights)
+        for pooled in outside:
+            outliers = self._aux_weight * outlier_loss(squared_distances(pooled, mu), recipe.head_reduction)
+            if not recipe.balanced_aux:  # both sums over N + N', here from batches of either kind
+                loss, outliers = (1 - self._aux_share) * loss, self._aux_share * outliers
+            loss = loss + outliers
         return loss, per_head.detach().mean()
 
     def close(self) -> None:
         """Stops reading ahead."""
         if self._batches is not None:
             self._batches.close()
-
-    def _over_heads(self, total: Tensor) -> Tensor:
-        return total / len(self._weights) if self._recipe.head_reduction == "mean" else total
 
     def _pools(self, step: int) -> list[Pooled]:
         """Of the ID batch and, where there are some, of the AUX batch."""

@@ -42,12 +42,15 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     underscore (tensors, numbers, texts: exactly these are saved), and implements `check_parameters`,
     `_fit` and `_score`. The score of a sequence may not depend on the sequences beside it.
 
-    `requires` names what the method looks at: "tokens", or channels that lie beside them.
+    `requires` names what the method looks at: "tokens", or channels that lie beside them. `faults_show` promises that
+    a sequence with a value that is not finite has no finite score: such values are then looked for only where a score
+    is not finite, instead of reading everything, and waiting for it, before each batch.
     """
 
     name: ClassVar[str]
     requires: ClassVar[frozenset[str]] = frozenset({"tokens"})
     aux: ClassVar[AuxUse] = "unused"
+    faults_show: ClassVar[bool] = False
 
     dim_: int
     encoder_: EncoderIdentity | None
@@ -117,21 +120,25 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def score_samples(self, tokens: Any) -> Scores:
         """One score a sequence, higher = more in-distribution; -inf (and a warning) for an empty sequence."""
-        source = self._checked_for_scoring(tokens)
+        source, where = self._checked_for_scoring(tokens), "the data to score"
         scores = np.full(len(source), -np.inf)
         first = empty = 0
         # closed by name: what an error holds on to would keep the progress bar open, and the message behind it
         with closing(_shown(source)) as batches, torch.inference_mode():
             for batch in batches:
-                refuse_not_finite(batch, self.requires, first, "the data to score")
-                self._check_batch(batch, first, "the data to score")
+                if not self.faults_show:
+                    refuse_not_finite(batch, self.requires, first, where)
+                self._check_batch(batch, first, where)
                 whole = filled(batch, self.requires).numpy()
                 rows = scores[first : first + len(batch)]
                 if whole.all():
                     rows[:] = self._scored(batch).numpy()
-                elif whole.any():
-                    rows[whole] = self._scored(batch.select(whole)).numpy()
-                empty += len(batch) - int(whole.sum())
+                else:
+                    if whole.any():
+                        rows[whole] = self._scored(batch.select(whole)).numpy()
+                    empty += len(batch) - int(whole.sum())
+                if self.faults_show and not np.isfinite(rows).all():
+                    refuse_not_finite(batch, self.requires, first, where)
                 first += len(batch)
         if empty:
             warnings.warn(
@@ -200,7 +207,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def _scored(self, batch: TokenBatch) -> Tensor:
         """Scores in float64; finite tokens whose score overflows are as far outside as can be."""
-        return self._score(batch).double().cpu().nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+        return self._score(batch).cpu().double().nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
     def _digest(self, source: TokenSource) -> str:
         return sample_digest(source, self.requires - {"tokens"})
@@ -253,11 +260,14 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
 def _shown(source: TokenSource) -> Generator[TokenBatch]:
     """All sequences in batches, with a progress bar where there are many."""
-    batches = source.batches(token_budget(source.dim))
+    budget = token_budget(source.dim)
     if len(source) <= _FEW:
-        yield from batches
+        if isinstance(source, TokenBatch) and 0 < len(source.values) <= budget:
+            yield source
+        else:
+            yield from source.batches(budget)
         return
     with bar(len(source), "score", "seq") as progress:
-        for batch in batches:
+        for batch in source.batches(budget):
             yield batch
             progress.update(len(batch))

@@ -1,8 +1,9 @@
 """Several detectors as one, and the one that apood recommends."""
 
 import contextlib
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from apood.detectors.knn import KNN
 from apood.detectors.length_law import allowance, length_law
 from apood.detectors.log_distances import floored_log
 from apood.detectors.mahalanobis_knn import MahalanobisKNN
+from apood.detectors.mean_pooling import few_sequences
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import whole_number
 from apood.support.errors import InputError
@@ -147,7 +149,8 @@ class Fusion(Detector):
         held_out_count = max(_LEAST_HELD_OUT, round(_HELD_OUT_SHARE * len(source)))
         rest, held_out = split(source, held_out_count / len(source), self.seed)
         members: list[Detector] = [clone(member) for member in self._members()]
-        with _each_warning_once():
+        few = few_sequences(len(rest), source.dim)
+        with _each_warning_once({few: _few_of(few, len(rest), source)} if few is not None else {}):
             for number, member in enumerate(members):
                 part = None if checkpoint is None else checkpoint.part(number)
                 member.fit(rest, None if member.aux == "unused" else aux, checkpoint=part)
@@ -197,13 +200,22 @@ class Fusion(Detector):
 
 
 @contextlib.contextmanager
-def _each_warning_once() -> Iterator[None]:
-    """What several members warn of in the same words is told once, behind all of them."""
+def _each_warning_once(instead: Mapping[str, str]) -> Iterator[None]:
+    """What several members warn of in the same words is told once, behind all of them; some in other words."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
     for message, category in {(str(one.message), one.category): None for one in caught}:
-        warnings.warn(message, category, stacklevel=5)
+        warnings.warn(instead.get(message, message), category, stacklevel=5)
+
+
+def _few_of(message: str, learnt: int, source: TokenSource) -> str:
+    """What members say of too few sequences, counted as whoever gave them counts."""
+    enough = max(source.dim + _LEAST_HELD_OUT, math.ceil(source.dim / (1 - _HELD_OUT_SHARE)))
+    return (
+        f"{message.rstrip('.')} (of the {len(source)} given, a fusion holds {len(source) - learnt} out to bring its "
+        f"members to one scale, so {enough} would be enough)."
+    )
 
 
 def _log_distances(members: list[Detector], scores: list[Tensor]) -> Tensor:

@@ -39,6 +39,7 @@ class Mahalanobis(Detector):
     """
 
     name = "mahalanobis"
+    faults_show = True
 
     mean_: Tensor
     whitening_: Tensor

@@ -36,6 +36,7 @@ class RelativeMahalanobis(Detector):
     """
 
     name = "relative-mahalanobis"
+    faults_show = True
     aux = "required"
 
     id_mean_: Tensor

@@ -15,6 +15,7 @@ from apood.encoders.pipeline import encoded_windows
 from apood.encoders.record import BadRecord, Pair, Record, Skipped, good_items
 from apood.support.errors import InputError
 from apood.support.progress import bar
+from apood.support.wording import counted
 from apood.tokens.batch import TokenBatch
 from apood.tokens.store import TokenStore
 from apood.tokens.text import channel_texts
@@ -35,6 +36,8 @@ class EmbedCounts:
         skipped: records that the store already held from an earlier run.
         bad: records that were left out because they cannot be used.
         first_bad: the first few of these.
+        outputs_cut: how many of the sequences are outputs as long as `max_new_tokens` allows: cut there, but for the
+            few that end with this very token.
     """
 
     sequences: int
@@ -44,6 +47,7 @@ class EmbedCounts:
     skipped: int
     bad: int = 0
     first_bad: tuple[BadRecord, ...] = ()
+    outputs_cut: int = 0
 
 
 def limited(records: Iterable[Record | BadRecord], limit: int) -> Iterator[Record | BadRecord]:
@@ -83,7 +87,9 @@ def embed_to_store(
         total = len(records)
     reading = (Record(r, f"text {i}") if isinstance(r, str) else r for i, r in enumerate(records))
     skipped = Skipped()
-    sequences = tokens = empty = truncated = 0
+    longest: Any = encoder.identity.get("max_new_tokens") if encoder.identity.get("mode") == "output" else None
+    sequences = tokens = empty = truncated = outputs_cut = 0
+    finished = False
     writer = TokenStoreWriter(folder, dim=encoder.dim, dtype=dtype, encoder=encoder.identity, resume=resume)
     # The writer is closed whatever happens, which commits the open shard: only a kill loses what was encoded.
     try:
@@ -102,14 +108,17 @@ def embed_to_store(
                 sequences += len(window.batch)
                 tokens += len(window.batch.values)
                 empty += int((window.batch.lengths == 0).sum())
+                if longest is not None:
+                    outputs_cut += int((window.batch.lengths == longest).sum())
                 rate = tokens / (time.perf_counter() - started)
                 progress.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
                 progress.update(len(window.batch))
         if before is not None:
             writer.count(truncated=before + truncated, bad=skipped.count)
+        finished = True
     finally:
-        writer.close()
-    return EmbedCounts(sequences, tokens, truncated, empty, held, skipped.count, tuple(skipped.first))
+        writer.close(finished=finished)
+    return EmbedCounts(sequences, tokens, truncated, empty, held, skipped.count, tuple(skipped.first), outputs_cut)
 
 
 def _write(writer: TokenStoreWriter, batch: TokenBatch, tally: Mapping[str, int] | None) -> None:
@@ -159,12 +168,18 @@ def _behind(
     items = good_items(records, skipped)
     for number in range(held):
         item = next(items, None)
+        if item is None:
+            raise InputError(
+                f"The token store {str(folder)!r} holds {counted(held, 'sequence')} already, more than the "
+                f"{counted(number, 'record')} given: it can be resumed only with the records it was begun with, and "
+                "more of them."
+            )
         if number >= covered:
             uncounted.append(item)
-    if held and not (item is not None and _is_last_of(TokenStore(folder), item, encoder)):
+    if held and not _is_last_of(TokenStore(folder), item, encoder):
         raise InputError(
-            f"The token store {str(folder)!r} holds {held} sequences that are not the first {held} records given: "
-            "it can be resumed only with the records it was begun with."
+            f"The token store {str(folder)!r} holds {counted(held, 'sequence')}, not the first "
+            f"{counted(held, 'record')} given: it can be resumed only with the records it was begun with."
         )
     if held and not writer.tally:
         return None

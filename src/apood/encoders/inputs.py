@@ -17,6 +17,7 @@ from apood.encoders.readers.text_fields import DEFAULT_FIELD, TextFields
 from apood.encoders.record import BadRecord, Record
 from apood.encoders.sounds import SOUND_ENDINGS
 from apood.support.errors import InputError
+from apood.support.wording import meant
 
 __all__ = ["read_records", "shuffled"]
 
@@ -137,7 +138,8 @@ def _files(name: str) -> list[str]:
     if name in PRESETS:
         preset = PRESETS[name]
         raise InputError(f"There is no file {name!r}; the data set of that name is given as {preset.usage!r}.")
-    raise InputError(f"There is no file {name!r}.")
+    kind, colon, _ = name.partition(":")
+    raise InputError(f"There is no file {name!r}{meant(kind, PRESETS) if colon else ''}.")
 
 
 def _file_reader(name: str, fields: TextFields) -> Reader:

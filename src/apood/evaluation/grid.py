@@ -9,6 +9,7 @@ from sklearn.base import clone
 from apood.detectors.base import Detector
 from apood.support.arguments import whole_number
 from apood.support.errors import InputError
+from apood.support.wording import meant
 
 __all__ = ["Candidate", "candidates", "reseeded"]
 
@@ -54,7 +55,7 @@ def _combinations(detector: Detector, grid: Mapping[str, Sequence[Any]]) -> list
     for name, values in grid.items():
         if name not in allowed:
             there = f"there are {', '.join(allowed)}" if allowed else "it has none"
-            raise InputError(f"{detector.name} has no parameter {name!r} to search: {there}.")
+            raise InputError(f"{detector.name} has no parameter {name!r}{meant(name, allowed)} to search: {there}.")
         if not len(values):
             raise InputError(f"The grid is empty: it has no value for {name}.")
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]

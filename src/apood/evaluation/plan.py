@@ -12,6 +12,7 @@ from apood.detectors.registry import METHODS, detector_class
 from apood.evaluation.rows import MEAN
 from apood.support.arguments import whole_number
 from apood.support.errors import ApoodError, InputError
+from apood.support.wording import counted, meant
 from apood.tokens.digest import content_digest
 from apood.tokens.identity import describe_other, same_encoder
 from apood.tokens.store import TokenStore
@@ -180,8 +181,10 @@ def _check_stores(plan: Plan, stores: Mapping[str, TokenStore]) -> None:
         least = 2 if key in ("id", "id_train") else _FEWEST_TO_CALIBRATE if key == "id_validation" else 1
         drawn = len(store) if key == "id" else round(plan.share * len(store))
         if drawn < least:
+            part = "" if key == "id" else f", of which a split draws {drawn} (share {plan.share:g})"
             raise InputError(
-                f"{key} has {len(store)} sequences, of which a split draws {drawn}, and it needs at least {least}."
+                f"The store {plan.stores[key]} of {key} has {counted(len(store), 'sequence')}{part}, "
+                f"and at least {least} are needed."
             )
         if store.dim != reference.dim:
             raise InputError(
@@ -194,8 +197,8 @@ def _check_stores(plan: Plan, stores: Mapping[str, TokenStore]) -> None:
             )
     if plan.id is not None and not 0 < round(plan.test_share * len(stores["id"])) < len(stores["id"]) - 1:
         raise InputError(
-            f"A test_share of {plan.test_share} parts the {len(stores['id'])} sequences of id so that fewer than 2 "
-            "are left to learn from or none to test on."
+            f"A test_share of {plan.test_share} parts the {len(stores['id'])} sequences of the store {plan.id} of id "
+            "so that fewer than 2 are left to learn from or none to test on."
         )
     digests = {key: content_digest(store) for key, store in stores.items()}
     for one, other in combinations(stores, 2):
@@ -224,7 +227,7 @@ def _check_method(where: str, method: Method) -> None:
     for key in method.parameters:
         if key not in allowed:
             there = f"there are {', '.join(allowed)}" if allowed else "it has none"
-            raise InputError(f"{where}: {method.method} has no parameter {key!r}; {there}.")
+            raise InputError(f"{where}: {method.method} has no parameter {key!r}{meant(key, allowed)}; {there}.")
     try:
         detector = method.detector()
         detector.check_parameters()

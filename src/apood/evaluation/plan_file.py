@@ -6,6 +6,7 @@ from typing import Any
 
 from apood.evaluation.plan import Method, Plan, checked
 from apood.support.errors import InputError
+from apood.support.wording import meant
 
 __all__ = ["read_plan"]
 
@@ -71,7 +72,9 @@ def _method(number: int, table: Any) -> Method:
 def _check_table(where: str, table: dict[str, Any], allowed: dict[str, type]) -> None:
     for key, value in table.items():
         if key not in allowed:
-            raise InputError(f"There is no key {key!r} in {where}; allowed are {', '.join(allowed)}.")
+            raise InputError(
+                f"There is no key {key!r}{meant(key, allowed)} in {where}; allowed are {', '.join(allowed)}."
+            )
         kind = allowed[key]
         kinds = (int, float) if kind is float else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):

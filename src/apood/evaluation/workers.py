@@ -23,9 +23,10 @@ Result = TypeVar("Result")
 
 
 class Failure(NamedTuple):
-    """Why a task has no result, in one line."""
+    """Why a task has no result, in one line; what apood did not foresee may have broken the process it happened in."""
 
     reason: str
+    foreseen: bool = True
 
 
 class Share(NamedTuple):
@@ -54,7 +55,7 @@ def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
     except ApoodError as error:
         return Failure(" ".join(str(error).split()))
     except Exception as error:
-        return Failure(" ".join(f"{type(error).__name__}: {error}".split()))
+        return Failure(" ".join(f"{type(error).__name__}: {error}".split()), foreseen=False)
 
 
 def outcomes(
@@ -103,6 +104,11 @@ def in_processes(
         with contextlib.suppress(ConnectionError):  # one that is dead already is found out when nothing comes back
             pipe.send(task)
 
+    def retire(pipe: Connection) -> None:
+        """An error of a GPU, for one, stays with the process that had it."""
+        pipe.close()
+        processes.pop(pipe).join()
+
     try:
         while waiting or busy:
             while waiting and len(processes) < share.jobs:
@@ -116,7 +122,9 @@ def in_processes(
                     pipe.close()
                     outcome = Failure(_how_it_ended(processes.pop(pipe)))
                 else:
-                    if waiting:
+                    if isinstance(outcome, Failure) and not outcome.foreseen:
+                        retire(pipe)
+                    elif waiting:
                         give(pipe)
                 yield index, outcome
     finally:

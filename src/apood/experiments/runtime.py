@@ -44,6 +44,7 @@ from apood.support.errors import FitWarning
 from apood.support.files import read_json, refuse_unwritable, write_json
 from apood.support.progress import bar
 from apood.support.source_digest import source_digest
+from apood.support.wording import counted
 from apood.tokens.batch import TokenBatch
 
 __all__ = ["MANIFEST", "RESULTS", "Plan", "measure", "plan_runtime"]
@@ -75,7 +76,7 @@ class Plan:
             "device": device_name(self.backbone.device),
             "measurements": len(self.cases),
             "batches each": f"{profile.warm_up} to warm up, {profile.measured} measured",
-            "usual batch": f"{profile.batch} sequences of {profile.context} tokens",
+            "usual batch": f"{counted(profile.batch, 'sequence')} of {counted(profile.context, 'token')}",
             "outputs": f"{profile.new_tokens} tokens, beams: {profile.beams}" if self.backbone.generates else "none",
             "takes about": f"{self.seconds:.0f} s" if self.seconds < 120 else f"{self.seconds / 60:.0f} min",
         }

@@ -8,7 +8,7 @@ similarities of a block again, except for those of the first blocks, which the f
 The euclidean logits depend on the queries a second time, through |w|²/2, which adds
 -β w_t Σ_s p (a - h) to dh/dw_t and -β w_t Σ_s p to dL/dw_t.
 
-Products are made in float32 even where tokens are bfloat16 and a CPU multiplies these natively: rounding
+Products are made in float32 here even where tokens are bfloat16 and a CPU multiplies these natively: rounding
 the queries costs up to 1e-2 of h on real embeddings, and rounding the similarities as much again.
 """
 
@@ -24,13 +24,13 @@ from apood.pooling.blocks import VECTOR, Block, Rectangle, cut_into_blocks, rows
 from apood.pooling.frame import Frame
 from apood.tokens.batch import TokenBatch
 
-__all__ = ["attention_pool_blocked"]
+__all__ = ["LEAST_SCALE", "Blocks", "attention_pool_blocked", "space"]
 
 _THREAD_ELEMENTS = 2**19  # similarities of a block for each thread of a CPU: 2 MB of float32 stay in its caches
 _CPU_ELEMENTS, _GPU_ELEMENTS = 2**23, 2**27  # of a block at most; a GPU wants large launches
 _CHUNK_QUERIES = 2048  # queries (M * T) handled at once when there are very many
 _KEPT_ELEMENTS = 2**24  # numbers that a forward pass keeps for its backward pass, give or take a block
-_LEAST_SCALE = 1e-20  # a smaller β would push the similarities it multiplies out of the range of float32
+LEAST_SCALE = 1e-20  # a smaller β would push the similarities it multiplies out of the range of float32
 
 
 class _Similarities(NamedTuple):
@@ -58,7 +58,7 @@ class _Workspace(threading.local):
 _workspace = _Workspace()
 
 
-def _space(use: str, shape: torch.Size, like: Tensor) -> Tensor:
+def space(use: str, shape: torch.Size, like: Tensor) -> Tensor:
     """Memory of the given shape, valid until this thread asks for the same use again."""
     if like.device.type != "cpu":  # whose allocator does this by itself
         return like.new_empty(shape)
@@ -70,13 +70,13 @@ def _space(use: str, shape: torch.Size, like: Tensor) -> Tensor:
     return buffer[:size].view(shape)
 
 
-class _Blocks:
+class Blocks:
     """What the forward and the backward pass share: reading a block and its similarities."""
 
     def __init__(self, tokens: TokenBatch, queries: Tensor, beta: float, similarity: str, frame: Frame) -> None:
         self.tokens, self.queries, self.beta, self.frame = tokens, queries, beta, frame
         self.euclidean = similarity == "euclidean"
-        self.scale = beta if beta >= _LEAST_SCALE else 1.0
+        self.scale = beta if beta >= LEAST_SCALE else 1.0
         heads, self.per_head, _ = queries.shape
         chunk = max(1, min(heads, _CHUNK_QUERIES // self.per_head))
         self.chunks = [slice(i, i + chunk) for i in range(0, heads, chunk)]
@@ -89,22 +89,24 @@ class _Blocks:
         return cut_into_blocks(self.tokens.offsets, self.block_tokens)
 
     def read(self, block: Block) -> Tensor:
-        """Tokens `[tokens, D]` in the frame."""
-        z = self.tokens.values[block.tokens].to(device=self.queries.device, dtype=self.queries.dtype)
+        """Tokens `[tokens, D]` in the frame, valid until the next block is read."""
+        z = self.tokens.values[block.tokens].to(self.queries.device)
+        if z.dtype != self.queries.dtype:
+            z = space("tokens", z.shape, self.queries).copy_(z)
         return self.frame.apply(z)
 
-    def similarities(self, z: Tensor, heads: slice, single: bool, keep: bool) -> _Similarities:
+    def similarities(self, z: Tensor, heads: slice | Tensor, single: bool, keep: bool) -> _Similarities:
         """Of the tokens of a single sequence, or of many; unless they are to be kept, valid until the next call."""
 
         def memory(use: str, shape: torch.Size) -> Tensor:
-            return z.new_empty(shape) if keep else _space(use, shape, z)
+            return z.new_empty(shape) if keep else space(use, shape, z)
 
         queries = self.queries[heads].flatten(0, 1)
         # products with rows that are not whole vectors are slow, and a transposition is not
         turn = single and len(z) % VECTOR != 0
         left, right = (queries, z) if single and not turn else (z, queries)
         shape = torch.Size((len(left), len(right)))
-        scaled = _space("product", shape, z) if turn else memory("product", shape)
+        scaled = space("product", shape, z) if turn else memory("product", shape)
         torch.addmm(scaled, left, right.T, beta=0, alpha=self.scale, out=scaled)  # multiplies by β for nothing
         both = [scaled]
         if self.euclidean or self.scale != self.beta:
@@ -139,7 +141,7 @@ class _Blocks:
             logits = a if similarities.logits is similarities.scaled else rectangle.pick(logits)
             if rectangle.padding is not None:
                 logits = logits.masked_fill(rectangle.padding[:, :, None], -torch.inf)
-        p = torch.softmax(logits, 1, out=_space("weights", logits.shape, logits))
+        p = torch.softmax(logits, 1, out=space("weights", logits.shape, logits))
         # the largest weight is exp(largest logit - L): a log-sum-exp for the price of two maxima
         mass = logits.amax(1) - p.amax(1).log_()
         value = p.mul_(a).sum(1).div_(self.scale)
@@ -153,7 +155,7 @@ class _Blocks:
         return Pooled(weights.mul_(value).sum(2).div_(total), total.log_().add_(top[..., 0]))
 
 
-def _pool(blocks: _Blocks, keep: int) -> tuple[Pooled, list[_Similarities]]:
+def _pool(blocks: Blocks, keep: int) -> tuple[Pooled, list[_Similarities]]:
     """The pools, and the similarities of the first blocks, until these have `keep` elements."""
     queries = blocks.queries
     shape = (len(blocks.tokens), len(queries))
@@ -176,7 +178,7 @@ def _pool(blocks: _Blocks, keep: int) -> tuple[Pooled, list[_Similarities]]:
     return Pooled(value, log_mass), kept
 
 
-def _query_gradient(blocks: _Blocks, kept: list[_Similarities], pooled: Pooled, grad: Pooled) -> Tensor:
+def _query_gradient(blocks: Blocks, kept: list[_Similarities], pooled: Pooled, grad: Pooled) -> Tensor:
     queries, beta = blocks.queries, blocks.beta
     gradient = queries.new_zeros(queries.shape)  # contiguous, whatever the queries are
     # dh/da and dL/da together are p (u a + v): u and v are one number for each sequence and head
@@ -189,8 +191,8 @@ def _query_gradient(blocks: _Blocks, kept: list[_Similarities], pooled: Pooled, 
         for heads in blocks.chunks:
             a, logits = next(known, None) or blocks.similarities(z, heads, single, keep=False)
             mass, factor, shift, grad_h = blocks.spread(block, heads, (pooled.log_mass, u, v, grad.value))
-            p = torch.sub(logits, mass, out=_space("weights", a.shape, a)).exp_()
-            c = torch.addcmul(shift, a, factor, out=_space("gradient", a.shape, a)).mul_(p)
+            p = torch.sub(logits, mass, out=space("weights", a.shape, a)).exp_()
+            c = torch.addcmul(shift, a, factor, out=space("gradient", a.shape, a)).mul_(p)
             part = gradient[heads].flatten(0, 1)
             part.addmm_(c.view(-1, len(z)) if single else c.T, z)
             if blocks.euclidean:  # the share of c that goes through the logits, c - grad_h p, also moves |w|²/2
@@ -205,7 +207,7 @@ class _AttentionPool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, tokens: TokenBatch, beta: float, similarity: str, frame: Frame) -> Any:
-        pooled, ctx.kept = _pool(_Blocks(tokens, queries, beta, similarity, frame), _KEPT_ELEMENTS)
+        pooled, ctx.kept = _pool(Blocks(tokens, queries, beta, similarity, frame), _KEPT_ELEMENTS)
         ctx.save_for_backward(queries, *pooled)
         ctx.rest = (tokens, beta, similarity, frame)
         return tuple(pooled)
@@ -215,7 +217,7 @@ class _AttentionPool(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         queries, value, log_mass = ctx.saved_tensors
         tokens, beta, similarity, frame = ctx.rest
-        blocks = _Blocks(tokens, queries, beta, similarity, frame)
+        blocks = Blocks(tokens, queries, beta, similarity, frame)
         return _query_gradient(blocks, ctx.kept, Pooled(value, log_mass), Pooled(*grads)), None, None, None, None
 
 
@@ -224,4 +226,4 @@ def attention_pool_blocked(tokens: TokenBatch, queries: Tensor, beta: float, sim
     queries = queries.to(torch.float64 if tokens.dtype == torch.float64 else torch.float32)
     if torch.is_grad_enabled() and queries.requires_grad:
         return Pooled(*_AttentionPool.apply(queries, tokens, beta, similarity, frame))  # type: ignore[no-untyped-call]
-    return _pool(_Blocks(tokens, queries.detach(), beta, similarity, frame), 0)[0]
+    return _pool(Blocks(tokens, queries.detach(), beta, similarity, frame), 0)[0]

@@ -4,6 +4,7 @@ From Python the launches of one short sequence take twenty times as long as thei
 launches, and only their content changes: one for each power of two of tokens covers all lengths below it.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
 
@@ -31,34 +32,52 @@ class PreparedPool:
         self._origin = None if frame.origin is None else frame.origin.to(queries.device, torch.float32)
         self.columns = columns_of(queries, dtype, self._origin, self._euclidean)
         self._beta = torch.full((), beta, dtype=torch.float32, device=queries.device)
-        self._alone: dict[int, _OneSequence] = {}
+        self._alone: dict[tuple[int, Callable[[Pooled], Tensor]], _OneSequence] = {}
         self._lock = Lock()
 
     def __call__(self, values: Tensor, offsets: Tensor) -> Pooled:
         """(h, L) of a batch, on the device of the queries."""
-        if len(offsets) == 2 and 0 < len(values) <= _LONGEST:
-            longest = max(_SHORTEST, 1 << (len(values) - 1).bit_length())
-            with self._lock:  # buffers are shared
-                if longest not in self._alone:
-                    with torch.inference_mode(False):  # else no call outside of inference mode could write its buffers
-                        self._alone[longest] = _OneSequence(self, longest)
-                return self._alone[longest](values)
+        if _has_a_graph(values, offsets):
+            return Pooled(*self._through_a_graph(values, _stacked))
         values = values.to(self.device, self.dtype, non_blocking=True).contiguous()
         count = len(self.columns.weights)
         tuning = tune(values, count, len(offsets) - 1)
         return Pooled(*self.run(values, plan_batch(offsets, values, count, tuning), tuning))
+
+    def then(self, values: Tensor, offsets: Tensor, function: Callable[[Pooled], Tensor]) -> Tensor:
+        """`function` of what a call gives, as part of the same graph where there is one."""
+        if _has_a_graph(values, offsets):
+            return self._through_a_graph(values, function)
+        return function(self(values, offsets))
 
     def run(self, values: Tensor, plan: Plan, tuning: Tuning) -> tuple[Tensor, Tensor]:
         """(h, L) of tokens in the dtype and on the device of the pool."""
         stats = token_stats(values, self._unit, self._origin, self._euclidean)
         return pool_forward(values, self.columns, stats, self._beta, plan, tuning)
 
+    def _through_a_graph(self, values: Tensor, function: Callable[[Pooled], Tensor]) -> Tensor:
+        longest = max(_SHORTEST, 1 << (len(values) - 1).bit_length())
+        with self._lock:  # buffers are shared
+            one = self._alone.get((longest, function))
+            if one is None:
+                with torch.inference_mode(False):  # else no call outside of inference mode could write its buffers
+                    one = self._alone[longest, function] = _OneSequence(self, longest, function)
+            return one(values)
+
+
+def _has_a_graph(values: Tensor, offsets: Tensor) -> bool:
+    return len(offsets) == 2 and 0 < len(values) <= _LONGEST
+
+
+def _stacked(pooled: Pooled) -> Tensor:
+    return torch.stack(pooled)
+
 
 class _OneSequence:
     """One sequence at a time, of at most `longest` tokens; what lies behind its end is old, and never looked at."""
 
-    def __init__(self, pool: PreparedPool, longest: int) -> None:
-        self._pool = pool
+    def __init__(self, pool: PreparedPool, longest: int, function: Callable[[Pooled], Tensor]) -> None:
+        self._pool, self._function = pool, function
         self._values = torch.zeros(longest, pool.dim, dtype=pool.dtype, device=pool.device)
         self._length = torch.full((), longest, dtype=torch.int64, device=pool.device)
         count = len(pool.columns.weights)
@@ -69,21 +88,20 @@ class _OneSequence:
         self._result = self._run()
         self._graph = self._captured() if pool.device.type == "cuda" else None
 
-    def __call__(self, tokens: Tensor) -> Pooled:
-        """(h, L) of `tokens [S, D]`."""
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """The function of (h, L) of `tokens [S, D]`."""
         self._values[: len(tokens)].copy_(tokens, non_blocking=True)
         self._length.fill_(len(tokens))
         if self._graph is None:  # in the interpreter
             self._result = self._run()
         else:
             self._graph.replay()
-        value, log_mass = self._result.clone()
-        return Pooled(value, log_mass)
+        return self._result.clone()
 
     def _run(self) -> Tensor:
         # items behind the end become empty, and empty pools are neutral
         torch.minimum(self._cuts, self._length, out=self._plan.items[:, :2])
-        return torch.stack(self._pool.run(self._values, self._plan, self._tuning))
+        return self._function(Pooled(*self._pool.run(self._values, self._plan, self._tuning)))
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         with torch.cuda.device(self._values.device):

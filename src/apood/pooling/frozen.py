@@ -1,5 +1,6 @@
 """Pools for queries that no longer change, as a detector has them when it scores."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,15 +46,29 @@ class FrozenPool:
         self._beta, self._similarity, self._frame, self._exact = beta, similarity, frame or Frame(), exact
         self._prepared: dict[torch.dtype, PreparedPool] = {}
 
-    @torch.no_grad()
     def __call__(self, tokens: TokenBatch) -> Pooled:
         """Pooled values and log masses, both `[sequences, M]`, on the device of the queries."""
+        prepared = self._prepared_for(tokens)
+        return self._unprepared(tokens) if prepared is None else prepared(tokens.values, tokens.offsets)
+
+    def then(self, tokens: TokenBatch, function: Callable[[Pooled], Tensor]) -> Tensor:
+        """`function` of the pool; that of a single sequence becomes part of its graph, and has to be the same one."""
+        prepared = self._prepared_for(tokens)
+        if prepared is None:
+            return function(self._unprepared(tokens))
+        return prepared.then(tokens.values, tokens.offsets, function)
+
+    def _unprepared(self, tokens: TokenBatch) -> Pooled:
+        return attention_pool(tokens, self._queries, self._beta, self._similarity, self._frame, exact=self._exact)
+
+    def _prepared_for(self, tokens: TokenBatch) -> "PreparedPool | None":
+        """What pools such tokens by kernels, if there are any."""
         check_dimensions(tokens, self._queries)
         if tokens.dtype == torch.float64 or not has_kernels(self._queries.device):
-            return attention_pool(tokens, self._queries, self._beta, self._similarity, self._frame, exact=self._exact)
+            return None
         dtype = torch.float32 if self._exact else tokens.dtype
         if dtype not in self._prepared:
             from apood.pooling.captured import PreparedPool
 
             self._prepared[dtype] = PreparedPool(self._queries, self._beta, self._similarity, self._frame, dtype)
-        return self._prepared[dtype](tokens.values, tokens.offsets)
+        return self._prepared[dtype]

@@ -127,6 +127,29 @@ def _pool(values: Tensor, offsets: Tensor, columns: Columns, stats: Stats, beta:
     return pool_forward(values, columns, stats, beta, plan, tuning)
 
 
+class _Untraced(torch.autograd.Function):
+    """The operator and its gradient, for nobody to trace; its plan is made once for both."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: Tensor, values: Tensor, offsets: Tensor, columns: Columns, stats: Stats,
+        origin: Tensor | None, beta: Tensor,
+    ) -> Any:  # fmt: skip
+        tuning = tune(values, len(columns.weights), len(offsets) - 1)
+        plan = plan_batch(offsets, values, len(columns.weights), tuning)
+        ctx.save_for_backward(*(pooled := pool_forward(values, columns, stats, beta, plan, tuning)))
+        ctx.shape, ctx.dtype = queries.shape, queries.dtype
+        ctx.rest = (values, columns, stats, origin, beta, plan, tuning)
+        return pooled
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        values, columns, stats, origin, beta, plan, tuning = ctx.rest
+        gradient = pool_gradient(values, columns, stats, origin, beta, plan, tuning, ctx.saved_tensors, grads)
+        return gradient.view(ctx.shape).to(ctx.dtype), *[None] * 6
+
+
 def pool_packed(
     values: Tensor, offsets: Tensor, queries: Tensor, beta: float, similarity: str, frame: Frame
 ) -> tuple[Tensor, Tensor]:
@@ -144,8 +167,7 @@ def pool_packed(
     origin = None if frame.origin is None else frame.origin.to(queries.device, torch.float32)
     columns = columns_of(queries, values.dtype, origin, euclidean)
     inverse_temperature = torch.full((), beta, dtype=torch.float32, device=values.device)
-    traced = torch.compiler.is_compiling()
-    if traced or (queries.requires_grad and torch.is_grad_enabled()):
+    if torch.compiler.is_compiling():
         needed = frame.unit or euclidean
         scales, halves = _TOKEN_STATS(values, frame.unit, origin, euclidean) if needed else (None, None)
         value, log_mass = _POOL(
@@ -153,8 +175,11 @@ def pool_packed(
             columns.size, scales if frame.unit else None, halves if euclidean else None,
         )  # fmt: skip
         return value, log_mass
-    # the detour through an operator costs as much as a small batch
+    # the detour through operators costs as much as a small batch
     stats = token_stats(values, frame.unit, origin, euclidean)
+    if queries.requires_grad and torch.is_grad_enabled():
+        value, log_mass = _Untraced.apply(queries, values, offsets, columns, stats, origin, inverse_temperature)  # type: ignore[no-untyped-call]
+        return value, log_mass
     return _pool(values, offsets, columns, stats, inverse_temperature)
 
 

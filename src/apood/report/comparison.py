@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from apood.evaluation.comparison import Comparison, Contender, SplitResult
 from apood.evaluation.plan import ACCEPT
 from apood.report.grid import Block, Cell, Figure, Grid, marks
+from apood.support.wording import counted
 
-__all__ = ["fit_notes", "grid_of_comparison"]
+__all__ = ["fit_notes", "grid_of_comparison", "row_name"]
 
 _FIT, _SCORE, _SIZE, _ACCEPTED = "fit, s", "score, s per 1000", "size, MB", "ID let through, %"
-_WARNED = " †"
+_WARNED = "†"
 _INTERVAL = "± half of the 95% interval"
 
 
@@ -31,8 +32,12 @@ def grid_of_comparison(comparison: Comparison) -> Grid:
 
 
 def _name(contender: Contender) -> str:
-    warned = any(split.warnings for split in contender.splits)
-    return contender.method.label + (_WARNED if warned else "")
+    return row_name(contender.method.label, contender.splits)
+
+
+def row_name(label: str, splits: Sequence[SplitResult]) -> str:
+    """What a method is called in a table: with the mark of its note where a fit warned."""
+    return f"{label} {_WARNED}" if any(split.warnings for split in splits) else label
 
 
 def _metric_cells(group: Sequence[Contender], dataset: str) -> dict[str, Cell]:
@@ -101,9 +106,9 @@ def fit_notes(label: str, splits: Sequence[SplitResult], failures: Sequence[str]
     """Why a method has no figures, and what its fits warned of: how often, and the first reason."""
     notes = []
     if failures:
-        count = f"{len(failures)} of {len(splits) + len(failures)} splits failed, the first:"
+        count = f"{len(failures)} of {counted(len(splits) + len(failures), 'split')} failed, the first:"
         notes.append(f"– {label}: {count} {failures[0]}")
     if warned := [split.warnings for split in splits if split.warnings]:
-        count = f"{len(warned)} of {len(splits)} fits warned, the first:"
-        notes.append(f"† {label}: {count} {warned[0][0]}")
+        count = f"{len(warned)} of {counted(len(splits), 'fit')} warned, the first:"
+        notes.append(f"{_WARNED} {label}: {count} {warned[0][0]}")
     return notes

@@ -5,6 +5,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from apood.support.errors import InputError
+from apood.support.wording import meant
 
 __all__ = ["number", "one_of", "whole_number"]
 
@@ -37,4 +38,4 @@ def number(
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Refuses a value that is not among the allowed ones."""
     if value not in allowed:
-        raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.")
+        raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{meant(value, allowed)}.")

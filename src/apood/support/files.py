@@ -1,6 +1,8 @@
 """Files that are either whole or absent: temporary name first, then rename."""
 
 import contextlib
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -64,12 +66,13 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """Yields a temporary folder; when the block ends well, it replaces the folder `path`.
 
     A folder cannot be renamed onto a non-empty one, so an old `path` is moved aside first, to a name
-    that `recover_folder` knows: a process killed between the two renames costs neither.
+    that `recover_folder` knows: a process killed between the two renames costs neither. What killed processes
+    left of their temporary folders is deleted.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     recover_folder(path)
-    temporary = _temporary(path)
-    temporary.mkdir()
+    _sweep(path)
+    temporary, lock = _locked_folder(path)
     try:
         yield temporary
         _flush_tree(temporary)
@@ -78,8 +81,35 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         temporary.rename(path)
         _flush_folder(path.parent)
     finally:
+        os.close(lock)
         _delete(temporary)
         recover_folder(path)  # after an interrupt between the renames it brings the old folder back
+
+
+def _locked_folder(path: Path) -> tuple[Path, int]:
+    """A new temporary folder, and the lock that tells it from one whose process was killed."""
+    while True:
+        temporary = _temporary(path)
+        temporary.mkdir()
+        with contextlib.suppress(FileNotFoundError):  # swept before it was locked
+            lock = os.open(temporary, os.O_RDONLY)
+            with contextlib.suppress(OSError):  # a disk without locks: nothing is swept there either
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if temporary.exists():
+                return temporary, lock
+            os.close(lock)
+
+
+def _sweep(path: Path) -> None:
+    """Deletes the temporary folders of `path` that no living process holds."""
+    for left in path.parent.glob(f"{glob.escape(path.name)}{_TEMPORARY}*/"):
+        with contextlib.suppress(OSError):
+            lock = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _delete(left)
+            finally:
+                os.close(lock)
 
 
 def recover_folder(path: Path) -> None:

@@ -114,7 +114,7 @@ class StoreIndex:
     """The content of `index.json`: what the tokens are, and the shards that hold them in order.
 
     `tally` is what whoever makes the store counts on the way, about its first `tally["sequences"]` sequences; empty
-    where nothing is counted.
+    where nothing is counted. `unfinished` says that whoever makes it has not come to the end, and perhaps never will.
     """
 
     dim: int
@@ -123,6 +123,7 @@ class StoreIndex:
     channels: Mapping[str, RowKind]
     shards: tuple[ShardRecord, ...] = ()
     tally: Mapping[str, int] = field(default_factory=dict)
+    unfinished: bool = False
 
     @property
     def sequences(self) -> int:
@@ -142,7 +143,7 @@ class StoreIndex:
     def write(self, folder: Path) -> None:
         """Replaces the index of `folder` in one step."""
         channels = {n: {"dtype": dtype_name(k.dtype), "shape": k.shape} for n, k in self.channels.items()}
-        content = {
+        content: dict[str, Any] = {
             "schema": SCHEMA,
             "dim": self.dim,
             "dtype": dtype_name(self.dtype),
@@ -151,7 +152,11 @@ class StoreIndex:
             "encoder": self.encoder,
             "channels": channels,
             "shards": [vars(shard) for shard in self.shards],
-        } | ({"tally": dict(self.tally)} if self.tally else {})
+        }
+        if self.tally:
+            content["tally"] = dict(self.tally)
+        if self.unfinished:
+            content["unfinished"] = True
         write_json(folder / INDEX_FILE, content)
 
     @classmethod
@@ -185,7 +190,15 @@ class StoreIndex:
         channels = {n: RowKind(_BY_NAME[c["dtype"]], tuple(c["shape"])) for n, c in content["channels"].items()}
         shards = tuple(ShardRecord(**shard) for shard in content["shards"])
         tally = {name: int(count) for name, count in content.get("tally", {}).items()}
-        index = cls(int(content["dim"]), _BY_NAME[content["dtype"]], content["encoder"], channels, shards, tally)
+        index = cls(
+            int(content["dim"]),
+            _BY_NAME[content["dtype"]],
+            content["encoder"],
+            channels,
+            shards,
+            tally,
+            bool(content.get("unfinished", False)),
+        )
         if [shard.file for shard in shards] != [shard_file(i) for i in range(len(shards))]:
             raise ValueError("the shards are not numbered from 0")
         if any(shard.channel_rows.keys() != channels.keys() for shard in shards):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from apood.support.errors import InputError, StoreError
 from apood.support.files import sha256_of
+from apood.support.wording import meant
 from apood.tokens.batch import Ragged, TokenBatch, as_indices, cut_by_budget
 from apood.tokens.identity import EncoderIdentity
 from apood.tokens.shard import TOKENS, Shard, StoreIndex, channel_prefix
@@ -32,7 +33,8 @@ class TokenStore:
         self._channels = tuple(self._index.channels) if channels is None else tuple(channels)
         if unknown := sorted(set(self._channels) - set(self._index.channels)):
             raise InputError(
-                f"The token store {folder} has no channel {unknown[0]!r}; it has {sorted(self._index.channels)}."
+                f"The token store {folder} has no channel {unknown[0]!r}{meant(unknown[0], self._index.channels)}; "
+                f"it has {sorted(self._index.channels)}."
             )
         lengths = [torch.empty(0, dtype=torch.int64)]
         for number in range(len(self._index.shards)):

@@ -44,8 +44,8 @@ class TokenStoreWriter:
     index, each in one step; leaving the block without an error commits the last one. A few full shards are written
     in threads of their own while the next one fills, so that memory holds five of them at most. They are committed in
     their order; what goes wrong there is raised by a later call, at the latest when the block is left. After a crash or
-    an error, `resume=True` continues behind the `sequences` that were committed. The first batch decides
-    which channels the store has.
+    an error, the index says that the store is unfinished, and `resume=True` continues behind the `sequences` that were
+    committed. The first batch decides which channels the store has.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TokenStoreWriter:
             raise InputError(f"dim and shard_bytes must be at least 1, got dim={dim} and shard_bytes={shard_bytes}.")
         if dtype not in FLOAT_DTYPES:
             raise InputError(f"Tokens are stored as {', '.join(map(dtype_name, FLOAT_DTYPES))}, got {dtype}.")
-        asked = StoreIndex(dim, dtype, _checked_identity(encoder), {})
+        asked = StoreIndex(dim, dtype, _checked_identity(encoder), {}, unfinished=True)
         self._folder = Path(folder)
         self._shard_bytes = shard_bytes
         self._open: list[dict[str, Ragged]] = []
@@ -232,7 +232,7 @@ class TokenStoreWriter:
             record = write_shard(self._folder, self._index, number, parts)
             if before is not None:
                 before.result()  # where it failed, this one would come behind a hole
-            index = self._tallied(replace(self._index, shards=(*self._index.shards, record)))
+            index = self._tallied(replace(self._index, shards=(*self._index.shards, record), unfinished=True))
             index.write(self._folder)
         self._index = index
 
@@ -245,12 +245,15 @@ class TokenStoreWriter:
             self._release()  # going on here would leave a hole; resuming does not
             raise
 
-    def close(self) -> None:
-        """Commits the open shard and lets other writers in."""
+    def close(self, *, finished: bool = True) -> None:
+        """Commits the open shard and lets other writers in; the store says of itself whether it is `finished`."""
         if self._lock is not None and self._open:
             self._write_open()
         self._settle()
-        if self._lock is not None and (index := self._tallied(self._index)) != self._index:
+        index = self._tallied(self._index)
+        if finished:
+            index = replace(index, unfinished=False)
+        if self._lock is not None and index != self._index:
             with self._disk_errors():
                 index.write(self._folder)
             self._index = index

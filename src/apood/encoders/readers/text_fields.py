@@ -6,6 +6,7 @@ from typing import Any
 
 from apood.encoders.record import BadRecord, Pair, Record
 from apood.support.errors import InputError
+from apood.support.wording import meant
 
 __all__ = ["DEFAULT_FIELD", "LacksField", "TextFields", "bad", "json_kind", "sentence"]
 
@@ -34,7 +35,7 @@ class TextFields:
         for field in self.names():
             found, value = _look_up(values, field)
             if not found:
-                return LacksField(place, sentence(f"{place} has no field {field!r}: there are {_listed(values)}"))
+                return LacksField(place, _lacks(field, values, place))
             texts.append((field, value))
         return self._checked(texts, place)
 
@@ -50,7 +51,7 @@ class TextFields:
         """For data whose records all have the same fields: refuses it as a whole where one is not among `values`."""
         for field in self.names():
             if not _look_up(values, field)[0]:
-                raise InputError(sentence(f"{where} has no field {field!r}: there are {_listed(values)}"))
+                raise InputError(_lacks(field, values, where))
 
     def _checked(self, texts: list[tuple[str | None, Any]], place: str) -> Record | BadRecord:
         for field, text in texts:
@@ -99,10 +100,11 @@ def _look_up(values: Mapping[str, Any], field: str) -> tuple[bool, Any]:
     return _look_up(inner, rest) if dot and isinstance(inner, Mapping) else (False, None)
 
 
-def _listed(values: Mapping[str, Any]) -> str:
+def _lacks(field: str, values: Mapping[str, Any], where: str) -> str:
     names = list(_names(values.items()))
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return (", ".join(map(repr, names[:_MOST_NAMES])) or "none") + more
+    listed = (", ".join(map(repr, names[:_MOST_NAMES])) or "none") + more
+    return sentence(f"{where} has no field {field!r}{meant(field, names)}: there are {listed}")
 
 
 def _names(items: Iterable[tuple[str, Any]]) -> Iterator[str]:

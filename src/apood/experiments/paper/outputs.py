@@ -18,7 +18,7 @@ def write_findings(findings: Findings, folder: Path, title: str, manifest: dict[
     write_json(folder / "results.json", findings.as_json())
     written = [folder / "results.json"]
     if findings.tables:
-        _write(folder / "table.md", _markdown(findings, title))
+        _write(folder / "table.md", _markdown(findings, title, manifest))
         _write(folder / "table.tex", "\n".join(latex_table(table.grid) for table in findings.tables))
         written += [folder / "table.md", folder / "table.tex"]
     for name, draw in findings.figures.items():
@@ -30,8 +30,8 @@ def write_findings(findings: Findings, folder: Path, title: str, manifest: dict[
     return [*written, folder / "manifest.json"]
 
 
-def _markdown(findings: Findings, title: str) -> str:
-    parts = [f"# {title}"]
+def _markdown(findings: Findings, title: str, manifest: dict[str, Any]) -> str:
+    parts = [f"# {title}", f"`{manifest['command']}`, {manifest['device']}, {manifest['finished'][:10]}."]
     for table in findings.tables:
         parts += [f"## {table.heading}", markdown_table(table.grid).rstrip()]
     if findings.claims:

@@ -23,6 +23,7 @@ from apood.experiments.paper.survey import Survey, survey
 from apood.experiments.paper.tasks import Mode
 from apood.experiments.versions import device_name
 from apood.support.errors import InputError
+from apood.support.wording import counted
 
 __all__ = ["Plan", "plan_of", "refuse_little_disk"]
 
@@ -161,9 +162,9 @@ def _fits(
     steps, batch = _STEPS[recipe]
     queries = tried * dim + seeds * sum(_queries(row, dim) for row in rows if issubclass(row.kind, _TRAINED))
     operations = 6 * dim * queries * (settings.steps or steps) * min(batch, train.sequences) * train.tokens
-    text = f"{_counted(len(rows), 'row')} on {_counted(seeds, 'split')}"
+    text = f"{counted(len(rows), 'row')} on {counted(seeds, 'split')}"
     if tried:
-        text = f"{_counted(tried, 'setting')} of AP-OOD to choose from, then {text}"
+        text = f"{counted(tried, 'setting')} of AP-OOD to choose from, then {text}"
     kept = [round(SHARE * train.sequences) if issubclass(row.kind, KNN) else 4 * _queries(row, dim) for row in rows]
     return _Work(text, operations / _speed(_FITTING), 4 * dim * (seeds * sum(kept) + 4 * tried * dim))
 
@@ -180,10 +181,6 @@ def _asks(rows: Sequence[Entry], supervised: bool) -> bool:
 
 def _million(count: int) -> str:
     return f"{count / 1e6:,.0f} million" if count >= 1e6 else f"{count:,}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _speed(rates: Mapping[str, float]) -> float:
@@ -207,7 +204,7 @@ def _size(count: int) -> str:
 
 def _duration(seconds: float) -> str:
     if seconds < 90:
-        return _counted(max(1, round(seconds)), "second")
+        return counted(max(1, round(seconds)), "second")
     if seconds < 5400:
         return f"{seconds / 60:.0f} minutes"
     return f"{seconds / 3600:.0f} hours" if seconds < 3 * 86400 else f"{seconds / 86400:.0f} days"

@@ -1,5 +1,6 @@
 """One experiment from its options to its files: checked first, then embedded, fitted and written, resumable."""
 
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -50,6 +51,20 @@ class Options:
     skip: Sequence[str] = ()
     out: Path = Path("bench")
     jobs: int = 1
+
+    def command(self, name: str) -> str:
+        """What somebody types for the same figures of the experiment of that name."""
+        given = {
+            "--profile": None if self.profile == "local" else self.profile,
+            "--data": self.data,
+            "--model": self.model,
+            "--seeds": self.seeds,
+            "--recipe": None if self.recipe == "paper" else self.recipe,
+            "--out": self.out,
+        }
+        words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+        skipped = [word for one in self.skip for word in ("--skip", one)]
+        return shlex.join(["apood", "bench", name, *words, *skipped])
 
 
 @dataclass(frozen=True)
@@ -102,6 +117,7 @@ class Prepared:
         files = {role: file_digests(source) for role, source in self.data.sources.items()}
         return {
             "experiment": self.name,
+            "command": self.options.command(self.name),
             "shows": CATALOGUE[self.name].shows,
             "profile": self.options.profile,
             "recipe": self.options.recipe,

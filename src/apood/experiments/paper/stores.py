@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from apood.encoders.audio import AudioEncoder
 from apood.encoders.embed import EmbedCounts, embed_to_store, limited
@@ -27,6 +28,7 @@ from apood.experiments.paper.model import Model
 from apood.experiments.paper.tasks import Mode, Task
 from apood.support.errors import InputError
 from apood.support.files import read_json, sha256_of, write_json
+from apood.support.wording import counted
 from apood.tokens.digest import content_digest
 from apood.tokens.store import TokenStore
 
@@ -164,6 +166,8 @@ def embed_all(wanted: Sequence[Embedding], task: Task, model: Model) -> None:
             )
             refuse_too_few(embedding.role, len(TokenStore(embedding.folder, channels=())))
             embedding.finish(counts)
+        del encoder
+        torch.cuda.empty_cache()  # fits in other processes need what a model has left behind
 
 
 def _total(embedding: Embedding) -> int | None:
@@ -173,7 +177,7 @@ def _total(embedding: Embedding) -> int | None:
 def refuse_too_few(role: str, count: int) -> None:
     """A split needs some sequences of every set."""
     if count < (least := _LEAST.get(role, 1)):
-        raise InputError(f"{role} has {count} sequences that can be used, and at least {least} are needed.")
+        raise InputError(f"{role} has {counted(count, 'sequence')} that can be used, and at least {least} are needed.")
 
 
 def records_of(source: Source, task: Task, encoder: Encoder | None = None) -> Iterator[Record | BadRecord]:

@@ -8,7 +8,7 @@ from apood.experiments.paper.findings import Table
 from apood.experiments.paper.published import Published
 from apood.experiments.paper.study import Study
 from apood.experiments.paper.trials import Result
-from apood.report.comparison import fit_notes
+from apood.report.comparison import fit_notes, row_name
 from apood.report.grid import Block, Cell, Figure, Grid, marks
 
 __all__ = ["shown", "tables_of"]
@@ -38,9 +38,13 @@ def _grid(study: Study, results: Sequence[Result], paper: Published | None) -> G
     for column in columns:
         lines = [_line(study, whole, column, metric, paper) for metric in ("auroc", "fpr95")]
         for result in whole:
-            cells[result.entry.label, column] = tuple(line[result.entry.label] for line in lines)
-    labels = [result.entry.label for result in results]
-    return Grid([Block(None, labels)], columns, cells, _legend(study, paper), _notes(study, results))
+            cells[_name(result), column] = tuple(line[result.entry.label] for line in lines)
+    names = [_name(result) for result in results]
+    return Grid([Block(None, names)], columns, cells, _legend(study, paper), _notes(study, results))
+
+
+def _name(result: Result) -> str:
+    return row_name(result.entry.label, result.splits)
 
 
 def _line(
@@ -67,7 +71,10 @@ def _chosen(study: Study, results: Sequence[Result]) -> str:
         selection = study.selections.get((results[0].mode, supervised))
         if selection is not None and selection.best is not None:
             settings = ", ".join(f"{name} {_rounded(value)}" for name, value in selection.best.settings.items())
-            found.append(f"{settings}, the best of {len(selection.points)} settings by AUROC against AUX sequences")
+            failed = sum(point.failure is not None for point in selection.points)
+            lost = f" ({failed} of which could not be fitted)" if failed else ""
+            tried = f"{len(selection.points)} settings{lost}"
+            found.append(f"{settings}, the best of {tried} by AUROC against AUX sequences")
     if not found:
         return "AP-OOD has the defaults of its recipe: there are no AUX sequences to choose settings by."
     return f"AP-OOD, but for what a row says: {'; '.join(found)}."

@@ -152,5 +152,5 @@ def merge_kernel(
         weighted = weighted * shrink + tl.sum(share * tl.load(row_value + at, mask=mask, other=0.0), 1)
         top = new
     at = sequence * heads + head
-    tl.store(value + at, tl.where(mass == 0, 0.0, weighted / mass), mask=head < heads)
+    tl.store(value + at, tl.where(mass == 0, weighted, weighted / mass), mask=head < heads)
     tl.store(log_mass + at, top + tl.log(mass), mask=head < heads)

@@ -58,8 +58,8 @@ def short_pool_kernel(
     weighted = tl.sum(p * tl.reshape(acc, (BC, SLOTS, SLOT)), 2)
     cols = (column + tl.arange(0, BC))[:, None]
     h, logs = finish_columns(
-        tl.where(mass == 0, 0.0, weighted / mass), top + tl.log2(mass), column_shift, column_half, cols, columns, size,
-        kappa, SHIFTED, EUCLIDEAN,
+        tl.where(mass == 0, weighted, weighted / mass), top + tl.log2(mass), column_shift, column_half, cols, columns,
+        size, kappa, SHIFTED, EUCLIDEAN,
     )  # fmt: skip
     if GROUP > 1:
         logs = tl.reshape(logs, (BC // GROUP, GROUP, SLOTS))
@@ -68,10 +68,10 @@ def short_pool_kernel(
         share = tl.exp2(logs - most[:, None, :])
         total = tl.sum(share, 1)
         h = tl.sum(share * tl.reshape(h, (BC // GROUP, GROUP, SLOTS)), 1)
-        h = tl.where(total == 0, 0.0, h / total)
+        h = tl.where(total == 0, h, h / total)
         logs = most + tl.log2(total)
     else:
-        h = tl.where(logs == float("-inf"), 0.0, h)
+        h = tl.where(logs == float("-inf"), 0.0 * h, h)
     item = group * SLOTS + tl.arange(0, SLOTS)
     row = tl.load(items + item * 4 + 2, mask=item < count, other=0)
     out = column // GROUP + tl.arange(0, BC // GROUP)

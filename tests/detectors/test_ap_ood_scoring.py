@@ -1,0 +1,104 @@
+"""How AP-OOD scores: by its definition, and without a pass over the tokens that only looks for faults."""
+
+import numpy as np
+import pytest
+import torch
+from builders import correlated_sequences
+
+from apood.detectors import base
+from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood_loss import log_norms
+from apood.pooling import Frame, FrozenPool
+from apood.pooling.eager import attention_pool_eager
+from apood.support.errors import InputError
+from apood.tokens.batch import TokenBatch
+
+DIM = 8
+pytestmark = pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
+
+
+def with_sink(batch, first=20.0):
+    return TokenBatch.from_sequences([torch.cat([torch.full_like(z[:1], first), z]) for z in batch])
+
+
+@pytest.fixture(scope="module")
+def test_set():
+    return correlated_sequences(6, DIM, seed=2)
+
+
+@pytest.fixture(scope="module", params=["sum", "student", "min"])
+def detector(request):
+    return APOOD(recipe="paper", heads=3, queries=2, steps=3, score=request.param).fit(correlated_sequences(40, DIM))
+
+
+@pytest.fixture(scope="module")
+def skipping():
+    fitted = APOOD(steps=3).fit(with_sink(correlated_sequences(40, DIM)))
+    assert fitted.skips_first_
+    return fitted
+
+
+def test_scores_are_what_they_are_defined_as(detector, test_set):
+    frame = Frame(detector.unit_tokens_, detector.origin_.double())
+    h = attention_pool_eager(
+        test_set.to(dtype=torch.float64), detector.queries_.double(), detector.beta_, frame=frame
+    ).value
+    squares = (h - detector.prototype_).square()
+    if detector.score == "student":
+        squares = 3 * torch.log1p(squares / 3)
+    terms = detector.log_norms_ - squares
+    expected = terms.amin(1) if detector.score == "min" else terms.sum(1)
+    for found in (detector.score_samples(test_set), [float(detector.score_samples([z])[0]) for z in test_set]):
+        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_another_score_of_the_same_detector(detector, test_set):
+    before, chosen = detector.score_samples(test_set), detector.score
+    try:
+        others = [detector.set_params(score=other).score_samples(test_set) for other in ("sum", "student", "min")]
+    finally:
+        detector.set_params(score=chosen)
+    assert sum(np.array_equal(before, other) for other in others) == 1
+    assert np.array_equal(detector.score_samples(test_set), before)
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_nothing_is_looked_through_where_all_scores_are_finite(detector, skipping, test_set, count, monkeypatch):
+    monkeypatch.setattr(base, "refuse_not_finite", lambda *_: pytest.fail("read for nothing"))
+    assert np.isfinite(detector.score_samples(test_set[:count])).all()
+    assert np.isfinite(skipping.score_samples(with_sink(test_set[:count]))).all()
+    assert np.isfinite(skipping.score_samples(with_sink(test_set[:count], first=3e38))).all(), "finite, if huge"
+
+
+@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_fault_in_a_token_that_is_skipped_is_named(skipping, test_set, value, count):
+    bad = with_sink(test_set[:count])
+    bad.values[int(bad.offsets[count - 1]), 3] = value
+    with pytest.raises(InputError, match=rf"^Token 0 of sequence {count - 1} in the data to score is NaN or infinite"):
+        skipping.score_samples(bad)
+
+
+def test_a_finite_sequence_without_a_finite_score_lies_outside(detector, test_set):
+    values = test_set.values.clone()
+    values[int(test_set.offsets[2])] = 3e38
+    scores = detector.score_samples(TokenBatch(values, test_set.offsets))
+    assert np.flatnonzero(np.isneginf(scores)).tolist() == [2]
+
+
+def test_what_comes_after_a_frozen_pool(detector, test_set):
+    pool = FrozenPool(detector.queries_, 0.5)
+    for batch in (test_set, test_set[:1]):
+        found = pool.then(batch, lambda pooled: pooled.value - pooled.log_mass)
+        assert torch.equal(found, pool(batch).value - pool(batch).log_mass)
+
+
+def test_norms_have_the_gradient_that_autograd_finds():
+    weights = torch.randn(3, 2, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    results = []
+    for function in (log_norms, lambda w: w.square().sum((1, 2)).log()):
+        leaf = weights.clone().requires_grad_()
+        logs = function(leaf)
+        (logs * torch.tensor([1.0, -2.0, 0.5])).sum().backward()
+        results.append((logs.detach(), leaf.grad))
+    torch.testing.assert_close(*results)

@@ -1,0 +1,26 @@
+"""What the kernels make of values that are not finite: see `test_faults_show`."""
+
+import pytest
+import torch
+from faults import DIM, assert_faults_show, faulty_batch, queries
+from fused_checking import DEVICE, PLAIN, SLOTS, TINY
+
+from apood.pooling import Frame
+from apood.pooling.fused import attention_pool_fused
+from apood.pooling.kernels.tuning import forced
+
+# the interpreter computes -inf - -inf and 0 / 0 before it picks what is right
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.mark.parametrize("tuning", [TINY, PLAIN, SLOTS], ids=["tensor descriptors", "plain", "slots"])
+@pytest.mark.parametrize("similarity", ["dot", "euclidean"])
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("length", [1, 70])
+def test_faults_show_in_every_head(length, similarity, unit, tuning):
+    w, frame = queries().to(DEVICE), Frame(unit, torch.ones(DIM, device=DEVICE))
+    with forced(tuning):
+        assert_faults_show(
+            lambda tokens: attention_pool_fused(tokens, w, 0.7, similarity, frame, False).value,
+            *(batch.to(DEVICE) for batch in faulty_batch(length, torch.float32, last=True)),
+        )
