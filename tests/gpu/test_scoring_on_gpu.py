@@ -8,6 +8,7 @@ import torch
 from builders import correlated_sequences
 
 from apood.detectors.ap_ood import APOOD
+from apood.pooling import FrozenPool
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 
@@ -90,3 +91,21 @@ def test_a_batch_is_waited_for_once(case, count):
         finally:
             torch.cuda.set_sync_debug_mode(before)
     assert sum(WAIT in str(one.message) for one in caught) == 1
+
+
+def test_graphs_that_are_gone_spoil_no_capture():
+    queries = torch.randn(4, 2, DIM, device="cuda")
+    tokens = TokenBatch.from_lengths(torch.randn(20, DIM, device="cuda"), torch.tensor([20]))
+    old = [FrozenPool(queries, 1.0) for _ in range(8)]
+    for pool in old:
+        pool(tokens)
+
+    def gives_one_up(pooled):
+        cycle = [old.pop()]
+        cycle.append(cycle)
+        del cycle
+        _ = [[] for _ in range(10_000)]  # enough for the collector to wake up
+        return pooled.value * 2
+
+    found = FrozenPool(queries, 1.0).then(tokens, gives_one_up)
+    assert old and torch.equal(found, FrozenPool(queries, 1.0)(tokens).value * 2)

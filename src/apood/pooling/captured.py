@@ -4,7 +4,9 @@ From Python the launches of one short sequence take twenty times as long as thei
 launches, and only their content changes: one for each power of two of tokens covers all lengths below it.
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
 
@@ -113,6 +115,18 @@ class _OneSequence:
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             # other threads of a service may allocate meanwhile
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with _nothing_collected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._result = self._run()
         return graph
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """The end of an older graph, that of a detector which is gone, would spoil the capture of this one."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
