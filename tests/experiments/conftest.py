@@ -48,8 +48,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sounds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A folder of sounds in one archive, told apart by their labels, and a classifier."""
     folder = tmp_path_factory.mktemp("sounds")
-    audio = [tone(0.7, seed, 16_000) for seed in range(40)] + [noise(0.7, seed, 16_000) for seed in range(20)]
-    np.savez(folder / "machines.npz", audio=np.stack(audio), sr=16_000, label=["hum"] * 40 + ["hiss"] * 20)
+    audio = [tone(0.7, seed, 16_000) for seed in range(60)] + [noise(0.7, seed, 16_000) for seed in range(20)]
+    np.savez(folder / "machines.npz", audio=np.stack(audio), sr=16_000, label=["hum"] * 60 + ["hiss"] * 20)
     (folder / MANIFEST).write_text(
         'id = {files = "machines.npz", labels = ["hum"]}\n'
         f'[ood]\nMachines = {{files = "machines.npz", labels = ["hiss"]}}\n{SETTINGS}',

@@ -9,7 +9,7 @@ __all__ = ["COUNTS", "SETTINGS", "random_texts", "write_lines"]
 
 SETTINGS = """
 [settings]
-train = 40
+train = 48
 aux = 24
 evaluated = 16
 max_tokens = 12
@@ -21,7 +21,7 @@ queries = [4]
 aux_weights = [1.0]
 aux_counts = [8]
 """
-COUNTS = {"train": 40, "test": 20, "aux": 30, "other": 20, "more": 20}
+COUNTS = {"train": 60, "test": 20, "aux": 30, "other": 20, "more": 20}
 
 
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:

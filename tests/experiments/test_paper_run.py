@@ -126,7 +126,7 @@ def test_a_model_that_generates_nothing_leaves_output_out(
     prepared = prepare("summarization", Options(data=texts, model=str(models("bert")), out=tmp_path), dry_run=True)
     assert {embedding.mode for embedding in prepared.wanted} == {"input"}
     assert "it generates nothing, so output is left out" in str(prepared.plan.facts["model"])
-    assert prepared.seeds == 5 and "5 rows on 5 splits" in str(prepared.plan.facts["fit, input"])
+    assert prepared.seeds == 5 and "6 rows on 5 splits" in str(prepared.plan.facts["fit, input"])
     assert "2 settings of AP-OOD" in str(prepared.plan.facts["fit, input"])
     assert str(prepared.plan.facts["left out"]) == "Newsroom, Reddit, Samsum"
     assert not (tmp_path / "summarization").exists(), "a dry run leaves nothing behind"

@@ -53,7 +53,7 @@ def test_a_resident_corpus_and_a_streamed_one_are_learnt_alike(recipe, kind, sup
     arguments = {"recipe": recipe, "steps": 25, "batch_size": 16, "device": "cuda", "seed": 5}
     resident = APOOD(**arguments).fit(source, aux)
     there = APOOD(**arguments).fit(batch.to("cuda"), None if aux is None else aux.to("cuda"))
-    monkeypatch.setattr(ap_ood, "room_for", lambda *_: False)
+    monkeypatch.setattr("apood.tokens.resident.room_for", lambda *_: False)
     streamed = APOOD(**arguments).fit(source, aux)
     assert resident.fitted_on_ == streamed.fitted_on_ == there.fitted_on_
     assert resident.skips_first_ == streamed.skips_first_ == (recipe == "robust")
@@ -79,7 +79,7 @@ def test_no_step_waits_for_the_device(recipe, kind, supervised, resident, monkey
 
     monkeypatch.setattr(ap_ood, "Training", Watched)
     if not resident:
-        monkeypatch.setattr(ap_ood, "room_for", lambda *_: False)
+        monkeypatch.setattr("apood.tokens.resident.room_for", lambda *_: False)
     aux = sequences(kind, 40, seed=3, shift=4.0) if supervised else None
     try:
         APOOD(recipe=recipe, steps=25, batch_size=16, device="cuda").fit(sequences(kind), aux)

@@ -24,7 +24,7 @@ from apood.support.arguments import number, one_of, whole_number
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.loader import upload
-from apood.tokens.resident import Resident, copied, room_for
+from apood.tokens.resident import Resident, placed
 from apood.tokens.skip_first import SkipFirst, without_first
 from apood.tokens.source import TokenSource, token_budget
 
@@ -222,16 +222,9 @@ class APOOD(Detector):
 
     def _placed(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
         """In the memory of the GPU, where there is one with room for all tokens."""
-        device, given = self._device(), [source] if aux is None else [source, aux]
-        if device.type != "cuda" or not all(map(len, given)):
-            return source, aux
-        recipe = self._resolved()
-        if not room_for(given, device, _SPARE + _BATCHES * sum(batch_bytes(own, recipe) for own in given)):
-            return source, aux
-        try:
-            own, *outliers = copied(given, device)
-        except torch.OutOfMemoryError:  # somebody else was faster
-            return source, aux
+        given, recipe = [source] if aux is None else [source, aux], self._resolved()
+        spare = _SPARE + _BATCHES * sum(batch_bytes(own, recipe) for own in given if len(own))
+        own, *outliers = placed(given, self._device(), spare)
         return own, (outliers[0] if outliers else None)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:

@@ -13,7 +13,7 @@ from apood.tokens.identity import EncoderIdentity
 from apood.tokens.loader import pinned, prefetch, upload
 from apood.tokens.source import TokenSource, token_budget
 
-__all__ = ["Resident", "copied", "gathered", "room_for"]
+__all__ = ["Resident", "copied", "gathered", "placed", "room_for"]
 
 
 class Resident:
@@ -110,6 +110,17 @@ def room_for(sources: Sequence[TokenSource], device: torch.device, spare: int) -
     return (
         sum(int(source.lengths.sum()) * source.dim * source.dtype.itemsize for source in new) + spare <= free + cached
     )
+
+
+def placed(sources: Sequence[TokenSource], device: torch.device, spare: int) -> list[TokenSource]:
+    """The sources in the memory of `device`, if it is a GPU with room for them and `spare` bytes; else as they are."""
+    given = list(sources)
+    if device.type != "cuda" or not all(map(len, given)) or not room_for(given, device, spare):
+        return given
+    try:
+        return [*copied(given, device)]
+    except torch.OutOfMemoryError:  # somebody else was faster
+        return given
 
 
 def copied(sources: Sequence[TokenSource], device: torch.device) -> list[Resident]:

@@ -16,10 +16,12 @@ from apood.support.arguments import number, whole_number
 from apood.support.errors import DivergedWarning
 from apood.tokens.batch import TokenBatch
 from apood.tokens.loader import shuffled
+from apood.tokens.resident import placed
 from apood.tokens.source import TokenSource, token_budget
 
 __all__ = ["IdealisedKernel"]
 
+_SPARE = 2**34  # bytes that a corpus in the memory of a GPU leaves free: all kernel values of a batch have gradients
 _LARGEST_EXPONENT = 60.0  # so that a kernel value stays finite; beyond, no gradient is left
 
 
@@ -68,6 +70,11 @@ class IdealisedKernel(Detector):
         if self.beta is not None:
             number("beta", self.beta, least=0)
         number("learning_rate", self.learning_rate, above=0)
+
+    def _placed(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
+        """In the memory of the GPU, where there is one with room for all tokens."""
+        (own,) = placed([source], as_device(None), _SPARE)
+        return own, aux
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         self.beta_ = 1 / math.sqrt(source.dim) if self.beta is None else self.beta

@@ -17,22 +17,23 @@ _EMBEDDING = (
     Entry("Deep SVDD", "deep-svdd"),
 )
 _AP_OOD = Entry("AP-OOD", "ap-ood", selected=True)
+_DEFAULT = Entry("apood's default", "default", extra=True)
 _LENGTH = Entry("Length only", "length", extra=True)  # what nothing but the length of a text gives away
 
 
 def _generated(scene: Scene) -> Sequence[Entry]:
     likelihoods = (_PERPLEXITY, _ENTROPY) if scene.mode == "output" else ()
-    return (*likelihoods, *_EMBEDDING, _AP_OOD, _LENGTH)
+    return (*likelihoods, *_EMBEDDING, _AP_OOD, _DEFAULT, _LENGTH)
 
 
 def _causal(scene: Scene) -> Sequence[Entry]:  # noqa: ARG001
-    return (_PERPLEXITY, *_EMBEDDING, _AP_OOD, _LENGTH)
+    return (_PERPLEXITY, *_EMBEDDING, _AP_OOD, _DEFAULT, _LENGTH)
 
 
 def _sounds(scene: Scene) -> Sequence[Entry]:  # noqa: ARG001
     """M and T are those of the paper."""
     logits = (Entry("MSP", "msp"), Entry("Energy", "energy"))
-    return (*_EMBEDDING, *logits, Entry("AP-OOD", "ap-ood", {"heads": 128, "queries": 8}))
+    return (*_EMBEDDING, *logits, Entry("AP-OOD", "ap-ood", {"heads": 128, "queries": 8}), _DEFAULT)
 
 
 _BASELINES = [entry.label for entry in _EMBEDDING]
