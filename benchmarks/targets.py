@@ -95,8 +95,8 @@ TARGETS = (
     *(
         Target(f"forward, N=32, {dtype} tokens, times the bare {product} product",
                _CPU, "pool", pooling.POOL, _N32, dtype, _times_limit, most, "x", product)
-        for dtype in (_BF16, _F32)
-        for product, most in ((_BF16, 1.6), (_F32, 1.2))
+        # on a CPU without bfloat16 products, and of tokens that are never rounded, float32 is the limit
+        for dtype, product, most in ((_BF16, _BF16, 1.6), (_BF16, _F32, 1.2), (_F32, _F32, 1.2))
     ),
     Target(
         "training step, N=32, times the bare product of its forward",
