@@ -102,3 +102,13 @@ def test_norms_have_the_gradient_that_autograd_finds():
         (logs * torch.tensor([1.0, -2.0, 0.5])).sum().backward()
         results.append((logs.detach(), leaf.grad))
     torch.testing.assert_close(*results)
+
+
+def test_bfloat16_tokens_score_the_same_beside_any_others():
+    def long_ones(count, seed):
+        return correlated_sequences(count, 64, seed=seed, lengths=(200, 400), dtype=torch.bfloat16)
+
+    fitted = APOOD(recipe="paper", heads=16, queries=2, steps=3).fit(long_ones(30, 0))
+    batch = long_ones(6, 1)
+    alone = [float(fitted.score_samples([z])[0]) for z in batch]
+    np.testing.assert_allclose(fitted.score_samples(batch), alone, rtol=1e-6)

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import warnings
 from pathlib import Path
 
@@ -91,6 +92,23 @@ def test_nothing_is_done_twice(work, tmp_path):
     second = run(KNN(), TRAIN, None, SETS, tmp_path)
     assert work.done() == ([], [])
     assert same_scores(first.scores, second.scores) and first[1:] == second[1:]
+
+
+def test_equal_fits_that_are_asked_for_at_once_are_done_once(tmp_path, monkeypatch):
+    fits, found = [], []
+    second = threading.Thread(target=lambda: found.append(run(KNN(), TRAIN, None, SETS, tmp_path)))
+
+    def fit(self, *arguments, original=KNN._fit):
+        fits.append(self.name)
+        if len(fits) == 1:
+            second.start()
+            second.join(0.5)  # it comes to its fit in less, unless it waits for this one
+        original(self, *arguments)
+
+    monkeypatch.setattr(KNN, "_fit", fit)
+    first = run(KNN(), TRAIN, None, SETS, tmp_path)
+    second.join()
+    assert fits == ["knn"] and same_scores(first.scores, found[0].scores)
 
 
 def test_a_new_set_is_only_scored(work, tmp_path):

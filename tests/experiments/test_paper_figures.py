@@ -13,12 +13,15 @@ from apood.evaluation.rows import MEAN, ResultRow
 from apood.experiments.paper.catalogue import CATALOGUE, experiment
 from apood.experiments.paper.claims import Check, ahead_of, best_mean, rising
 from apood.experiments.paper.entries import Entry
+from apood.experiments.paper.findings import Table
 from apood.experiments.paper.published import Published, published
-from apood.experiments.paper.study import Study
-from apood.experiments.paper.supervised import with_all_aux
+from apood.experiments.paper.settings import Settings
+from apood.experiments.paper.study import Scene, Study
+from apood.experiments.paper.supervised import with_all_aux, with_what_is_lacking
 from apood.experiments.paper.tables import tables_of
 from apood.experiments.paper.tasks import SUMMARIZATION
 from apood.experiments.paper.trials import Result
+from apood.report.grid import Grid
 
 TABLES = {name: table for name in CATALOGUE if (table := published(name)) is not None}
 
@@ -73,7 +76,18 @@ def test_a_row_whose_fits_warned_bears_the_mark_of_its_note():
     (table,) = tables_of(study, [plain, warned, failed], None)
     assert table.grid.methods == ["a", "b †", "c †"]
     assert [table.grid.cells[name, MEAN][0].text for name in ("a", "b †")] == ["90.0", "80.0"]
-    assert table.grid.notes[0] == "† b: 1 of 1 fit warned, the first: odd!"
+    assert table.grid.notes == [
+        "† b, c: 1 of 1 fit warned, the first: odd!",
+        "– c: 1 of 2 splits failed, the first: split 2: no",
+    ]
+
+
+@pytest.mark.parametrize(("aux", "lacks"), [(15, True), (16, False)])
+def test_a_table_says_what_is_not_in_it(aux: int, lacks: bool):
+    table = Table("Input OOD", Grid([], [], {}, "", ["first"]))
+    found = with_what_is_lacking(table, Scene("input", 16, aux, Settings())).grid.notes
+    sentence = "Relative Mahalanobis is not here: 15 AUX sequences are fewer than D = 16."
+    assert found == ["first", *([sentence] if lacks else [])]
 
 
 def held(check: Check, results: Sequence[Result]) -> bool | str | None:

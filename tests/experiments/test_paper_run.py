@@ -1,6 +1,7 @@
 """What is refused before any work, what a plan says, that nothing is done twice, and the paper's own data."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -46,8 +47,12 @@ def refused(name: str, *, dry_run: bool = False, **options: Any) -> str:
     [
         ("id_train = ", "is not TOML"),
         (
+            ID + 'aux = "aux.jsonl"\n' + OOD + "[settings]\nqueries = [5, 7]",
+            "queries T to choose from (5, 7) divides D = 16",
+        ),
+        (
             "id_trian = 'a'",
-            "There is no key 'id_trian' in a manifest (did you mean 'id_train'?); allowed are id, id_train",
+            "There is no key 'id_trian' (did you mean 'id_train'?) in a manifest; allowed are id, id_train",
         ),
         (OOD, "either id_train and id_test, or id alone, got none of them"),
         ('id = "train.jsonl"\n' + ID + OOD, "or id alone, got id and id_train and id_test"),
@@ -58,7 +63,7 @@ def refused(name: str, *, dry_run: bool = False, **options: Any) -> str:
         (ID + "[ood]\nother = 'test.jsonl'", "ood.other and id_test both have"),
         (ID + "[ood]\nother = ['other.jsonl', './test.jsonl']", "ood.other and id_test both have"),
         (ID + "[ood]\nother = 3", "ood.other must be a file, a list of files, or a table with files, got 3"),
-        (ID + "[ood]\nother = {file = 'a'}", "There is no key 'file' in ood.other (did you mean 'files'?)"),
+        (ID + "[ood]\nother = {file = 'a'}", "There is no key 'file' (did you mean 'files'?) in ood.other"),
         (ID + "[ood]\nother = {files = 'other.jsonl', labels = ['a']}", "has labels, which only sounds have"),
         (ID + "[ood]\n'CNN/DM' = 'other.jsonl'\ncnn_dailymail = 'more.jsonl'", "Two OOD sets are called 'CNN/DM'"),
         (
@@ -161,6 +166,13 @@ def test_nothing_is_done_twice(
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("fit.json")} == fits
 
 
+def test_the_command_for_the_same_figures_can_be_typed() -> None:
+    options = Options(data=Path("my data"), seeds=2, recipe="robust", skip=["CNN/DM", "it's"], jobs=4)
+    words = ["apood", "bench", "audio", "--data", "my data", "--seeds", "2", "--recipe", "robust", "--out", "bench"]
+    assert shlex.split(options.command("audio")) == [*words, "--skip", "CNN/DM", "--skip", "it's"]
+    assert Options().command("toy") == "apood bench toy --out bench"
+
+
 def test_several_fits_at_once_give_the_same(texts: Path, models: Callable[[str], Path], tmp_path: Path) -> None:
     rows = {}
     for jobs in (1, 2):
@@ -170,6 +182,20 @@ def test_several_fits_at_once_give_the_same(texts: Path, models: Callable[[str],
         shutil.rmtree(tmp_path / "cache")
     assert rows[1] == rows[2] and len(rows[1]) == 2
     assert "jobs must be" in refused("score-ablation", data=texts, model=str(models("bert")), jobs=0)
+
+
+def test_results_of_others_are_not_replaced(folder: Path, models: Callable[[str], Path], tmp_path: Path) -> None:
+    given = {"data": folder, "model": str(models("bert")), "seeds": 1, "recipe": "robust", "out": tmp_path}
+    prepare("score-ablation", Options(**given)).carry_out()
+    prepare("score-ablation", Options(**given | {"seeds": 2}))  # more of the same
+    where = f"{tmp_path / 'score-ablation'} has results of"
+    assert f"{where} another recipe; choose another --out" in refused("score-ablation", **given | {"recipe": "paper"})
+    other = {"model": str(models("roberta"))}
+    assert f"{where} another model" in refused("score-ablation", **given | other)
+    write_lines(folder / "test.jsonl", [{"text": text} for text in random_texts(20, WORDS, 77)])
+    assert f"{where} other data" in refused("score-ablation", **given)
+    prepare("score-ablation", Options(**given), dry_run=True)
+    prepare("beta-ablation", Options(**given))
 
 
 def test_samples_are_drawn_for_what_is_scored_alone(texts: Path, models: Callable[[str], Path], tmp_path: Path) -> None:

@@ -122,3 +122,9 @@ def test_only_what_loses_nothing_else_is_done_coarsely(monkeypatch):
         assert may_be_coarse(tokens, learning, 1.0, "dot", Frame())
     monkeypatch.setattr(coarse, "_has_products", lambda: False)
     assert not may_be_coarse(tokens, queries, 1.0, "dot", Frame())
+
+
+def test_a_torch_that_does_not_tell_has_no_such_products(monkeypatch):
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.delattr(torch.cpu, name)
+    assert coarse._has_products.__wrapped__() is False

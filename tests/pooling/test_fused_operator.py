@@ -55,6 +55,20 @@ def test_compiles_without_a_break(batch, dtype):
     torch.testing.assert_close(ours.grad, compiled.grad)
 
 
+def test_gradients_may_be_asked_for_twice_and_of_one_output(batch):
+    tokens, queries, _ = batch
+    weights = queries.to(DEVICE).requires_grad_()
+    h, mass = pool_packed(tokens.values.to(DEVICE), tokens.offsets, weights, 0.7, "dot", Frame())
+    (first,) = torch.autograd.grad(h.sum(), weights, retain_graph=True)
+    (again,) = torch.autograd.grad(h.sum(), weights, retain_graph=True)
+    (other,) = torch.autograd.grad(mass[:2].sum(), weights)
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(h.sum(), weights)
+    with torch.no_grad():
+        assert not pool_packed(tokens.values.to(DEVICE), tokens.offsets, weights, 0.7, "dot", Frame())[0].requires_grad
+
+
 def test_exports(batch):
     tokens, queries, _ = batch
     values = tokens.values.to(DEVICE)
@@ -92,6 +106,15 @@ def test_a_prepared_pool_gives_what_the_definition_gives():
             assert error(getattr(found[-1], field)[0], getattr(truth, field)[index]) < 1e-5
     # what was returned first is not overwritten by what came later
     assert error(found[1].value[0], truth.value[1]) < 1e-5
+
+
+def test_what_comes_after_a_prepared_pool_is_that_of_each_function(batch):
+    tokens, queries, _ = batch
+    pool = PreparedPool(queries.to(DEVICE), 1.0, "dot", Frame(), torch.float32)
+    for part in (tokens[:1], tokens, tokens[1:2]):
+        given = part.values.to(DEVICE), part.offsets
+        for function in (lambda pooled: pooled.value * 2, lambda pooled: pooled.log_mass.sum(1)):
+            torch.testing.assert_close(pool.then(*given, function), function(pool(*given)))
 
 
 @pytest.mark.parametrize("similarity", ["dot", "euclidean"])

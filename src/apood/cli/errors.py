@@ -59,7 +59,7 @@ def _end(code: int, message: str, error: BaseException) -> NoReturn:
 
 
 def _usage_sentence(error: Any) -> str:
-    message = str(error.format_message()).strip()
+    message = str(error.format_message()).strip().replace(": Value error, ", ": ")
     context = getattr(error, "ctx", None)
     if context is None or message.endswith("?"):
         return message

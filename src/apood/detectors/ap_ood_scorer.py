@@ -79,6 +79,7 @@ class Scorer:
         if dtype not in self._pools:
             _, similarity, beta, _, _ = self._settings
             queries = self._learnt[0]
-            exact = not torch.equal(rounded(queries, dtype), queries)  # learnt from tokens of another dtype
+            other = not torch.equal(rounded(queries, dtype), queries)  # learnt from tokens of another dtype
+            exact = other or self.queries.device.type == "cpu"  # else a CPU rounds by what lies beside a sequence
             self._pools[dtype] = FrozenPool(self.queries, beta, similarity, self.frame, exact=exact)
         return self._pools[dtype]

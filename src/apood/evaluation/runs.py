@@ -30,7 +30,7 @@ from apood.detectors.base import Detector, Scores
 from apood.detectors.description import described
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import ArtefactError, DivergedWarning, FitWarning, InputError
-from apood.support.files import atomic_file, read_json, refuse_unwritable, write_json
+from apood.support.files import atomic_file, locked, read_json, refuse_unwritable, write_json
 from apood.support.source_digest import source_digest
 from apood.support.version import __version__
 from apood.tokens.digest import content_digest
@@ -99,7 +99,8 @@ class _Fit:
 
     def detector(self) -> Detector:
         if self._known is None:
-            self._known = self._read() or self._fit()
+            with locked(self.entry):  # equal fits may be asked for at once: one is made, the others read it
+                self._known = self._read() or self._fit()
         return self._known
 
     def facts(self) -> dict[str, Any]:

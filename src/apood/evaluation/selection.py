@@ -263,12 +263,12 @@ def _share(detectors: Sequence[Detector], jobs: int | Literal["auto"]) -> Share:
     return share_cores(len(detectors), 1 if on_gpu else None)
 
 
-def _point(candidate: Candidate, seeds: Sequence[Outcome | Failure]) -> Point:
+def _point(candidate: Candidate, of_seeds: Sequence[Outcome | Failure]) -> Point:
     settings, given, _ = candidate
-    for outcome in seeds:
+    for outcome in of_seeds:
         if isinstance(outcome, Failure):
             return Point(settings, given, failure=outcome.reason)
-    done = [outcome for outcome in seeds if isinstance(outcome, Outcome)]
+    done = [outcome for outcome in of_seeds if isinstance(outcome, Outcome)]
     estimates = [outcome.auroc for outcome in done if outcome.auroc is not None]
     held_out = [outcome.held_out for outcome in done if outcome.held_out is not None]
     return Point(

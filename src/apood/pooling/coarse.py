@@ -31,7 +31,8 @@ _WORTH = 0.5  # of the heads that suffer: with more, float32 is faster from the 
 @cache
 def _has_products() -> bool:
     """Whether this CPU multiplies bfloat16 itself: elsewhere such products are slower than those of float32."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # private, so not in every version of torch
+    return any(getattr(torch.cpu, name, bool)() for name in asked)
 
 
 def may_be_coarse(tokens: TokenBatch, queries: Tensor, beta: float, similarity: str, frame: Frame) -> bool:

@@ -1,6 +1,6 @@
 """The grid of a comparison: methods that learn from AUX apart from the others, and what each method costs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from apood.evaluation.comparison import Comparison, Contender, SplitResult
 from apood.evaluation.plan import ACCEPT
@@ -11,6 +11,7 @@ __all__ = ["fit_notes", "grid_of_comparison", "row_name"]
 
 _FIT, _SCORE, _SIZE, _ACCEPTED = "fit, s", "score, s per 1000", "size, MB", "ID let through, %"
 _WARNED = "†"
+_FAILED = "–"
 _INTERVAL = "± half of the 95% interval"
 
 
@@ -99,16 +100,20 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _notes(contenders: Sequence[Contender]) -> list[str]:
-    return [note for one in contenders for note in fit_notes(one.method.label, one.splits, one.failures)]
+    return fit_notes([(one.method.label, one.splits, one.failures) for one in contenders])
 
 
-def fit_notes(label: str, splits: Sequence[SplitResult], failures: Sequence[str]) -> list[str]:
-    """Why a method has no figures, and what its fits warned of: how often, and the first reason."""
-    notes = []
-    if failures:
-        count = f"{len(failures)} of {counted(len(splits) + len(failures), 'split')} failed, the first:"
-        notes.append(f"– {label}: {count} {failures[0]}")
-    if warned := [split.warnings for split in splits if split.warnings]:
-        count = f"{len(warned)} of {counted(len(splits), 'fit')} warned, the first:"
-        notes.append(f"{_WARNED} {label}: {count} {warned[0][0]}")
-    return notes
+def fit_notes(rows: Iterable[tuple[str, Sequence[SplitResult], Sequence[str]]]) -> list[str]:
+    """Why methods have no figures, and what their fits warned of: how often, and the first reason; the same one once.
+
+    A row is a label, its splits, and why others failed.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for label, splits, failures in rows:
+        if failures:
+            count = f"{len(failures)} of {counted(len(splits) + len(failures), 'split')} failed, the first:"
+            found.setdefault((_FAILED, f"{count} {failures[0]}"), []).append(label)
+        if warned := [split.warnings for split in splits if split.warnings]:
+            count = f"{len(warned)} of {counted(len(splits), 'fit')} warned, the first:"
+            found.setdefault((_WARNED, f"{count} {warned[0][0]}"), []).append(label)
+    return [f"{mark} {', '.join(labels)}: {reason}" for (mark, reason), labels in found.items()]

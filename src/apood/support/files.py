@@ -18,6 +18,7 @@ __all__ = [
     "atomic_file",
     "atomic_folder",
     "is_temporary",
+    "locked",
     "read_json",
     "recover_folder",
     "refuse_unwritable",
@@ -145,6 +146,18 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One at a time: whoever else asks for this folder, in any process, waits until the block has ended."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a disk without locks: nobody waits there
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def sha256_of(path: Path) -> str:

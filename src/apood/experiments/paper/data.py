@@ -92,7 +92,7 @@ def read_manifest(folder: Path, task: Task, skipped: Sequence[str] = ()) -> Data
 def _data(content: dict[str, Any], folder: Path, task: Task) -> Data:
     for key in content:
         if key not in _TOP:
-            raise InputError(f"There is no key {key!r} in a manifest{meant(key, _TOP)}; allowed are {', '.join(_TOP)}.")
+            raise InputError(f"There is no key {key!r}{meant(key, _TOP)} in a manifest; allowed are {', '.join(_TOP)}.")
     common, prompt, ood = content.get("field"), content.get("prompt"), content.get("ood")
     for key, text in (("field", common), ("prompt", prompt)):
         if text is not None and not isinstance(text, str):
@@ -125,7 +125,7 @@ def _source(role: str, value: Any, folder: Path, common: str | None) -> Source:
     table = value if isinstance(value, dict) else {"files": value}
     for key in table:
         if key not in _SET:
-            raise InputError(f"There is no key {key!r} in {role}{meant(key, _SET)}; allowed are {', '.join(_SET)}.")
+            raise InputError(f"There is no key {key!r}{meant(key, _SET)} in {role}; allowed are {', '.join(_SET)}.")
     files, labels, own = table.get("files"), table.get("labels", []), table.get("field", common)
     files = [files] if isinstance(files, str) else files
     if not (isinstance(files, list) and files and all(isinstance(file, str) and file for file in files)):
@@ -220,7 +220,7 @@ def _without(data: Data, skipped: Sequence[str]) -> Data:
     for name in skipped:
         if name.casefold() not in names:
             raise InputError(
-                f"There is no OOD set {name!r} to skip{meant(name, data.ood)}; there are {', '.join(data.ood)}."
+                f"There is no OOD set {name!r}{meant(name, data.ood)} to skip; there are {', '.join(data.ood)}."
             )
     gone = [names[name.casefold()] for name in dict.fromkeys(skipped)]
     if len(set(gone)) == len(names):

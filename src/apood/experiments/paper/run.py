@@ -21,7 +21,7 @@ from apood.experiments.versions import device_name, versions
 from apood.report.canvas import refuse_without_matplotlib
 from apood.support.arguments import one_of, whole_number
 from apood.support.errors import InputError
-from apood.support.files import refuse_unwritable
+from apood.support.files import read_json, refuse_unwritable
 
 __all__ = ["Options", "Prepared", "Profile", "prepare"]
 
@@ -113,19 +113,15 @@ class Prepared:
 
     def _manifest(self, seconds: float) -> dict[str, Any]:
         """What would have to be the same for the same figures."""
-        stores = [embedding.done for embedding in self.wanted]
-        files = {role: file_digests(source) for role, source in self.data.sources.items()}
         return {
             "experiment": self.name,
             "command": self.options.command(self.name),
             "shows": CATALOGUE[self.name].shows,
             "profile": self.options.profile,
-            "recipe": self.options.recipe,
             "seeds": list(range(self.seeds)),
             "settings": asdict(self.data.settings),
-            "model": None if self.model is None else {"name": self.model.given, "identity": self.model.identity},
-            "files": files,
-            "stores": stores,
+            **_about(self.options, self.data, self.model),
+            "stores": [embedding.done for embedding in self.wanted],
             "left_out": list(self.data.left_out),
             "versions": versions(),
             "device": device_name(),
@@ -155,12 +151,45 @@ def prepare(name: str, options: Options, *, dry_run: bool = False) -> Prepared:
     wanted: list[Embedding] = []
     if model is not None:
         wanted = embeddings(chosen.task, data, model, options.out / "stores", chosen.modes_of(model))
+    if not dry_run:
+        _refuse_to_replace(options.out / name, _about(options, data, model))
     read = chosen.look_into(data)
     plan = plan_of(chosen, data, model, wanted, seeds=seeds, recipe=options.recipe, out=options.out)
     plan = replace(plan, facts={**read, **plan.facts})
     if not dry_run:
         refuse_little_disk(plan, options.out)
     return Prepared(name, chosen, options, data, model, wanted, seeds, plan)
+
+
+def _about(options: Options, data: Data, model: Model | None) -> dict[str, Any]:
+    """What results are about, whatever their settings."""
+    return {
+        "recipe": options.recipe,
+        "model": None if model is None else {"name": model.given, "identity": model.identity},
+        "files": {role: file_digests(source) for role, source in data.sources.items()},
+    }
+
+
+def _refuse_to_replace(folder: Path, about: dict[str, Any]) -> None:
+    """Results with other settings or more splits take the place of those before, but not results about others."""
+    try:
+        there = read_json(folder / "manifest.json")
+        found = [_identity(there), _identity(about)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or none of ours
+        return
+    for what, other in (("recipe", "another recipe"), ("model", "another model"), ("data", "other data")):
+        if found[0][what] != found[1][what]:
+            raise InputError(f"{folder} has results of {other}; choose another --out, or remove that folder.")
+
+
+def _identity(about: dict[str, Any]) -> dict[str, Any]:
+    """Of a manifest: what a model and files are, wherever they lie."""
+    model, files = about["model"], about["files"]
+    return {
+        "recipe": about["recipe"],
+        "model": None if model is None else model["identity"],
+        "data": {role: sorted(own.values()) for role, own in files.items()},
+    }
 
 
 def _data(chosen: Experiment, options: Options) -> Data:

@@ -19,7 +19,7 @@ from apood.tokens.source import TokenSource
 from apood.tokens.store import TokenStore
 from apood.tokens.subset import Subset, split
 
-__all__ = ["RecipeChoice", "Scene", "Study", "grid_of"]
+__all__ = ["RecipeChoice", "Scene", "Study", "grid_of", "with_tokens"]
 
 RecipeChoice = Literal["paper", "robust"]
 _TEST_SHARE = 0.2  # of an ID set that is not parted by its files
@@ -86,7 +86,7 @@ class Study:
         """What decides which rows the table of a mode has."""
         train = self._opened(mode, "id_train" if (mode, "id_train") in self._stores else "id", ())
         aux = self._opened(mode, "aux", ()) if (mode, "aux") in self._stores else None
-        return Scene(mode, train.dim, 0 if aux is None else round(SHARE * len(_filled(aux))), self.settings)
+        return Scene(mode, train.dim, 0 if aux is None else round(SHARE * len(with_tokens(aux))), self.settings)
 
     def split(self, mode: Mode, number: int, channels: Sequence[str] = ()) -> SplitData:
         """The data of split `number`, what is scored with those channels; many rows share it."""
@@ -99,16 +99,16 @@ class Study:
         train: TokenSource
         test: TokenSource
         if (mode, "id") in self._stores:
-            train, rest = split(_filled(self._opened(mode, "id", channels)), _TEST_SHARE, number)
+            train, rest = split(with_tokens(self._opened(mode, "id", channels)), _TEST_SHARE, number)
             test = split(rest, min(1.0, self.settings.evaluated / len(rest)), number)[1]
         else:
-            whole = _filled(self._opened(mode, "id_train", ()))
+            whole = with_tokens(self._opened(mode, "id_train", ()))
             train = whole if self._train_share == 1 else self._drawn(whole, number)
             test = self._drawn(self._opened(mode, "id_test", channels), number)
         has_aux = (mode, "aux") in self._stores
         return SplitData(
             train=train,
-            aux=self._drawn(_filled(self._opened(mode, "aux", ())), number) if has_aux else None,
+            aux=self._drawn(with_tokens(self._opened(mode, "aux", ())), number) if has_aux else None,
             test=test,
             validation=None,
             ood={name: self._drawn(self._opened(mode, OOD + name, channels), number) for name in self.ood},
@@ -150,16 +150,17 @@ class Study:
         return split(source, max(SHARE, 1 / len(source)), number)[1]
 
 
-def _filled(store: TokenStore) -> TokenSource:
+def with_tokens(source: TokenSource) -> TokenSource:
     """Without the sequences that have no tokens, from which nothing can be learnt."""
-    filled = store.lengths > 0
-    return store if bool(torch.all(filled)) else Subset(store, filled)
+    filled = source.lengths > 0
+    return source if bool(torch.all(filled)) else Subset(source, filled)
 
 
 def grid_of(settings: Settings, dim: int, *, supervised: bool) -> dict[str, list[Any]]:
     """The paper's grid, as far as T divides D; M is D / T by the recipe."""
-    grid: dict[str, list[Any]] = {
-        "beta": sorted({beta_of(beta, dim) for beta in settings.betas}),
-        "queries": [queries for queries in settings.queries if dim % queries == 0] or [1],
-    }
+    queries = [count for count in settings.queries if dim % count == 0]
+    if not queries:
+        given = ", ".join(map(str, settings.queries))
+        raise InputError(f"Heads are D / T, and none of the queries T to choose from ({given}) divides D = {dim}.")
+    grid: dict[str, list[Any]] = {"beta": sorted({beta_of(beta, dim) for beta in settings.betas}), "queries": queries}
     return grid | ({"aux_weight": list(settings.aux_weights)} if supervised else {})

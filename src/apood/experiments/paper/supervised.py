@@ -1,12 +1,12 @@
 """Tables 4 and 5, figures 3 and 5: methods that learn from auxiliary outliers, over how many there are."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from apood.experiments.paper.bench import Experiment, checked, results_as_json
 from apood.experiments.paper.claims import best_mean, rising
 from apood.experiments.paper.entries import Entry
-from apood.experiments.paper.findings import Claim, Draw, Findings
+from apood.experiments.paper.findings import Claim, Draw, Findings, Table
 from apood.experiments.paper.published import published
 from apood.experiments.paper.study import Scene, Study
 from apood.experiments.paper.tables import tables_of
@@ -14,7 +14,7 @@ from apood.experiments.paper.tasks import SUMMARIZATION, TRANSLATION
 from apood.experiments.paper.trials import Result, carry_out, mean_auroc
 from apood.report.curves import Curve, curves_of
 
-__all__ = ["SUMMARIZATION_BENCH", "TRANSLATION_BENCH", "Supervised", "with_all_aux"]
+__all__ = ["SUMMARIZATION_BENCH", "TRANSLATION_BENCH", "Supervised", "with_all_aux", "with_what_is_lacking"]
 
 _AP_OOD = "AP-OOD"
 _SHRINKAGE = 0.01  # without any, a covariance has no inverse after a layer norm, which most models end with
@@ -42,7 +42,11 @@ class Supervised(Experiment):
             if any(not result.failures for result in own)
         }
         claims = [*checked((best_mean(_AP_OOD),), full), *(_rises(mode, own) for mode, own in by_mode.items())]
-        return Findings(results_as_json(results, paper, study, full), tables_of(study, full, paper), figures, claims)
+        tables = [
+            with_what_is_lacking(table, study.scene(mode))
+            for table, mode in zip(tables_of(study, full, paper), study.modes, strict=True)
+        ]
+        return Findings(results_as_json(results, paper, study, full), tables, figures, claims)
 
 
 def with_all_aux(results: Sequence[Result]) -> list[Result]:
@@ -64,6 +68,15 @@ def _rows(count: int, dim: int) -> list[Entry]:
     if count:
         rows.insert(0, Entry("Binary logits", "binary-logits", aux=count))
     return rows
+
+
+def with_what_is_lacking(table: Table, scene: Scene) -> Table:
+    """The table with a note on the method that there are too few AUX sequences for."""
+    most = _counts(scene)[-1]
+    if most >= scene.dim:
+        return table
+    note = f"Relative Mahalanobis is not here: {most} AUX sequences are fewer than D = {scene.dim}."
+    return replace(table, grid=replace(table.grid, notes=[*table.grid.notes, note]))
 
 
 def _curves(study: Study, results: Sequence[Result]) -> Draw:

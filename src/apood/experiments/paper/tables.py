@@ -106,6 +106,4 @@ def _notes(study: Study, results: Sequence[Result]) -> list[str]:
     notes = []
     if any(result.entry.selected for result in results) and study.recipe == "paper":
         notes.append(_chosen(study, results))
-    for result in results:
-        notes += fit_notes(result.entry.label, result.splits, result.failures)
-    return notes
+    return [*notes, *fit_notes((result.entry.label, result.splits, result.failures) for result in results)]

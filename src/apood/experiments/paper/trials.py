@@ -14,7 +14,7 @@ from apood.evaluation.splits import SplitData
 from apood.evaluation.workers import Failure, attempt, outcomes, share_cores
 from apood.experiments.paper.data import OOD
 from apood.experiments.paper.entries import Entry
-from apood.experiments.paper.study import Study
+from apood.experiments.paper.study import Study, with_tokens
 from apood.experiments.paper.tasks import Mode
 from apood.support.errors import InputError
 from apood.tokens.subset import Subset
@@ -127,7 +127,7 @@ def _split_result(trial: _Trial) -> SplitResult:
         aux = Subset(data.aux, slice(entry.aux))
     named = {OOD + name: source for name, source in data.ood.items()}
     # what looks at no tokens learns nothing, and samples are drawn for what is scored alone
-    train = data.train if "tokens" in detector.requires else data.test
+    train = data.train if "tokens" in detector.requires else with_tokens(data.test)
     done = run(detector, train, aux, {"test": data.test, **named}, cache)
     rows = result_rows(entry.label, done.scores["test"], {name: done.scores[OOD + name] for name in data.ood})
     return SplitResult(
