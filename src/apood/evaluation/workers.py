@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import NamedTuple, TypeVar
 
 from apood.support.errors import ApoodError
-from apood.support.progress import bar
+from apood.support.progress import bar, relabel
 
 __all__ = ["Failure", "Share", "attempt", "in_processes", "outcomes", "share_cores"]
 
@@ -72,7 +72,7 @@ def outcomes(
         def in_this_process() -> Iterator[tuple[int, Result | Failure]]:
             for index, task in enumerate(tasks):
                 if name_of is not None:
-                    progress.set_description(f"{label}: {name_of(task)}")
+                    relabel(progress, f"{label}: {name_of(task)}")
                 yield index, attempt(function, task)
 
         for index, outcome in in_this_process() if share is None else in_processes(function, tasks, share):

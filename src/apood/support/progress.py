@@ -1,4 +1,4 @@
-"""One progress bar style: visible on a terminal, silent in a pipe."""
+"""One progress bar style: lively on a terminal, elsewhere a line now and then of what takes long."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -6,13 +6,17 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-__all__ = ["bar", "track"]
+__all__ = ["bar", "relabel", "track"]
 
 Item = TypeVar("Item")
+_LIVELY: dict[str, Any] = {"mininterval": 0.1, "dynamic_ncols": True}
+_MINUTE = 60.0  # who is done by then says nothing
+_NOW_AND_THEN: dict[str, Any] = {"mininterval": _MINUTE, "maxinterval": _MINUTE, "delay": _MINUTE, "ncols": 100}
 
 
 def bar(total: int | None, label: str, unit: str = "it", initial: int = 0) -> "tqdm[Any]":
     """A bar to update by hand, for loops whose steps differ in size."""
+    lively = sys.stderr.isatty()
     return tqdm(
         total=total,
         desc=label,
@@ -20,9 +24,25 @@ def bar(total: int | None, label: str, unit: str = "it", initial: int = 0) -> "t
         unit_scale=unit != "it",
         initial=initial,
         leave=False,
-        dynamic_ncols=True,
-        disable=not sys.stderr.isatty(),
+        file=sys.stderr if lively else _Lines(),
+        **(_LIVELY if lively else _NOW_AND_THEN),
     )
+
+
+def relabel(progress: "tqdm[Any]", label: str) -> None:
+    """Says what a bar is at, at once where it is lively."""
+    progress.set_description(label, refresh=sys.stderr.isatty())
+
+
+class _Lines:
+    """Standard error for a file or a pipe, where a bar cannot be drawn over itself: each state on a line of its own."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip():
+            sys.stderr.write(f"{line}\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def track(items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:

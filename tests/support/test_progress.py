@@ -1,0 +1,26 @@
+"""Progress where there is no terminal: nothing of what is quick, lines of what takes long."""
+
+import pytest
+
+from apood.support import progress
+from apood.support.progress import bar, relabel, track
+
+
+def test_what_is_quick_says_nothing(capfd):
+    assert list(track(range(3), "read")) == [0, 1, 2]
+    with bar(2, "fit") as shown:
+        relabel(shown, "fit: first")
+        shown.update()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_takes_long_says_a_line_now_and_then(capfd, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress, "_NOW_AND_THEN", {"mininterval": 0.0, "delay": 0.0, "ncols": 60})
+    with bar(2, "fit") as shown:
+        for name in ("first", "second"):
+            relabel(shown, f"fit: {name}")
+            shown.update()
+    out, lines = capfd.readouterr()
+    assert out == "" and "\r" not in lines
+    assert [line.partition(" ")[0] for line in lines.splitlines()] == ["fit:"] * 3
+    assert lines.splitlines()[-1].startswith("fit: second: 100%")
