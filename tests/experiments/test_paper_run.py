@@ -319,8 +319,13 @@ def test_no_more_id_sequences_are_scored_than_the_settings_say(
     assert {(row["n_id"], row["n_ood"]) for row in first["splits"][0]["rows"][:1]} == {(4, 4)}
 
 
-def test_a_plan_counts_heads_and_queries(texts: Path, models: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_plan_counts_heads_and_queries(
+    texts: Path, models: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = Options(data=texts, model=str(models("bert")), seeds=1, out=tmp_path)
+    whole = prepare("heads-ablation", options, dry_run=True).plan.seconds
+    monkeypatch.setattr(plan_module, "_EACH_FIT", 0.0)
+    assert whole > prepare("heads-ablation", options, dry_run=True).plan.seconds
     plans = {name: prepare(name, options, dry_run=True).plan for name in ("scaling", "heads-ablation")}
     assert plans["scaling"].seconds > 100 * plans["heads-ablation"].seconds  # M T goes up to 16,384 instead of D = 16
     assert plans["scaling"].disk > 10 * plans["heads-ablation"].disk

@@ -18,6 +18,7 @@ from apood.support.progress import bar, relabel
 
 __all__ = ["Failure", "Share", "attempt", "in_processes", "outcomes", "share_cores"]
 
+_TO_LEAVE = 10.0  # seconds for a process that is not wanted any more
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -107,7 +108,11 @@ def in_processes(
     def retire(pipe: Connection) -> None:
         """An error of a GPU, for one, stays with the process that had it."""
         pipe.close()
-        processes.pop(pipe).join()
+        process = processes.pop(pipe)
+        process.join(_TO_LEAVE)
+        if process.is_alive():
+            process.kill()
+            process.join()
 
     try:
         while waiting or busy:

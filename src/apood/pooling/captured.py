@@ -23,6 +23,7 @@ __all__ = ["PreparedPool"]
 
 _SHORTEST, _LONGEST = 16, 512  # tokens of the smallest and of the largest graph
 _WARM_UP = 3  # runs before a capture: kernels are compiled and loaded there
+_ONE_CAPTURE = Lock()  # at a time, lest the first to end let the collector loose on another
 
 
 class PreparedPool:
@@ -115,7 +116,7 @@ class _OneSequence:
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             # other threads of a service may allocate meanwhile
-            with _nothing_collected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with _ONE_CAPTURE, _nothing_collected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._result = self._run()
         return graph
 

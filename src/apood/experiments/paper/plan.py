@@ -31,6 +31,7 @@ __all__ = ["Plan", "plan_of", "refuse_little_disk"]
 _READING = {"cuda": 6e13, "cpu": 1e11}
 _FITTING = {"cuda": 4e14, "cpu": 4e10}
 _GENERATING = {"cuda": 20.0, "cpu": 2.0}  # how much slower a token is written than read
+_EACH_FIT = 2.0  # seconds to read, check, score and save, however small
 _STORED_BYTES = 2  # float16
 _TRAINED = (APOOD, IdealisedKernel)  # on every token; all else learns from one vector a sequence
 _STEPS = {"paper": (1000, 512), "robust": (300, 64)}
@@ -166,7 +167,8 @@ def _fits(
     if tried:
         text = f"{counted(tried, 'setting')} of AP-OOD to choose from, then {text}"
     kept = [round(SHARE * train.sequences) if issubclass(row.kind, KNN) else 4 * _queries(row, dim) for row in rows]
-    return _Work(text, operations / _speed(_FITTING), 4 * dim * (seeds * sum(kept) + 4 * tried * dim))
+    seconds = operations / _speed(_FITTING) + _EACH_FIT * (tried + seeds * len(rows))
+    return _Work(text, seconds, 4 * dim * (seeds * sum(kept) + 4 * tried * dim))
 
 
 def _queries(row: Entry, dim: int) -> int:
