@@ -17,7 +17,7 @@ def demo(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows of results.json.")] = False,
 ) -> None:
-    """Compares all methods on real texts that come with the installation, offline.
+    """Compares the main methods on real texts that come with the installation, offline.
 
     A detector learns what documentation looks like and is then shown texts of other kinds.
     """
