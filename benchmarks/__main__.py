@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import detectors, encoder_share, errors, growth, memory, pooling, training
+from benchmarks import detectors, encoder_share, errors, growth, memory, pooling, reading, training
 from benchmarks.inputs import Setting
 from benchmarks.record import RESULTS, Record, Row, append, this_run
 from benchmarks.render import render, shown_row, table_head
@@ -26,6 +26,7 @@ GROUPS: dict[str, Callable[[Setting], list[Row]]] = {
     "scoring": detectors.rows,
     "encoder": encoder_share.rows,
     "growth": growth.rows,
+    "reading": reading.rows,
     "memory": memory.rows,
     "errors": errors.rows,
 }

@@ -26,6 +26,7 @@ _TITLES = {
     "scoring": "Scoring through detectors",
     "encoder": "Beside an encoder",
     "growth": "Growth with tokens, heads and queries",
+    "reading": "Reading a store",
     "memory": "Memory against the size of the corpus",
     "errors": "Errors against float64",
 }

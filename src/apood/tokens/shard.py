@@ -18,6 +18,7 @@ from apood.support.errors import StoreError
 from apood.support.files import atomic_file, read_json, write_json
 from apood.tokens.batch import Ragged, dtype_name
 from apood.tokens.identity import EncoderIdentity
+from apood.tokens.memory import empty_rows
 
 __all__ = [
     "INDEX_FILE",
@@ -333,7 +334,7 @@ class Shard:
 
     def _copy(self, name: str, kind: RowKind, ranges: Sequence[tuple[int, int]], out: Tensor | None = None) -> Tensor:
         """The rows in `ranges`, one range after the other, in `out` or in new memory."""
-        rows = torch.empty(sum(b - a for a, b in ranges), *kind.shape, dtype=kind.dtype) if out is None else out
+        rows = empty_rows(sum(b - a for a, b in ranges), kind.shape, kind.dtype) if out is None else out
         source, target = np.frombuffer(self._map, np.uint8)[self._starts[name] :], _bytes_of(rows)
         done = 0
         for start, stop in ranges:

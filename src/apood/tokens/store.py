@@ -13,6 +13,7 @@ from apood.support.files import sha256_of
 from apood.support.wording import meant
 from apood.tokens.batch import Ragged, TokenBatch, as_indices, cut_by_budget
 from apood.tokens.identity import EncoderIdentity
+from apood.tokens.memory import empty_rows
 from apood.tokens.shard import TOKENS, Shard, StoreIndex, channel_prefix
 
 __all__ = ["TokenStore"]
@@ -107,7 +108,7 @@ class TokenStore:
     def _read(self, ascending: Tensor) -> TokenBatch:
         lengths = self._lengths[ascending]
         # The tokens of all shards go straight to their place: a batch can be a good part of the memory there is.
-        values = torch.empty(int(lengths.sum()), self.dim, dtype=self.dtype)
+        values = empty_rows(int(lengths.sum()), (self.dim,), self.dtype)
         channels = {name: [self._index.kinds[channel_prefix(name)].empty()] for name in self._channels}
         cuts = torch.searchsorted(ascending, self._bounds).tolist()
         done = 0
