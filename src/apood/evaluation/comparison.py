@@ -10,18 +10,18 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from apood.decisions.threshold import conformal_threshold
-from apood.detectors.base import Scores
+from apood.detectors.base import Detector, Scores
 from apood.detectors.description import to_json
 from apood.evaluation.plan import ACCEPT, Method, Plan, checked
 from apood.evaluation.rows import MEAN, ResultRow, mean_row, result_rows
 from apood.evaluation.runs import run
-from apood.evaluation.splits import split_data
+from apood.evaluation.splits import SplitData, split_data
 from apood.evaluation.workers import Failure, outcomes, share_cores
 from apood.support.arguments import whole_number
 from apood.support.errors import InputError
 from apood.support.version import __version__
 
-__all__ = ["METRICS", "Comparison", "Contender", "SplitResult", "Spread", "compare"]
+__all__ = ["METRICS", "Comparison", "Contender", "SplitResult", "Spread", "compare", "split_result"]
 
 METRICS = ("auroc", "fpr95", "aupr_id", "aupr_ood")
 
@@ -201,13 +201,16 @@ class _Task(NamedTuple):
 
 def _split_result(task: _Task) -> SplitResult:
     plan, method, seed = task.plan, task.method, task.plan.seed + task.number
-    data = split_data(plan, task.number, method)
+    return split_result(method.label, seed, method.detector(seed), split_data(plan, task.number, method), task.cache)
+
+
+def split_result(label: str, seed: int, detector: Detector, data: SplitData, cache: Path) -> SplitResult:
+    """What comes of a detector that learns from the data of a split and scores its sets; `run` keeps it in `cache`."""
     sets = {"test": data.test, **{f"ood.{name}": source for name, source in data.ood.items()}}
     if data.validation is not None:
         sets["validation"] = data.validation
-    detector = method.detector(seed)
-    done = run(detector, data.train, data.aux, sets, task.cache)
-    rows = result_rows(method.label, done.scores["test"], {name: done.scores[f"ood.{name}"] for name in data.ood})
+    done = run(detector, data.train, data.aux, sets, cache)
+    rows = result_rows(label, done.scores["test"], {name: done.scores[f"ood.{name}"] for name in data.ood})
     return SplitResult(
         seed=seed,
         training_seed=detector.get_params(deep=False).get("seed"),

@@ -93,9 +93,7 @@ def _locked_folder(path: Path) -> tuple[Path, int]:
         temporary = _temporary(path)
         temporary.mkdir()
         with contextlib.suppress(FileNotFoundError):  # swept before it was locked
-            lock = os.open(temporary, os.O_RDONLY)
-            with contextlib.suppress(OSError):  # a disk without locks: nothing is swept there either
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            lock = _lock(temporary)
             if temporary.exists():
                 return temporary, lock
             os.close(lock)
@@ -151,13 +149,19 @@ def _delete(path: Path) -> None:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One at a time: whoever else asks for this folder, in any process, waits until the block has ended."""
-    lock = os.open(folder, os.O_RDONLY)
+    lock = _lock(folder)
     try:
-        with contextlib.suppress(OSError):  # a disk without locks: nobody waits there
-            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
         os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that has the folder for itself until it is closed."""
+    lock = os.open(folder, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # a disk without locks: nobody waits, and nothing is swept there
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def sha256_of(path: Path) -> str:

@@ -1,6 +1,6 @@
 """Memory for rows that are about to be written: in huge pages, where the system has them.
 
-New memory comes page by page, and a page of 4 kB costs about as much as four copies into it; one of 2 MB costs little.
+New memory comes page by page, and to get small pages costs several times as much as the copy into them.
 """
 
 import contextlib

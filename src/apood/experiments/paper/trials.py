@@ -7,12 +7,10 @@ from typing import Any, NamedTuple, cast
 
 from apood.detectors.base import Detector
 from apood.detectors.description import to_json
-from apood.evaluation.comparison import SplitResult, Spread
-from apood.evaluation.rows import MEAN, mean_row, result_rows
-from apood.evaluation.runs import run
+from apood.evaluation.comparison import SplitResult, Spread, split_result
+from apood.evaluation.rows import MEAN
 from apood.evaluation.splits import SplitData
 from apood.evaluation.workers import Failure, attempt, outcomes, share_cores
-from apood.experiments.paper.data import OOD
 from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.study import Study, with_tokens
 from apood.experiments.paper.tasks import Mode
@@ -72,26 +70,11 @@ class _Trial(NamedTuple):
         return f"{self.mode}: {self.entry.label}, split {self.number + 1}"
 
 
-class _Wanted(NamedTuple):
-    """A trial before its settings are chosen."""
-
-    study: Study
-    mode: Mode
-    entry: Entry
-    number: int
-
-    def prepared(self) -> _Trial:
-        study, mode, entry, number = self
-        detector = entry.detector(study, mode, number)
-        data = study.split(mode, number, sorted(detector.requires - {"tokens"}))
-        return _Trial(mode, entry, number, detector, data, study.cache)
-
-
 def carry_out(study: Study, entries: Mapping[Mode, Sequence[Entry]]) -> list[Result]:
     """The results of all rows; one that cannot be fitted or scored stops no other, and all together are an error."""
     rows = [(mode, entry) for mode, own in entries.items() for entry in own]
-    wanted = [_Wanted(study, mode, entry, number) for mode, entry in rows for number in range(study.seeds)]
-    trials = [attempt(_Wanted.prepared, one) for one in wanted]
+    wanted = [(mode, entry, number) for mode, entry in rows for number in range(study.seeds)]
+    trials = [attempt(lambda one: _trial(study, *one), one) for one in wanted]
     ready = [trial for trial in trials if isinstance(trial, _Trial)]
     share = share_cores(len(ready), study.jobs) if study.jobs > 1 else None
     done = iter(outcomes(_split_result, ready, share, "fit", str))
@@ -108,13 +91,20 @@ def carry_out(study: Study, entries: Mapping[Mode, Sequence[Entry]]) -> list[Res
     return results
 
 
-def _result(study: Study, mode: Mode, entry: Entry, outcomes: Sequence[SplitResult | Failure]) -> Result:
+def _trial(study: Study, mode: Mode, entry: Entry, number: int) -> _Trial:
+    """With the settings that the row takes, which may have to be chosen now."""
+    detector = entry.detector(study, mode, number)
+    data = study.split(mode, number, sorted(detector.requires - {"tokens"}))
+    return _Trial(mode, entry, number, detector, data, study.cache)
+
+
+def _result(study: Study, mode: Mode, entry: Entry, own: Sequence[SplitResult | Failure]) -> Result:
     failures = [
         f"split {number}: {outcome.reason}"
-        for number, outcome in enumerate(outcomes, start=1)
+        for number, outcome in enumerate(own, start=1)
         if isinstance(outcome, Failure)
     ]
-    done = [outcome for outcome in outcomes if isinstance(outcome, SplitResult)]
+    done = [outcome for outcome in own if isinstance(outcome, SplitResult)]
     parameters = entry.detector(study, mode, 0).get_params(deep=False) if done else {}
     return Result(mode, entry, parameters, done, failures)
 
@@ -125,21 +115,9 @@ def _split_result(trial: _Trial) -> SplitResult:
     if entry.aux:
         assert data.aux is not None, "rows with AUX are asked for where there are some"
         aux = Subset(data.aux, slice(entry.aux))
-    named = {OOD + name: source for name, source in data.ood.items()}
     # what looks at no tokens learns nothing, and samples are drawn for what is scored alone
     train = data.train if "tokens" in detector.requires else with_tokens(data.test)
-    done = run(detector, train, aux, {"test": data.test, **named}, cache)
-    rows = result_rows(entry.label, done.scores["test"], {name: done.scores[OOD + name] for name in data.ood})
-    return SplitResult(
-        seed=number,
-        training_seed=detector.get_params(deep=False).get("seed"),
-        rows=[*rows, mean_row(rows)],
-        accepted=None,
-        fit_seconds=done.fit_seconds,
-        seconds_per_thousand=done.seconds_per_thousand,
-        artefact_bytes=done.artefact_bytes,
-        warnings=done.warnings,
-    )
+    return split_result(entry.label, number, detector, data._replace(train=train, aux=aux), cache)
 
 
 def mean_auroc(result: Result) -> float:
