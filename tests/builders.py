@@ -1,6 +1,7 @@
-"""Random data for the tests of the mathematics; everything follows from its seed."""
+"""Random data for the tests, of which everything follows from its seed, and data with something planted in it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -77,3 +78,41 @@ def observed_sequences(
     """`correlated_sequences` with everything that a method may look at: data for methods of every kind."""
     tokens = correlated_sequences(count, dim, seed=seed, lengths=lengths, shift=shift)
     return tokens.with_channels(**side_channels(count, seed=seed, rows=lengths, shift=shift))
+
+
+def part_of(batch: TokenBatch, name: str) -> Ragged:
+    """The tokens or a channel."""
+    return Ragged(batch.values, batch.offsets) if name == "tokens" else batch.channels[name]
+
+
+def with_part(batch: TokenBatch, name: str, part: Ragged) -> TokenBatch:
+    """The batch with other tokens, or with a channel replaced."""
+    if name == "tokens":
+        return replace(batch, values=part.values, offsets=part.offsets)
+    return batch.with_channels(**{name: part})
+
+
+def with_value(batch: TokenBatch, name: str, sequence: int, row: int, value: float) -> TokenBatch:
+    """The batch with one number of its tokens or of a channel replaced."""
+    part = part_of(batch, name)
+    values = part.values.clone()
+    values.view(len(values), -1)[int(part.offsets[sequence]) + row, -1] = value
+    return with_part(batch, name, Ragged(values, part.offsets))
+
+
+def with_dtype(batch: TokenBatch, names: Sequence[str], dtype: torch.dtype) -> TokenBatch:
+    """The batch with its tokens or channels, as named, in another dtype."""
+    for name in names:
+        batch = with_part(batch, name, part_of(batch, name).to(dtype=dtype))
+    return batch
+
+
+def with_empty(batch: TokenBatch, name: str, position: int) -> TokenBatch:
+    """The batch with a sequence inserted at `position` that has nothing in the part `name`."""
+    order = list(range(len(batch)))
+    longer = batch.select([*order[:position], 0, *order[position:]])
+    part = part_of(longer, name)
+    lengths, keep = part.lengths.clone(), torch.ones(len(part.values), dtype=torch.bool)
+    lengths[position] = 0
+    keep[int(part.offsets[position]) : int(part.offsets[position + 1])] = False
+    return with_part(longer, name, Ragged.from_lengths(part.values[keep], lengths))

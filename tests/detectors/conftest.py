@@ -1,6 +1,7 @@
 """Every registered method, small enough to be fitted in a moment, and the data it is fitted on."""
 
 import copy
+import sys
 
 import pytest
 from builders import observed_sequences
@@ -37,6 +38,12 @@ def method(request):
 def new(method, new_detector):
     """Builds a detector of the method in turn."""
     return lambda **arguments: new_detector(method, **arguments)
+
+
+@pytest.fixture(scope="session")
+def looks_at(new):
+    """The names of what the method in turn looks at."""
+    return sorted(new().requires)
 
 
 @pytest.fixture(scope="session")
@@ -92,3 +99,15 @@ def stored(tmp_path):
         return TokenStore(tmp_path / name)
 
     return write
+
+
+@pytest.fixture
+def read_in_small_batches(monkeypatch):
+    """Makes all that follows in the test read few tokens at once, wherever the package asks how many."""
+
+    def patch():
+        for name, module in sys.modules.items():
+            if name.startswith("apood.") and hasattr(module, "token_budget"):
+                monkeypatch.setattr(module, "token_budget", lambda _: 17)
+
+    return patch

@@ -1,3 +1,4 @@
+import functools
 import hashlib
 import random
 import re
@@ -14,6 +15,14 @@ from apood.experiments.demo_texts import _splice, demo_texts, length
 from apood.support.errors import ApoodError
 
 SETS = {"package docs", "licences", "dialogue", "source code", "shuffled words", "spliced dialogue", "spliced licence"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_file_is_parsed_once():
+    """Hundreds of files, in which all tests find the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_sources, "_parsed", functools.cache(demo_sources._parsed))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -103,6 +103,11 @@ class Fusion(Detector):
         uses = {member.aux for member in self._members()}
         return "required" if "required" in uses else "optional" if "optional" in uses else "unused"
 
+    @property
+    def faults_show(self) -> bool:  # type: ignore[override]
+        """A member that finds a sequence infinitely far outside is not outvoted: no other finds it infinitely near."""
+        return all(member.faults_show for member in self._members())
+
     def member_scores(self, tokens: Any) -> dict[str, Scores]:
         """-z_k of each member by the name of its method (`knn-1`, `knn-2` where it repeats); they sum to the score.
 

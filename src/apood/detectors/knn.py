@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.base import Detector
+from apood.detectors.device_copies import copy_on
 from apood.detectors.log_distances import floored_log
 from apood.detectors.mean_pooling import Normalize, pooled_vectors
 from apood.fitting.checkpoint import Checkpoint
@@ -31,7 +32,7 @@ class KNN(Detector):
     computed anew from the differences, so that the cancellation in a matrix product never reaches a score.
     The vectors are kept in float32 around one of them, because far from the origin float32 would not tell
     neighbours apart. Beyond the vectors the search needs some 300 MB at most, whatever k, D and the number
-    of sequences.
+    of sequences. It runs where the tokens lie: on a GPU with a copy of the vectors there, if there is room.
 
     Args:
         k: which neighbour.
@@ -39,6 +40,7 @@ class KNN(Detector):
     """
 
     name = "knn"
+    faults_show = True
 
     centre_: Tensor
     bank_: Tensor
@@ -71,43 +73,51 @@ class KNN(Detector):
         with bar(len(source), "neighbours", "seq") as progress:
             parts = []
             for batch in source.batches(token_budget(source.dim)):
-                parts.append(self._vectors(batch))
+                parts.append(self._vectors(batch).cpu())
                 progress.update(len(batch))
         self.bank_ = torch.cat(parts)
 
     def _vectors(self, tokens: TokenBatch) -> Tensor:
-        """The pooled sequences as they are compared, `[N, D]`, float32."""
-        return (pooled_vectors(tokens, self.normalize).cpu() - self.centre_).float()
+        """The pooled sequences as they are compared, `[N, D]`, float32, where the tokens lie."""
+        vectors = pooled_vectors(tokens, self.normalize)
+        return (vectors - copy_on(vectors.device, self.centre_)).float()
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         vectors = self._vectors(tokens)
+        try:
+            return -self._distances(vectors, copy_on(vectors.device, self.bank_))
+        except torch.OutOfMemoryError:  # an encoder may leave little room beside it
+            return -self._distances(vectors.cpu(), self.bank_)
+
+    def _distances(self, vectors: Tensor, bank: Tensor) -> Tensor:
+        """Distance of each vector to its k-th nearest neighbour, on the device of both."""
         # square tiles of distances, unless a row of vectors or of neighbours is too long for that many rows
         rows = max(1, min(math.isqrt(_CHUNK), _CHUNK // max(vectors.shape[1], self.k)))
-        return -torch.cat([self._distance(chunk.double()) for chunk in torch.split(vectors, rows)])
+        return torch.cat([self._distance(chunk.double(), bank) for chunk in torch.split(vectors, rows)])
 
-    def _distance(self, vectors: Tensor) -> Tensor:
-        """Distance of each vector to its k-th nearest neighbour: the largest among its k nearest."""
+    def _distance(self, vectors: Tensor, bank: Tensor) -> Tensor:
+        """The same of so few vectors that a tile holds them: the largest distance among the k nearest."""
         rows, dim = vectors.shape
-        neighbours = self._nearest(vectors).flatten()
-        owners = torch.arange(rows).repeat_interleave(self.k)
+        neighbours = self._nearest(vectors, bank).flatten()
+        owners = torch.arange(rows, device=bank.device)[:, None].expand(-1, self.k).flatten()
         pairs = max(1, _CHUNK // dim)
         distances = [
-            torch.linalg.vector_norm(self.bank_[theirs].double() - vectors[own], dim=1)
+            torch.linalg.vector_norm(bank[theirs].double() - vectors[own], dim=1)
             for theirs, own in zip(torch.split(neighbours, pairs), torch.split(owners, pairs), strict=True)
         ]
         return torch.cat(distances).view(rows, self.k).amax(1)
 
-    def _nearest(self, vectors: Tensor) -> Tensor:
+    def _nearest(self, vectors: Tensor, bank: Tensor) -> Tensor:
         """Rows of the k nearest training vectors, `[rows, k]`, in no order."""
         rows, dim = vectors.shape
         smallest = vectors.new_full((rows, self.k), torch.inf)
-        nearest = torch.zeros(rows, self.k, dtype=torch.int64)
+        nearest = torch.zeros(rows, self.k, dtype=torch.int64, device=bank.device)
         part_rows = max(1, _CHUNK // max(rows, dim))
-        for start in range(0, len(self.bank_), part_rows):
-            part = self.bank_[start : start + part_rows].double()
+        for start in range(0, len(bank), part_rows):
+            part = bank[start : start + part_rows].double()
             # |x - y|² = |y|² - 2 x·y, up to |x|², which does not change the order
             rough = torch.addmm(part.square().sum(1), vectors, part.T, alpha=-2)
-            numbers = torch.arange(start, start + len(part)).expand(rows, -1)
+            numbers = torch.arange(start, start + len(part), device=bank.device).expand(rows, -1)
             smallest, places = torch.cat([smallest, rough], 1).topk(self.k, largest=False, sorted=False)
             nearest = torch.cat([nearest, numbers], 1).gather(1, places)
         return nearest

@@ -5,6 +5,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from apood.detectors.base import Detector
+from apood.detectors.device_copies import copy_on
 from apood.detectors.log_distances import floored_log
 from apood.detectors.mean_pooling import (
     EIGENVALUE_FLOOR,
@@ -69,5 +70,6 @@ class Mahalanobis(Detector):
         warn_of_few(source)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        centred = pooled_vectors(tokens, self.normalize).cpu() - self.mean_
-        return -(centred @ self.whitening_.T).square().sum(1)
+        vectors = pooled_vectors(tokens, self.normalize)
+        mean, whitening = (copy_on(vectors.device, learnt) for learnt in (self.mean_, self.whitening_))
+        return -((vectors - mean) @ whitening.T).square().sum(1)

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from apood.detectors.device_copies import copy_on
 from apood.detectors.knn import KNN
 from apood.detectors.mean_pooling import (
     EIGENVALUE_FLOOR,
@@ -49,4 +50,6 @@ class MahalanobisKNN(KNN):
         warn_of_few(source)
 
     def _vectors(self, tokens: TokenBatch) -> Tensor:
-        return ((pooled_vectors(tokens, self.normalize).cpu() - self.centre_) @ self.whitening_).float()
+        vectors = pooled_vectors(tokens, self.normalize)
+        centre, whitening = (copy_on(vectors.device, learnt) for learnt in (self.centre_, self.whitening_))
+        return ((vectors - centre) @ whitening).float()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.base import Detector
+from apood.detectors.device_copies import copy_on
 from apood.detectors.mean_pooling import Normalize, moments, pooled_vectors
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import number, one_of
@@ -65,10 +66,9 @@ class RelativeMahalanobis(Detector):
         self.aux_mean_, self.aux_whitening_ = self._gaussian(aux, "AUX")
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        vectors = pooled_vectors(tokens, self.normalize).cpu()
-        inside = ((vectors - self.id_mean_) @ self.id_whitening_).square().sum(1)
-        outside = ((vectors - self.aux_mean_) @ self.aux_whitening_).square().sum(1)
-        return outside - inside
+        vectors = pooled_vectors(tokens, self.normalize)
+        inside = _squared_distances(vectors, self.id_mean_, self.id_whitening_)
+        return _squared_distances(vectors, self.aux_mean_, self.aux_whitening_) - inside
 
     def _refuse_too_few(self, sequences: int, dim: int, role: str) -> None:
         if sequences < 2:
@@ -93,3 +93,8 @@ class RelativeMahalanobis(Detector):
                 f"the rounding of {dtype_name(source.dtype)} (as after a layer norm); set shrinkage, for example 0.01."
             )
         return mean, (vectors / values.sqrt()) @ vectors.T
+
+
+def _squared_distances(vectors: Tensor, mean: Tensor, whitening: Tensor) -> Tensor:
+    centred = vectors - copy_on(vectors.device, mean)
+    return (centred @ copy_on(vectors.device, whitening)).square().sum(1)

@@ -24,8 +24,8 @@ class Pooled(NamedTuple):
 def merge(first: Pooled, second: Pooled) -> Pooled:
     """The pool of the union of two disjoint token sets, exactly."""
     log_mass = torch.logaddexp(first.log_mass, second.log_mass)
-    # exp(-inf - -inf) is NaN: two empty sets stay empty
-    share = torch.exp(first.log_mass - log_mass).nan_to_num(nan=0.0)
+    # not exp(first - log_mass), which feels the rounding of a large log mass; -inf - -inf is NaN: empty sets stay empty
+    share = torch.sigmoid(first.log_mass - second.log_mass).nan_to_num(nan=0.0)
     return Pooled(share * first.value + (1 - share) * second.value, log_mass)
 
 

@@ -1,0 +1,218 @@
+"""What every registered method refuses or warns of.
+
+What is planted (a NaN, an empty sequence, a dimension) is planted where the method looks.
+"""
+
+import copy
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from builders import part_of, side_channels, with_dtype, with_empty, with_value
+from comparisons import assert_same_scores, same_state
+
+from apood.support.errors import DataWarning, InputError
+from apood.tokens.batch import TokenBatch
+
+DIM = 8
+ENCODER = {"model": "a/model", "layer": -1, "mode": "input"}
+CHANNELS = set(side_channels(1))
+TOKENS_ALONE = {"tokens"}
+
+
+def without(batch, *channels):
+    return replace(batch, channels={name: c for name, c in batch.channels.items() if name not in channels})
+
+
+def place(name, row, sequence):
+    return f"Token {row} of sequence {sequence}" if name == "tokens" else f"Row {row} of {name} of sequence {sequence}"
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_value_that_is_not_finite_is_named(new, fit, train, fitted, looks_at, value):
+    for name in looks_at:
+        lengths = part_of(train, name).lengths
+        sequence = int((lengths == lengths.max()).nonzero()[-1])
+        for row in {0, int(lengths[sequence]) - 1}:
+            bad = with_value(train, name, sequence, row, value)
+            sentence = f"^{place(name, row, sequence)} in the {{}} is NaN or infinite; every value must be finite\\.$"
+            with pytest.raises(InputError, match=sentence.format("ID data")):
+                fit(new(), bad)
+            with pytest.raises(InputError, match=sentence.format("data to score")):
+                fitted.score_samples(bad)
+
+
+def test_the_number_of_a_bad_sequence_counts_all_batches(new, fit, train, fitted, looks_at, read_in_small_batches):
+    read_in_small_batches()
+    for name in looks_at:
+        bad = with_value(train, name, 71, 0, torch.nan)
+        for action in (lambda data: fit(new(), data), fitted.score_samples):
+            with pytest.raises(InputError, match=f"^{place(name, 0, 71)} in the "):
+                action(bad)
+
+
+def test_huge_finite_values_have_a_score(fitted, test_set, looks_at):
+    for name in looks_at:
+        half = with_dtype(test_set, [name], torch.float16)
+        part_of(half, name).values[0] = -60000.0 if name.endswith("logprobs") else 60000.0
+        if name == "sample_logprobs":  # its last column is a number of tokens
+            part_of(half, name).values[0, 1] = 60000.0
+        # the sum of these is infinite in float16
+        assert np.isfinite(fitted.score_samples(half)).all()
+        huge = -3e38 if name == "token_logprobs" else 3e38
+        scores = fitted.score_samples(with_value(test_set, name, 3, 0, huge))
+        assert (scores < np.inf).all(), "it may overflow to -inf, but not to NaN"
+        assert_same_scores(np.delete(scores, 3), np.delete(fitted.score_samples(test_set), 3))
+
+
+def test_an_empty_sequence_is_refused_in_fit(new, fit, train, looks_at):
+    for name in looks_at:
+        sentence = f"^Sequence 7 of the ID data has no {name}; remove empty sequences"
+        with pytest.raises(InputError, match=sentence):
+            fit(new(), with_empty(train, name, 7))
+
+
+def test_an_empty_sequence_is_out_of_distribution(calibrated, test_set, looks_at):
+    for name in looks_at:
+        batch = with_empty(with_empty(test_set, name, 7), name, 0)
+        sentence = f"^2 of 26 sequences have no {' or '.join(looks_at)}; their score is -inf"
+        with pytest.warns(DataWarning, match=sentence) as caught:
+            scores = calibrated.score_samples(batch)
+        assert len(caught) == 1
+        assert np.flatnonzero(np.isneginf(scores)).tolist() == [0, 8]
+        assert_same_scores(np.delete(scores, [0, 8]), calibrated.score_samples(test_set))
+        with pytest.warns(DataWarning):
+            assert (calibrated.predict(batch)[[0, 8]] == -1).all()
+        with pytest.warns(DataWarning):
+            assert (calibrated.p_values(batch)[[0, 8]] == 1 / 61).all()
+
+
+def test_nothing_but_empty_sequences(fitted, test_set, looks_at):
+    first = test_set[:1]
+    for name in looks_at:
+        with pytest.warns(DataWarning, match=r"^1 of 1 sequences have no "):
+            assert fitted.score_samples(with_empty(first, name, 0)[:1]).tolist() == [-np.inf]
+
+
+def test_an_empty_sequence_is_out_even_where_the_threshold_is_minus_infinity(calibrated, held_out, test_set, looks_at):
+    name = looks_at[0]
+    with pytest.warns(DataWarning):
+        calibrated.calibrate(with_empty(with_empty(held_out, name, 0), name, 0), accept=0.98)
+    assert calibrated.threshold_ == -np.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", DataWarning)
+        batch = with_empty(test_set, name, 1)
+        assert calibrated.predict(batch)[:3].tolist() == [1, -1, 1]
+        assert calibrated.decision_function(batch)[:3].tolist() == [np.inf, -np.inf, np.inf]
+
+
+def test_no_sequences_at_all(new, fit, fitted, train):
+    nothings = [train[:0]]
+    if fitted.requires == TOKENS_ALONE:
+        nothings.append(TokenBatch.from_padded(torch.zeros(0, 3, DIM)))
+    for nothing in nothings:
+        with pytest.raises(InputError, match=r"^There are no ID sequences to fit on\.$"):
+            fit(new(), nothing)
+        assert fitted.score_samples(nothing).shape == (0,)
+    for action in (new().fit, fitted.score_samples):
+        with pytest.raises(InputError, match=r"^There are no sequences: the list is empty\.$"):
+            action([])
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "text", np.zeros((4, DIM)), [np.zeros(DIM)], [np.zeros((2, DIM), int)]])
+def test_what_is_no_data_is_refused(new, fitted, wrong):
+    for action in (new().fit, fitted.score_samples):
+        with pytest.raises(InputError, match=r"^Tokens must "):
+            action(wrong)
+
+
+def test_a_channel_that_is_missing_is_named_with_the_method(new, fit, train, test_set, aux, fitted, method, looks_at):
+    for name in set(looks_at) & CHANNELS:
+        sentence = f"^The method {method} needs {name}, which the {{}} lack; they have "
+        with pytest.raises(InputError, match=sentence.format("ID data")):
+            fit(new(), without(train, name))
+        for data in (without(test_set, name), TokenBatch.from_sequences(list(test_set))):
+            with pytest.raises(InputError, match=f"^The method {method} needs .* data to score lack; they have tokens"):
+                fitted.score_samples(data)
+        if fitted.aux != "unused":
+            with pytest.raises(InputError, match=sentence.format("AUX data")):
+                new().fit(train, without(aux, name))
+
+
+def test_another_dimension_is_refused_where_tokens_matter(fitted, test_set, looks_at):
+    other = replace(test_set, values=test_set.values[:, :5])
+    if "tokens" in looks_at:
+        with pytest.raises(InputError, match=r"^The tokens have D=5, this [a-z-]+ detector was fitted on D=8\.$"):
+            fitted.score_samples(other)
+    else:
+        assert np.array_equal(fitted.score_samples(other), fitted.score_samples(test_set))
+
+
+def test_calibration_on_what_it_was_fitted_on_is_told(fitted, train, held_out, stored):
+    for same in (train, stored(train, ENCODER, "again")):
+        assert fitted.was_fitted_on(same) and not fitted.was_fitted_on(held_out)
+    with pytest.warns(DataWarning, match=r"^The detector is calibrated on the very sequences it was fitted on"):
+        copy.deepcopy(fitted).calibrate(train)
+
+
+def test_another_encoder_is_refused(new, fit, train, test_set, stored):
+    detector = fit(new(), stored(train, ENCODER))
+    assert detector.encoder_ == ENCODER
+    same = detector.score_samples(stored(test_set, ENCODER, "same"))
+    assert np.array_equal(detector.score_samples(test_set), same), "tokens in memory are trusted"
+    other = stored(test_set, ENCODER | {"layer": 3}, "other")
+    sentence = (
+        r"^The tokens come from another encoder \(layer 3\) than those that this [a-z-]+ detector was fitted on "
+        r"\(layer -1\)\.$"
+    )
+    for action in (detector.score_samples, detector.calibrate):
+        with pytest.raises(InputError, match=sentence):
+            action(other)
+
+
+def test_aux_is_refused_where_it_is_not_used(new, method, train, aux):
+    if new().aux == "unused":
+        sentence = f"^{method} learns from in-distribution data alone and takes no AUX sequences"
+        with pytest.raises(InputError, match=sentence):
+            new().fit(train, aux)
+
+
+def test_aux_is_asked_for_where_it_is_required(new, method, train):
+    if new().aux == "required":
+        sentence = f"^{method} learns what sets ID and AUX sequences apart, and no AUX were given"
+        with pytest.raises(InputError, match=sentence):
+            new().fit(train)
+
+
+def test_aux_where_it_is_used(new, train, test_set, aux, stored, looks_at):
+    if new().aux == "unused":
+        return
+    detector = new().fit(train, aux)
+    scores = detector.score_samples(test_set)
+    assert np.isfinite(scores).all() and scores[:12].mean() > scores[12:].mean()
+    assert same_state(new().fit(stored(train), stored(aux, name="aux")), detector)
+    assert not same_state(new().fit(train, aux[:20]), detector), "it makes a difference"
+    if detector.aux == "optional":  # a method that lives on outliers may ask for more than one
+        assert np.isfinite(new().fit(train, aux[:1]).score_samples(test_set)).all()
+    for wrong, sentence in (
+        (aux[:0], r"^There are no AUX sequences to fit on\.$"),
+        ([], r"^There are no sequences: the list is empty\.$"),
+        *((with_empty(aux, name, 2), f"^Sequence 2 of the AUX data has no {name}") for name in looks_at),
+        *(
+            (with_value(aux, name, 1, 0, torch.nan), f"^{place(name, 0, 1)} in the AUX data is NaN")
+            for name in looks_at
+        ),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            new().fit(train, wrong)
+    if "tokens" in looks_at:
+        with pytest.raises(InputError, match=r"^The AUX tokens have D=5, the ID tokens have D=8\.$"):
+            new().fit(train, replace(aux, values=aux.values[:, :5]))
+    stores = stored(train, ENCODER, "id"), stored(aux, ENCODER | {"layer": 3}, "other")
+    with pytest.raises(
+        InputError, match=r"^The AUX tokens come from another encoder \(layer 3\) than the ID tokens \(layer -1\)\.$"
+    ):
+        new().fit(*stores)
