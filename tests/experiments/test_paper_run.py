@@ -14,10 +14,11 @@ from tiny_models import WORDS
 
 from apood.experiments.paper import plan as plan_module
 from apood.experiments.paper import stores as stores_module
-from apood.experiments.paper.catalogue import CATALOGUE
+from apood.experiments.paper.catalogue import CATALOGUE, experiment
 from apood.experiments.paper.data import MANIFEST
-from apood.experiments.paper.run import Options, prepare
+from apood.experiments.paper.run import Options, Prepared, prepare
 from apood.experiments.paper.stores import embed_all
+from apood.experiments.paper.study import Scene
 from apood.support.errors import ApoodError, InputError
 from apood.tokens.store import TokenStore
 from apood.tokens.text import channel_texts
@@ -198,10 +199,32 @@ def test_results_of_others_are_not_replaced(folder: Path, models: Callable[[str]
     prepare("beta-ablation", Options(**given))
 
 
+def drawn(prepared: Prepared) -> dict[str, int]:
+    return {one.role: one.options["samples"] for one in prepared.wanted if one.mode == "output"}
+
+
 def test_samples_are_drawn_for_what_is_scored_alone(texts: Path, models: Callable[[str], Path], tmp_path: Path) -> None:
-    wanted = prepare("summarization", Options(data=texts, model=str(models("t5")), out=tmp_path)).wanted
-    drawn = {embedding.role: embedding.options["samples"] for embedding in wanted if embedding.mode == "output"}
-    assert drawn == {"id_train": 0, "aux": 0, "id_test": 2, "ood.CNN/DM": 2, "ood.extra": 2}
+    prepared = prepare("summarization", Options(data=texts, model=str(models("t5")), out=tmp_path))
+    assert drawn(prepared) == {"id_train": 0, "aux": 0, "id_test": 2, "ood.CNN/DM": 2, "ood.extra": 2}
+
+
+def test_samples_that_no_row_looks_at_are_not_drawn_but_shared(
+    texts: Path, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    options = Options(data=texts, model=str(models("t5")), out=tmp_path)
+    assert set(drawn(prepare("summarization-supervised", options)).values()) == {0}
+    first = prepare("summarization", options)
+    assert first.model is not None
+    embed_all(first.wanted, first.experiment.task, first.model)
+    then = prepare("summarization-supervised", options)
+    assert [one.folder for one in then.wanted] == [one.folder for one in first.wanted]
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_an_experiment_is_sampled_where_a_row_looks_at_samples(name: str) -> None:
+    chosen = experiment(name)
+    rows = [row for mode in chosen.modes for row in chosen.rows(Scene(mode, 64, 100, chosen.task.settings))]
+    assert chosen.sampled == any("sample_logprobs" in row.kind().requires for row in rows)
 
 
 def test_an_interrupted_embedding_goes_on(

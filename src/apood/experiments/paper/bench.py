@@ -33,6 +33,7 @@ class Experiment:
         modes: those of the task that it looks at, in the order of its tables.
         one_mode: whether it looks at the first of them alone that the model has.
         needs_aux: whether it learns from AUX sequences.
+        sampled: whether one of its rows looks at outputs that were drawn.
         train_share: how much of the ID training store a split draws.
     """
 
@@ -42,6 +43,7 @@ class Experiment:
     modes: tuple[Mode, ...] = field(default=("input", "output"), kw_only=True)
     one_mode: bool = field(default=False, kw_only=True)
     needs_aux: bool = field(default=False, kw_only=True)
+    sampled: bool = field(default=False, kw_only=True)
     train_share: float = field(default=SHARE, kw_only=True)
 
     def modes_of(self, model: Model) -> list[Mode]:

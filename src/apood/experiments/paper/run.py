@@ -150,7 +150,8 @@ def prepare(name: str, options: Options, *, dry_run: bool = False) -> Prepared:
     model = look_at(options.model, chosen.task, fetch=not dry_run)
     wanted: list[Embedding] = []
     if model is not None:
-        wanted = embeddings(chosen.task, data, model, options.out / "stores", chosen.modes_of(model))
+        stores, modes = options.out / "stores", chosen.modes_of(model)
+        wanted = embeddings(chosen.task, data, model, stores, modes, sampled=chosen.sampled)
     if not dry_run:
         _refuse_to_replace(options.out / name, _about(options, data, model))
     read = chosen.look_into(data)

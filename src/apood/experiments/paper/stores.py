@@ -91,19 +91,31 @@ class Embedding:
         )
 
 
-def embeddings(task: Task, data: Data, model: Model, folder: Path, modes: Sequence[Mode]) -> list[Embedding]:
-    """Every store that the experiment needs below `folder`."""
-    settings = data.settings
-    wanted = {"id": settings.train, "id_train": settings.train, "aux": settings.aux}
+def embeddings(
+    task: Task, data: Data, model: Model, folder: Path, modes: Sequence[Mode], *, sampled: bool
+) -> list[Embedding]:
+    """Every store that an experiment needs below `folder`.
+
+    Outputs are drawn for an experiment that is `sampled`. Another one does without, unless what it wants is there with
+    them already.
+    """
+    wanted = {"id": data.settings.train, "id_train": data.settings.train, "aux": data.settings.aux}
+
+    def embedding(mode: Mode, role: str, samples: int) -> Embedding:
+        source, options = data.sources[role], _encoder_options(task, data, mode, samples)
+        limit = data.settings.stored(wanted.get(role, data.settings.evaluated))
+        known = [model.identity, options, _known_by(source), _binding(source, task, limit)]
+        digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
+        name = re.sub(r"\W+", "-", role.removeprefix(OOD).lower()).strip("-")
+        return Embedding(role, mode, source, limit, options, folder / f"{name}-{mode}-{digest}")
+
     found = []
     for mode in modes:
-        for role, source in data.sources.items():
-            options = _encoder_options(task, data, mode, role)
-            limit = settings.stored(wanted.get(role, settings.evaluated))
-            known = [model.identity, options, _known_by(source), _binding(source, task, limit)]
-            digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
-            name = re.sub(r"\W+", "-", role.removeprefix(OOD).lower()).strip("-")
-            found.append(Embedding(role, mode, source, limit, options, folder / f"{name}-{mode}-{digest}"))
+        for role in data.sources:
+            # the entropy is learnt from nothing: what is never scored needs no samples
+            drawn = data.settings.samples if mode == "output" and role not in ("id_train", "aux") else 0
+            either = [embedding(mode, role, samples) for samples in ([drawn] if sampled else [0, drawn])]
+            found.append(next((one for one in either if one.done is not None), either[0]))
     return found
 
 
@@ -137,7 +149,7 @@ def _text_lengths(source: Source, limit: int, digests: tuple[str, ...]) -> _Leng
     return np.array(lengths, dtype=np.int64)
 
 
-def _encoder_options(task: Task, data: Data, mode: Mode, role: str) -> dict[str, Any]:
+def _encoder_options(task: Task, data: Data, mode: Mode, samples: int) -> dict[str, Any]:
     if task.items == "sounds":
         return {}
     settings = data.settings
@@ -145,8 +157,6 @@ def _encoder_options(task: Task, data: Data, mode: Mode, role: str) -> dict[str,
         return {"mode": mode, "max_tokens": settings.max_tokens, "logprobs": None if task.input_logprobs else False}
     prompt = {} if data.prompt is None else {"template": data.prompt}
     limits = {"max_tokens": settings.max_tokens, "max_new_tokens": settings.max_new_tokens}
-    # the entropy is learnt from nothing: what is never scored needs none
-    samples = 0 if role in ("id_train", "aux") else settings.samples
     return {"mode": mode, **limits, "samples": samples, **prompt}
 
 
