@@ -6,8 +6,10 @@ import pytest
 import torch
 from builders import correlated_sequences, random_queries
 
+from apood.detectors import ap_ood
 from apood.detectors.ap_ood import APOOD
-from apood.detectors.ap_ood_health import warn_of_failure
+from apood.detectors.ap_ood_health import Outliers, warn_of_failure
+from apood.fitting.checkpoint import Checkpoint
 from apood.fitting.loop import Outcome
 from apood.support.errors import FitWarning
 from apood.tokens.batch import TokenBatch
@@ -19,6 +21,7 @@ HEALTHY = {
     "distance": 1.0,
     "sequences": 100,
     "outcome": Outcome(1.0, 1.0, None),
+    "outliers": None,
 }
 
 
@@ -55,6 +58,24 @@ def test_a_healthy_fit_is_silent(train):
         ),
         ({"variances": torch.tensor([0.0, 1e-9, *[1.0] * 6])}, "2 of the 8 heads are dead"),
         ({"variances": torch.zeros(8)}, "8 of the 8 heads are dead"),
+        (
+            {"outliers": Outliers(99.5, 1.0, "sum")},
+            "The AUX sequences taught nothing: their squared distance summed over 8 heads is at least 99.5 at the "
+            "start and at the end, and exp(-d²) leaves no gradient beyond about 14; use head_reduction='mean' or",
+        ),
+        (
+            {"outliers": Outliers(400.0, 1.0, "sum")},  # their mean would be too far out as well
+            "The AUX sequences taught nothing because they are told from ID anyway: their mean squared distance a head "
+            "is at least 50 at the start and at the end, that of ID 1; use AUX sequences that are more like ID",
+        ),
+        (
+            {"outliers": Outliers(50.0, 1.0, "mean")},
+            "The AUX sequences taught nothing because they are told from ID anyway: their mean squared distance a head",
+        ),
+        (
+            {"outliers": Outliers(float("inf"), 1.0, "sum")},
+            "The AUX sequences taught nothing because they are told from ID anyway: their mean squared distance a head",
+        ),
     ],
 )
 def test_each_failure_has_its_sentence(changes, sentence):
@@ -69,10 +90,23 @@ def test_each_failure_has_its_sentence(changes, sentence):
         {"distance": 3.9},
         {"weights": torch.cat([HEALTHY["weights"][:7], HEALTHY["weights"][:1] + 0.5 * HEALTHY["weights"][7:]])},
         {"variances": torch.tensor([1e-3, *[1.0] * 7])},
+        {"outliers": Outliers(13.9, 1e-3, "sum")},
+        {"outliers": Outliers(13.9, 1.0, "mean")},
+        {"outliers": Outliers(22.0, 1e4, "sum")},  # such a weight makes up for it
     ],
 )
 def test_what_is_only_near_a_failure_is_silent(changes):
     assert messages(**changes) == []
+
+
+@pytest.mark.parametrize(
+    ("reduction", "sentence"),
+    [("sum", "summed over 8 heads is at least 400 "), ("mean", "a head is at least 400 ")],
+)
+def test_nobody_is_told_apart_by_a_training_that_has_not_settled(reduction, sentence):
+    unsettled, unfelt = messages(distance=400.0, outliers=Outliers(400.0, 1.0, reduction))
+    assert unsettled.startswith("Training has not settled")
+    assert unfelt.startswith(f"The AUX sequences taught nothing: their squared distance {sentence}")
 
 
 def test_several_failures_are_all_named():
@@ -119,3 +153,78 @@ def test_heads_that_are_dead(train):
     anchored = TokenBatch.from_sequences([torch.cat([anchor, z]) for z in train])
     with pytest.warns(FitWarning, match=r"of the 8 heads are dead: their value is the same for every ID sequence"):
         APOOD(recipe="paper", beta=100.0, steps=1).fit(anchored)
+
+
+# AUX sequences
+
+MANY_HEADS = {"recipe": "paper", "heads": 64, "steps": 120}  # the sum of whose d² is large wherever a sequence lies
+
+
+def said_of_aux(train, aux, **arguments):
+    """The detector, and what its fit says of AUX sequences."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        detector = APOOD(**arguments).fit(train, aux)
+    about = [warning for warning in caught if "AUX" in str(warning.message)]
+    assert all(issubclass(w.category, FitWarning) and w.filename == __file__ for w in about), "it points at the fit"
+    return detector, [str(warning.message) for warning in about]
+
+
+def shifted(shift):
+    return correlated_sequences(30, DIM, seed=3, shift=shift)
+
+
+@pytest.mark.parametrize("shift", [1.0, 4.0])
+def test_aux_sequences_that_taught_nothing(train, shift):
+    weak, strong = (said_of_aux(train, shifted(shift), aux_weight=weight, **MANY_HEADS) for weight in (0.1, 10.0))
+    for _, (message,) in (weak, strong):
+        assert message.startswith("The AUX sequences taught nothing: their squared distance summed over 64 heads is")
+    assert torch.equal(weak[0].queries_, strong[0].queries_), "whatever they weigh"
+
+
+@pytest.mark.parametrize("remedy", [{"head_reduction": "mean", "steps": 400}, {"recipe": "robust", "heads": "auto"}])
+def test_the_remedies_help(train, remedy):
+    arguments = MANY_HEADS | remedy
+    (weak, *said), (strong, *more) = (
+        said_of_aux(train, shifted(1.0), aux_weight=weight, **arguments) for weight in (0.1, 10.0)
+    )
+    assert said == more == [[]]
+    assert float((weak.queries_ - strong.queries_).norm() / strong.queries_.norm()) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("shift", "arguments"),
+    [
+        (1.0, {"recipe": "paper", "heads": 2, "steps": 120}),
+        (4.0, {"steps": 40}),
+        (4.0, {"aux_weight": 0.0, **MANY_HEADS}),
+        (None, MANY_HEADS),
+    ],
+    ids=["few heads", "robust", "a weight of 0", "none"],
+)
+def test_nothing_is_said_of_aux_sequences_that_taught_or_should_not(train, shift, arguments):
+    _, said = said_of_aux(train, None if shift is None else shifted(shift), **arguments)
+    assert said == []
+
+
+def test_aux_sequences_that_are_told_apart_anyway(train):
+    _, (message,) = said_of_aux(train, shifted(100.0), steps=40, normalize="none")
+    assert message.startswith("The AUX sequences taught nothing because they are told from ID anyway")
+
+
+@pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
+def test_a_fit_that_was_interrupted_says_the_same(train, tmp_path, monkeypatch):
+    class Interrupted(ap_ood.Training):
+        def __call__(self, step):
+            if step == 100:
+                raise KeyboardInterrupt
+            return super().__call__(step)
+
+    checkpoint, aux = Checkpoint(tmp_path / "checkpoint", every_seconds=0), shifted(1.0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ap_ood, "Training", Interrupted)
+        APOOD(**MANY_HEADS).fit(train, aux, checkpoint=checkpoint)
+    with pytest.warns(FitWarning) as caught:
+        found = APOOD(**MANY_HEADS).fit(train, aux, checkpoint=checkpoint)
+    expected, (message,) = said_of_aux(train, aux, **MANY_HEADS)
+    assert torch.equal(found.queries_, expected.queries_) and message in {str(w.message) for w in caught}

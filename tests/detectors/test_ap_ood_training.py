@@ -65,6 +65,54 @@ def test_the_pass_over_a_resident_corpus_is_that_over_its_source(kind):
     torch.testing.assert_close(found.sample, pooled.value)
 
 
+def training_of(source, aux, recipe, device=CPU, aux_weight=1.0):
+    start = prepare(source, recipe, torch.Generator().manual_seed(0), device)
+    return Training(source, aux, recipe, start, start.weights.clone().requires_grad_(), aux_weight, seed=3), start
+
+
+@pytest.mark.parametrize("recipe", ["robust", "paper"])
+@pytest.mark.parametrize("now", [0.05, 20.0])
+def test_the_distance_of_aux_sequences_is_the_lesser_of_start_and_end(recipe, now):
+    source, aux = sources("ragged")
+    resolved = resolve(recipe)  # whose batch holds all of the 40 sequences
+    training, start = training_of(source, aux, resolved)
+    training._weights.data *= now
+    found = []
+    for weights, beta in ((start.weights, 0.0 if recipe == "robust" else start.beta), (training._weights, start.beta)):
+        pools = [
+            attention_pool(own.select(slice(None)), start.queries(weights.detach()), beta, frame=start.frame)
+            for own in (source, aux)
+        ]
+        distances = squared_distances(pools[1], prototype(pools[0])).double()
+        distances = distances.mean(1) if recipe == "robust" else distances.sum(1)
+        found.append(-(-distances).exp().mean().log())
+    nearest = training.aux_distance()
+    torch.testing.assert_close(nearest, min(found).float(), rtol=1e-3, atol=1e-4)
+    assert found.index(min(found)) == int(now < 1)
+
+
+def test_without_aux_sequences_that_count_there_is_no_distance():
+    source, aux = sources("ragged")
+    for others, weight in ((None, 1.0), (aux, 0.0)):
+        assert training_of(source, others, resolve("paper"), aux_weight=weight)[0].aux_distance() is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("resident", [True, False])
+def test_the_distance_of_aux_sequences_makes_no_gpu_wait(resident):
+    device = torch.device("cuda", torch.cuda.current_device())
+    both = copied(sources("ragged"), device) if resident else sources("ragged")
+    training, _ = training_of(*both, resolve("paper", batch_size=12), device)
+    expected = training_of(*sources("ragged"), resolve("paper", batch_size=12))[0].aux_distance()
+    training.aux_distance()  # which makes the kernels
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = training.aux_distance()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("of", ["distances", "prototype", "both"])
 def test_the_gradients_by_hand_are_those_of_the_definition(of):
     value, log_mass = (x.requires_grad_() for x in torch.randn(2, 7, 4, dtype=torch.float64))

@@ -30,6 +30,15 @@ def test_curves_have_a_place_for_none():
     assert list(axes.lines[1].get_xdata()) == [1] and list(axes.lines[0].get_ydata()) == [50.0, 60.0, 70.0]
 
 
+def test_curves_of_many_magnitudes_have_a_logarithmic_axis():
+    curve = Curve("a", {1: (1.2, 0.1), 4: (9.0, 10.0), 16: (200.0, None)})  # one of them reaches below 0
+    (axes,) = curves_of({"one": [curve]}, "T", "ratio", logarithmic=True).axes
+    assert axes.get_yscale() == "log" and axes.get_ylim()[0] > 0.1
+    labels = {tick.get_text() for tick in axes.get_yticklabels()}
+    assert {"1", "10", "100"} <= labels
+    assert curves_of({"one": [curve]}, "T", "ratio").axes[0].get_yscale() == "linear"
+
+
 def test_tokens_are_laid_out_in_lines():
     pieces = ["word "] * 30 + ["$a$", "\n"]
     figure = token_weights_of({"a": WeightedTokens(pieces, [0.0] * 31 + [1.0])})

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from apood.detectors.ap_ood_health import warn_of_failure
+from apood.detectors.ap_ood_health import Outliers, warn_of_failure
 from apood.detectors.ap_ood_loss import log_norms
 from apood.detectors.ap_ood_recipe import HeadReduction, Recipe, RecipeName, Regularizer, ScoreName, resolve
 from apood.detectors.ap_ood_scorer import Scorer, Shortfall, tempered
@@ -266,7 +266,9 @@ class APOOD(Detector):
             lacking = Shortfall(self.score, self.prototype_, self.log_norms_).of(corpus.sample.cpu())
             distances = self.log_distances(self._best().double() - lacking.double())
             self.length_law_ = length_law(distances[:, None], lengths)
-        warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome)
+        nearest = training.aux_distance()
+        outliers = None if nearest is None else Outliers(float(nearest), self.aux_weight, recipe.head_reduction)
+        warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         lacking = self._scorer().lacking(without_first(tokens) if self.skips_first_ else tokens)

@@ -1,23 +1,50 @@
 """Whether a training of AP-OOD went wrong, and what to do about it."""
 
+import math
 import warnings
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from apood.detectors.ap_ood_recipe import HeadReduction
 from apood.detectors.mean_pooling import few_sequences
 from apood.fitting.loop import Outcome
 from apood.support.errors import DivergedWarning, FitWarning
 
-__all__ = ["warn_of_failure"]
+__all__ = ["Outliers", "warn_of_failure"]
 
 _UNSETTLED = 4.0  # mean d² a head; good fits end between 0.4 and 1.7
 _COLLAPSED = 0.99  # cosine of two heads
 _COLLAPSED_SHARE = 0.1
 _DEAD = 1e-6  # variance of a head, relative to the median one
+# d² of AUX sequences; the gradient with respect to it is 1 for an ID sequence and -λ / (exp(d²) - 1) for an AUX one:
+# from here on, at λ = 1, a millionth, which the rounding of float32 sums over tokens and sequences swallows
+_UNFELT = 14.0
 
 
-def warn_of_failure(weights: Tensor, variances: Tensor, distance: float, sequences: int, outcome: Outcome) -> None:
+class Outliers(NamedTuple):
+    """How a fit saw its AUX sequences.
+
+    Attributes:
+        distance: -log of their mean exp(-d²), at the start or at the end, wherever they were nearer.
+        weight: λ.
+        reduction: of d² over heads.
+    """
+
+    distance: float
+    weight: float
+    reduction: HeadReduction
+
+
+def warn_of_failure(
+    weights: Tensor,
+    variances: Tensor,
+    distance: float,
+    sequences: int,
+    outcome: Outcome,
+    outliers: Outliers | None,
+) -> None:
     """Issues a `FitWarning` for each thing that is clearly wrong.
 
     Args:
@@ -26,6 +53,7 @@ def warn_of_failure(weights: Tensor, variances: Tensor, distance: float, sequenc
         distance: mean d² a head over the training sequences.
         sequences: number of training sequences.
         outcome: how the optimisation ended.
+        outliers: what the loss saw of AUX sequences; None if it looked at none.
     """
     if outcome.diverged_at is not None:
         warnings.warn(
@@ -34,7 +62,10 @@ def warn_of_failure(weights: Tensor, variances: Tensor, distance: float, sequenc
             DivergedWarning,
             stacklevel=4,
         )
-    for message in _findings(weights, variances, distance, sequences):
+    found = _findings(weights, variances, distance, sequences)
+    if outliers is not None and (unfelt := _unfelt(outliers, len(weights), distance)) is not None:
+        found.append(unfelt)
+    for message in found:
         warnings.warn(message, FitWarning, stacklevel=4)
 
 
@@ -66,3 +97,25 @@ def _collapsed_share(weights: Tensor) -> float:
     directions = torch.nn.functional.normalize(weights.flatten(1), dim=1)
     cosines = (directions @ directions.T).abs().tril(-1)
     return float((cosines.amax(1) > _COLLAPSED).double().mean())
+
+
+def _unfelt(outliers: Outliers, heads: int, inside: float) -> str | None:
+    """What to say of AUX sequences that were too far away to be learnt from; `inside` is the mean d² a head of ID."""
+    distance, weight, reduction = outliers
+    limit = _UNFELT + math.log(max(weight, 1.0))
+    if not distance > limit:
+        return None
+    a_head = distance / heads if reduction == "sum" else distance
+    if a_head > limit and inside <= _UNSETTLED:
+        return (
+            f"The AUX sequences taught nothing because they are told from ID anyway: their mean squared distance a "
+            f"head is at least {a_head:.3g} at the start and at the end, that of ID {inside:.3g}; "
+            "use AUX sequences that are more like ID ones, or none."
+        )
+    which, remedy = "a head", "more steps or a smaller beta"
+    if reduction == "sum":
+        which, remedy = f"summed over {heads} heads", "head_reduction='mean' or recipe='robust'"
+    return (
+        f"The AUX sequences taught nothing: their squared distance {which} is at least {distance:.3g} at the start and "
+        f"at the end, and exp(-d²) leaves no gradient beyond about {limit:.0f}; use {remedy}."
+    )

@@ -13,7 +13,7 @@ from torch import Tensor
 from apood.detectors.ap_ood_recipe import HeadReduction, Regularizer
 from apood.pooling import Pooled, prototype, shares
 
-__all__ = ["log1mexp", "log_norms", "outlier_loss", "regularization", "spread", "squared_distances"]
+__all__ = ["log1mexp", "log_norms", "outlier_loss", "over_heads", "regularization", "spread", "squared_distances"]
 
 
 def squared_distances(pooled: Pooled, mu: Tensor | None = None) -> Tensor:
@@ -141,5 +141,9 @@ def outlier_loss(distances: Tensor, reduction: HeadReduction) -> Tensor:
     d² summed over hundreds of heads makes exp(-d²) vanish and with it the gradient; the mean over
     heads stays of order 1.
     """
-    total = distances.mean(1) if reduction == "mean" else distances.sum(1)
-    return -log1mexp(total).mean()
+    return -log1mexp(over_heads(distances, reduction)).mean()
+
+
+def over_heads(distances: Tensor, reduction: HeadReduction) -> Tensor:
+    """The d² `[N]` of whole sequences."""
+    return distances.mean(1) if reduction == "mean" else distances.sum(1)

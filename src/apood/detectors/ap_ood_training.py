@@ -1,16 +1,17 @@
 """The objective of AP-OOD, step by step, and the pass over the corpus that follows."""
 
-from collections.abc import Generator, Iterator
+import math
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from apood.detectors.ap_ood_loss import outlier_loss, regularization, spread, squared_distances
+from apood.detectors.ap_ood_loss import outlier_loss, over_heads, regularization, spread, squared_distances
 from apood.detectors.ap_ood_recipe import Recipe
 from apood.detectors.ap_ood_start import Start
 from apood.fitting.loop import warm_up
-from apood.pooling import Pooled, attention_pool, merge, pool_of_pools
+from apood.pooling import Pooled, attention_pool, merge, pool_of_pools, prototype
 from apood.support.progress import bar
 from apood.tokens.batch import TokenBatch
 from apood.tokens.loader import on_device, shuffled, upload
@@ -64,6 +65,25 @@ class Training:
             loss = loss + outliers
         return loss, per_head.detach().mean()
 
+    @torch.no_grad()
+    def aux_distance(self) -> Tensor | None:
+        """-log of the mean exp(-d²) of the AUX sequences, of whose d² the nearest count: how near the loss sees them.
+
+        At the start or now, wherever they are nearer, over the first batch of the fit, however the fit went on: what
+        it says does not depend on interruptions. None if the loss does not look at AUX sequences.
+        """
+        if len(self._sources) < 2 or self._aux_weight == 0:
+            return None
+        orders = [self._order(source, self._seed + number, 0) for number, source in enumerate(self._sources)]
+        first = [source.select(next(order)) for source, order in zip(self._sources, orders, strict=True)]
+        batches = list(on_device(first, self._weights.device))
+        found = []
+        for weights, step in ((self._start.weights, 0), (self._weights, self._recipe.steps)):
+            inside, outside = self._pool(batches, weights, step)
+            distances = over_heads(squared_distances(outside, prototype(inside)), self._recipe.head_reduction)
+            found.append(math.log(len(distances)) - torch.logsumexp(-distances, 0))
+        return torch.minimum(*found)
+
     def close(self) -> None:
         """Stops reading ahead."""
         if self._batches is not None:
@@ -74,15 +94,18 @@ class Training:
         if self._batches is None:
             self._batches = self._read(step)
         batches, inside = next(self._batches)
-        recipe = self._recipe
-        beta = self._start.beta * warm_up(step, recipe.warm_up * recipe.steps)
-        queries = self._start.queries(self._weights)
-        pools = [attention_pool(batch, queries, beta, recipe.similarity, self._start.frame) for batch in batches]
+        pools = self._pool(batches, self._weights, step)
         if len(pools) < len(self._sources):  # both in one
             (both,) = pools
             value, log_mass = (torch.split(x, [inside, len(x) - inside]) for x in both)
             pools = [Pooled(*part) for part in zip(value, log_mass, strict=True)]
         return pools
+
+    def _pool(self, batches: Sequence[TokenBatch], weights: Tensor, step: int) -> list[Pooled]:
+        recipe = self._recipe
+        beta = self._start.beta * warm_up(step, recipe.warm_up * recipe.steps)
+        queries = self._start.queries(weights)
+        return [attention_pool(batch, queries, beta, recipe.similarity, self._start.frame) for batch in batches]
 
     def _read(self, first: int) -> Generator[tuple[list[TokenBatch], int]]:
         """The batches of each step from `first` on, and how many sequences of the first one are ID."""

@@ -21,8 +21,11 @@ class Curve(NamedTuple):
     points: Mapping[int, tuple[float, float | None]]
 
 
-def curves_of(panels: Mapping[str, Sequence[Curve]], below: str, beside: str) -> Any:
-    """Draws a panel for each set; numbers stand evenly apart in their order, so that 0 has a place too."""
+def curves_of(panels: Mapping[str, Sequence[Curve]], below: str, beside: str, *, logarithmic: bool = False) -> Any:
+    """Draws a panel for each set; numbers stand evenly apart in their order, so that 0 has a place too.
+
+    Figures of different magnitudes need a `logarithmic` axis.
+    """
     numbers = sorted({number for curves in panels.values() for curve in curves for number in curve.points})
     if not numbers:
         raise InputError("A picture of curves needs at least one point, got none.")
@@ -46,6 +49,9 @@ def curves_of(panels: Mapping[str, Sequence[Curve]], below: str, beside: str) ->
         axes.set_title(literal(title), loc="left", fontsize=11, color=INK)
         axes.set_xlabel(literal(below), fontsize=9, color=INK)
         axes.set_ylabel(literal(beside), fontsize=9, color=INK)
+        if logarithmic:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
         axes.tick_params(labelsize=8, labelcolor=INK)
         axes.grid(axis="y", color="#ececec")
         axes.spines[["right", "top"]].set_visible(False)
