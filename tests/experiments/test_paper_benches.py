@@ -1,16 +1,20 @@
 """Every experiment of the paper in miniature: what it writes, and that nothing is done twice."""
 
 import json
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from apood.detectors.ap_ood import APOOD
 from apood.evaluation.rows import MEAN
 from apood.experiments.paper.catalogue import CATALOGUE
 from apood.experiments.paper.published import published
 from apood.experiments.paper.run import Options, prepare
+from apood.support.errors import FitWarning, InputError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -115,6 +119,8 @@ def test_curves_go_from_no_outliers_to_all(name: str, run: Callable[[str], Path]
     assert counts == {"AP-OOD": [0, 8, 24], "Deep SAD": [0, 8, 24]}  # 0.8 of 30
     beside = {row["aux"] for row in results["rows"] if row["results"][MEAN]["auroc"]["paper"] is not None}
     assert beside == ({24} if name.startswith("summarization") else set())  # the paper's figures are of all
+    sentences = [claim["claim"] for claim in results["claims"]]
+    assert {f"AP-OOD has the best mean AUROC at every N' ({mode})" for mode in ("input", "output")} <= {*sentences}
     alone = {row["row"]: row["aux"] for row in results["rows"] if row["row"] == "Relative Mahalanobis"}
     assert alone == {"Relative Mahalanobis": 24}  # 8 are fewer than D = 16
     assert {(s["mode"], s["supervised"]) for s in results["selections"]} == {
@@ -145,6 +151,49 @@ def test_heads_are_learnt_alone_and_queries_are_not(run: Callable[[str], Path]) 
     assert apart["heads"] < 1e-3 and apart["queries"] > 0.05
     assert list(results["distances"]) == ["T = 1", "T = 4", "T = 16"]
     assert all(one["training"] > 0 for own in results["distances"].values() for one in own)
+
+
+def test_a_fit_with_many_queries_that_fails_costs_its_row_alone(
+    models: Callable[[str], Path], texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = APOOD._fit
+
+    def fails_or_warns(self: APOOD, *arguments: Any) -> None:
+        if self.queries == 16:
+            raise InputError("No memory.")
+        fit(self, *arguments)
+        warnings.warn("Odd.", FitWarning, stacklevel=2)
+
+    monkeypatch.setattr(APOOD, "_fit", fails_or_warns)
+    options = Options(data=texts, model=str(models("bert")), seeds=1, out=tmp_path)
+    findings, _ = prepare("heads-vs-queries", options).carry_out()
+    grid = findings.tables[1].grid
+    assert grid.methods == ["T = 1 †", "T = 4 †", "T = 16"] and ("T = 16", "ratio") not in grid.cells
+    assert "beta 0." in grid.notes[0]
+    assert any(note.startswith("† T = 1, T = 4: 1 of 1 fit warned, the first: ") for note in grid.notes)
+    assert "– T = 16: 1 of 1 split failed, the first: split 1: No memory." in grid.notes
+    assert [claim.holds for claim in findings.claims] == [True, True, None]
+
+    monkeypatch.setattr(APOOD, "_fit", None)  # processes of their own do not know of it
+    findings, _ = prepare("heads-vs-queries", replace(options, out=tmp_path / "more", jobs=2)).carry_out()
+    assert findings.tables[1].grid.cells.keys() >= {("T = 16", "ratio")}
+
+
+def test_the_kernel_has_a_beta_of_its_own_and_the_others_that_of_the_dot_product(run: Callable[[str], Path]) -> None:
+    results = results_of(run("similarity-ablation"))
+    kernel = "idealised kernel, M = D, β = 1/√D"
+    assert {row["row"] for row in results["rows"]} == {"dot product", "Euclidean", kernel}
+    assert {row["parameters"]["beta"] for row in results["rows"] if row["row"] == kernel} == {None}
+    claims = [claim["claim"] for claim in results["claims"] if "(input)" in claim["claim"]]
+    assert [claim.split(" ahead of ")[1] for claim in claims] == [
+        f"{row} by mean AUROC (input)" for row in ("Euclidean", kernel)
+    ]
+    assert "the best of 2 settings of the dot product" in (run("similarity-ablation") / "table.md").read_text("utf-8")
+
+
+def test_sounds_have_the_settings_of_the_paper_and_a_note_on_them(run: Callable[[str], Path]) -> None:
+    text = (run("audio") / "table.md").read_text(encoding="utf-8")
+    assert "AP-OOD has M = 128, T = 8 and the defaults of its recipe (paper: β is 1/√D)." in text
 
 
 def test_attention_maps_show_two_heads_of_each_set(run: Callable[[str], Path]) -> None:

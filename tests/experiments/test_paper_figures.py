@@ -15,9 +15,10 @@ from apood.experiments.paper.claims import Check, ahead_of, best_mean, rising
 from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.findings import Table
 from apood.experiments.paper.published import Published, published
+from apood.experiments.paper.scaling import _claims, _grid
 from apood.experiments.paper.settings import Settings
 from apood.experiments.paper.study import Scene, Study
-from apood.experiments.paper.supervised import with_all_aux, with_what_is_lacking
+from apood.experiments.paper.supervised import _always_best, _counts, with_all_aux, with_what_is_lacking
 from apood.experiments.paper.tables import tables_of
 from apood.experiments.paper.tasks import SUMMARIZATION
 from apood.experiments.paper.trials import Result
@@ -82,6 +83,45 @@ def test_a_row_whose_fits_warned_bears_the_mark_of_its_note():
     ]
 
 
+def size(heads: int, queries: int, auroc: float) -> Result:
+    found = result(f"M = {heads} and T = {queries}", auroc)
+    return replace(found, parameters={"heads": heads, "queries": queries, "beta": 0.5})
+
+
+def test_scaling_says_what_failed_what_warned_and_of_which_sets_the_papers_mean_is():
+    warned = size(1, 4, 91.0)
+    warned = replace(warned, splits=[replace(warned.splits[0], warnings=["odd!"])])
+    failed = replace(size(1, 1, 90.0), splits=[], failures=["split 1: no memory"])
+    largest = size(1024, 16, 95.0)
+    best = {(1, 4): warned, (1024, 16): largest}
+    study = cast(Study, SimpleNamespace(ood=("CNN/DM", "more"), seeds=1, left_out=("Newsroom",)))
+    grid = _grid([failed, warned, largest], best, study)
+    assert ("M = 1", "T = 1") not in grid.cells
+    assert [grid.cells[f"M = {m}", f"T = {t}"][0].text for m, t in best] == ["91.0 †", "95.0 (99.4)"]
+    assert grid.notes == [
+        "– M = 1 and T = 1: 1 of 1 split failed, the first: split 1: no memory",
+        "† M = 1 and T = 4: 1 of 1 fit warned, the first: odd!",
+    ]
+    assert "(figure 4, a mean over CNN/DM, Newsroom, Reddit, Samsum)" in grid.legend
+    assert grid.legend.endswith("Sets that are not here: Newsroom.")
+
+
+def test_no_rise_is_told_where_a_size_failed():
+    sizes = [(1, 1), (16, 1), (128, 1), (1024, 1), (1024, 4), (1024, 16)]
+    best = {one: size(*one, 90.0 + place) for place, one in enumerate(sizes)}
+    assert [claim.holds for claim in _claims(best)] == [True, True]
+    del best[16, 1]
+    assert [claim.holds for claim in _claims(best)] == [None, True]
+
+
+@pytest.mark.parametrize(("recipe", "beta"), [("paper", "1/√D"), ("robust", "set by the spread of the similarities")])
+def test_a_note_says_which_settings_are_given_and_which_are_the_recipes(recipe: str, beta: str):
+    sounds = replace(result("AP-OOD", 90.0), entry=Entry("AP-OOD", "ap-ood", {"heads": 128, "queries": 8}))
+    study = cast(Study, SimpleNamespace(ood=(MEAN,), seeds=1, recipe=recipe, left_out=(), selections={}))
+    (table,) = tables_of(study, [sounds], None)
+    assert table.grid.notes == [f"AP-OOD has M = 128, T = 8 and the defaults of its recipe ({recipe}: β is {beta})."]
+
+
 @pytest.mark.parametrize(("aux", "lacks"), [(15, True), (16, False)])
 def test_a_table_says_what_is_not_in_it(aux: int, lacks: bool):
     table = Table("Input OOD", Grid([], [], {}, "", ["first"]))
@@ -124,6 +164,23 @@ def test_the_table_of_a_mode_has_the_rows_with_most_outliers():
     assert with_all_aux(rows) == rows[1:]
 
 
+def test_a_count_that_is_nearly_all_is_left_out():
+    assert _counts(Scene("input", 16, 1040, Settings())) == [0, 8, 64, 512, 1040]
+    assert _counts(Scene("input", 16, 1200, Settings())) == [0, 8, 64, 512, 1024, 1200]
+    assert _counts(Scene("input", 1024, 10_000, Settings())) == [0, 8, 64, 512, 1024, 4096, 10_000]  # as in the paper
+
+
+def test_best_with_every_count():
+    rows = [result("AP-OOD", 80.0), result("Deep SAD", 70.0), result("AP-OOD", 90.0, aux=8)]
+    held_here = _always_best("input", [*rows, result("Deep SAD", 85.0, aux=8)])
+    assert (held_here.sentence, held_here.holds) == ("AP-OOD has the best mean AUROC at every N' (input)", True)
+    assert held_here.because == "N' = 0: AP-OOD 80.00, Deep SAD 70.00; N' = 8: AP-OOD 90.00, Deep SAD 85.00"
+    ahead = result("Deep SAD", 95.0, aux=8)
+    lost = _always_best("input", [*rows, ahead])
+    assert (lost.holds, lost.because) == (False, "N' = 8: AP-OOD 90.00, Deep SAD 95.00")
+    assert _always_best("input", [*rows, replace(ahead, failures=["split 1: no"])]).holds is None
+
+
 def test_lower_is_better_of_some():
     results = [result("a", 70.0, 10.0), result("b", 80.0, 20.0)]
     assert held(ahead_of(["a"], ["b"]), results) is False
@@ -139,4 +196,4 @@ def test_claims_hold_of_the_papers_own_tables(name: str):
         results = [result(row, *TABLES[name].cells[mode, row, MEAN]) for row in rows]
         said += [held(check, results) for check in checks]
     assert set(said) <= {True, "not about these"}
-    assert True in said or name == "similarity-ablation"  # the kernel distance, of which the paper has no figures
+    assert True in said

@@ -106,6 +106,18 @@ def test_what_is_missing(folder: Path, models: Callable[[str], Path], sounds: tu
     assert "All OOD sets are skipped" in refused("summarization", data=folder, skip=["other"])
 
 
+def test_what_is_refused_leaves_nothing_behind(folder: Path, models: Callable[[str], Path], bags: Path) -> None:
+    out, bert = folder / "out", str(models("bert"))
+    refused("summarization", data=folder, model="./no-model", out=out)
+    refused("multiple-instance", data=bags, model=bert, out=out)
+    for content in ("", '{"text": 3}\n'):
+        (folder / "test.jsonl").write_text(content, encoding="utf-8")
+        refused("summarization", data=folder, model=bert, out=out)
+    assert not out.exists()
+    out.write_text("a file", encoding="utf-8")
+    assert "its folder cannot be made" in refused("multiple-instance", data=bags, out=out)
+
+
 def test_too_little_disk(
     texts: Path, models: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +218,21 @@ def drawn(prepared: Prepared) -> dict[str, int]:
 def test_samples_are_drawn_for_what_is_scored_alone(texts: Path, models: Callable[[str], Path], tmp_path: Path) -> None:
     prepared = prepare("summarization", Options(data=texts, model=str(models("t5")), out=tmp_path))
     assert drawn(prepared) == {"id_train": 0, "aux": 0, "id_test": 2, "ood.CNN/DM": 2, "ood.extra": 2}
+
+
+def test_every_store_is_looked_for_once(
+    texts: Path, models: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    class Counted(stores_module.Embedding):
+        def __init__(self, *given: Any) -> None:
+            made.append(given[:2])
+            super().__init__(*given)
+
+    monkeypatch.setattr(stores_module, "Embedding", Counted)
+    prepared = prepare("beta-ablation", Options(data=texts, model=str(models("bert")), out=tmp_path), dry_run=True)
+    assert len(made) == len(prepared.wanted) == 5
 
 
 def test_samples_that_no_row_looks_at_are_not_drawn_but_shared(
@@ -327,7 +354,8 @@ def test_profile_paper_reads_a_folder_that_is_laid_out_like_the_hub(
         assert len(store) == 5 and store.encoder is not None and store.encoder["mode"] == "input"
     articles = [json.loads(line)["article"] for line in (hub / "abisee/cnn_dailymail/3.0.0/test.jsonl").open()]
     cnn = next(embedding for embedding in wanted if embedding.role == "ood.CNN/DM")
-    assert channel_texts(TokenStore(cnn.folder).select(slice(None)).channels["text"]) == articles
+    stored = channel_texts(TokenStore(cnn.folder).select(slice(None)).channels["text"])
+    assert sorted(map(str, stored)) == sorted(articles)
 
 
 def test_no_more_id_sequences_are_scored_than_the_settings_say(
@@ -352,6 +380,16 @@ def test_a_plan_counts_heads_and_queries(
     plans = {name: prepare(name, options, dry_run=True).plan for name in ("scaling", "heads-ablation")}
     assert plans["scaling"].seconds > 100 * plans["heads-ablation"].seconds  # M T goes up to 16,384 instead of D = 16
     assert plans["scaling"].disk > 10 * plans["heads-ablation"].disk
+
+
+def test_a_plan_of_bags_says_what_it_costs(bags: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(data=bags, seeds=3, out=tmp_path / "out")
+    facts = prepare("multiple-instance", options, dry_run=True).plan.facts
+    assert list(facts) == ["bags", "fit, input", "disk", "time"]
+    assert facts["fit, input"] == "4 rows on 3 splits"
+    assert str(facts["disk"]).startswith("about ") and str(facts["time"]).startswith("about 24 seconds on ")
+    monkeypatch.setattr(plan_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert "where only 1 kB are free" in refused("multiple-instance", data=bags, out=tmp_path / "out")
 
 
 def test_settings_of_a_manifest_are_those_of_the_paper_unless_it_says_otherwise(folder: Path) -> None:

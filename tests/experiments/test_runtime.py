@@ -1,6 +1,7 @@
 """The runtime experiment in miniature: every output is there and has its shape; bad input is refused by name."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,15 @@ def test_the_manifest_names_versions_and_seed(done: Path) -> None:
     assert {"apood", "source", "python", "transformers"} <= manifest["versions"].keys()
 
 
+def test_command_device_and_date_stand_in_manifest_and_table(done: Path) -> None:
+    manifest = json.loads((done / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["command"] == f"apood bench runtime --device cpu --quick --out {done}"
+    assert manifest["device"].startswith("CPU, ")
+    title, _, line, *_ = (done / "table11.md").read_text(encoding="utf-8").splitlines()
+    assert title.startswith("# runtime: ") and title.endswith("(table 11)")
+    assert line == f"`{manifest['command']}`, {manifest['device']}, {manifest['finished'][:10]}."
+
+
 def test_tables_show_the_paper_beside_ours(done: Path) -> None:
     markdown, latex = ((done / f"table11.{kind}").read_text(encoding="utf-8") for kind in ("md", "tex"))
     rows = [line for line in markdown.splitlines() if line.startswith("|")]
@@ -73,11 +83,29 @@ def test_tables_show_the_paper_beside_ours(done: Path) -> None:
     assert r"28.4 $\pm$2.51" in latex and latex.count(r"\\") == 1 + len(PAPER) + 1
 
 
-def test_redrawing_measures_nothing(done: Path) -> None:
-    before = (done / "results.json").read_bytes()
-    (done / "table11.md").unlink()
-    assert run("--redraw", "--out", done).exit_code == 0
-    assert (done / "table11.md").exists() and (done / "results.json").read_bytes() == before
+def test_a_command_says_all_that_was_given(models: Callable[[str], Path]) -> None:
+    plan = plan_runtime(models("bert"), "paper", "cpu", 3, quick=True)
+    given = f"--model {models('bert')} --profile paper --device cpu --seed 3 --quick"
+    assert plan.command(Path("here")) == f"apood bench runtime {given} --out here"
+
+
+def test_redrawing_measures_nothing(done: Path, tmp_path: Path) -> None:
+    out = tmp_path / "moved"
+    shutil.copytree(done, out)
+    (out / "table11.md").unlink()
+    assert run("--redraw", "--out", out).exit_code == 0
+    assert (out / "table11.md").read_bytes() == (done / "table11.md").read_bytes()  # also where it comes from
+    assert (out / "results.json").read_bytes() == (done / "results.json").read_bytes()
+
+
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_nothing_is_redrawn_without_its_manifest(done: Path, tmp_path: Path, content: str | None) -> None:
+    shutil.copy(done / "results.json", tmp_path)
+    if content is not None:
+        (tmp_path / "manifest.json").write_text(content, encoding="utf-8")
+    result = run("--redraw", "--out", tmp_path)
+    assert result.exit_code == 2 and "manifest.json" in result.stderr
+    assert not (tmp_path / "table11.md").exists()
 
 
 def test_results_are_replaced_only_when_forced(tmp_path: Path) -> None:

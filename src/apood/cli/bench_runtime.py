@@ -34,7 +34,7 @@ def runtime(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the results that are already there.")] = False,
     redraw: Annotated[
-        bool, typer.Option("--redraw", help="Measure nothing: tables and figures anew from results.json in --out.")
+        bool, typer.Option("--redraw", help="Measure nothing: tables and figures anew from what lies in --out.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json.")] = False,
 ) -> None:
@@ -42,8 +42,8 @@ def runtime(
 
     The same command goes on after an interruption. Results that are complete are replaced only with --force.
     """
-    from apood.experiments.runtime import RESULTS, measure, plan_runtime
-    from apood.experiments.runtime_tables import read_results, write_report
+    from apood.experiments.runtime import MANIFEST, RESULTS, measure, plan_runtime
+    from apood.experiments.runtime_tables import read_manifest, read_results, write_report
 
     if redraw:
         results = read_results(out / RESULTS)
@@ -61,7 +61,7 @@ def runtime(
             print_facts(plan.facts)
         with interrupted_with(lambda: f"what is measured lies in {out}; run the same command again to go on."):
             results = measure(plan, out)
-    written = write_report(results, out)
+    written = write_report(results, read_manifest(out / MANIFEST), out)
     if as_json:
         print_json(results)
     else:

@@ -8,6 +8,7 @@ CPU. They are fitted on random tokens, since how long a score takes does not dep
 import json
 import math
 import platform
+import shlex
 import statistics
 import time
 import warnings
@@ -59,13 +60,18 @@ _LOADING = 15.0
 
 @dataclass(frozen=True)
 class Plan:
-    """All that will be measured, with what, and about how long it takes."""
+    """All that will be measured, with what, about how long it takes, and the options that were given for it."""
 
     profile: Profile
     backbone: Backbone
     cases: list[Case]
     seconds: float
     seed: int
+    options: list[str]
+
+    def command(self, out: Path) -> str:
+        """What somebody types for the same."""
+        return shlex.join(["apood", "bench", "runtime", *self.options, "--out", str(out)])
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -107,7 +113,15 @@ def plan_runtime(
     room = backbone.context - (sizes.new_tokens if backbone.loaded.kind == "causal" else 0)
     sizes = sizes.within(max(1, room))
     cases = [*sizes.model_cases(generates=backbone.generates), *sizes.detector_cases()]
-    return Plan(sizes, backbone, cases, _estimate(sizes, backbone, cases), seed)
+    given = {
+        "--model": model,
+        "--profile": None if profile == "local" else profile,
+        "--device": device,
+        "--seed": seed or None,
+    }
+    options = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    options += ["--quick"] if quick else []
+    return Plan(sizes, backbone, cases, _estimate(sizes, backbone, cases), seed, options)
 
 
 def measure(plan: Plan, out: Path) -> dict[str, Any]:
@@ -132,7 +146,7 @@ def measure(plan: Plan, out: Path) -> dict[str, Any]:
             progress.update()
     results = {**about, "measurements": measurements}
     write_json(out / RESULTS, results)
-    write_json(out / MANIFEST, _manifest(plan, time.perf_counter() - started))
+    write_json(out / MANIFEST, _manifest(plan, out, time.perf_counter() - started))
     (out / _PARTIAL).unlink()
     return results
 
@@ -148,15 +162,17 @@ def _kept(path: Path, of: dict[str, Any], cases: Sequence[Case]) -> list[dict[st
     return found if begun == [asdict(case) for case in cases[: len(found)]] else []
 
 
-def _manifest(plan: Plan, seconds: float) -> dict[str, Any]:
+def _manifest(plan: Plan, out: Path, seconds: float) -> dict[str, Any]:
     return {
         "experiment": "runtime",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(seconds, 1),
+        "command": plan.command(out),
         "seed": plan.seed,
         "versions": versions(),
+        "device": plan.facts["device"],
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
     }
 
 

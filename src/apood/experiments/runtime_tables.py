@@ -1,9 +1,10 @@
 """Table 11 of the paper with ours beside it, as Markdown and LaTeX, and all that the runtime experiment writes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from apood.experiments.paper.outputs import made_with
 from apood.experiments.runtime_figures import draw_figures, find
 from apood.experiments.runtime_profiles import AP_OOD, ENCODER, GENERATION, MAHALANOBIS
 from apood.report.grid import Block, Cell, Figure, Grid
@@ -12,7 +13,7 @@ from apood.report.tables import markdown_table
 from apood.support.errors import InputError
 from apood.support.files import atomic_file, read_json
 
-__all__ = ["PAPER", "read_results", "table_of", "write_report"]
+__all__ = ["PAPER", "read_manifest", "read_results", "table_of", "write_report"]
 
 
 class Time(NamedTuple):
@@ -31,6 +32,7 @@ PAPER = {
 """On an A100 with 40 GB: 32 sequences of 512 tokens, M = 256, T = 4."""
 
 _PAPER_COLUMN = "paper: PEGASUS large, A100"
+_TITLE = "# runtime: what detectors cost beside the model (table 11)"
 _SHARE = "AP-OOD of encoder and detector"
 
 
@@ -59,11 +61,12 @@ def table_of(results: Mapping[str, Any]) -> Grid:
     return Grid([Block(None, [*PAPER, _SHARE])], [_PAPER_COLUMN, ours], cells, legend)
 
 
-def write_report(results: Mapping[str, Any], out: Path) -> list[Path]:
+def write_report(results: Mapping[str, Any], manifest: Mapping[str, Any], out: Path) -> list[Path]:
     """Writes `table11.md`, `table11.tex` and the figures to the folder, and returns their paths."""
     table = table_of(results)
     written = []
-    for name, text in (("table11.md", markdown_table(table)), ("table11.tex", latex_table(table))):
+    markdown = "\n\n".join([_TITLE, made_with(manifest), markdown_table(table)])
+    for name, text in (("table11.md", markdown), ("table11.tex", latex_table(table))):
         with atomic_file(out / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
         written.append(out / name)
@@ -72,11 +75,20 @@ def write_report(results: Mapping[str, Any], out: Path) -> list[Path]:
 
 def read_results(path: Path) -> dict[str, Any]:
     """What an earlier run measured."""
+    return _read(path, table_of)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Where that comes from."""
+    return _read(path, made_with)
+
+
+def _read(path: Path, usable: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"There is no {path} to draw from: measure first.")
     try:
         found: dict[str, Any] = read_json(path)
-        table_of(found)
+        usable(found)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} is not what the runtime experiment writes ({type(error).__name__}: {error})."

@@ -45,6 +45,11 @@ class Source:
     shuffled: bool = False
     local: bool = True
 
+    @property
+    def drawn(self) -> bool:
+        """Whether what is used of it is drawn at random in one pass: the paper's sets need not fit into memory."""
+        return self.local and not self.shuffled
+
 
 @dataclass(frozen=True)
 class Data:

@@ -17,12 +17,14 @@ from apood.detectors.ap_ood import APOOD
 from apood.detectors.ap_ood_loss import log_norms, squared_distances
 from apood.evaluation.comparison import Spread
 from apood.evaluation.runs import fitted, run
-from apood.experiments.paper.bench import Experiment
+from apood.experiments.paper.bench import Experiment, results_as_json
 from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.findings import Claim, Findings, Table
 from apood.experiments.paper.settings import Settings, beta_of
 from apood.experiments.paper.study import Scene, Study
+from apood.experiments.paper.tables import name_of, notes_of
 from apood.experiments.paper.tasks import SUMMARIZATION, Mode
+from apood.experiments.paper.trials import Result, carry_out
 from apood.pooling import attention_pool
 from apood.report.curves import Curve, curves_of
 from apood.report.grid import Block, Cell, Figure, Grid
@@ -63,27 +65,25 @@ class HeadsAndQueries(Experiment):
     def carry_out(self, study: Study) -> Findings:
         """Independence on the first split, over-fitting on all."""
         (mode,) = study.modes
-        scene = study.scene(mode)
         apart = _differences(study, mode)
-        rows = self.rows(scene)
-        learnt: dict[str, list[_Distances]] = {}
-        with bar(len(rows) * study.seeds, "fit") as progress:
-            for row in rows:
-                for number in range(study.seeds):
-                    learnt.setdefault(row.label, []).append(_distances(study, mode, row, number))
-                    progress.update()
+        rows = carry_out(study, {mode: self.rows(study.scene(mode))})
+        whole = {row.entry.label: row for row in rows if not row.failures}
+        learnt = {
+            label: [_distances(study, row, number) for number in range(study.seeds)] for label, row in whole.items()
+        }
         ratios = {label: Spread.of([one.ratio for one in own]) for label, own in learnt.items()}
-        points = {row.parameters["queries"]: ratios[row.label] for row in rows}
+        points = {row.parameters["queries"]: ratios[label] for label, row in whole.items()}
         results = {
             "relative_difference_from_training_alone": apart,
             "distances": {label: [one._asdict() for one in own] for label, own in learnt.items()},
+            **results_as_json(rows, None, study),
         }
         claims = [
             Claim(
                 "Heads with the same start remain identical under SGD", apart["heads"] < _SAME, f"{apart['heads']:.1e}"
             ),
             Claim("Queries with the same start do not", apart["queries"] > _SAME, f"{apart['queries']:.1e}"),
-            _over_fits({label: ratio.mean for label, ratio in ratios.items()}),
+            _over_fits([row.entry.label for row in rows], {label: ratio.mean for label, ratio in ratios.items()}),
         ]
         figures = {
             "figure": lambda: curves_of(
@@ -93,7 +93,8 @@ class HeadsAndQueries(Experiment):
                 logarithmic=True,
             )
         }
-        tables = [Table("Apart from the one alone", _apart_grid(apart)), Table("Over-fitting", _distance_grid(learnt))]
+        distances = _distance_grid(rows, learnt, notes_of(study, rows))
+        tables = [Table("Apart from the one alone", _apart_grid(apart)), Table("Over-fitting", distances)]
         return Findings(results, tables, figures, claims)
 
 
@@ -128,16 +129,19 @@ def _descended(train: TokenSource, start: Tensor, steps: int, after_each: Callab
     return queries.detach()
 
 
-def _over_fits(ratios: dict[str, float]) -> Claim:
-    fewest, *_, most = [*ratios, *ratios]  # of one alone both are the same
+def _over_fits(labels: Sequence[str], ratios: dict[str, float]) -> Claim:
+    sentence = "Many queries and few heads over-fit more than one query a head"
+    fewest, most = labels[0], labels[-1]
+    if most == fewest or not {fewest, most} <= ratios.keys():
+        return Claim(sentence, None)
     because = f"held-out / training distance: {fewest} {ratios[fewest]:.2f}, {most} {ratios[most]:.2f}"
-    told = ratios[most] > ratios[fewest] if most != fewest else None
-    return Claim("Many queries and few heads over-fit more than one query a head", told, because)
+    return Claim(sentence, ratios[most] > ratios[fewest], because)
 
 
-def _distances(study: Study, mode: Mode, row: Entry, number: int) -> _Distances:
-    data = study.split(mode, number)
-    detector = row.detector(study, mode, number)
+def _distances(study: Study, row: Result, number: int) -> _Distances:
+    """Of a fit that is done, and read from the cache with its scores."""
+    data = study.split(row.mode, number)
+    detector = row.entry.detector(study, row.mode, number)
     done = run(detector, data.train, None, {"test": data.test}, study.cache)
     model = fitted(detector, data.train, None, study.cache)
     assert isinstance(model, APOOD)
@@ -154,16 +158,17 @@ def _apart_grid(apart: dict[str, float]) -> Grid:
     return Grid([Block(None, [f"two {what}" for what in apart])], ["difference"], cells, legend)
 
 
-def _distance_grid(learnt: dict[str, list[_Distances]]) -> Grid:
+def _distance_grid(rows: Sequence[Result], learnt: dict[str, list[_Distances]], notes: list[str]) -> Grid:
     columns = {"training": "training", "held_out": "held out", "ratio": "ratio"}
+    names = {row.entry.label: name_of(row) for row in rows}
     cells: dict[tuple[str, str], Cell] = {}
     for label, own in learnt.items():
         for name, column in columns.items():
             mean, deviation = Spread.of([getattr(one, name) for one in own])
             reach = "" if deviation is None else f" ±{deviation:.2f}"
-            cells[label, column] = (Figure(f"{mean:.2f}{reach}"),)
+            cells[names[label], column] = (Figure(f"{mean:.2f}{reach}"),)
     legend = "Mean squared distance a head of ID sequences that were learnt from and of others; a ratio of 1 is ideal."
-    return Grid([Block(None, list(learnt))], list(columns.values()), cells, legend)
+    return Grid([Block(None, list(names.values()))], list(columns.values()), cells, legend, notes)
 
 
 HEADS_AND_QUERIES_BENCH = HeadsAndQueries(

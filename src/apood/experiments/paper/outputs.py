@@ -1,5 +1,6 @@
 """What an experiment leaves in its folder."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from apood.report.latex import latex_table
 from apood.report.tables import markdown_table
 from apood.support.files import atomic_file, write_json
 
-__all__ = ["write_findings"]
+__all__ = ["made_with", "write_findings"]
 
 
 def write_findings(findings: Findings, folder: Path, title: str, manifest: dict[str, Any]) -> list[Path]:
@@ -30,8 +31,13 @@ def write_findings(findings: Findings, folder: Path, title: str, manifest: dict[
     return [*written, folder / "manifest.json"]
 
 
+def made_with(manifest: Mapping[str, Any]) -> str:
+    """The line below a title that says where figures come from: command, device and date."""
+    return f"`{manifest['command']}`, {manifest['device']}, {manifest['finished'][:10]}."
+
+
 def _markdown(findings: Findings, title: str, manifest: dict[str, Any]) -> str:
-    parts = [f"# {title}", f"`{manifest['command']}`, {manifest['device']}, {manifest['finished'][:10]}."]
+    parts = [f"# {title}", made_with(manifest)]
     for table in findings.tables:
         parts += [f"## {table.heading}", markdown_table(table.grid).rstrip()]
     if findings.claims:

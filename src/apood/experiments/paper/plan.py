@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood_recipe import resolve
 from apood.detectors.knn import KNN
 from apood.encoders.device import as_device
 from apood.experiments.paper.bench import Experiment
@@ -16,6 +17,7 @@ from apood.experiments.paper.data import OOD, Data
 from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.idealised import IdealisedKernel
 from apood.experiments.paper.model import Model
+from apood.experiments.paper.multiple_instance import read_bags
 from apood.experiments.paper.settings import SHARE
 from apood.experiments.paper.stores import Embedding
 from apood.experiments.paper.study import RecipeChoice, Scene, grid_of
@@ -34,7 +36,8 @@ _GENERATING = {"cuda": 20.0, "cpu": 2.0}  # how much slower a token is written t
 _EACH_FIT = 2.0  # seconds to read, check, score and save, however small
 _STORED_BYTES = 2  # float16
 _TRAINED = (APOOD, IdealisedKernel)  # on every token; all else learns from one vector a sequence
-_STEPS = {"paper": (1000, 512), "robust": (300, 64)}
+
+_Surveys = dict[tuple[Mode, str], Survey]
 
 
 @dataclass(frozen=True)
@@ -72,19 +75,20 @@ def plan_of(
     out: Path,
 ) -> Plan:
     """Counts what is there and what is missing; files on this machine are read once for it."""
-    surveys = {(e.mode, e.role): _known(e) or survey(e, experiment.task) for e in wanted}
-    waiting = [e for e in wanted if e.done is None]
     facts: dict[str, object] = {"left out": ", ".join(data.left_out)} if data.left_out else {}
+    disk, seconds = 0, 0.0
     if model is None:
-        return Plan(facts, 0, 0.0)
-    facts["model"] = _about_model(model, experiment)
-    facts |= _downloads(model, waiting)
-    for mode in _modes(wanted):
-        own = {e.role.removeprefix(OOD): _about_set(e, surveys[mode, e.role]) for e in wanted if e.mode == mode}
-        facts[f"embed, {mode}"] = own
-    disk = sum(round(math.prod(surveys[e.mode, e.role]) * model.dim * _STORED_BYTES) for e in waiting)
-    seconds = sum(_embedding_operations(e, surveys[e.mode, e.role], model) for e in waiting) / _speed(_READING)
-    works = {mode: _fits(experiment, mode, surveys, data, model.dim, seeds, recipe) for mode in _modes(wanted)}
+        dim, surveys = _bags(data)
+    else:
+        dim, surveys = model.dim, {(e.mode, e.role): _known(e) or survey(e, experiment.task) for e in wanted}
+        waiting = [e for e in wanted if e.done is None]
+        facts |= {"model": _about_model(model, experiment)} | _downloads(model, waiting)
+        for mode in _modes(surveys):
+            own = {e.role.removeprefix(OOD): _about_set(e, surveys[mode, e.role]) for e in wanted if e.mode == mode}
+            facts[f"embed, {mode}"] = own
+        disk = sum(round(math.prod(surveys[e.mode, e.role]) * dim * _STORED_BYTES) for e in waiting)
+        seconds = sum(_embedding_operations(e, surveys[e.mode, e.role], model) for e in waiting) / _speed(_READING)
+    works = {mode: _fits(experiment, mode, surveys, data, dim, seeds, recipe) for mode in _modes(surveys)}
     facts |= {f"fit, {mode}": work.text for mode, work in works.items()}
     disk += sum(work.disk for work in works.values())
     seconds += sum(work.seconds for work in works.values())
@@ -101,8 +105,15 @@ def refuse_little_disk(plan: Plan, out: Path) -> None:
         )
 
 
-def _modes(wanted: Sequence[Embedding]) -> list[Mode]:
-    return list(dict.fromkeys(embedding.mode for embedding in wanted))
+def _bags(data: Data) -> tuple[int, _Surveys]:
+    """D, and the bags of every set, which no model reads."""
+    bags = {role: read_bags(source) for role, source in data.sources.items()}
+    dim = next(iter(bags.values())).dim
+    return dim, {("input", role): Survey(len(own), len(own.values) / len(own)) for role, own in bags.items()}
+
+
+def _modes(surveys: _Surveys) -> list[Mode]:
+    return list(dict.fromkeys(mode for mode, _ in surveys))
 
 
 def _known(embedding: Embedding) -> Survey | None:
@@ -125,10 +136,15 @@ def _downloads(model: Model, waiting: Sequence[Embedding]) -> dict[str, object]:
 
 def _about_set(embedding: Embedding, found: Survey) -> str:
     names = ", ".join(name if not embedding.source.local else Path(name).name for name in embedding.source.inputs)
+    count = f"{found.sequences:,}"
+    if not embedding.source.local:
+        count = f"the first {count}"
+    elif embedding.source.drawn and found.sequences == embedding.limit:
+        count = f"{count} at random"
     if embedding.done is not None:
-        return f"{found.sequences:,} from {names}, done"
+        return f"{count} from {names}, done"
     most = "" if embedding.source.local else "at most "
-    return f"{most}{found.sequences:,} from {names}, about {found.tokens:,.0f} tokens each"
+    return f"{most}{count} from {names}, about {found.tokens:,.0f} tokens each"
 
 
 def _embedding_operations(embedding: Embedding, found: Survey, model: Model) -> float:
@@ -143,7 +159,7 @@ def _embedding_operations(embedding: Embedding, found: Survey, model: Model) -> 
 def _fits(
     experiment: Experiment,
     mode: Mode,
-    surveys: Mapping[tuple[Mode, str], Survey],
+    surveys: _Surveys,
     data: Data,
     dim: int,
     seeds: int,
@@ -160,9 +176,10 @@ def _fits(
         else [supervised for supervised in (False, True) if _asks(rows, supervised)]
     )
     tried = sum(math.prod(map(len, grid_of(settings, dim, supervised=one).values())) for one in searches)
-    steps, batch = _STEPS[recipe]
+    fitted = resolve(recipe)
     queries = tried * dim + seeds * sum(_queries(row, dim) for row in rows if issubclass(row.kind, _TRAINED))
-    operations = 6 * dim * queries * (settings.steps or steps) * min(batch, train.sequences) * train.tokens
+    steps, batch = settings.steps or fitted.steps, min(fitted.batch_size, train.sequences)
+    operations = 6 * dim * queries * steps * batch * train.tokens
     text = f"{counted(len(rows), 'row')} on {counted(seeds, 'split')}"
     if tried:
         text = f"{counted(tried, 'setting')} of AP-OOD to choose from, then {text}"

@@ -145,8 +145,6 @@ def prepare(name: str, options: Options, *, dry_run: bool = False) -> Prepared:
     data = _data(chosen, options)
     if chosen.needs_aux and "aux" not in data.sources:
         raise InputError(f"The experiment {name} learns from AUX sequences, and the {MANIFEST} names none as aux.")
-    if not dry_run:
-        refuse_unwritable(options.out / name / "results.json")
     model = look_at(options.model, chosen.task, fetch=not dry_run)
     wanted: list[Embedding] = []
     if model is not None:
@@ -159,6 +157,7 @@ def prepare(name: str, options: Options, *, dry_run: bool = False) -> Prepared:
     plan = replace(plan, facts={**read, **plan.facts})
     if not dry_run:
         refuse_little_disk(plan, options.out)
+        refuse_unwritable(options.out / name / "results.json")  # last, since it makes the folder
     return Prepared(name, chosen, options, data, model, wanted, seeds, plan)
 
 
@@ -168,6 +167,8 @@ def _about(options: Options, data: Data, model: Model | None) -> dict[str, Any]:
         "recipe": options.recipe,
         "model": None if model is None else {"name": model.given, "identity": model.identity},
         "files": {role: file_digests(source) for role, source in data.sources.items()},
+        "sets": {role: {"field": own.field, "labels": sorted(own.labels)} for role, own in data.sources.items()},
+        "prompt": data.prompt,
     }
 
 
@@ -175,7 +176,8 @@ def _refuse_to_replace(folder: Path, about: dict[str, Any]) -> None:
     """Results with other settings or more splits take the place of those before, but not results about others."""
     try:
         there = read_json(folder / "manifest.json")
-        found = [_identity(there), _identity(about)]
+        # what older manifests do not say counts as the same
+        found = [_identity({**about, **there}), _identity(about)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or none of ours
         return
     for what, other in (("recipe", "another recipe"), ("model", "another model"), ("data", "other data")):
@@ -189,7 +191,7 @@ def _identity(about: dict[str, Any]) -> dict[str, Any]:
     return {
         "recipe": about["recipe"],
         "model": None if model is None else model["identity"],
-        "data": {role: sorted(own.values()) for role, own in files.items()},
+        "data": [{role: sorted(own.values()) for role, own in files.items()}, about["sets"], about["prompt"]],
     }
 
 

@@ -8,12 +8,13 @@ from apood.experiments.paper.bench import Experiment, results_as_json
 from apood.experiments.paper.claims import rising
 from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.findings import Claim, Findings, Table
-from apood.experiments.paper.published import BEST_SCALING
+from apood.experiments.paper.published import BEST_SCALING, published
 from apood.experiments.paper.settings import Settings, beta_of
 from apood.experiments.paper.study import Scene, Study
-from apood.experiments.paper.tables import shown
+from apood.experiments.paper.tables import lacking_sets, shown
 from apood.experiments.paper.tasks import SUMMARIZATION
 from apood.experiments.paper.trials import Result, carry_out, mean_auroc
+from apood.report.comparison import fit_notes, row_name
 from apood.report.grid import Block, Cell, Figure, Grid
 from apood.report.heatmap import Cell as HeatCell
 from apood.report.heatmap import heatmap_of
@@ -35,7 +36,7 @@ class Scaling(Experiment):
         betas = sorted({beta_of(beta, scene.dim) for beta in scene.settings.betas})
         sizes = [(heads, queries, beta) for heads in _HEADS for queries in _QUERIES for beta in betas]
         return [
-            Entry(f"M = {m}, T = {t}, β = {beta:.3g}", "ap-ood", {"heads": m, "queries": t, "beta": beta})
+            Entry(f"M = {m} and T = {t} with β = {beta:.3g}", "ap-ood", {"heads": m, "queries": t, "beta": beta})
             for m, t, beta in sizes
         ]
 
@@ -54,7 +55,7 @@ class Scaling(Experiment):
         }
         return Findings(
             results_as_json(results, None, study),
-            [Table("Mean AUROC and best β", _grid(best, study))],
+            [Table("Mean AUROC and best β", _grid(results, best, study))],
             figures,
             _claims(best),
         )
@@ -65,28 +66,39 @@ def _heatmap(best: Sizes, values: dict[tuple[int, int], float], label: str) -> o
     return heatmap_of(cells, title="AP-OOD by heads M and queries T", label=label)
 
 
-def _grid(best: Sizes, study: Study) -> Grid:
+def _grid(results: Sequence[Result], best: Sizes, study: Study) -> Grid:
     cells: dict[tuple[str, str], Cell] = {}
     for (heads, queries), result in best.items():
         theirs = f" ({BEST_SCALING:.1f})" if (heads, queries) == (_HEADS[-1], _QUERIES[-1]) else ""
-        figure = Figure(shown(result.figure(MEAN, "auroc")) + theirs)
+        figure = Figure(row_name(shown(result.figure(MEAN, "auroc")) + theirs, result.splits))
         cells[f"M = {heads}", f"T = {queries}"] = (figure, Figure(f"β = {result.parameters['beta']:.3g}"))
     spread = f", mean ± standard deviation over {study.seeds} splits" if study.seeds > 1 else ""
-    legend = (
+    paper = published("summarization")
+    assert paper is not None
+    others = "" if {*study.ood} == {*paper.columns} else f", a mean over {', '.join(paper.columns)}"
+    sentences = [
         f"Mean AUROC over the OOD sets in percent{spread}, with the best of the betas below it, chosen by this same "
-        "mean; in parentheses the paper's figure (figure 4), of which the text gives that of the largest model alone."
-    )
+        f"mean; in parentheses the paper's figure (figure 4{others}), of which the text gives that of the largest "
+        "model alone.",
+        *lacking_sets(study),
+    ]
+    # a beta that was not the best may have warned, but none of its figures is here
+    told = [result for result in results if result.failures or result in best.values()]
+    notes = fit_notes((result.entry.label, result.splits, result.failures) for result in told)
     rows = [f"M = {heads}" for heads in _HEADS]
-    return Grid([Block(None, rows)], [f"T = {queries}" for queries in _QUERIES], cells, legend)
+    return Grid([Block(None, rows)], [f"T = {queries}" for queries in _QUERIES], cells, " ".join(sentences), notes)
 
 
 def _claims(best: Sizes) -> list[Claim]:
-    over_heads = [mean_auroc(best[heads, 1]) for heads in _HEADS if (heads, 1) in best]
     most = _HEADS[-1]
-    over_queries = [mean_auroc(best[most, queries]) for queries in _QUERIES if (most, queries) in best]
+    ways = {
+        "The mean AUROC over M at T = 1": [(heads, 1) for heads in _HEADS],
+        f"The mean AUROC over T at M = {most}": [(most, queries) for queries in _QUERIES],
+    }
+    # of a size that failed nothing is known, so nothing of all of them
     return [
-        rising("The mean AUROC over M at T = 1", over_heads),
-        rising(f"The mean AUROC over T at M = {most}", over_queries),
+        rising(what, [mean_auroc(best[one]) for one in way] if best.keys() >= {*way} else [])
+        for what, way in ways.items()
     ]
 
 

@@ -6,10 +6,11 @@ file beside it says so; one that is not goes on where it stopped.
 
 import hashlib
 import json
+import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,8 @@ def embeddings(
         for role in data.sources:
             # the entropy is learnt from nothing: what is never scored needs no samples
             drawn = data.settings.samples if mode == "output" and role not in ("id_train", "aux") else 0
-            either = [embedding(mode, role, samples) for samples in ([drawn] if sampled else [0, drawn])]
+            numbers = [drawn] if sampled else dict.fromkeys((0, drawn))
+            either = [embedding(mode, role, samples) for samples in numbers]
             found.append(next((one for one in either if one.done is not None), either[0]))
     return found
 
@@ -125,11 +127,11 @@ def _known_by(source: Source) -> list[Any]:
     return [[digests.get(name, name) for name in source.inputs], source.field, source.labels]
 
 
-def _binding(source: Source, task: Task, limit: int) -> int | None:
+def _binding(source: Source, task: Task, limit: int) -> int | list[int | str] | None:
     """The limit where it leaves something out: experiments that take all of a file share its store."""
     if task.items == "texts" and source.local and len(text_lengths(source, limit)) < limit:
         return None
-    return limit
+    return [limit, "drawn"] if source.drawn else limit  # stores of the first so many have been known by the limit alone
 
 
 def text_lengths(source: Source, limit: int) -> _Lengths:
@@ -170,7 +172,7 @@ def embed_all(wanted: Sequence[Embedding], task: Task, model: Model) -> None:
         encoder = open_encoder(model.found or model.given, **options)
         for embedding in own:
             embedding.folder.parent.mkdir(parents=True, exist_ok=True)
-            records = limited(records_of(embedding.source, task, encoder), embedding.limit)
+            records = records_of(embedding, task, encoder)
             counts = embed_to_store(
                 records, encoder, embedding.folder, resume=True, skip_bad=True, total=_total(embedding)
             )
@@ -190,16 +192,36 @@ def refuse_too_few(role: str, count: int) -> None:
         raise InputError(f"{role} has {counted(count, 'sequence')} that can be used, and at least {least} are needed.")
 
 
-def records_of(source: Source, task: Task, encoder: Encoder | None = None) -> Iterator[Record | BadRecord]:
-    """The records of a set: texts of local files in random order, since theirs may be one of kinds."""
+def records_of(embedding: Embedding, task: Task, encoder: Encoder | None = None) -> Iterator[Record | BadRecord]:
+    """As many records of a set as are wanted: texts of this machine at random, since they may be in order of kind."""
+    source, limit = embedding.source, embedding.limit
     if task.items == "sounds":
         needs = {}
         if isinstance(encoder, AudioEncoder):
             needs = {"rate": encoder.rate, "least_samples": encoder.least_samples}
         sounds = read_sounds(source.inputs, **needs)
-        return (r for r in sounds if isinstance(r, BadRecord) or not source.labels or r.item.label in source.labels)
+        own = (r for r in sounds if isinstance(r, BadRecord) or not source.labels or r.item.label in source.labels)
+        return limited(own, limit)
     records = read_records(source.inputs, field=source.field)
-    return shuffled(records, 0) if source.shuffled else records
+    if source.drawn:
+        return _drawn(records, limit)
+    return limited(shuffled(records, 0) if source.shuffled else records, limit)
+
+
+def _drawn(records: Iterable[Record | BadRecord], count: int) -> Iterator[Record | BadRecord]:
+    """Every bad record, then `count` of the others at random: one pass, which never holds more than these."""
+    dice, held, seen = random.Random(0), list[Record](), 0
+    for record in records:
+        if isinstance(record, BadRecord):
+            yield record
+            continue
+        seen += 1
+        if len(held) < count:
+            held.append(record)
+        elif (place := dice.randrange(seen)) < count:
+            held[place] = record
+    dice.shuffle(held)  # those that came first would still be in their places
+    yield from held
 
 
 def file_digests(source: Source) -> dict[str, str]:
@@ -208,14 +230,19 @@ def file_digests(source: Source) -> dict[str, str]:
     for name in source.inputs:
         path = Path(name)
         if path.is_file():
-            found[name] = _file_digest(path, path.stat().st_size, path.stat().st_mtime_ns)
+            found[name] = _digest(path)
         elif path.is_dir():
-            sizes = sorted((str(p.relative_to(path)), p.stat().st_size) for p in path.rglob("*") if p.is_file())
-            found[name] = hashlib.sha256(json.dumps(sizes).encode()).hexdigest()
+            own = sorted((str(file.relative_to(path)), _digest(file)) for file in path.rglob("*") if file.is_file())
+            found[name] = hashlib.sha256(json.dumps(own).encode()).hexdigest()
     return found
 
 
-@lru_cache(maxsize=256)
+def _digest(path: Path) -> str:
+    there = path.stat()
+    return _file_digest(path, there.st_size, there.st_mtime_ns)
+
+
+@cache
 def _file_digest(path: Path, size: int, changed: int) -> str:  # noqa: ARG001
     """Read once, as long as size and time of change are the same: every mode and every step asks for it."""
     return sha256_of(path)

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apood.encoders.embed import limited
 from apood.encoders.record import Record
 from apood.experiments.paper.stores import Embedding, records_of, refuse_too_few, text_lengths
 from apood.experiments.paper.tasks import Task
@@ -30,9 +29,7 @@ def survey(embedding: Embedding, task: Task) -> Survey:
     """
     longest = int(embedding.options.get("max_tokens", _PATCHES))
     if task.items == "sounds":
-        count = sum(
-            isinstance(record, Record) for record in limited(records_of(embedding.source, task), embedding.limit)
-        )
+        count = sum(isinstance(record, Record) for record in records_of(embedding, task))
         refuse_too_few(embedding.role, count)
         return Survey(count, _PATCHES)
     if not embedding.source.local:

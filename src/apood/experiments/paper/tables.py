@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from apood.detectors.ap_ood import APOOD
 from apood.evaluation.comparison import Spread
 from apood.evaluation.rows import MEAN
 from apood.experiments.paper.findings import Table
@@ -11,9 +12,11 @@ from apood.experiments.paper.trials import Result
 from apood.report.comparison import fit_notes, row_name
 from apood.report.grid import Block, Cell, Figure, Grid, marks
 
-__all__ = ["shown", "tables_of"]
+__all__ = ["lacking_sets", "name_of", "notes_of", "shown", "tables_of"]
 
 _DIGITS = 1
+_SYMBOLS = {"heads": "M", "queries": "T", "beta": "β"}
+_USUAL_BETA = {"paper": "1/√D", "robust": "set by the spread of the similarities"}
 
 
 def tables_of(study: Study, results: Sequence[Result], paper: Published | None) -> list[Table]:
@@ -38,12 +41,13 @@ def _grid(study: Study, results: Sequence[Result], paper: Published | None) -> G
     for column in columns:
         lines = [_line(study, whole, column, metric, paper) for metric in ("auroc", "fpr95")]
         for result in whole:
-            cells[_name(result), column] = tuple(line[result.entry.label] for line in lines)
-    names = [_name(result) for result in results]
-    return Grid([Block(None, names)], columns, cells, _legend(study, paper), _notes(study, results))
+            cells[name_of(result), column] = tuple(line[result.entry.label] for line in lines)
+    names = [name_of(result) for result in results]
+    return Grid([Block(None, names)], columns, cells, _legend(study, paper), notes_of(study, results))
 
 
-def _name(result: Result) -> str:
+def name_of(result: Result) -> str:
+    """What a row is called: with the mark of its note where a fit warned."""
     return row_name(result.entry.label, result.splits)
 
 
@@ -67,17 +71,26 @@ def _line(
 def _chosen(study: Study, results: Sequence[Result]) -> str:
     """Of all rows that learn from as many AUX sequences."""
     found = []
+    others = any(result.entry.parameters.get("similarity", "dot") != "dot" for result in results)
+    similarity = " of the dot product" if others else ""
     for supervised in dict.fromkeys(result.entry.aux > 0 for result in results if result.entry.selected):
         selection = study.selections.get((results[0].mode, supervised))
         if selection is not None and selection.best is not None:
             settings = ", ".join(f"{name} {_rounded(value)}" for name, value in selection.best.settings.items())
             failed = sum(point.failure is not None for point in selection.points)
             lost = f" ({failed} of which could not be fitted)" if failed else ""
-            tried = f"{len(selection.points)} settings{lost}"
+            tried = f"{len(selection.points)} settings{similarity}{lost}"
             found.append(f"{settings}, the best of {tried} by AUROC against AUX sequences")
     if not found:
         return "AP-OOD has the defaults of its recipe: there are no AUX sequences to choose settings by."
     return f"AP-OOD, but for what a row says: {'; '.join(found)}."
+
+
+def _given(study: Study, result: Result) -> str:
+    """Of a row whose settings were not searched for."""
+    own = [f"{_SYMBOLS.get(name, name)} = {value}" for name, value in result.entry.parameters.items()]
+    defaults = f"the defaults of its recipe ({study.recipe}: β is {_USUAL_BETA[study.recipe]})"
+    return f"{result.entry.label} has {' and '.join([', '.join(own), defaults] if own else [defaults])}."
 
 
 def _rounded(value: object) -> str:
@@ -96,14 +109,18 @@ def _legend(study: Study, paper: Published | None) -> str:
         same = not others and len(shared) == len(paper.columns)
         of_mean = "" if same or not shared else f"; its mean is that over {', '.join(shared)}{others}"
         sentences.append(f"In parentheses the paper's figure ({paper.table}){of_mean}.")
-    if study.left_out:
-        sentences.append(f"Sets that are not here: {', '.join(study.left_out)}.")
-    return " ".join(sentences)
+    return " ".join([*sentences, *lacking_sets(study)])
 
 
-def _notes(study: Study, results: Sequence[Result]) -> list[str]:
-    """How settings were chosen, and what went wrong with rows."""
+def lacking_sets(study: Study) -> list[str]:
+    """A sentence on the sets that the user left out, if there are any."""
+    return [f"Sets that are not here: {', '.join(study.left_out)}."] if study.left_out else []
+
+
+def notes_of(study: Study, results: Sequence[Result]) -> list[str]:
+    """Which settings AP-OOD has and why, and what went wrong with rows."""
     notes = []
     if any(result.entry.selected for result in results) and study.recipe == "paper":
         notes.append(_chosen(study, results))
+    notes += [_given(study, result) for result in results if result.entry.kind is APOOD and not result.entry.selected]
     return [*notes, *fit_notes((result.entry.label, result.splits, result.failures) for result in results)]
