@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 
 from apood.experiments.paper.catalogue import CATALOGUE, experiment
@@ -67,3 +68,12 @@ def test_what_is_refused(refused, data, tmp_path):
     assert "the paper leaves it open" in refused("bench", "audio", "--profile", "paper")
     sentence = refused("bench", "summarization", "--profile", "paper", "--dry-run")
     assert "newsroom" in sentence and "--skip NAME leaves an OOD set out" in sentence
+
+
+def test_the_papers_model_that_is_not_here_is_named_as_such(refused, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    command = ("bench", "summarization", "--data", data, "--out", tmp_path / "out")
+    paper = "Without --model, summarization takes the paper's model 'google/pegasus-xsum': There is no local folder"
+    assert refused(*command).startswith(paper)
+    assert refused(*command, "--model", "nobody/nothing").startswith("There is no local folder 'nobody/nothing'")

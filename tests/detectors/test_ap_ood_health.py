@@ -61,7 +61,7 @@ def test_a_healthy_fit_is_silent(train):
         (
             {"outliers": Outliers(99.5, 1.0, "sum")},
             "The AUX sequences taught nothing: their squared distance summed over 8 heads is at least 99.5 at the "
-            "start and at the end, and exp(-d²) leaves no gradient beyond about 14; use head_reduction='mean' or",
+            "start and at the end, and exp(-d²) leaves no gradient beyond about 14; use recipe='robust' or",
         ),
         (
             {"outliers": Outliers(400.0, 1.0, "sum")},  # their mean would be too far out as well

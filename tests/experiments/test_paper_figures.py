@@ -146,6 +146,7 @@ def test_claims():
     assert held(ahead_of(["a"], ["d"]), results) == "not about these"
     assert rising("x", [1.0, 2.0, 2.0]).holds is True
     assert rising("x", [1.0, 0.5]).holds is False
+    assert rising("x", [1.0, 1.0, 1.0]).holds is False
     assert rising("x", [1.0]).holds is None
 
 

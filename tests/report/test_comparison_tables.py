@@ -12,7 +12,7 @@ from rich.console import Console
 from apood.evaluation.comparison import Comparison, Contender, SplitResult
 from apood.evaluation.plan import Method, Plan
 from apood.evaluation.rows import mean_row
-from apood.report.comparison import grid_of_comparison
+from apood.report.comparison import fit_notes, grid_of_comparison
 from apood.report.files import write_comparison
 from apood.report.grid import marks
 from apood.report.html import html_table
@@ -321,3 +321,13 @@ def test_files(comparison, tmp_path):
     assert written[1].read_text() == markdown_table(grid) and written[2].read_text() == latex_table(grid)
     assert of_html(written[3].read_text()) == of_html(html_table(grid, ""))
     assert sorted(written[0].parent.iterdir()) == sorted(written)
+
+
+def test_every_kind_of_warning_is_told_once():
+    """Those of a kind differ in figures alone; another kind is not hidden behind the first."""
+    warned = [["d² is 9.1, not 1", "few"], ["d² is 1e+03, not 1"], ["few", "few"]]
+    splits = [SplitResult(0, None, [], None, 0.0, 0.0, 0, warnings) for warnings in warned]
+    assert fit_notes([("a", splits, [])]) == [
+        "† a: 2 of 3 fits warned, the first: d² is 9.1, not 1",
+        "† a: 2 of 3 fits warned, the first: few",
+    ]

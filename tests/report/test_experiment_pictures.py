@@ -39,6 +39,25 @@ def test_curves_of_many_magnitudes_have_a_logarithmic_axis():
     assert curves_of({"one": [curve]}, "T", "ratio").axes[0].get_yscale() == "linear"
 
 
+@pytest.mark.parametrize(
+    ("highest", "labels"),
+    [
+        (18.7, ["2", "3", "5", "10", "20"]),
+        (199.4, ["1", "10", "100"]),
+        (1.7, ["1.2", "1.3", "1.4", "1.5", "1.6", "1.7"]),
+    ],
+)
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers(highest, labels):
+    curve = Curve("a", {1: (1.2, None), 4: (highest, None)})
+    figure = curves_of({"one": [curve]}, "T", "ratio", logarithmic=True)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    low, high = axes.get_ylim()
+    ticks = [tick for which in ("major", "minor") for tick in getattr(axes.yaxis, f"get_{which}_ticks")()]
+    shown = [tick.label1.get_text() for tick in ticks if low <= tick.get_loc() <= high and tick.label1.get_text()]
+    assert shown == labels
+
+
 def test_tokens_are_laid_out_in_lines():
     pieces = ["word "] * 30 + ["$a$", "\n"]
     figure = token_weights_of({"a": WeightedTokens(pieces, [0.0] * 31 + [1.0])})

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from apood.evaluation.rows import mean_row, result_rows
 from apood.report.grid import Block, Figure, Grid, grid_of_rows
+from apood.report.latex import latex_table
 from apood.report.tables import TerminalTable, markdown_table
 from apood.support.errors import InputError
 
@@ -109,3 +110,12 @@ def test_no_rows_are_refused():
         grid_of_rows([])
     with pytest.raises(InputError, match="at least one row of a dataset, got 1 rows"):
         grid_of_rows([mean_row(make_rows(["knn"], ["a"]))])
+
+
+def test_latex_spells_the_signs_that_pdflatex_lacks():
+    cells = {("β = 1/√D †", "␣ é"): (Figure("1 ±2"), Figure("–"))}
+    text = latex_table(Grid([Block("λ", ["β = 1/√D †"])], ["␣ é"], cells, "AUROC of √384…", ["exp(-d²)"]))
+    assert r"$\beta$ = 1/$\sqrt{D}$ \textdagger{} & 1 $\pm$2 \\" in text
+    assert r"method & \textvisiblespace{} é \\" in text and r"\emph{$\lambda$}" in text
+    assert r"\caption{AUROC of $\sqrt{384}$\ldots{}}" in text and "exp(-d$^2$)" in text
+    assert {sign for sign in text if not sign.isascii()} == {"é"}  # letters are LaTeX's own affair

@@ -24,3 +24,14 @@ def test_what_takes_long_says_a_line_now_and_then(capfd, monkeypatch: pytest.Mon
     assert out == "" and "\r" not in lines
     assert [line.partition(" ")[0] for line in lines.splitlines()] == ["fit:"] * 3
     assert lines.splitlines()[-1].startswith("fit: second: 100%")
+
+
+def test_a_bar_inside_another_moves_no_cursor(capfd, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress, "_NOW_AND_THEN", {"mininterval": 0.0, "delay": 0.0, "ncols": 60})
+    with bar(1, "rows") as outer:
+        with bar(2, "fit") as inner:
+            inner.update(2)
+        outer.update()
+    lines = capfd.readouterr().err
+    assert "\x1b" not in lines
+    assert [line.partition(":")[0] for line in lines.splitlines()] == ["rows", "fit", "fit", "rows"]

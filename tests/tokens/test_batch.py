@@ -269,7 +269,7 @@ def test_channels_are_put_beside_those_that_are_there():
         ([np.ones((2, 2)), np.ones((2, 2), np.int64)], "Tokens must be float16, .*, got int64 at sequence 1"),
         ([np.ones((2, 2), bool)], "got bool at sequence 0"),
         ([np.ones((2, 2)), np.ones((2, 3))], "sequence 0 has D=2, sequence 1 has D=3"),
-        (["text"], "Tokens at sequence 0 must be an array of numbers, got str"),
+        (["text"], "Tokens at sequence 0 must be an array of numbers, got text"),
         ([None], "got NoneType"),
         ([[[1.0, 2.0], [3.0]]], "Tokens at sequence 0 must be an array of numbers, got list"),
     ],

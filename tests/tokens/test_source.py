@@ -58,6 +58,15 @@ def test_what_is_no_source_is_refused_by_its_type(data):
         as_source(data)
 
 
+@pytest.mark.parametrize("data", ["hello", ["hello"], ("hello", "you"), [["hello", "you"]]])
+def test_texts_are_told_where_tokens_come_from(data):
+    with pytest.raises(
+        InputError, match="token embeddings, which TextEncoder or `apood embed` makes of texts"
+    ) as refusal:
+        as_source(data)
+    assert "numpy" not in str(refusal.value)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [

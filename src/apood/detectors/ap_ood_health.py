@@ -114,7 +114,7 @@ def _unfelt(outliers: Outliers, heads: int, inside: float) -> str | None:
         )
     which, remedy = "a head", "more steps or a smaller beta"
     if reduction == "sum":
-        which, remedy = f"summed over {heads} heads", "head_reduction='mean' or recipe='robust'"
+        which, remedy = f"summed over {heads} heads", "recipe='robust' or head_reduction='mean'"
     return (
         f"The AUX sequences taught nothing: their squared distance {which} is at least {distance:.3g} at the start and "
         f"at the end, and exp(-d²) leaves no gradient beyond about {limit:.0f}; use {remedy}."

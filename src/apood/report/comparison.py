@@ -1,5 +1,6 @@
 """The grid of a comparison: methods that learn from AUX apart from the others, and what each method costs."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from apood.evaluation.comparison import Comparison, Contender, SplitResult
@@ -12,6 +13,7 @@ __all__ = ["fit_notes", "grid_of_comparison", "row_name"]
 _FIT, _SCORE, _SIZE, _ACCEPTED = "fit, s", "score, s per 1000", "size, MB", "ID let through, %"
 _WARNED = "†"
 _FAILED = "–"
+_FIGURE = re.compile(r"\d[\d.,e+-]*")
 _INTERVAL = "± half of the 95% interval"
 
 
@@ -104,16 +106,28 @@ def _notes(contenders: Sequence[Contender]) -> list[str]:
 
 
 def fit_notes(rows: Iterable[tuple[str, Sequence[SplitResult], Sequence[str]]]) -> list[str]:
-    """Why methods have no figures, and what their fits warned of: how often, and the first reason; the same one once.
+    """Why methods have no figures, and what their fits warned of, each kind: how often, and the first of its reasons.
 
-    A row is a label, its splits, and why others failed.
+    A row is a label, its splits, and why others failed. Rows with the same note share it.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for label, splits, failures in rows:
         if failures:
             count = f"{len(failures)} of {counted(len(splits) + len(failures), 'split')} failed, the first:"
             found.setdefault((_FAILED, f"{count} {failures[0]}"), []).append(label)
-        if warned := [split.warnings for split in splits if split.warnings]:
-            count = f"{len(warned)} of {counted(len(splits), 'fit')} warned, the first:"
-            found.setdefault((_WARNED, f"{count} {warned[0][0]}"), []).append(label)
+        for first, times in _kinds(splits):
+            count = f"{times} of {counted(len(splits), 'fit')} warned, the first:"
+            found.setdefault((_WARNED, f"{count} {first}"), []).append(label)
     return [f"{mark} {', '.join(labels)}: {reason}" for (mark, reason), labels in found.items()]
+
+
+def _kinds(splits: Sequence[SplitResult]) -> list[tuple[str, int]]:
+    """The first of every kind of warning, and of how many fits it came; those of a kind differ in figures alone."""
+    kinds: dict[str, list[str]] = {}
+    for split in splits:
+        own: dict[str, str] = {}
+        for message in split.warnings:
+            own.setdefault(_FIGURE.sub("", message), message)
+        for kind, message in own.items():
+            kinds.setdefault(kind, []).append(message)
+    return [(messages[0], len(messages)) for messages in kinds.values()]

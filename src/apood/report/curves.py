@@ -11,6 +11,7 @@ __all__ = ["Curve", "curves_of"]
 _COLOURS = ("#2a6f97", "#d1603d", "#5b8c5a", "#8e6c8a", "#b8860b", "#555555")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _COLUMNS = 2
+_STEPS = (1.0, 2.0, 3.0, 5.0)  # that a decade is labelled at
 _PANEL_WIDTH, _PANEL_HEIGHT = 4.6, 3.1  # inches
 
 
@@ -50,8 +51,7 @@ def curves_of(panels: Mapping[str, Sequence[Curve]], below: str, beside: str, *,
         axes.set_xlabel(literal(below), fontsize=9, color=INK)
         axes.set_ylabel(literal(beside), fontsize=9, color=INK)
         if logarithmic:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:g}")
+            _set_logarithmic(axes)
         axes.tick_params(labelsize=8, labelcolor=INK)
         axes.grid(axis="y", color="#ececec")
         axes.spines[["right", "top"]].set_visible(False)
@@ -60,3 +60,14 @@ def curves_of(panels: Mapping[str, Sequence[Curve]], below: str, beside: str, *,
     names = [literal(name) for name in known]
     figure.legend(known.values(), names, loc="outside lower center", ncols=len(known), fontsize=8, frameon=False)
     return figure
+
+
+def _set_logarithmic(axes: Any) -> None:
+    """Plain numbers where there are ticks: on less than two decades between the powers of ten too."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=_STEPS if high < 100 * low else (1.0,)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())

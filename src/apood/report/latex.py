@@ -1,5 +1,6 @@
 """A grid of results as a LaTeX table, for papers; it needs the package booktabs."""
 
+import re
 from itertools import zip_longest
 
 from apood.report.grid import Cell, Figure, Grid
@@ -17,10 +18,16 @@ _SPECIAL = {
     "±": r"$\pm$",
     "–": "--",
     "†": r"\textdagger{}",
+    "…": r"\ldots{}",
+    "␣": r"\textvisiblespace{}",
+    "β": r"$\beta$",
+    "λ": r"$\lambda$",
+    "²": "$^2$",
     "\n": " ",
     "[": "{[}",  # at the beginning of a row it would belong to the row break before
     "]": "{]}",
 }
+_ROOT = re.compile(r"√([A-Za-z0-9]*)")
 _EMPHASIS = {"best": r"\textbf{%s}", "second": r"\underline{%s}", "": "%s"}
 
 
@@ -59,4 +66,5 @@ def _row(cells: list[str | Figure]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return "".join(_SPECIAL.get(sign, sign) for sign in text)
+    signs = "".join(_SPECIAL.get(sign, sign) for sign in text)
+    return _ROOT.sub(r"$\\sqrt{\1}$", signs)

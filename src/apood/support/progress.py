@@ -24,6 +24,7 @@ def bar(total: int | None, label: str, unit: str = "it", initial: int = 0) -> "t
         unit_scale=unit != "it",
         initial=initial,
         leave=False,
+        position=None if lively else 0,  # lines stand below one another: only a terminal has a place for each bar
         file=sys.stderr if lively else _Lines(),
         **(_LIVELY if lively else _NOW_AND_THEN),
     )

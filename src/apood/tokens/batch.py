@@ -11,9 +11,19 @@ from torch import Tensor
 from apood.support.errors import InputError
 from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
 
-__all__ = ["FLOAT_DTYPES", "Ragged", "TokenBatch", "as_indices", "cut_by_budget", "dtype_name", "rows_of_runs"]
+__all__ = [
+    "FLOAT_DTYPES",
+    "FROM_TEXTS",
+    "Ragged",
+    "TokenBatch",
+    "as_indices",
+    "cut_by_budget",
+    "dtype_name",
+    "rows_of_runs",
+]
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FROM_TEXTS = "detectors take token embeddings, which TextEncoder or `apood embed` makes of texts"
 
 _MOST_SEQUENCES = 1024  # read at once: a budget of tokens does not see the channels, which can be far larger
 
@@ -250,6 +260,8 @@ def _as_tensor(data: Any, what: str) -> Tensor:
 
 
 def _as_tokens(sequence: Any, where: str) -> Tensor:
+    if isinstance(sequence, str) or (isinstance(sequence, list) and sequence and isinstance(sequence[0], str)):
+        raise InputError(f"Tokens at {where} must be an array of numbers, got text: {FROM_TEXTS}.")
     tensor = _as_tensor(sequence, f"Tokens at {where}")
     if tensor.ndim != 2:
         raise InputError(f"Tokens must have shape [tokens, D], got {tuple(tensor.shape)} at {where}.")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from apood.support.errors import InputError
-from apood.tokens.batch import TokenBatch
+from apood.tokens.batch import FROM_TEXTS, TokenBatch
 from apood.tokens.identity import EncoderIdentity
 
 __all__ = ["TokenSource", "as_source", "token_budget"]
@@ -65,5 +65,5 @@ def as_source(data: Any) -> TokenSource:
         return data
     raise InputError(
         "Tokens must be a TokenBatch, a TokenStore, a list of arrays [tokens, D], or padded tokens as (array, mask), "
-        f"got {type(data).__name__}."
+        f"got {type(data).__name__}{f': {FROM_TEXTS}' if isinstance(data, str) else ''}."
     )

@@ -117,7 +117,9 @@ def results_as_json(
 
 
 def _figure(results: Sequence[Result], paper: Published | None, study: Study) -> Draw:
-    return lambda: dots_of(dot_panels(results, paper, study), "mean AUROC, %")
+    shared = [name for name in study.ood if paper is not None and name in paper.columns]
+    others = f"; the paper's over {', '.join(shared)}" if shared and len(shared) < len(study.ood) else ""
+    return lambda: dots_of(dot_panels(results, paper, study), f"mean AUROC, %{others}")
 
 
 def dot_panels(results: Sequence[Result], paper: Published | None, study: Study) -> dict[str, list[Dot]]:

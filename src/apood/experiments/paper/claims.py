@@ -38,11 +38,11 @@ def ahead_of(ahead: Sequence[str], behind: Sequence[str], metric: Metric = "auro
 
 
 def rising(what: str, values: Sequence[float]) -> Claim:
-    """Each value is at least the one before."""
+    """Each value is at least the one before, and the last is more than the first."""
     sentence = f"{what} rises steadily"
     if len(values) < 2:
         return Claim(sentence, None)
-    rises = all(one <= after for one, after in pairwise(values))
+    rises = values[0] < values[-1] and all(one <= after for one, after in pairwise(values))
     return Claim(sentence, rises, ", ".join(f"{value:.2f}" for value in values))
 
 

@@ -54,7 +54,12 @@ def look_at(given: str | None, task: Task, *, fetch: bool) -> Model | None:
         )
     if not fetch and _is_on_the_hub(name):
         return Model(name, name, None, task.dim, task.parameters, task.modes)
-    found = find_pretrained(name)
+    try:
+        found = find_pretrained(name)
+    except InputError as error:
+        if given is not None:
+            raise
+        raise InputError(f"Without --model, {task.name} takes the paper's model {name!r}: {error}") from error
     if is_audio_model(found.folder) != (task.items == "sounds"):
         takes = "sounds" if is_audio_model(found.folder) else "texts"
         raise InputError(f"The model {name!r} takes {takes}, but the experiment {task.name} is about {task.items}.")
