@@ -63,6 +63,7 @@ def refused(name: str, *, dry_run: bool = False, **options: Any) -> str:
         (ID + "[ood]\nother = 'no.jsonl'", "There is no file"),
         (ID + "[ood]\nother = 'test.jsonl'", "ood.other and id_test both have"),
         (ID + "[ood]\nother = ['other.jsonl', './test.jsonl']", "ood.other and id_test both have"),
+        (ID + "[ood]\nother = '*st.jsonl'", "ood.other and id_test both have"),
         (ID + "[ood]\nother = 3", "ood.other must be a file, a list of files, or a table with files, got 3"),
         (ID + "[ood]\nother = {file = 'a'}", "There is no key 'file' (did you mean 'files'?) in ood.other"),
         (ID + "[ood]\nother = {files = 'other.jsonl', labels = ['a']}", "has labels, which only sounds have"),

@@ -74,6 +74,17 @@ def test_results_of_another_prompt_or_field_are_not_replaced(
         prepare("score-ablation", options)
 
 
+def test_files_that_a_pattern_matches_are_known_by_what_is_in_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(name, encoding="utf-8")
+    pattern = str(tmp_path / "*.jsonl")
+    before = file_digests(Source((pattern,)))
+    assert before.keys() == {pattern} and file_digests(Source((pattern,))) == before
+    (tmp_path / "b.jsonl").write_text("c", encoding="utf-8")
+    assert file_digests(Source((pattern,))) != before
+    assert file_digests(Source((str(tmp_path / "*.csv"), "xsum:train"))) == {}
+
+
 def test_sounds_that_replace_others_of_the_same_length_are_other_data(
     sounds: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from apood.experiments.paper.tasks import Task
 from apood.support.errors import InputError
 from apood.support.wording import meant
 
-__all__ = ["MANIFEST", "OOD", "Data", "Source", "paper_data", "read_manifest"]
+__all__ = ["MANIFEST", "OOD", "Data", "Source", "files_of", "paper_data", "read_manifest"]
 
 MANIFEST = "apood-data.toml"
 OOD = "ood."
@@ -166,8 +167,15 @@ def _shared(one: Source, other: Source) -> str | None:
     """A file that both read the same sequences from."""
     if one.field != other.field or (one.labels and other.labels and not {*one.labels} & {*other.labels}):
         return None
-    files = {Path(name).resolve() for name in other.inputs}
-    return next((repr(name) for name in one.inputs if Path(name).resolve() in files), None)
+    files = {file.resolve() for name in other.inputs for file in files_of(name)}
+    return next((repr(str(file)) for name in one.inputs for file in files_of(name) if file.resolve() in files), None)
+
+
+def files_of(name: str) -> list[Path]:
+    """The file itself, or all below a folder, or all that a pattern matches; none where the name is that of no file."""
+    given = Path(name)
+    roots = [given] if given.exists() else [Path(match) for match in glob(name, recursive=True)]  # noqa: PTH207
+    return sorted({file for root in roots for file in (root, *root.rglob("*")) if file.is_file()})
 
 
 def paper_data(task: Task, folder: Path | None, skipped: Sequence[str] = ()) -> Data:

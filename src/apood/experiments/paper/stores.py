@@ -24,7 +24,7 @@ from apood.encoders.inputs import read_records, shuffled
 from apood.encoders.open import open_encoder
 from apood.encoders.record import BadRecord, Record
 from apood.encoders.sounds import read_sounds
-from apood.experiments.paper.data import OOD, Data, Source
+from apood.experiments.paper.data import OOD, Data, Source, files_of
 from apood.experiments.paper.model import Model
 from apood.experiments.paper.tasks import Mode, Task
 from apood.support.errors import InputError
@@ -225,14 +225,13 @@ def _drawn(records: Iterable[Record | BadRecord], count: int) -> Iterator[Record
 
 
 def file_digests(source: Source) -> dict[str, str]:
-    """What the files of a set are, by their paths; nothing for what does not lie in a file of its own."""
+    """What the files of a set are, by their paths; nothing for what does not lie in files of its own."""
     found = {}
     for name in source.inputs:
-        path = Path(name)
-        if path.is_file():
-            found[name] = _digest(path)
-        elif path.is_dir():
-            own = sorted((str(file.relative_to(path)), _digest(file)) for file in path.rglob("*") if file.is_file())
+        if Path(name).is_file():
+            found[name] = _digest(Path(name))
+        elif files := files_of(name):
+            own = [(file.name, _digest(file)) for file in files]
             found[name] = hashlib.sha256(json.dumps(own).encode()).hexdigest()
     return found
 
