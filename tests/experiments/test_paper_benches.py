@@ -79,6 +79,7 @@ def test_every_experiment_writes_all_its_files(name: str, run: Callable[[str], P
     assert f"`{manifest['command']}`" in (folder / "table.md").read_text(encoding="utf-8")
     assert all(len(digest) == 64 for files in manifest["files"].values() for digest in files.values())
     assert all(len(store["digest"]) == 64 and store["sequences"] for store in manifest["stores"])
+    assert not any("folder" in store["encoder"] for store in manifest["stores"])  # of this machine alone
     assert results_of(folder)
 
 

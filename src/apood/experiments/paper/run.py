@@ -121,7 +121,7 @@ class Prepared:
             "seeds": list(range(self.seeds)),
             "settings": asdict(self.data.settings),
             **_about(self.options, self.data, self.model),
-            "stores": [embedding.done for embedding in self.wanted],
+            "stores": [_told(embedding.done) for embedding in self.wanted],
             "left_out": list(self.data.left_out),
             "versions": versions(),
             "device": device_name(),
@@ -170,6 +170,13 @@ def _about(options: Options, data: Data, model: Model | None) -> dict[str, Any]:
         "sets": {role: {"field": own.field, "labels": sorted(own.labels)} for role, own in data.sources.items()},
         "prompt": data.prompt,
     }
+
+
+def _told(store: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a manifest says of a store: where the model lay on this machine is nobody else's business."""
+    if store is None:
+        return None
+    return store | {"encoder": {key: value for key, value in store["encoder"].items() if key != "folder"}}
 
 
 def _refuse_to_replace(folder: Path, about: dict[str, Any]) -> None:
