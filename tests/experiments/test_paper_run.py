@@ -248,11 +248,15 @@ def test_samples_that_no_row_looks_at_are_not_drawn_but_shared(
     assert [one.folder for one in then.wanted] == [one.folder for one in first.wanted]
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_an_experiment_is_sampled_where_a_row_looks_at_samples(name: str) -> None:
-    chosen = experiment(name)
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if "output" in experiment(name).task.modes])
+def test_samples_are_drawn_where_a_row_looks_at_them(
+    name: str, texts: Path, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    prepared = prepare(name, Options(data=texts, model=str(models("t5")), out=tmp_path), dry_run=True)
+    chosen = prepared.experiment
     rows = [row for mode in chosen.modes for row in chosen.rows(Scene(mode, 64, 100, chosen.task.settings))]
-    assert chosen.sampled == any("sample_logprobs" in row.kind().requires for row in rows)
+    looked_at = any("sample_logprobs" in row.kind().requires for row in rows)
+    assert any(drawn(prepared).values()) == looked_at == (name in ("summarization", "translation"))
 
 
 def test_an_interrupted_embedding_goes_on(

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from apood.evaluation.rows import MEAN
 from apood.experiments.paper.claims import Check
-from apood.experiments.paper.data import Data
 from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.findings import Claim, Draw, Findings
 from apood.experiments.paper.model import Model
@@ -33,7 +32,6 @@ class Experiment:
         modes: those of the task that it looks at, in the order of its tables.
         one_mode: whether it looks at the first of them alone that the model has.
         needs_aux: whether it learns from AUX sequences.
-        sampled: whether one of its rows looks at outputs that were drawn.
         train_share: how much of the ID training store a split draws.
     """
 
@@ -43,17 +41,12 @@ class Experiment:
     modes: tuple[Mode, ...] = field(default=("input", "output"), kw_only=True)
     one_mode: bool = field(default=False, kw_only=True)
     needs_aux: bool = field(default=False, kw_only=True)
-    sampled: bool = field(default=False, kw_only=True)
     train_share: float = field(default=SHARE, kw_only=True)
 
     def modes_of(self, model: Model) -> list[Mode]:
         """Those that it looks at with a model."""
         found = [mode for mode in self.modes if mode in model.modes]
         return found[:1] if self.one_mode else found
-
-    def look_into(self, data: Data) -> dict[str, object]:  # noqa: ARG002
-        """What files hold that no model reads, for the plan; refused where it is not what it should be."""
-        return {}
 
     def rows(self, scene: Scene) -> Sequence[Entry]:
         """The rows that are fitted for a mode, for the plan."""
@@ -117,7 +110,7 @@ def results_as_json(
 
 
 def _figure(results: Sequence[Result], paper: Published | None, study: Study) -> Draw:
-    shared = [name for name in study.ood if paper is not None and name in paper.columns]
+    shared = [] if paper is None else paper.shared(study.ood)
     others = f"; the paper's over {', '.join(shared)}" if shared and len(shared) < len(study.ood) else ""
     return lambda: dots_of(dot_panels(results, paper, study), f"mean AUROC, %{others}")
 

@@ -24,7 +24,7 @@ from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource
 from apood.tokens.subset import split
 
-__all__ = ["MULTIPLE_INSTANCE_BENCH", "MultipleInstance", "read_bags"]
+__all__ = ["MULTIPLE_INSTANCE_BENCH", "MultipleInstance", "bags_of"]
 
 _TEST_SHARE = 0.2
 _ARRAYS = ("X", "bag", "bag_label")
@@ -35,7 +35,7 @@ class _Bags(Study):
 
     def __init__(self, data: Data, study: Study) -> None:
         super().__init__(study.task, data, {}, seeds=study.seeds, recipe=study.recipe, cache=study.cache)
-        bags = {role: read_bags(source) for role, source in data.sources.items()}
+        bags = bags_of(data)
         self._train, self._test = bags.get("id", bags.get("id_train")), bags.get("id_test")
         self._others = {name: bags[OOD + name] for name in data.ood}
 
@@ -70,21 +70,20 @@ class _Bags(Study):
 class MultipleInstance(Bench):
     """A table like the others, on bags instead of stores."""
 
-    def look_into(self, data: Data) -> dict[str, object]:
-        """How many bags there are, all of the same kind of vectors."""
-        bags = {role: read_bags(source) for role, source in data.sources.items()}
-        if len(dims := {batch.dim for batch in bags.values()}) > 1:
-            raise InputError(
-                f"All bags must have vectors of one length, got D = {' and '.join(map(str, sorted(dims)))}."
-            )
-        return {"bags": {role.removeprefix(OOD): f"{len(own)} bags of D = {own.dim}" for role, own in bags.items()}}
-
     def carry_out(self, study: Study) -> Findings:
         """The table, its picture and its claims."""
         return super().carry_out(_Bags(study.data, study))
 
 
-def read_bags(source: Source) -> TokenBatch:
+def bags_of(data: Data) -> dict[str, TokenBatch]:
+    """The bags of every set, refused where they are not of one kind of vectors."""
+    bags = {role: _read_bags(source) for role, source in data.sources.items()}
+    if len(dims := {batch.dim for batch in bags.values()}) > 1:
+        raise InputError(f"All bags must have vectors of one length, got D = {' and '.join(map(str, sorted(dims)))}.")
+    return bags
+
+
+def _read_bags(source: Source) -> TokenBatch:
     """The bags of .npz archives with `X` [vectors, D], `bag` [vectors] and `bag_label` [bags]; those labelled so."""
     sequences = []
     for name in source.inputs:

@@ -17,7 +17,7 @@ from apood.experiments.paper.data import OOD, Data
 from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.idealised import IdealisedKernel
 from apood.experiments.paper.model import Model
-from apood.experiments.paper.multiple_instance import read_bags
+from apood.experiments.paper.multiple_instance import bags_of
 from apood.experiments.paper.settings import SHARE
 from apood.experiments.paper.stores import Embedding
 from apood.experiments.paper.study import RecipeChoice, Scene, grid_of
@@ -76,9 +76,13 @@ def plan_of(
 ) -> Plan:
     """Counts what is there and what is missing; files on this machine are read once for it."""
     facts: dict[str, object] = {"left out": ", ".join(data.left_out)} if data.left_out else {}
+    surveys: _Surveys
     disk, seconds = 0, 0.0
     if model is None:
-        dim, surveys = _bags(data)
+        bags = bags_of(data)
+        dim = next(iter(bags.values())).dim
+        surveys = {("input", role): Survey(len(own), len(own.values) / len(own)) for role, own in bags.items()}
+        facts["bags"] = {role.removeprefix(OOD): f"{len(own)} bags of D = {dim}" for role, own in bags.items()}
     else:
         dim, surveys = model.dim, {(e.mode, e.role): _known(e) or survey(e, experiment.task) for e in wanted}
         waiting = [e for e in wanted if e.done is None]
@@ -103,13 +107,6 @@ def refuse_little_disk(plan: Plan, out: Path) -> None:
         raise InputError(
             f"The experiment needs about {_size(plan.disk)} of disk below {out}, where only {_size(free)} are free."
         )
-
-
-def _bags(data: Data) -> tuple[int, _Surveys]:
-    """D, and the bags of every set, which no model reads."""
-    bags = {role: read_bags(source) for role, source in data.sources.items()}
-    dim = next(iter(bags.values())).dim
-    return dim, {("input", role): Survey(len(own), len(own.values) / len(own)) for role, own in bags.items()}
 
 
 def _modes(surveys: _Surveys) -> list[Mode]:

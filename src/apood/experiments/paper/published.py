@@ -38,9 +38,12 @@ class Published:
         """
         if column != MEAN or set(compared) >= set(self.columns):
             return self.cells.get((mode, row, column))
-        shared = [name for name in self.columns if name in compared]
-        known = [self.cells[mode, row, name] for name in shared if (mode, row, name) in self.cells]
+        known = [self.cells[mode, row, name] for name in self.shared(compared) if (mode, row, name) in self.cells]
         return Figures(*(round(fmean(values), 2) for values in zip(*known, strict=True))) if known else None
+
+    def shared(self, compared: tuple[str, ...]) -> list[str]:
+        """The sets that are in the paper's table and among those `compared`."""
+        return [name for name in self.columns if name in compared]
 
 
 def published(bench: str) -> Published | None:

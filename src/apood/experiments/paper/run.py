@@ -3,7 +3,7 @@
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,7 +16,7 @@ from apood.experiments.paper.model import Model, look_at
 from apood.experiments.paper.outputs import write_findings
 from apood.experiments.paper.plan import Plan, plan_of, refuse_little_disk
 from apood.experiments.paper.stores import Embedding, embed_all, embeddings, file_digests
-from apood.experiments.paper.study import RecipeChoice, Study
+from apood.experiments.paper.study import RecipeChoice, Scene, Study
 from apood.experiments.versions import device_name, versions
 from apood.report.canvas import refuse_without_matplotlib
 from apood.support.arguments import one_of, whole_number
@@ -149,12 +149,12 @@ def prepare(name: str, options: Options, *, dry_run: bool = False) -> Prepared:
     wanted: list[Embedding] = []
     if model is not None:
         stores, modes = options.out / "stores", chosen.modes_of(model)
-        wanted = embeddings(chosen.task, data, model, stores, modes, sampled=chosen.sampled)
+        rows = [row for mode in modes for row in chosen.rows(Scene(mode, model.dim, 0, data.settings))]
+        sampled = any("sample_logprobs" in row.kind().requires for row in rows)
+        wanted = embeddings(chosen.task, data, model, stores, modes, sampled=sampled)
     if not dry_run:
         _refuse_to_replace(options.out / name, _about(options, data, model))
-    read = chosen.look_into(data)
     plan = plan_of(chosen, data, model, wanted, seeds=seeds, recipe=options.recipe, out=options.out)
-    plan = replace(plan, facts={**read, **plan.facts})
     if not dry_run:
         refuse_little_disk(plan, options.out)
         refuse_unwritable(options.out / name / "results.json")  # last, since it makes the folder

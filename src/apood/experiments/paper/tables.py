@@ -104,7 +104,7 @@ def _legend(study: Study, paper: Published | None) -> str:
         "second underlined."
     ]
     if paper is not None:
-        shared = [name for name in paper.columns if name in study.ood]
+        shared = paper.shared(study.ood)
         others = "" if len(shared) == len(study.ood) else ", ours that over all"
         same = not others and len(shared) == len(paper.columns)
         of_mean = "" if same or not shared else f"; its mean is that over {', '.join(shared)}{others}"
