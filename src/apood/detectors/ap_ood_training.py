@@ -1,5 +1,6 @@
 """The objective of AP-OOD, step by step, and the pass over the corpus that follows."""
 
+import contextlib
 import math
 from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
@@ -51,7 +52,9 @@ class Training:
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         """The loss of a step and its mean d² a head."""
         recipe = self._recipe
-        inside, *outside = self._pools(step)
+        if self._batches is None:
+            self._batches = self._read(step)
+        inside, *outside = self._pools(*next(self._batches), self._weights, step)
         per_head, mu = spread(inside)  # μ of the ID batch alone, with gradient: Algorithm 1
         loss = per_head.sum()
         if not outside or recipe.balanced_aux:
@@ -74,12 +77,11 @@ class Training:
         """
         if len(self._sources) < 2 or self._aux_weight == 0:
             return None
-        orders = [self._order(source, self._seed + number, 0) for number, source in enumerate(self._sources)]
-        first = [source.select(next(order)) for source, order in zip(self._sources, orders, strict=True)]
-        batches = list(on_device(first, self._weights.device))
+        with contextlib.closing(self._read(0)) as reading:
+            first = next(reading)
         found = []
         for weights, step in ((self._start.weights, 0), (self._weights, self._recipe.steps)):
-            inside, outside = self._pool(batches, weights, step)
+            inside, outside = self._pools(*first, weights, step)
             distances = over_heads(squared_distances(outside, prototype(inside)), self._recipe.head_reduction)
             found.append(math.log(len(distances)) - torch.logsumexp(-distances, 0))
         return torch.minimum(*found)
@@ -89,23 +91,17 @@ class Training:
         if self._batches is not None:
             self._batches.close()
 
-    def _pools(self, step: int) -> list[Pooled]:
+    def _pools(self, batches: Sequence[TokenBatch], inside: int, weights: Tensor, step: int) -> list[Pooled]:
         """Of the ID batch and, where there are some, of the AUX batch."""
-        if self._batches is None:
-            self._batches = self._read(step)
-        batches, inside = next(self._batches)
-        pools = self._pool(batches, self._weights, step)
+        recipe = self._recipe
+        beta = self._start.beta * warm_up(step, recipe.warm_up * recipe.steps)
+        queries = self._start.queries(weights)
+        pools = [attention_pool(batch, queries, beta, recipe.similarity, self._start.frame) for batch in batches]
         if len(pools) < len(self._sources):  # both in one
             (both,) = pools
             value, log_mass = (torch.split(x, [inside, len(x) - inside]) for x in both)
             pools = [Pooled(*part) for part in zip(value, log_mass, strict=True)]
         return pools
-
-    def _pool(self, batches: Sequence[TokenBatch], weights: Tensor, step: int) -> list[Pooled]:
-        recipe = self._recipe
-        beta = self._start.beta * warm_up(step, recipe.warm_up * recipe.steps)
-        queries = self._start.queries(weights)
-        return [attention_pool(batch, queries, beta, recipe.similarity, self._start.frame) for batch in batches]
 
     def _read(self, first: int) -> Generator[tuple[list[TokenBatch], int]]:
         """The batches of each step from `first` on, and how many sequences of the first one are ID."""
