@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from apood.encoders.audio import AudioEncoder
+from apood.backbones.audio_classifier import AudioRecipe, split_sounds, train_audio_classifier
+from apood.backbones.training_loop import Plan as Schedule
+from apood.data.record import Record
+from apood.data.sounds import Sound, read_sounds
+from apood.encoders.audio.encoder import AudioEncoder
 from apood.encoders.embed import embed_to_store
-from apood.encoders.record import Record
-from apood.encoders.sounds import Sound, read_sounds
-from apood.encoders.training.audio_classifier import AudioRecipe, split_sounds, train_audio_classifier
-from apood.encoders.training.loop import Plan as Schedule
 from apood.evaluation.comparison import Contender, compare
 from apood.evaluation.plan import Method, Plan
 from apood.evaluation.rows import MEAN

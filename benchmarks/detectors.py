@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.base import Detector
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.contract.base import Detector
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.pooling import FrozenPool
 from apood.support.errors import FitWarning

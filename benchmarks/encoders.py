@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apood.detectors.base import Detector
+from apood.data.inputs import read_records
+from apood.data.record import Record
+from apood.detectors.contract.base import Detector
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.encoders.embed import embed_to_store
-from apood.encoders.inputs import read_records
-from apood.encoders.record import Record
-from apood.encoders.text import TextEncoder
+from apood.encoders.text.encoder import TextEncoder
 from apood.evaluation.metrics import auroc
 from apood.support.errors import FitWarning
 from apood.tokens.batch import TokenBatch

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from apood.detectors.artefact import load
-from apood.detectors.base import Detector
-from apood.detectors.registry import detector_class
-from apood.encoders.inputs import read_records
-from apood.encoders.open import reopen_encoder
-from apood.encoders.record import Record
-from apood.encoders.text import TextEncoder
+from apood.data.inputs import read_records
+from apood.data.record import Record
+from apood.detectors.contract.artefact import load
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.registry import detector_class
+from apood.encoders.factory import reopen_encoder
+from apood.encoders.text.encoder import TextEncoder
 from apood.serving.guard import guard
 
 __all__ = ["main", "measure"]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood.detector import APOOD
 from apood.support.errors import FitWarning
 from apood.tokens.batch import TokenBatch
 from apood.tokens.store import TokenStore

@@ -1,15 +1,36 @@
-"""What holds for all tests."""
+"""Settings and fixtures that all tests share."""
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
 
-# without a GPU the kernels run in an interpreter; Triton looks here when it is imported
+# Without a GPU the kernels run in an interpreter. Triton reads this variable when it is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# how long an example takes says more about the machine than about the code
-# and which examples are tried must not differ from run to run: what fails here fails for everybody
+# No deadline: the time of an example depends on the machine.
+# The same examples in every run: a failure must be the same for everybody.
 settings.register_profile("apood", deadline=None, derandomize=True)
 settings.load_profile("apood")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function from a model family to the folder of a tiny model, made once; copy it before changing it."""
+    from tiny_models import made_once
+
+    return made_once(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    """Return 300 texts of 1 to 28 words in random order of length, enough for several batches."""
+    from tiny_models import WORDS
+
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.randint(1, 29, (300,), generator=generator).tolist()
+    return [" ".join(WORDS[i] for i in torch.randint(40, (n,), generator=generator).tolist()) for n in lengths]

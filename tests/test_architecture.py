@@ -9,7 +9,8 @@ import pytest
 import apood
 
 ROOMS = [
-    "support", "tokens", "pooling", "fitting", "decisions", "detectors", "encoders", "evaluation", "explain", "report",
+    "support", "tokens", "pooling", "fitting", "decisions", "detectors", "data", "encoders", "backbones", "pipeline",
+    "evaluation", "explain", "report",
     "serving", "scale", "experiments", "cli",
 ]  # fmt: skip
 PACKAGE = Path(apood.__file__).parent

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.base import Detector
+from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.binary_logits import BinaryLogits
+from apood.detectors.contract.base import Detector
 from apood.detectors.deep_sad import DeepSAD
 from apood.detectors.deep_svdd import DeepSVDD
 from apood.detectors.fusion import default_detector

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 
-from apood.detectors.base import Scores
+from apood.detectors.contract.base import Scores
 from apood.encoders.embed import embed_to_store
-from apood.encoders.text import TextEncoder
+from apood.encoders.text.encoder import TextEncoder
 from apood.support.files import atomic_file, write_json
 from apood.support.version import __version__
 from apood.tokens.batch import TokenBatch

@@ -6,10 +6,10 @@ The public names are imported when they are first used, so that `import apood` c
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from apood.detectors.ap_ood import APOOD
-    from apood.detectors.artefact import load
-    from apood.detectors.base import Detector
+    from apood.detectors.ap_ood.detector import APOOD
     from apood.detectors.binary_logits import BinaryLogits
+    from apood.detectors.contract.artefact import load
+    from apood.detectors.contract.base import Detector
     from apood.detectors.deep_sad import DeepSAD
     from apood.detectors.deep_svdd import DeepSVDD
     from apood.detectors.entropy import Entropy
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from apood.detectors.mahalanobis_knn import MahalanobisKNN
     from apood.detectors.perplexity import Perplexity
     from apood.detectors.relative_mahalanobis import RelativeMahalanobis
-    from apood.encoders.text import TextEncoder
+    from apood.encoders.text.encoder import TextEncoder
     from apood.fitting.checkpoint import Checkpoint
     from apood.pooling import attention_pool
     from apood.serving.guard import guard
@@ -59,14 +59,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "APOOD": "apood.detectors.ap_ood",
+    "APOOD": "apood.detectors.ap_ood.detector",
     "KNN": "apood.detectors.knn",
     "MSP": "apood.detectors.logits",
     "BinaryLogits": "apood.detectors.binary_logits",
     "Checkpoint": "apood.fitting.checkpoint",
     "DeepSAD": "apood.detectors.deep_sad",
     "DeepSVDD": "apood.detectors.deep_svdd",
-    "Detector": "apood.detectors.base",
+    "Detector": "apood.detectors.contract.base",
     "Energy": "apood.detectors.logits",
     "Entropy": "apood.detectors.entropy",
     "Fusion": "apood.detectors.fusion",
@@ -75,7 +75,7 @@ _HOMES = {
     "MahalanobisKNN": "apood.detectors.mahalanobis_knn",
     "Perplexity": "apood.detectors.perplexity",
     "RelativeMahalanobis": "apood.detectors.relative_mahalanobis",
-    "TextEncoder": "apood.encoders.text",
+    "TextEncoder": "apood.encoders.text.encoder",
     "TokenBatch": "apood.tokens.batch",
     "TokenStore": "apood.tokens.store",
     "TokenStoreWriter": "apood.tokens.writer",
@@ -83,7 +83,7 @@ _HOMES = {
     "attention_pool": "apood.pooling",
     "default_detector": "apood.detectors.fusion",
     "guard": "apood.serving.guard",
-    "load": "apood.detectors.artefact",
+    "load": "apood.detectors.contract.artefact",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw it would believe in every name

@@ -8,8 +8,8 @@ import pytest
 import torch
 from processes import PROGRAM
 
-from apood.detectors.artefact import load
-from apood.encoders.text import TextEncoder
+from apood.detectors.contract.artefact import load
+from apood.encoders.text.encoder import TextEncoder
 from apood.tokens.store import TokenStore
 from apood.tokens.text import channel_texts
 

@@ -12,7 +12,7 @@ import torch
 from processes import PROGRAM, heed_interrupts
 from safetensors import safe_open
 
-from apood.detectors.artefact import load
+from apood.detectors.contract.artefact import load
 
 
 def learnt(folder):
@@ -29,7 +29,7 @@ def assert_same_detector(first, second):
 
 @pytest.mark.usefixtures("one_thread")
 def test_aux_and_settings_reach_the_method(apood, stores, tmp_path):
-    from apood.detectors.ap_ood import APOOD
+    from apood.detectors.ap_ood.detector import APOOD
     from apood.tokens.store import TokenStore
 
     out = tmp_path / "detector"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from apood.detectors.registry import METHODS, detector_class
+from apood.detectors.contract.registry import METHODS, detector_class
 
 
 def test_methods_as_json(apood):

@@ -5,8 +5,8 @@ from typing import Literal
 import pytest
 
 from apood.cli.parameters import defaults, parse_settings, written
-from apood.detectors.base import Detector
-from apood.detectors.registry import METHODS, detector_class
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.registry import METHODS, detector_class
 from apood.support.errors import InputError
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from apood.detectors.artefact import load
-from apood.encoders.text import TextEncoder
+from apood.detectors.contract.artefact import load
+from apood.encoders.text.encoder import TextEncoder
 from apood.evaluation.rows import mean_row, result_rows
 from apood.tokens.store import TokenStore
 from apood.tokens.text import channel_texts
@@ -130,7 +130,7 @@ def test_a_text_of_white_space_is_empty_whatever_its_tokenizer_adds(apood, model
 
 
 def test_empty_texts_of_all_windows_are_warned_of_once(apood, calibrated, model, monkeypatch):
-    monkeypatch.setattr("apood.encoders.pipeline._WINDOW_ITEMS", 2)
+    monkeypatch.setattr("apood.encoders.streaming._WINDOW_ITEMS", 2)
     result = apood("score", calibrated, "-", "--model", model, input="word1 word2\n\nword3\n\nword4\n")
     assert [row["score"] is None for row in rows_of(result)] == [False, True, False, True, False]
     assert (

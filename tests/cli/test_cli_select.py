@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from processes import PROGRAM, heed_interrupts
 
-from apood.detectors.artefact import load
+from apood.detectors.contract.artefact import load
 from apood.detectors.knn import KNN
 from apood.evaluation.selection import HELD_OUT_PROMISE, select
 from apood.tokens.store import TokenStore

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from apood.encoders.datasets import PRESETS
+from apood.data.presets import PRESETS
 
 
 def test_the_list(apood):

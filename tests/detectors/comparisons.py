@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from apood.detectors.base import Detector
+from apood.detectors.contract.base import Detector
 
 
 def learnt(detector):

@@ -6,10 +6,10 @@ import sys
 import pytest
 from builders import observed_sequences
 
-from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.contract.registry import METHODS, detector_class
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.detectors.registry import METHODS, detector_class
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 

@@ -8,12 +8,12 @@ import torch
 from builders import correlated_sequences, random_tokens
 from sklearn.exceptions import NotFittedError
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.ap_ood_loss import squared_distances
-from apood.detectors.ap_ood_recipe import resolve
-from apood.detectors.ap_ood_start import has_sink, prepare
-from apood.detectors.ap_ood_training import pool_corpus
-from apood.detectors.artefact import load
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.ap_ood.loss import squared_distances
+from apood.detectors.ap_ood.recipe import resolve
+from apood.detectors.ap_ood.start import has_sink, prepare
+from apood.detectors.ap_ood.training import pool_corpus
+from apood.detectors.contract.artefact import load
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.evaluation.metrics import auroc
 from apood.pooling import Frame, attention_pool, prototype

@@ -6,9 +6,9 @@ import pytest
 import torch
 from builders import correlated_sequences, random_queries
 
-from apood.detectors import ap_ood
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.ap_ood_health import Outliers, warn_of_failure
+from apood.detectors.ap_ood import detector as ap_ood
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.ap_ood.health import Outliers, warn_of_failure
 from apood.fitting.checkpoint import Checkpoint
 from apood.fitting.loop import Outcome
 from apood.support.errors import FitWarning

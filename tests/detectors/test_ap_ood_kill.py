@@ -9,7 +9,7 @@ from builders import correlated_sequences
 from processes import wait_for_a_checkpoint
 
 import apood
-from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood.detector import APOOD
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import ArtefactError
 
@@ -17,7 +17,9 @@ STEPS = 60
 ARGUMENTS = {"steps": STEPS, "heads": 3, "batch_size": 16, "seed": 3}
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["apood.detectors.ap_ood", "apood.detectors.artefact", "torch._dynamo", "pytest"])
+context.set_forkserver_preload(
+    ["apood.detectors.ap_ood.detector", "apood.detectors.contract.artefact", "torch._dynamo", "pytest"]
+)
 
 
 def data():
@@ -59,7 +61,7 @@ def test_killed_fits_end_like_an_uninterrupted_one(tmp_path):
 @pytest.fixture
 def interrupted(tmp_path, monkeypatch):
     """The checkpoint of a fit that was interrupted in the middle."""
-    from apood.detectors import ap_ood
+    from apood.detectors.ap_ood import detector as ap_ood
 
     class Interrupted(ap_ood.Training):
         def __call__(self, step):

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.ap_ood_recipe import resolve
-from apood.detectors.ap_ood_start import prepare
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.ap_ood.recipe import resolve
+from apood.detectors.ap_ood.start import prepare
 from apood.support.errors import InputError
 
 RECIPES = ("robust", "paper")

@@ -5,9 +5,9 @@ import pytest
 import torch
 from builders import correlated_sequences
 
-from apood.detectors import base
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.ap_ood_loss import log_norms
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.ap_ood.loss import log_norms
+from apood.detectors.contract import base
 from apood.pooling import Frame, FrozenPool
 from apood.pooling.eager import attention_pool_eager
 from apood.support.errors import InputError

@@ -4,10 +4,10 @@ import pytest
 import torch
 from builders import random_tokens
 
-from apood.detectors.ap_ood_loss import spread, squared_distances
-from apood.detectors.ap_ood_recipe import resolve
-from apood.detectors.ap_ood_start import prepare
-from apood.detectors.ap_ood_training import Training, pool_corpus
+from apood.detectors.ap_ood.loss import spread, squared_distances
+from apood.detectors.ap_ood.recipe import resolve
+from apood.detectors.ap_ood.start import prepare
+from apood.detectors.ap_ood.training import Training, pool_corpus
 from apood.pooling import Pooled, attention_pool, prototype
 from apood.tokens.resident import copied
 from apood.tokens.skip_first import SkipFirst

@@ -15,10 +15,10 @@ import torch
 from sklearn.exceptions import NotFittedError
 
 import apood
-from apood.detectors.artefact import refuse_foreign
+from apood.detectors.contract.artefact import refuse_foreign
+from apood.detectors.contract.registry import METHODS
 from apood.detectors.fusion import Fusion
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.detectors.registry import METHODS
 from apood.support.errors import ArtefactError
 from apood.tokens.store import TokenStore
 
@@ -326,7 +326,7 @@ def test_a_place_that_cannot_be_written(fitted, tmp_path, place):
 # what a full disk or a kill leaves
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["apood.detectors.fusion", "apood.detectors.artefact", "pytest"])
+context.set_forkserver_preload(["apood.detectors.fusion", "apood.detectors.contract.artefact", "pytest"])
 
 
 def _save_on_a_full_disk(sender, source, folder, limit):

@@ -23,8 +23,8 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from apood.decisions.threshold import conformal_threshold
-from apood.detectors.base import AuxUse, Detector
-from apood.detectors.registry import METHODS, detector_class
+from apood.detectors.contract.base import AuxUse, Detector
+from apood.detectors.contract.registry import METHODS, detector_class
 from apood.support.errors import InputError, NotCalibratedError
 
 DIM = 8

@@ -5,8 +5,8 @@ import gc
 
 import torch
 
-from apood.detectors import device_copies
-from apood.detectors.device_copies import copy_on
+from apood.detectors.shared import device_copies
+from apood.detectors.shared.device_copies import copy_on
 
 CPU, THERE = torch.device("cpu"), torch.device("meta")
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
 
-from apood.detectors.artefact import load
+from apood.detectors.contract.artefact import load
 from apood.detectors.entropy import Entropy, sample_pools
 from apood.pooling.algebra import merge, pool_of_pools
 from apood.support.errors import InputError

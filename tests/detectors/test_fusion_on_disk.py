@@ -13,8 +13,8 @@ from builders import correlated_sequences
 from test_artefact import edit
 
 import apood
-from apood.detectors import ap_ood
-from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood import detector as ap_ood
+from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis

@@ -6,8 +6,8 @@ import torch
 from builders import correlated_sequences
 from sklearn.preprocessing import StandardScaler, normalize
 
-from apood.detectors import pooled_corpus
-from apood.detectors.pooled_corpus import standardized, standardized_by
+from apood.detectors.shared import pooled_corpus
+from apood.detectors.shared.pooled_corpus import standardized, standardized_by
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 

@@ -37,7 +37,7 @@ from typer.testing import CliRunner
 
 from apood import APOOD, __version__
 from apood.cli.app import app
-from apood.detectors.registry import METHODS, detector_class
+from apood.detectors.contract.registry import METHODS, detector_class
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "apood"

@@ -11,8 +11,8 @@ import torch
 import transformers
 from tiny_audio import make_audio_model, noise, tone
 
-from apood.encoders.audio import AudioEncoder, is_audio_model
-from apood.encoders.sounds import Sound
+from apood.data.sounds import Sound
+from apood.encoders.audio.encoder import AudioEncoder, is_audio_model
 from apood.support.errors import InputError
 from apood.tokens.identity import same_encoder
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from plain_loop import PlainLoop
 
-from apood.encoders.language import decoding
-from apood.encoders.language.decoding import draws
-from apood.encoders.text import TextEncoder
+from apood.encoders.text import decoding
+from apood.encoders.text.decoding import draws
+from apood.encoders.text.encoder import TextEncoder
 from apood.tokens.batch import Ragged
 
 Models = Callable[[str], Path]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_models import WORDS
 
-from apood.encoders import embed, pipeline
+from apood.encoders import embed, streaming
 from apood.encoders.embed import EmbedCounts, embed_to_store
-from apood.encoders.text import TextEncoder
+from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError, StoreError
 from apood.tokens.store import TokenStore
 from apood.tokens.text import channel_texts
@@ -27,7 +27,7 @@ def encoder(models: Models) -> TextEncoder:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows and shards so small that a few hundred texts fill many of them."""
-    monkeypatch.setattr(pipeline, "_WINDOW_ITEMS", 16)
+    monkeypatch.setattr(streaming, "_WINDOW_ITEMS", 16)
     monkeypatch.setattr(embed, "TokenStoreWriter", functools.partial(TokenStoreWriter, shard_bytes=10_000))
 
 

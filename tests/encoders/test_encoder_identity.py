@@ -11,10 +11,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny_models import word_tokenizer
 
-from apood.encoders import identity
+from apood.encoders.base import fingerprint as fingerprinting
+from apood.encoders.base.fingerprint import fingerprint, weight_files
 from apood.encoders.embed import embed_to_store
-from apood.encoders.identity import fingerprint, weight_files
-from apood.encoders.text import TextEncoder
+from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError, StoreError
 from apood.tokens.identity import same_encoder
 
@@ -73,11 +73,11 @@ def test_samples_are_told_and_make_no_other_encoder(models: Models, tmp_path: Pa
     assert embed_to_store(["word1", "word2"], drawn, tmp_path / "store", resume=True).skipped == 2
 
 
-@pytest.mark.parametrize("whole_file", [identity._WHOLE_FILE, 0])
+@pytest.mark.parametrize("whole_file", [fingerprinting._WHOLE_FILE, 0])
 def test_other_weights_are_another_encoder(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_file: int
 ) -> None:
-    monkeypatch.setattr(identity, "_WHOLE_FILE", whole_file)
+    monkeypatch.setattr(fingerprinting, "_WHOLE_FILE", whole_file)
     copy = shutil.copytree(models("bert"), tmp_path / "copy")
     assert fingerprint(copy) == fingerprint(models("bert"))
     change_one_weight(copy)
@@ -85,7 +85,7 @@ def test_other_weights_are_another_encoder(
 
 
 def test_large_files_are_sampled_tensor_by_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "_WHOLE_FILE", 0)
+    monkeypatch.setattr(fingerprinting, "_WHOLE_FILE", 0)
     tensors = {"a": torch.zeros(40_000), "b": torch.zeros(3)}
 
     def digest() -> str:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from apood.encoders.language.gathering import Gathering
+from apood.encoders.text.gathering import Gathering
 from apood.tokens.batch import Ragged
 
 LENGTHS = torch.tensor([3, 0, 40, 7, 7, 1, 0, 90, 2, 33])

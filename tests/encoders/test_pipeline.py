@@ -18,13 +18,13 @@ import pytest
 import torch
 from word_encoder import WordEncoder, Words
 
-from apood.encoders import embed, pipeline
+from apood.data.inputs import shuffled
+from apood.data.record import BadRecord, Pair, Record, Skipped
+from apood.data.sounds import Sound
+from apood.encoders import embed, streaming
 from apood.encoders.embed import EmbedCounts, embed_to_store, limited
-from apood.encoders.inputs import shuffled
-from apood.encoders.pipeline import encoded_windows
-from apood.encoders.record import BadRecord, Pair, Record, Skipped
-from apood.encoders.sounds import Sound
-from apood.encoders.text import TextEncoder
+from apood.encoders.streaming import encoded_windows
+from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError, StoreError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.store import TokenStore
@@ -38,7 +38,7 @@ Records = list[Record | BadRecord]
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows and shards so small that a few texts fill many of them."""
-    monkeypatch.setattr(pipeline, "_WINDOW_ITEMS", 4)
+    monkeypatch.setattr(streaming, "_WINDOW_ITEMS", 4)
     monkeypatch.setattr(embed, "TokenStoreWriter", functools.partial(TokenStoreWriter, shard_bytes=1000))
 
 
@@ -70,7 +70,7 @@ def same(first: TokenBatch, second: TokenBatch) -> bool:
 def test_it_equals_the_simple_loop_bit_for_bit(
     models: Callable[[str], Path], texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_WINDOW_ITEMS", 32)
+    monkeypatch.setattr(streaming, "_WINDOW_ITEMS", 32)
     encoder = TextEncoder(models("bert"), max_tokens=20, device="cpu")
     windows = [window.batch for window in encoded_windows(records(texts), encoder)]
     expected = [encoder.encode(texts[start : start + 32]) for start in range(0, len(texts), 32)]
@@ -79,22 +79,22 @@ def test_it_equals_the_simple_loop_bit_for_bit(
 
 
 def test_windows_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "_WINDOW_BYTES", 2 * 4 * 8 * 4)
+    monkeypatch.setattr(streaming, "_WINDOW_BYTES", 2 * 4 * 8 * 4)
     assert [len(window.batch) for window in encoded_windows(records(TEXTS[:5]), WordEncoder())] == [2, 2, 1]
-    monkeypatch.setattr(pipeline, "_SOUND_BYTES", 1000)
+    monkeypatch.setattr(streaming, "_SOUND_BYTES", 1000)
     sounds = [Record(Sound(np.zeros(100, np.float32), 16000), f"sound {i}") for i in range(5)]
-    reading = pipeline._Reading(sounds, None)
+    reading = streaming._Reading(sounds, None)
     assert [len(reading.next_items(100)) for _ in range(3)] == [3, 2, 0]
 
 
 def test_windows_grow_while_they_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "_FIRST_ITEMS", 1)
+    monkeypatch.setattr(streaming, "_FIRST_ITEMS", 1)
     sizes = [len(window.batch) for window in encoded_windows(records(TEXTS[:22]), WordEncoder())]
     assert sizes == [1, 1, 2, 2, 4, 4, 4, 4]
 
 
 def test_windows_shrink_where_an_interruption_would_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "_WINDOW_SECONDS", 1e-9)
+    monkeypatch.setattr(streaming, "_WINDOW_SECONDS", 1e-9)
     sizes = [len(window.batch) for window in encoded_windows(records(TEXTS[:11]), WordEncoder())]
     assert sizes == [4, 4, 1, 1, 1]
 
@@ -312,7 +312,7 @@ MANY = [f"text number {i}" + " more" * (i % 4) for i in range(3000)]
 
 
 def embed_many(folder: Path) -> None:
-    pipeline._WINDOW_ITEMS = 16
+    streaming._WINDOW_ITEMS = 16
     embed.TokenStoreWriter = functools.partial(TokenStoreWriter, shard_bytes=5000)  # type: ignore[assignment, misc]
     embed_to_store(records(MANY, bad=(5, 700)), WordEncoder(), folder, skip_bad=True, resume=True)
 
@@ -357,10 +357,10 @@ def test_a_real_interrupt_while_it_waits_for_records(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from word_encoder import WordEncoder
-from apood.encoders import pipeline
+from apood.encoders import streaming
 from apood.encoders.embed import embed_to_store
-from apood.encoders.record import Record
-pipeline._WINDOW_ITEMS = 2
+from apood.data.record import Record
+streaming._WINDOW_ITEMS = 2
 try:
     embed_to_store((Record(line.strip(), "") for line in sys.stdin), WordEncoder(), {str(tmp_path / "store")!r})
 except KeyboardInterrupt:

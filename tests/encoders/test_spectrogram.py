@@ -8,7 +8,7 @@ import torch
 import transformers
 from tiny_audio import noise, tone
 
-from apood.encoders.spectrogram import PREPROCESSOR_FILE, LogMel
+from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE, LogMel
 from apood.support.errors import InputError
 
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from tiny_models import FAMILIES, WORDS, word_tokenizer
 
-from apood.encoders.text import TextEncoder
+from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError
 from apood.tokens.text import channel_texts
 

@@ -12,8 +12,8 @@ import transformers
 from plain_loop import PlainLoop
 from tiny_models import CAUSAL, ENCODER_DECODER, ENDS, WORDS, word_tokenizer
 
-from apood.encoders.record import Pair
-from apood.encoders.text import TextEncoder
+from apood.data.record import Pair
+from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError
 from apood.tokens.identity import same_encoder
 from apood.tokens.text import channel_texts

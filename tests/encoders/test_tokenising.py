@@ -8,7 +8,7 @@ import torch
 from tiny_models import WORDS, word_tokenizer
 from transformers import ByT5Tokenizer
 
-from apood.encoders.language.tokenising import Tokeniser
+from apood.encoders.text.tokenising import Tokeniser
 
 
 def tokenizers() -> dict[str, Any]:

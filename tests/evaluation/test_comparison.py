@@ -12,7 +12,7 @@ import torch
 from builders import correlated_sequences
 
 from apood.decisions.threshold import conformal_threshold
-from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length
 from apood.detectors.mahalanobis import Mahalanobis

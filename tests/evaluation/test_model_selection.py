@@ -12,12 +12,12 @@ from builders import correlated_sequences
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.contract.registry import METHODS, detector_class
 from apood.detectors.entropy import Entropy
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.detectors.registry import METHODS, detector_class
 from apood.evaluation.metrics import auroc
 from apood.evaluation.selection import HELD_OUT_PROMISE, select
 from apood.evaluation.workers import Failure, Share, in_processes, share_cores

@@ -6,7 +6,7 @@ import pytest
 import torch
 from builders import correlated_sequences
 
-from apood.detectors.registry import METHODS
+from apood.detectors.contract.registry import METHODS
 from apood.evaluation.plan import Method, Plan, checked
 from apood.evaluation.plan_file import read_plan
 from apood.evaluation.splits import split_data

@@ -13,9 +13,9 @@ import pytest
 import torch
 from builders import correlated_sequences
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.artefact import load
-from apood.detectors.base import Detector
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.contract.artefact import load
+from apood.detectors.contract.base import Detector
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.evaluation.runs import _begin, fitted, run

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import apood
-from apood.encoders.text import TextEncoder
+from apood.encoders.text.encoder import TextEncoder
 from apood.evaluation.rows import MEAN, ResultRow
 from apood.experiments.demo import _middling_refused, run_demo
 from apood.experiments.demo_model import minilm_folder

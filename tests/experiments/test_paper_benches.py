@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood.detector import APOOD
 from apood.evaluation.rows import MEAN
 from apood.experiments.paper.catalogue import CATALOGUE
 from apood.experiments.paper.published import published

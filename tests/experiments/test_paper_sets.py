@@ -14,7 +14,7 @@ from small_data import SETTINGS, random_texts, write_lines
 from tiny_audio import noise, tone
 from tiny_models import WORDS
 
-from apood.encoders.record import Record
+from apood.data.record import Record
 from apood.experiments.paper import stores as stores_module
 from apood.experiments.paper.data import MANIFEST, Source
 from apood.experiments.paper.run import Options, Prepared, prepare

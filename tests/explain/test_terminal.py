@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from apood.encoders.text import TextEncoder
+from apood.encoders.text.encoder import TextEncoder
 from apood.experiments.demo_model import minilm_folder
 from apood.explain.terminal import marked_text
 from apood.support.errors import InputError

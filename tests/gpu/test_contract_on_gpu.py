@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from builders import observed_sequences
 
-from apood.detectors.artefact import load
-from apood.detectors.registry import METHODS, detector_class
+from apood.detectors.contract.artefact import load
+from apood.detectors.contract.registry import METHODS, detector_class
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from builders import correlated_sequences
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.artefact import load
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.contract.artefact import load
 from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis

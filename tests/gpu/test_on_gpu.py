@@ -5,7 +5,7 @@ import pytest
 import torch
 from builders import correlated_sequences
 
-from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood.detector import APOOD
 from apood.pooling import Frame, attention_pool, mean, mean_pool
 from apood.pooling.eager import attention_pool_eager
 from apood.tokens.batch import TokenBatch

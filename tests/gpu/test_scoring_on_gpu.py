@@ -7,7 +7,7 @@ import pytest
 import torch
 from builders import correlated_sequences
 
-from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood.detector import APOOD
 from apood.pooling import FrozenPool
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch

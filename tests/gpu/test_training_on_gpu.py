@@ -7,8 +7,8 @@ import pytest
 import torch
 from builders import correlated_sequences
 
-from apood.detectors import ap_ood
-from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood import detector as ap_ood
+from apood.detectors.ap_ood.detector import APOOD
 from apood.fitting.checkpoint import Checkpoint
 from apood.fitting.loop import minimise
 from apood.tokens.batch import TokenBatch

@@ -9,7 +9,7 @@ import torch
 from builders import correlated_sequences
 from fused_checking import DEVICE, TINY
 
-from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood.detector import APOOD
 from apood.pooling import Frame, frozen
 from apood.pooling.fused import attention_pool_fused
 from apood.pooling.kernels.tuning import forced

@@ -15,7 +15,7 @@ from sklearn.exceptions import NotFittedError
 from tiny_models import CAUSAL, ENCODER_DECODER, WORDS, made_once
 
 from apood import KNN, MSP, Detector, Entropy, Perplexity, TextEncoder, guard
-from apood.encoders.record import Pair
+from apood.data.record import Pair
 from apood.support.errors import InputError, NotCalibratedError
 from apood.tokens.batch import Ragged, TokenBatch
 

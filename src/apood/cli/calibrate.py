@@ -34,7 +34,7 @@ def calibrate(
     import numpy as np
 
     from apood.decisions.threshold import conformal_threshold
-    from apood.detectors.artefact import load
+    from apood.detectors.contract.artefact import load
 
     detector = load(detector_folder)
     sequences = open_store(store, detector)

@@ -10,7 +10,7 @@ from apood.support.errors import InputError
 from apood.support.wording import meant
 
 if TYPE_CHECKING:
-    from apood.encoders.datasets import Preset
+    from apood.data.presets import Preset
 
 __all__ = ["datasets"]
 
@@ -25,7 +25,7 @@ def datasets(
 
     As an input write NAME:SPLIT where the set is on the Hugging Face hub, else NAME:PATH with what you downloaded.
     """
-    from apood.encoders.datasets import PRESETS
+    from apood.data.presets import PRESETS
 
     if name is None:
         if as_json:
@@ -69,7 +69,7 @@ def _print_table() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from apood.encoders.datasets import PRESETS
+    from apood.data.presets import PRESETS
 
     console = Console(highlight=False)
     for experiment, presets in groupby(PRESETS.values(), key=lambda preset: preset.experiment):

@@ -17,10 +17,10 @@ from apood.support.errors import InputError, StoreError
 from apood.support.wording import counted
 
 if TYPE_CHECKING:
-    from apood.encoders.audio import AudioEncoder
+    from apood.data.record import BadRecord, Record
+    from apood.encoders.audio.encoder import AudioEncoder
     from apood.encoders.embed import EmbedCounts
-    from apood.encoders.record import BadRecord, Record
-    from apood.encoders.text import TextEncoder
+    from apood.encoders.text.encoder import TextEncoder
 
 __all__ = ["EXAMPLES", "embed"]
 
@@ -230,9 +230,9 @@ def _refuse_idle_options(
 
 
 def _opened(inputs: list[str], model: str, options: dict[str, Any]) -> Any:
-    from apood.encoders.audio import is_audio_model
-    from apood.encoders.open import open_encoder
-    from apood.encoders.pretrained import find_pretrained
+    from apood.encoders.audio.encoder import is_audio_model
+    from apood.encoders.base.pretrained import find_pretrained
+    from apood.encoders.factory import open_encoder
 
     pretrained = find_pretrained(model)
     refuse_other_kind(inputs, model, takes_sounds=is_audio_model(pretrained.folder))
@@ -256,8 +256,8 @@ def _chosen(
     records: "Iterable[Record | BadRecord]", total: int | None, limit: int | None, seed: int | None
 ) -> "tuple[Iterable[Record | BadRecord], int | None]":
     """The records to take, and how many that are at most, where it is known."""
+    from apood.data.inputs import shuffled
     from apood.encoders.embed import limited
-    from apood.encoders.inputs import shuffled
 
     if seed is not None:
         order = list(shuffled(records, seed))
@@ -285,7 +285,7 @@ def _embedded(
 @contextlib.contextmanager
 def _bad_records_with(kept: Callable[[], str | None]) -> Iterator[None]:
     """Says of a bad record how to do without it, and what was kept of those before."""
-    from apood.encoders.record import BadRecordError
+    from apood.data.record import BadRecordError
 
     try:
         yield

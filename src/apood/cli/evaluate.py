@@ -11,7 +11,7 @@ from apood.cli.stores import named_stores, open_store
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
-    from apood.detectors.base import Detector
+    from apood.detectors.contract.base import Detector
     from apood.evaluation.rows import ResultRow
 
 __all__ = ["evaluate"]
@@ -40,7 +40,7 @@ def evaluate(
     if as_json and markdown:
         raise InputError("Choose one of --json and --markdown.")
     named = named_stores(ood_stores)
-    from apood.detectors.artefact import load
+    from apood.detectors.contract.artefact import load
     from apood.evaluation.rows import mean_row, result_rows
 
     detectors = [load(folder) for folder in detector_folders]

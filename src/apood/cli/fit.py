@@ -38,7 +38,7 @@ def fit(
 
     The state of a long fit is kept in DETECTOR.checkpoint: after an interruption, the same command goes on from there.
     """
-    from apood.detectors.registry import detector_class
+    from apood.detectors.contract.registry import detector_class
     from apood.fitting.checkpoint import Checkpoint
 
     chosen = detector_class(method)

@@ -73,7 +73,7 @@ def _store_facts(folder: Path, verify: bool) -> dict[str, Any]:
 def _detector_facts(folder: Path) -> dict[str, Any]:
     from torch import Tensor
 
-    from apood.detectors.artefact import load
+    from apood.detectors.contract.artefact import load
 
     detector = load(folder)
     learnt = {

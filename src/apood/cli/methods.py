@@ -36,7 +36,7 @@ def methods(
 
 
 def _methods() -> list[dict[str, Any]]:
-    from apood.detectors.registry import DEFAULT, METHODS, detector_class
+    from apood.detectors.contract.registry import DEFAULT, METHODS, detector_class
 
     made = {name: detector_class(name)() for name in METHODS}
     return [

@@ -9,7 +9,7 @@ from apood.support.errors import InputError
 from apood.support.wording import meant
 
 if TYPE_CHECKING:
-    from apood.detectors.base import Detector
+    from apood.detectors.contract.base import Detector
 
 __all__ = ["defaults", "parse_settings", "written"]
 

@@ -22,9 +22,9 @@ from apood.support.errors import DataWarning, InputError
 from apood.support.wording import counted
 
 if TYPE_CHECKING:
-    from apood.detectors.base import Detector, Scores
-    from apood.encoders.encoder import Encoder
-    from apood.encoders.record import BadRecord, Record, Skipped
+    from apood.data.record import BadRecord, Record, Skipped
+    from apood.detectors.contract.base import Detector, Scores
+    from apood.encoders.base.encoder import Encoder
 
 __all__ = ["score"]
 
@@ -61,7 +61,7 @@ def score(
     One row a sequence: index, score and, once the detector is calibrated, p_value and decision (ID or OOD). Texts and
     sounds are embedded with the encoder of the detector. What has no tokens has the score -inf (null in JSON).
     """
-    from apood.detectors.artefact import load
+    from apood.detectors.contract.artefact import load
 
     file = None if out == "-" else Path(out)
     if file is not None:
@@ -103,8 +103,8 @@ def _raw_scores(
     skip_bad: bool,
 ) -> "tuple[Scores, list[int]]":
     """The scores of texts or sounds, and which of the records they belong to."""
-    from apood.encoders.audio import AudioEncoder
-    from apood.encoders.record import BadRecordError, Skipped
+    from apood.data.record import BadRecordError, Skipped
+    from apood.encoders.audio.encoder import AudioEncoder
 
     records: Iterable[Record | BadRecord] = ()
     places: list[int] = []
@@ -134,7 +134,7 @@ def _noted(
     records: "Iterable[Record | BadRecord]", places: list[int], empty: list[bool]
 ) -> "Iterator[Record | BadRecord]":
     """The same records; `places` gets the numbers of those that are not bad, `empty` whether they are empty texts."""
-    from apood.encoders.record import Record
+    from apood.data.record import Record
 
     for number, record in enumerate(records):
         if isinstance(record, Record):
@@ -159,8 +159,8 @@ def _encoded_scores(
     """The scores of records, of which only a few windows are held at a time, with one warning for all windows."""
     import numpy as np
 
-    from apood.detectors.data_checks import filled
-    from apood.encoders.pipeline import encoded_windows
+    from apood.detectors.contract.data_checks import filled
+    from apood.encoders.streaming import encoded_windows
     from apood.support.progress import bar
 
     scores: list[Scores] = []

@@ -18,7 +18,7 @@ from apood.support.errors import FitWarning, InputError
 from apood.support.files import refuse_unwritable, write_json
 
 if TYPE_CHECKING:
-    from apood.detectors.base import Detector
+    from apood.detectors.contract.base import Detector
     from apood.evaluation.selection import Point, Selection
 
 __all__ = ["select"]
@@ -76,7 +76,7 @@ def select(
 
     Every fit is kept: after an interruption, the same command does only what is missing.
     """
-    from apood.detectors.registry import detector_class
+    from apood.detectors.contract.registry import detector_class
     from apood.evaluation.selection import select as search
 
     chosen = detector_class(method)

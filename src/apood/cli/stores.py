@@ -12,10 +12,10 @@ from apood.support.errors import DataWarning, InputError
 from apood.support.wording import counted
 
 if TYPE_CHECKING:
-    from apood.detectors.base import Detector
-    from apood.encoders.audio import AudioEncoder
-    from apood.encoders.record import BadRecord, Record
-    from apood.encoders.text import TextEncoder
+    from apood.data.record import BadRecord, Record
+    from apood.detectors.contract.base import Detector
+    from apood.encoders.audio.encoder import AudioEncoder
+    from apood.encoders.text.encoder import TextEncoder
     from apood.tokens.shard import StoreIndex
     from apood.tokens.store import TokenStore
 
@@ -91,14 +91,14 @@ def named_stores(given: Sequence[str]) -> dict[str, Path]:
 
 def are_sounds(inputs: Sequence[str]) -> bool:
     """Whether the inputs are sounds, by their endings."""
-    from apood.encoders.sounds import holds_sounds
+    from apood.data.sounds import holds_sounds
 
     return any(map(holds_sounds, inputs))
 
 
 def refuse_other_kind(inputs: Sequence[str], model: str, *, takes_sounds: bool) -> None:
     """Refuses texts for a model that takes sounds, and the other way round."""
-    from apood.encoders.sounds import SOUND_ENDINGS, holds_sounds
+    from apood.data.sounds import SOUND_ENDINGS, holds_sounds
 
     sound = next(filter(holds_sounds, inputs), None)
     if takes_sounds and sound is None:
@@ -120,7 +120,7 @@ def text_records(
     skip_bad: bool,
 ) -> "Iterator[Record | BadRecord]":
     """The texts of all inputs; refused when there are none, or when the first cannot be used."""
-    from apood.encoders.inputs import read_records
+    from apood.data.inputs import read_records
 
     records = read_records(inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty)
     options = "--field and --target-field say" if pairs else "--field says"
@@ -129,7 +129,7 @@ def text_records(
 
 def sound_records(inputs: Sequence[str], encoder: "AudioEncoder", *, skip_bad: bool) -> "Iterator[Record | BadRecord]":
     """The sounds of all inputs, as the encoder needs them; refused when the first cannot be used."""
-    from apood.encoders.sounds import read_sounds
+    from apood.data.sounds import read_sounds
 
     records = read_sounds(inputs, rate=encoder.rate, least_samples=encoder.least_samples)
     return _begun(records, f"There is no sound in {', '.join(map(repr, inputs))}.", skip_bad)
@@ -139,8 +139,8 @@ def _begun(
     records: "Iterator[Record | BadRecord]", nothing: str, skip_bad: bool, options: str = ""
 ) -> "Iterator[Record | BadRecord]":
     """The same records, after a look at the first: before a model is loaded for nothing."""
-    from apood.encoders.readers.text_fields import LacksField
-    from apood.encoders.record import BadRecord, BadRecordError
+    from apood.data.record import BadRecord, BadRecordError
+    from apood.data.text_fields import LacksField
 
     first = next(records, None)
     if first is None:
@@ -162,7 +162,7 @@ def tell_skipped(count: int, first: "Sequence[BadRecord]") -> None:
 
 def encoder_of(detector: "Detector", model: str | None) -> "TextEncoder | AudioEncoder":
     """The encoder whose tokens the detector was fitted on, from `model` where its files are not where they were."""
-    from apood.encoders.open import reopen_encoder
+    from apood.encoders.factory import reopen_encoder
 
     if detector.encoder_ is None:
         raise InputError(

@@ -10,7 +10,7 @@ __all__ = ["refuse_occupied"]
 
 def refuse_occupied(target: Path, force: bool) -> None:
     """Only a detector may be replaced, and only on purpose: it may have been given a threshold since."""
-    from apood.detectors.artefact import refuse_foreign
+    from apood.detectors.contract.artefact import refuse_foreign
 
     recover_folder(target)
     refuse_foreign(target)

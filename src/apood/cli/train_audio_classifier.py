@@ -11,7 +11,7 @@ from apood.support.errors import InputError
 from apood.support.wording import meant
 
 if TYPE_CHECKING:
-    from apood.encoders.sounds import Sound
+    from apood.data.sounds import Sound
 
 __all__ = ["audio_classifier"]
 
@@ -67,8 +67,8 @@ def audio_classifier(
     """
     refuse_occupied(out)
 
-    from apood.encoders.training.audio_classifier import AudioRecipe, split_sounds, train_audio_classifier
-    from apood.encoders.training.loop import Plan
+    from apood.backbones.audio_classifier import AudioRecipe, split_sounds, train_audio_classifier
+    from apood.backbones.training_loop import Plan
 
     plan = Plan(steps, learning_rate, warm_up=0.1, weight_decay=0.05, seed=seed)
     pretraining = (
@@ -90,9 +90,9 @@ def audio_classifier(
 
 def _read(inputs: Sequence[str], chosen: Sequence[str] | None, patch: int, skip_bad: bool) -> "tuple[list[Sound], int]":
     """The sounds of the classes, all of one rate, and how many were skipped because they cannot be used."""
-    from apood.encoders.record import BadRecord, Record
-    from apood.encoders.sounds import read_sounds, refusal
-    from apood.encoders.spectrogram import LogMel
+    from apood.data.record import BadRecord, Record
+    from apood.data.sounds import read_sounds, refusal
+    from apood.encoders.audio.spectrogram import LogMel
 
     sounds: list[Sound] = []
     labels: set[str] = set()

@@ -10,7 +10,7 @@ import typer
 from apood.cli.training import leave_out, refuse_occupied, tell_trained, training_state
 
 if TYPE_CHECKING:
-    from apood.encoders.record import Pair
+    from apood.data.record import Pair
 
 __all__ = ["translator"]
 
@@ -100,8 +100,8 @@ def translator(
     refuse_occupied(out)
     import torch
 
-    from apood.encoders.training.loop import Plan
-    from apood.encoders.training.translator import Recipe, held_out, train_translator
+    from apood.backbones.training_loop import Plan
+    from apood.backbones.translator import Recipe, held_out, train_translator
 
     plan = Plan(
         steps=steps,
@@ -129,8 +129,8 @@ def _read(
     inputs: Sequence[str], source_field: str | None, target_field: str | None, skip_bad: bool
 ) -> "tuple[list[Pair], int]":
     """The pairs, and how many records were skipped because they are none."""
-    from apood.encoders.inputs import read_records
-    from apood.encoders.record import BadRecord
+    from apood.data.inputs import read_records
+    from apood.data.record import BadRecord
 
     pairs: list[Pair] = []
     skipped = 0

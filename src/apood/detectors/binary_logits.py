@@ -9,9 +9,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from apood.detectors.base import Detector
-from apood.detectors.mean_pooling import Normalize, pooled_vectors
-from apood.detectors.pooled_corpus import standardized, standardized_by
+from apood.detectors.contract.base import Detector
+from apood.detectors.shared.mean_pooling import Normalize, pooled_vectors
+from apood.detectors.shared.pooled_corpus import standardized, standardized_by
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import number, one_of
 from apood.support.errors import FitWarning

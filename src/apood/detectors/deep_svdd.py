@@ -2,8 +2,8 @@
 
 from typing import Any, get_args
 
-from apood.detectors.hypersphere import Hypersphere
-from apood.detectors.mean_pooling import Normalize
+from apood.detectors.shared.hypersphere import Hypersphere
+from apood.detectors.shared.mean_pooling import Normalize
 
 __all__ = ["DeepSVDD"]
 

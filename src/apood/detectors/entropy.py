@@ -6,7 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apood.detectors.side_channel import LARGEST_LOG_PROBABILITY, SideChannelDetector, refuse_row_shape, sequences_with
+from apood.detectors.shared.side_channel import (
+    LARGEST_LOG_PROBABILITY,
+    SideChannelDetector,
+    refuse_row_shape,
+    sequences_with,
+)
 from apood.fitting.checkpoint import Checkpoint
 from apood.pooling.algebra import Pooled, pool_of_pools
 from apood.support.arguments import number

@@ -10,13 +10,13 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.base import AuxUse, Detector, Scores
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.knn import KNN
-from apood.detectors.length_law import allowance, length_law
-from apood.detectors.log_distances import floored_log
 from apood.detectors.mahalanobis_knn import MahalanobisKNN
-from apood.detectors.mean_pooling import few_sequences
+from apood.detectors.shared.length_law import allowance, length_law
+from apood.detectors.shared.log_distances import floored_log
+from apood.detectors.shared.mean_pooling import few_sequences
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import whole_number
 from apood.support.errors import InputError

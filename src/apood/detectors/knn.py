@@ -6,10 +6,10 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from apood.detectors.base import Detector
-from apood.detectors.device_copies import copy_on
-from apood.detectors.log_distances import floored_log
-from apood.detectors.mean_pooling import Normalize, pooled_vectors
+from apood.detectors.contract.base import Detector
+from apood.detectors.shared.device_copies import copy_on
+from apood.detectors.shared.log_distances import floored_log
+from apood.detectors.shared.mean_pooling import Normalize, pooled_vectors
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import one_of, whole_number
 from apood.support.errors import InputError

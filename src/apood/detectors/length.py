@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from apood.detectors.base import Detector
+from apood.detectors.contract.base import Detector
 from apood.fitting.checkpoint import Checkpoint
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource

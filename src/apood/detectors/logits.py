@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apood.detectors.side_channel import SideChannelDetector
+from apood.detectors.shared.side_channel import SideChannelDetector
 from apood.support.arguments import number
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged

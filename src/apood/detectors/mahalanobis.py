@@ -4,10 +4,10 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from apood.detectors.base import Detector
-from apood.detectors.device_copies import copy_on
-from apood.detectors.log_distances import floored_log
-from apood.detectors.mean_pooling import (
+from apood.detectors.contract.base import Detector
+from apood.detectors.shared.device_copies import copy_on
+from apood.detectors.shared.log_distances import floored_log
+from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
     Normalize,
     inverse_root,

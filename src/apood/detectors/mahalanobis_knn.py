@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from apood.detectors.device_copies import copy_on
 from apood.detectors.knn import KNN
-from apood.detectors.mean_pooling import (
+from apood.detectors.shared.device_copies import copy_on
+from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
     Normalize,
     inverse_root,

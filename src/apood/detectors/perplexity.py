@@ -3,7 +3,12 @@
 import torch
 from torch import Tensor
 
-from apood.detectors.side_channel import LARGEST_LOG_PROBABILITY, SideChannelDetector, refuse_row_shape, sequences_with
+from apood.detectors.shared.side_channel import (
+    LARGEST_LOG_PROBABILITY,
+    SideChannelDetector,
+    refuse_row_shape,
+    sequences_with,
+)
 from apood.tokens.batch import Ragged
 
 __all__ = ["Perplexity"]

@@ -5,9 +5,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from apood.detectors.base import Detector
-from apood.detectors.device_copies import copy_on
-from apood.detectors.mean_pooling import Normalize, moments, pooled_vectors
+from apood.detectors.contract.base import Detector
+from apood.detectors.shared.device_copies import copy_on
+from apood.detectors.shared.mean_pooling import Normalize, moments, pooled_vectors
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import number, one_of
 from apood.support.errors import InputError

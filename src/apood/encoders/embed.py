@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import torch
 
-from apood.encoders.encoder import Encoder
-from apood.encoders.pipeline import encoded_windows
-from apood.encoders.record import BadRecord, Pair, Record, Skipped, good_items
+from apood.data.record import BadRecord, Pair, Record, Skipped, good_items
+from apood.encoders.base.encoder import Encoder
+from apood.encoders.streaming import encoded_windows
 from apood.support.errors import InputError
 from apood.support.progress import bar
 from apood.support.wording import counted

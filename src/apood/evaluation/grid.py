@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from sklearn.base import clone
 
-from apood.detectors.base import Detector
+from apood.detectors.contract.base import Detector
 from apood.support.arguments import whole_number
 from apood.support.errors import InputError
 from apood.support.wording import meant

@@ -7,8 +7,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from apood.detectors.base import Detector
-from apood.detectors.registry import METHODS, detector_class
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.registry import METHODS, detector_class
 from apood.evaluation.rows import MEAN
 from apood.support.arguments import whole_number
 from apood.support.errors import ApoodError, InputError

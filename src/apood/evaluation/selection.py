@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.base import Detector
-from apood.detectors.data_checks import refuse_lacking, refuse_unfit
-from apood.detectors.description import to_json
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.data_checks import refuse_lacking, refuse_unfit
+from apood.detectors.contract.description import to_json
 from apood.evaluation.grid import Candidate, candidates, reseeded
 from apood.evaluation.intervals import Estimate
 from apood.evaluation.trial import HeldOut, Outcome, Trial

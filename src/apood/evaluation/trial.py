@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.base import Detector, Scores
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.contract.base import Detector, Scores
 from apood.evaluation.intervals import Estimate
 from apood.evaluation.metrics import auroc
 from apood.evaluation.runs import fitted, run

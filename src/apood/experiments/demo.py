@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.artefact import refuse_foreign
-from apood.detectors.base import Detector, Scores
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.contract.artefact import refuse_foreign
+from apood.detectors.contract.base import Detector, Scores
 from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.encoders.text import TextEncoder
+from apood.encoders.text.encoder import TextEncoder
 from apood.evaluation.rows import ResultRow, mean_row, result_rows
 from apood.experiments.demo_model import minilm_folder
 from apood.experiments.demo_texts import DemoTexts, demo_texts

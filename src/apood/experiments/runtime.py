@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.base import Detector
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.contract.base import Detector
 from apood.detectors.deep_svdd import DeepSVDD
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.encoders.device import as_device
+from apood.encoders.base.device import as_device
 from apood.experiments.runtime_backbone import Backbone, folder_backbone, random_backbone
 from apood.experiments.runtime_profiles import (
     AP_OOD,

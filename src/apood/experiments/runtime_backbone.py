@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apood.encoders.device import default_dtype
-from apood.encoders.language.padding import Padded
-from apood.encoders.language.text_model import TextModel
-from apood.encoders.pretrained import (
+from apood.encoders.base.device import default_dtype
+from apood.encoders.base.pretrained import (
     GENERATING,
     LoadedTextModel,
     find_pretrained,
@@ -23,6 +21,8 @@ from apood.encoders.pretrained import (
     load_text_model,
     quiet,
 )
+from apood.encoders.text.model import TextModel
+from apood.encoders.text.padding import Padded
 from apood.support.errors import InputError
 from apood.tokens.batch import dtype_name
 

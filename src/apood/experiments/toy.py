@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.ap_ood_loss import log_norms, squared_distances
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.ap_ood.loss import log_norms, squared_distances
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.evaluation.metrics import auroc
 from apood.experiments.toy_figures import PlaneMap, Sequences, draw_attention, draw_averaging

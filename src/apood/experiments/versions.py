@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from apood.encoders.device import as_device
+from apood.encoders.base.device import as_device
 from apood.support.source_digest import source_digest
 from apood.support.version import __version__
 

@@ -6,11 +6,11 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from apood.detectors.base import Detector
-from apood.detectors.data_checks import refuse_lacking
-from apood.encoders.open import reopen_encoder
-from apood.encoders.record import Pair
-from apood.encoders.text import TextEncoder
+from apood.data.record import Pair
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.data_checks import refuse_lacking
+from apood.encoders.factory import reopen_encoder
+from apood.encoders.text.encoder import TextEncoder
 from apood.serving.reading import Reading
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch

@@ -10,16 +10,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from apood.detectors.base import Detector
-from apood.encoders.device import as_device, default_dtype
-from apood.encoders.language.generation import Generated, cut_outputs
-from apood.encoders.language.padding import batch_tokens, length_batches
-from apood.encoders.language.prompt import Prompt, read_prompts
-from apood.encoders.language.text_model import TextModel
-from apood.encoders.language.text_pass import Mode, Rows, TextPass
-from apood.encoders.language.text_probe import probe_model
-from apood.encoders.language.tokenising import Tokeniser
-from apood.encoders.pretrained import (
+from apood.detectors.contract.base import Detector
+from apood.encoders.base.device import as_device, default_dtype
+from apood.encoders.base.pretrained import (
     GENERATING,
     Kind,
     LoadedTextModel,
@@ -28,6 +21,13 @@ from apood.encoders.pretrained import (
     load_text_model,
     load_tokenizer,
 )
+from apood.encoders.text.generation import Generated, cut_outputs
+from apood.encoders.text.model import TextModel
+from apood.encoders.text.padding import batch_tokens, length_batches
+from apood.encoders.text.probe import probe_model
+from apood.encoders.text.prompt import Prompt, read_prompts
+from apood.encoders.text.states import Mode, Rows, TextPass
+from apood.encoders.text.tokenising import Tokeniser
 from apood.serving.reading import Reading
 from apood.serving.same_model import refuse_other_model
 from apood.support.errors import InputError

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from apood.encoders.identity import fingerprint, weight_files
-from apood.encoders.language.text_pass import Mode
-from apood.encoders.text import generation_files
+from apood.encoders.base.fingerprint import fingerprint, weight_files
+from apood.encoders.text.encoder import generation_files
+from apood.encoders.text.states import Mode
 from apood.support.errors import InputError
 from apood.tokens.identity import EncoderIdentity, describe_encoder
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apood.detectors.ap_ood import APOOD
-from apood.encoders.language.tokenising import Tokeniser
-from apood.encoders.pretrained import find_pretrained, load_tokenizer
+from apood.detectors.ap_ood.detector import APOOD
+from apood.encoders.base.pretrained import find_pretrained, load_tokenizer
+from apood.encoders.text.tokenising import Tokeniser
 from apood.evaluation.runs import fitted
 from apood.experiments.paper.bench import Experiment
 from apood.experiments.paper.entries import Entry

@@ -7,9 +7,9 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from apood.encoders.datasets import PRESETS
-from apood.encoders.inputs import read_records
-from apood.encoders.sounds import read_sounds
+from apood.data.inputs import read_records
+from apood.data.presets import PRESETS
+from apood.data.sounds import read_sounds
 from apood.evaluation.rows import MEAN
 from apood.experiments.paper.settings import Settings
 from apood.experiments.paper.tasks import Task

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.base import Detector
-from apood.detectors.registry import detector_class
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.registry import detector_class
 from apood.experiments.paper.study import Study
 from apood.experiments.paper.tasks import Mode
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from apood.detectors.ap_ood_loss import log_norms
-from apood.detectors.base import Detector
-from apood.encoders.device import as_device
+from apood.detectors.ap_ood.loss import log_norms
+from apood.detectors.contract.base import Detector
+from apood.encoders.base.device import as_device
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.loop import minimise
 from apood.support.arguments import number, whole_number

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from apood.encoders.audio import is_audio_model
-from apood.encoders.identity import fingerprint, weight_files
-from apood.encoders.pretrained import GENERATING, Pretrained, find_pretrained, kind_of, load_config
+from apood.encoders.audio.encoder import is_audio_model
+from apood.encoders.base.fingerprint import fingerprint, weight_files
+from apood.encoders.base.pretrained import GENERATING, Pretrained, find_pretrained, kind_of, load_config
 from apood.experiments.paper.tasks import Mode, Task
 from apood.support.errors import InputError
 from apood.support.files import read_json

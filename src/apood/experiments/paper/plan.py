@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from apood.detectors.ap_ood import APOOD
-from apood.detectors.ap_ood_recipe import resolve
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.ap_ood.recipe import resolve
 from apood.detectors.knn import KNN
-from apood.encoders.device import as_device
+from apood.encoders.base.device import as_device
 from apood.experiments.paper.bench import Experiment
 from apood.experiments.paper.data import OOD, Data
 from apood.experiments.paper.entries import Entry

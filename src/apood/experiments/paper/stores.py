@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from apood.encoders.audio import AudioEncoder
+from apood.data.inputs import read_records, shuffled
+from apood.data.record import BadRecord, Record
+from apood.data.sounds import read_sounds
+from apood.encoders.audio.encoder import AudioEncoder
+from apood.encoders.base.encoder import Encoder
 from apood.encoders.embed import EmbedCounts, embed_to_store, limited
-from apood.encoders.encoder import Encoder
-from apood.encoders.inputs import read_records, shuffled
-from apood.encoders.open import open_encoder
-from apood.encoders.record import BadRecord, Record
-from apood.encoders.sounds import read_sounds
+from apood.encoders.factory import open_encoder
 from apood.experiments.paper.data import OOD, Data, Source, files_of
 from apood.experiments.paper.model import Model
 from apood.experiments.paper.tasks import Mode, Task

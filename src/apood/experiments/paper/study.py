@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood.detector import APOOD
 from apood.evaluation.selection import Selection, select
 from apood.evaluation.splits import SplitData
 from apood.experiments.paper.data import OOD, Data

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apood.encoders.record import Record
+from apood.data.record import Record
 from apood.experiments.paper.stores import Embedding, records_of, refuse_too_few, text_lengths
 from apood.experiments.paper.tasks import Task
 

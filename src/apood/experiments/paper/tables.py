@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from apood.detectors.ap_ood import APOOD
+from apood.detectors.ap_ood.detector import APOOD
 from apood.evaluation.comparison import Spread
 from apood.evaluation.rows import MEAN
 from apood.experiments.paper.findings import Table

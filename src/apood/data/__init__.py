@@ -1,0 +1,1 @@
+"""Inputs: files, folders and hub data sets, read as records of texts or sounds."""

@@ -1,0 +1,323 @@
+"""AP-OOD: attention pooling for out-of-distribution detection."""
+
+import math
+from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from apood.detectors.ap_ood.health import Outliers, warn_of_failure
+from apood.detectors.ap_ood.loss import log_norms
+from apood.detectors.ap_ood.recipe import HeadReduction, Recipe, RecipeName, Regularizer, ScoreName, resolve
+from apood.detectors.ap_ood.scorer import Scorer, Shortfall, tempered
+from apood.detectors.ap_ood.start import has_sink, prepare
+from apood.detectors.ap_ood.training import Training, batch_bytes, pool_corpus
+from apood.detectors.contract.base import Detector
+from apood.detectors.shared.length_law import allowance, length_law
+from apood.detectors.shared.log_distances import floored_log
+from apood.fitting.checkpoint import Checkpoint, run_digest
+from apood.fitting.loop import minimise
+from apood.pooling import Similarity, rounded
+from apood.pooling.eager import similarities_and_logits
+from apood.support.arguments import number, one_of, whole_number
+from apood.support.errors import InputError
+from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.loader import upload
+from apood.tokens.resident import Resident, placed
+from apood.tokens.skip_first import SkipFirst, without_first
+from apood.tokens.source import TokenSource, token_budget
+
+__all__ = ["APOOD"]
+
+_LAW_SEQUENCES = 4096
+_SPARE, _BATCHES = 2**31, 4  # bytes, and batches, that a corpus in the memory of a GPU leaves free for the work on it
+
+
+class APOOD(Detector):
+    """Attention pooling for OOD detection, unsupervised and with auxiliary outliers.
+
+    Hofmann et al., ICLR 2026. M heads W_j of T queries each pool a sequence Z by attention over all
+    its (token, query) pairs, h_j(Z) = Tr(W_jᵀ Z softmax(β Zᵀ W_j)), and compare the result with that
+    of the whole training corpus, μ_j:
+
+        d²_j(Z) = (h_j(Z) - μ_j)²
+        s(Z)     = Σ_j (-d²_j(Z) + log |W_j|²)      score="sum"
+        s_t(Z)   = Σ_j (-ν log(1 + d²_j(Z) / ν) + log |W_j|²), ν = 3    score="student"
+        s_min(Z) = min_j (-d²_j(Z) + log |W_j|²)    score="min"
+
+    The heads minimise mean_n Σ_j d²_j(Z_n) - Σ_j log |W_j|², with μ of each batch and gradient through
+    it. AUX sequences add λ mean -log(1 - exp(-d²)). At β = 0 this represents the Mahalanobis distance.
+
+    `recipe="paper"` follows the publication to the letter. `recipe="robust"`, the default, departs from
+    it where its scale-free form works on any backbone without tuning. Each argument that is not None
+    overrides what the recipe sets:
+
+    | argument          | robust                                      | paper                          |
+    | ----------------- | ------------------------------------------- | ------------------------------ |
+    | `heads`           | 2D // queries, at most D                    | D // queries                   |
+    | `queries`         | 2                                           | 1                              |
+    | `beta`            | `temperature` / spread of the similarities  | 1 / √D                         |
+    | `temperature`     | 0.7                                         | none                           |
+    | `similarity`      | dot                                         | dot                            |
+    | `regularizer`     | logdet: keeps heads apart                   | norm: Σ log of squared norms   |
+    | `normalize`       | tokens                                      | none                           |
+    | `head_reduction`  | mean: loss a head                           | sum                            |
+    | `steps`           | 300                                         | 1000                           |
+    | `batch_size`      | 64 (fewer if they exceed 2²⁷ numbers)       | 512                            |
+    | `learning_rate`   | 0.001, cosine                               | 0.01, cosine                   |
+    | (start)           | Mahalanobis under a random rotation         | N(0, 1)                        |
+    | (tokens)          | sink skipped, centred, whitened             | as they are                    |
+    | (beta warm-up)    | from 0 over the first half                  | none                           |
+    | (μ in the score)  | mean of h over sequences                    | attention over the corpus      |
+    | (loss with AUX)   | + regulariser, mean of ID + λ mean of AUX   | both sums over N + N'          |
+    | (long sequences)  | distance in proportion to ID ones as long   | as they are                    |
+
+    The more tokens there are to average over, the nearer any sequence is: log of the distance falls with log S.
+    The robust recipe learns that slope from the training sequences and takes from a long sequence what it owes to
+    its length alone; without it, long foreign documents look more ordinary than short ID ones.
+
+    The euclidean similarity attends by -|z - w|²/2; its robust start is at random tokens, not whitened.
+    W and its norms live in the space of the tokens after all of this.
+
+    Args:
+        heads: M, or "auto" for what the recipe sets.
+        queries: T, queries a head.
+        beta: inverse temperature of the attention; 0 is mean pooling.
+        temperature: beta without a unit: times the standard deviation of the token similarities at the start.
+        similarity: "dot" or "euclidean".
+        score: "sum" over heads; "student", its robust twin, in which no single head can decide alone, for
+            many queries a head, which fit a training set too well; or "min", the provable bound, which is
+            weaker in practice.
+        regularizer: "logdet" or "norm".
+        recipe: "robust" or "paper".
+        normalize: "tokens" (to length 1) or "none".
+        aux_weight: λ, the weight of AUX sequences in the loss.
+        head_reduction: "mean" or "sum" of d² over heads in the loss.
+        steps: gradient steps.
+        batch_size: sequences a step.
+        learning_rate: peak rate of Adam.
+        seed: of the start and of the batches.
+        device: "auto" (a GPU if there is one), "cpu", "cuda", ...
+    """
+
+    name = "ap-ood"
+    aux = "optional"
+    faults_show = True
+
+    queries_: Tensor
+    prototype_: Tensor
+    log_norms_: Tensor
+    origin_: Tensor
+    beta_: float
+    unit_tokens_: bool
+    skips_first_: bool
+    mean_distance_: float
+    length_law_: Tensor
+
+    def __init__(
+        self,
+        heads: int | Literal["auto"] = "auto",
+        queries: int | None = None,
+        beta: float | None = None,
+        temperature: float | None = None,
+        similarity: Similarity = "dot",
+        score: ScoreName = "sum",
+        regularizer: Regularizer | None = None,
+        recipe: RecipeName = "robust",
+        normalize: Literal["tokens", "none"] | None = None,
+        aux_weight: float = 1.0,
+        head_reduction: HeadReduction | None = None,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> None:
+        self.heads = heads
+        self.queries = queries
+        self.beta = beta
+        self.temperature = temperature
+        self.similarity = similarity
+        self.score = score
+        self.regularizer = regularizer
+        self.recipe = recipe
+        self.normalize = normalize
+        self.aux_weight = aux_weight
+        self.head_reduction = head_reduction
+        self.steps = steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.seed = seed
+        self.device = device
+
+    def token_contributions(self, tokens: object) -> Ragged:
+        """How much each token adds to the squared distance of its sequence; they sum to it exactly.
+
+        c_s = Σ_j (h_j - μ_j) Σ_t p_jts (a_jts - μ_j): large where a token draws attention and pulls the
+        pooled value away from the prototype, negative where it pulls it back, 0 for a skipped first token.
+        For score="student" each head's part is scaled to what its d² counts there, and all of them to what the
+        distance of a long sequence counts.
+        """
+        source = self._checked_for_scoring(tokens)
+        batches = source.batches(token_budget(source.dim))
+        factors = self._length_factors(source.lengths).float().repeat_interleave(source.lengths)
+        rows = [self._contributions(sequence) for batch in batches for sequence in batch]
+        return Ragged.from_lengths(factors * torch.cat([torch.empty(0), *rows]), source.lengths)
+
+    def _contributions(self, sequence: Tensor) -> Tensor:
+        learnt = self._scorer()
+        skipped = int(self.skips_first_ and len(sequence) > 1)
+        z = learnt.frame.apply(sequence[skipped:].to(learnt.queries.device, torch.float32))
+        a, logits = similarities_and_logits(z, learnt.queries, self.beta_, self.similarity)
+        weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
+        pull = (weights * (a - learnt.shortfall.prototype[:, None, None])).sum(1)
+        deviation = pull.sum(1, keepdim=True)
+        squares = deviation.square().clamp_min(torch.finfo(pull.dtype).tiny)
+        contributions = torch.zeros(len(sequence))
+        contributions[skipped:] = (tempered(squares, self.score) / squares * deviation * pull).sum(0).cpu()
+        return contributions
+
+    def _resolved(self) -> Recipe:
+        return resolve(
+            self.recipe,
+            heads=None if self.heads == "auto" else self.heads,
+            queries=self.queries,
+            beta=self.beta,
+            temperature=self.temperature,
+            similarity=self.similarity,
+            regularizer=self.regularizer,
+            head_reduction=self.head_reduction,
+            unit_tokens=None if self.normalize is None else self.normalize == "tokens",
+            steps=self.steps,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+        )
+
+    def check_parameters(self) -> None:
+        """Refuses constructor arguments that make no sense."""
+        self._resolved()
+        one_of("score", self.score, get_args(ScoreName))
+        if self.beta is not None and self.temperature is not None:
+            raise InputError("beta and temperature say the same thing in different units: give one of them.")
+        if self.normalize is not None:
+            one_of("normalize", self.normalize, ("tokens", "none"))
+        number("aux_weight", self.aux_weight, least=0)
+        whole_number("seed", self.seed, least=0)
+        try:
+            torch.device("cpu" if self.device == "auto" else self.device)
+        except (RuntimeError, TypeError) as error:
+            raise InputError(f"device must be auto, cpu, cuda or the like, got {self.device!r}.") from error
+
+    def log_distances(self, scores: Tensor) -> Tensor:
+        """Of what a score lacks to the best one possible, for "sum" Σ_j d²_j."""
+        return floored_log(self._best().to(scores) - scores)
+
+    def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:
+        """The paper's grid: β, every T that divides D, with M T = D, and λ where there are AUX sequences."""
+        betas = sorted({1 / math.sqrt(dim), 0.25, 0.5, 1.0, 2.0})
+        sizes = [{"queries": queries, "heads": dim // queries} for queries in (1, 4, 16, 64) if dim % queries == 0]
+        weights: list[dict[str, Any]] = [{"aux_weight": weight} for weight in (0.1, 1.0, 10.0)] if supervised else [{}]
+        return [{"beta": beta} | size | weight for beta in betas for size in sizes for weight in weights]
+
+    def _placed(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
+        """In the memory of the GPU, where there is one with room for all tokens."""
+        given, recipe = [source] if aux is None else [source, aux], self._resolved()
+        spare = _SPARE + _BATCHES * sum(batch_bytes(own, recipe) for own in given if len(own))
+        own, *outliers = placed(given, self._device(), spare)
+        return own, (outliers[0] if outliers else None)
+
+    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
+        recipe, device, whole = self._resolved(), self._device(), source
+        run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)
+        generator = torch.Generator().manual_seed(self.seed)
+        self.skips_first_ = recipe.adapted and has_sink(source, recipe.unit_tokens, generator)
+        if self.skips_first_:
+            source, aux = _without_first(source), None if aux is None else _without_first(aux)
+        start = prepare(source, recipe, generator, device)
+        weights = start.weights.clone().requires_grad_()
+        training = Training(source, aux, recipe, start, weights, self.aux_weight, self.seed)
+        place = f"tokens in the memory of {device}" if isinstance(source, Resident) else "tokens streamed"
+        try:
+            outcome = minimise(
+                [weights],
+                training,
+                steps=recipe.steps,
+                learning_rate=recipe.learning_rate,
+                run=run,
+                checkpoint=checkpoint,
+                label="fit" if device.type == "cpu" else f"fit, {place}",
+            )
+        finally:
+            training.close()
+        weights = weights.detach()
+        queries = rounded(start.queries(weights), source.dtype)  # so that scores do not depend on the device
+        sample = torch.linspace(0, len(source) - 1, min(len(source), _LAW_SEQUENCES)).long()
+        corpus = pool_corpus(source, queries, start.beta, recipe, start, sample)
+        mu = corpus.mean if recipe.mean_prototype else corpus.prototype
+        self.queries_, self.prototype_ = queries.cpu(), mu.float().cpu()
+        self.log_norms_ = log_norms(weights).cpu()
+        self.origin_ = torch.zeros(source.dim) if start.frame.origin is None else start.frame.origin.cpu()
+        self.beta_, self.unit_tokens_ = start.beta, recipe.unit_tokens
+        self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
+        self.length_law_ = torch.zeros(4, dtype=torch.float64)
+        if recipe.adapted:  # how the distance of ID sequences falls with their length
+            lengths = whole.lengths[sample]
+            lacking = Shortfall(self.score, self.prototype_, self.log_norms_).of(corpus.sample.cpu())
+            distances = self.log_distances(self._best().double() - lacking.double())
+            self.length_law_ = length_law(distances[:, None], lengths)
+        nearest = training.aux_distance()
+        outliers = None if nearest is None else Outliers(float(nearest), self.aux_weight, recipe.head_reduction)
+        warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
+
+    def _score(self, tokens: TokenBatch) -> Tensor:
+        lacking = self._scorer().lacking(without_first(tokens) if self.skips_first_ else tokens)
+        if self.skips_first_:  # a fault shows even where nobody looks
+            lacking = lacking + _traces_of_faults(tokens).to(lacking, non_blocking=True)
+        best, factors = self._best(), self._length_factors(tokens.lengths)  # while a GPU is at work
+        return best - lacking.cpu() * factors
+
+    def _scorer(self) -> Scorer:
+        """The one that was made from what this detector has learnt, or a new one."""
+        settings = (self._device(), self.similarity, self.beta_, self.unit_tokens_, self.score)
+        learnt = (self.queries_, self.prototype_, self.origin_, self.log_norms_)
+        scorer = _SCORERS.get(self)
+        if scorer is None or not scorer.is_made_from(settings, learnt):
+            _SCORERS[self] = scorer = Scorer(*settings, *learnt)
+        return scorer
+
+    def _best(self) -> Tensor:
+        """The score at a distance of 0."""
+        return self.log_norms_.amin() if self.score == "min" else self.log_norms_.sum()
+
+    def _length_factors(self, lengths: Tensor) -> Tensor:
+        """What the distance of a sequence is multiplied by for its length: 1, or more for a long one."""
+        law = self.length_law_
+        if not law[3]:  # lengths do not matter
+            return torch.ones(len(lengths), dtype=law.dtype)
+        return (-allowance(law, lengths)[:, 0]).exp()
+
+    def _device(self) -> torch.device:
+        name = self.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch.device(name)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise InputError(f"device={self.device!r} was asked for, but this machine has no CUDA device; use auto.")
+        if device.type == "cuda" and ":" not in str(device):  # places are compared
+            return torch.device("cuda", torch.cuda.current_device())
+        return device
+
+
+def _without_first(source: TokenSource) -> TokenSource:
+    return source.without_first() if isinstance(source, Resident) else SkipFirst(source)
+
+
+def _traces_of_faults(tokens: TokenBatch) -> Tensor:
+    """Of each sequence 0, or NaN if its first token is not finite."""
+    first = tokens.values[:1] if len(tokens) == 1 else tokens.values[upload(tokens.offsets[:-1], tokens.values.device)]
+    return (first * 0).sum(1)
+
+
+# beside the detectors, because it is nothing that they learnt: not saved, not copied, and gone with them
+_SCORERS: WeakKeyDictionary[APOOD, Scorer] = WeakKeyDictionary()

@@ -1,0 +1,121 @@
+"""Whether a training of AP-OOD went wrong, and what to do about it."""
+
+import math
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from apood.detectors.ap_ood.recipe import HeadReduction
+from apood.detectors.shared.mean_pooling import few_sequences
+from apood.fitting.loop import Outcome
+from apood.support.errors import DivergedWarning, FitWarning
+
+__all__ = ["Outliers", "warn_of_failure"]
+
+_UNSETTLED = 4.0  # mean d² a head; good fits end between 0.4 and 1.7
+_COLLAPSED = 0.99  # cosine of two heads
+_COLLAPSED_SHARE = 0.1
+_DEAD = 1e-6  # variance of a head, relative to the median one
+# d² of AUX sequences; the gradient with respect to it is 1 for an ID sequence and -λ / (exp(d²) - 1) for an AUX one:
+# from here on, at λ = 1, a millionth, which the rounding of float32 sums over tokens and sequences swallows
+_UNFELT = 14.0
+
+
+class Outliers(NamedTuple):
+    """How a fit saw its AUX sequences.
+
+    Attributes:
+        distance: -log of their mean exp(-d²), at the start or at the end, wherever they were nearer.
+        weight: λ.
+        reduction: of d² over heads.
+    """
+
+    distance: float
+    weight: float
+    reduction: HeadReduction
+
+
+def warn_of_failure(
+    weights: Tensor,
+    variances: Tensor,
+    distance: float,
+    sequences: int,
+    outcome: Outcome,
+    outliers: Outliers | None,
+) -> None:
+    """Issues a `FitWarning` for each thing that is clearly wrong.
+
+    Args:
+        weights: `[M, T, D]` in the space they were trained in.
+        variances: variance of each head's pooled value over the training sequences.
+        distance: mean d² a head over the training sequences.
+        sequences: number of training sequences.
+        outcome: how the optimisation ended.
+        outliers: what the loss saw of AUX sequences; None if it looked at none.
+    """
+    if outcome.diverged_at is not None:
+        warnings.warn(
+            f"Training broke off at step {outcome.diverged_at} because the loss was no longer finite, and the last "
+            "finite weights were kept; use recipe='robust' or a smaller learning_rate.",
+            DivergedWarning,
+            stacklevel=4,
+        )
+    found = _findings(weights, variances, distance, sequences)
+    if outliers is not None and (unfelt := _unfelt(outliers, len(weights), distance)) is not None:
+        found.append(unfelt)
+    for message in found:
+        warnings.warn(message, FitWarning, stacklevel=4)
+
+
+def _findings(weights: Tensor, variances: Tensor, distance: float, sequences: int) -> list[str]:
+    heads, _, dim = weights.shape
+    found = []
+    if (few := few_sequences(sequences, dim)) is not None:
+        found.append(few)
+    if distance > _UNSETTLED:
+        found.append(
+            f"Training has not settled: the mean squared distance a head is {distance:.3g} where about 1 is right; "
+            "use more steps or a smaller beta, and recipe='robust' if this was not it."
+        )
+    if (collapsed := _collapsed_share(weights)) > _COLLAPSED_SHARE:
+        found.append(
+            f"{collapsed:.0%} of the {heads} heads have collapsed onto another head and add nothing; "
+            "use regularizer='logdet' or fewer steps."
+        )
+    if dead := int((variances <= _DEAD * variances.median()).sum()):
+        found.append(
+            f"{dead} of the {heads} heads are dead: their value is the same for every ID sequence; "
+            "use recipe='robust' or a smaller beta."
+        )
+    return found
+
+
+def _collapsed_share(weights: Tensor) -> float:
+    """Share of heads that point the same way as, or opposite to, a head before them."""
+    directions = torch.nn.functional.normalize(weights.flatten(1), dim=1)
+    cosines = (directions @ directions.T).abs().tril(-1)
+    return float((cosines.amax(1) > _COLLAPSED).double().mean())
+
+
+def _unfelt(outliers: Outliers, heads: int, inside: float) -> str | None:
+    """What to say of AUX sequences that were too far away to be learnt from; `inside` is the mean d² a head of ID."""
+    distance, weight, reduction = outliers
+    limit = _UNFELT + math.log(max(weight, 1.0))
+    if not distance > limit:
+        return None
+    a_head = distance / heads if reduction == "sum" else distance
+    if a_head > limit and inside <= _UNSETTLED:
+        return (
+            f"The AUX sequences taught nothing because they are told from ID anyway: their mean squared distance a "
+            f"head is at least {a_head:.3g} at the start and at the end, that of ID {inside:.3g}; "
+            "use AUX sequences that are more like ID ones, or none."
+        )
+    which, remedy = "a head", "more steps or a smaller beta"
+    if reduction == "sum":
+        which, remedy = f"summed over {heads} heads", "recipe='robust' or head_reduction='mean'"
+    return (
+        f"The AUX sequences taught nothing: their squared distance {which} is at least {distance:.3g} at the start and "
+        f"at the end, and exp(-d²) leaves no gradient beyond about {limit:.0f}; use {remedy}."
+    )

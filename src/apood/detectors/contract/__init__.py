@@ -1,0 +1,1 @@
+"""The contract of all detectors: base class, registry, data checks, artefacts."""

@@ -1,0 +1,196 @@
+"""A saved detector: a folder of `config.json` and `model.safetensors`, whole or absent, never pickle.
+
+`config.json` says which method it is, its constructor's arguments and what it learnt that is not a
+tensor; `model.safetensors` holds the tensors. The hashes of both stand in the configuration. A detector
+that is made of others has them in `members/0`, `members/1`, ..., each a saved detector itself, and the
+hashes of their configurations in its own.
+"""
+
+import contextlib
+import hashlib
+import inspect
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.description import built, described, from_json, to_json
+from apood.support.errors import ArtefactError, InputError
+from apood.support.files import atomic_folder, read_json, recover_folder, sha256_of, write_json
+from apood.support.version import __version__
+
+__all__ = ["load", "refuse_foreign", "save_detector"]
+
+_SCHEMA = 1
+_CONFIG, _TENSORS, _MEMBERS = "config.json", "model.safetensors", "members"
+_HASH = "config_sha256"  # of the rest of the configuration
+_FIELDS = {
+    "method": str,
+    "parameters": dict,
+    "learnt": dict,
+    "tensors": dict,
+    "sha256": str,
+    _MEMBERS: list,
+    _HASH: str,
+}
+_CALIBRATION = {"accept_", "threshold_", "calibration_scores_"}  # not there before `calibrate`
+
+
+def save_detector(detector: Detector, folder: Path) -> None:
+    """Writes `detector` to `folder`, replacing an older artefact there in one step."""
+    refuse_foreign(folder)
+    try:
+        with atomic_folder(folder) as temporary:
+            _write(detector, temporary)
+    except (OSError, SafetensorError) as error:  # the latter is what a full disk raises
+        cause = getattr(error, "strerror", None) or error
+        raise ArtefactError(f"The detector cannot be written to {folder}: {cause}.") from error
+
+
+def _write(detector: Detector, folder: Path) -> str:
+    """Fills a new folder; gives the hash of the configuration, which stands for all that is in it."""
+    learnt = {key: value for key, value in vars(detector).items() if key.endswith("_")}
+    members = []
+    for number, member in enumerate(learnt.pop("members_", [])):
+        place = folder / _MEMBERS / str(number)
+        place.mkdir(parents=True)
+        members.append(_write(member, place))
+    tensors = {key: value.detach().cpu().contiguous() for key, value in learnt.items() if isinstance(value, Tensor)}
+    save_file(tensors, folder / _TENSORS)
+    config = {
+        "schema": _SCHEMA,
+        **described(detector),
+        "versions": {"apood": __version__, "torch": str(torch.__version__)},
+        "learnt": {key: to_json(value) for key, value in learnt.items() if key not in tensors},
+        "tensors": {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()},
+        "sha256": sha256_of(folder / _TENSORS),
+    } | ({_MEMBERS: members} if members else {})
+    digest = _config_hash(config)
+    write_json(folder / _CONFIG, config | {_HASH: digest})
+    shutil.copymode(folder / _CONFIG, folder / _TENSORS)  # safetensors lets nobody but the owner read what it writes
+    return digest
+
+
+def load(folder: str | Path) -> Detector:
+    """Reads a detector that `save` wrote; refuses what is truncated, changed, or from a newer apood."""
+    folder = Path(folder)
+    with contextlib.suppress(OSError):  # where nothing may be renamed, the next line says what is missing
+        recover_folder(folder)
+    return _read(folder, _read_config(folder))
+
+
+def _read(folder: Path, config: dict[str, Any]) -> Detector:
+    tensors = _read_tensors(folder / _TENSORS, config)
+    members = [_read(place, own) for place, own in _read_member_configs(folder, config)]
+    try:
+        detector = built(config)
+        detector.check_parameters()
+    except (InputError, TypeError) as error:
+        raise ArtefactError(f"{folder / _CONFIG} describes no detector of this apood: {error}") from error
+    learnt = {key: from_json(value) for key, value in config["learnt"].items()} | tensors
+    if members:
+        learnt["members_"] = members
+    learnable = _learnable(type(detector))
+    if unknown := sorted(learnt.keys() - learnable):
+        raise ArtefactError(f"{folder} holds {unknown[0]!r}, which {detector.name} does not learn.")
+    if missing := sorted(learnable - _CALIBRATION - learnt.keys()):
+        raise ArtefactError(f"{folder} is incomplete: it does not hold {missing[0]}.")
+    for key, value in learnt.items():
+        setattr(detector, key, value)
+    return detector
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Saving replaces the whole folder, so it may hold nothing but a detector; other models have a config.json too."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    others = set(folder.glob("*")) - {folder / name for name in (_CONFIG, _TENSORS, _MEMBERS)}
+    try:
+        if not others:
+            others = set(folder.rglob("*")) - _content(folder, _read_config(folder))
+    except ArtefactError as error:
+        raise ArtefactError(f"{folder} exists and is not a saved detector; choose another folder.") from error
+    if others:
+        other = min(others).relative_to(folder)
+        raise ArtefactError(f"{folder} exists and is not just a saved detector ({other}); choose another folder.")
+
+
+def _content(folder: Path, config: dict[str, Any]) -> set[Path]:
+    """All files and folders of a saved detector."""
+    expected = {folder / _CONFIG, folder / _TENSORS}
+    for place, own in _read_member_configs(folder, config):
+        expected |= {place.parent, place} | _content(place, own)
+    return expected
+
+
+def _learnable(kind: type) -> set[str]:
+    """The names of what a detector may learn, annotated on its class or on a base of it."""
+    return {key for base in kind.__mro__ for key in inspect.get_annotations(base) if key.endswith("_")}
+
+
+def _config_hash(config: dict[str, Any]) -> str:
+    rest = {key: value for key, value in config.items() if key != _HASH}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / _CONFIG
+    if not path.is_file():
+        what = f"it has no {_CONFIG}" if folder.is_dir() else "it is not a folder"
+        raise ArtefactError(
+            f"{folder} is not a saved detector: {what}."
+            if folder.exists()
+            else f"There is no detector {str(folder)!r}: nothing is at that path."
+        )
+    try:
+        config = read_json(path)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ArtefactError(f"{path} is not the configuration of a detector ({error}).") from error
+    fields: dict[str, Any] = config if isinstance(config, dict) else {}
+    schema = fields.get("schema")
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise ArtefactError(f"{path} is not the configuration of a detector: it has no proper 'schema'.")
+    if schema > _SCHEMA:  # whatever else it may hold
+        raise ArtefactError(
+            f"{folder} was made by a newer apood: it has schema {schema}, this one reads up to {_SCHEMA}."
+        )
+    given = {_MEMBERS: []} | fields  # most detectors have none
+    if wrong := [key for key, kind in _FIELDS.items() if not isinstance(given.get(key), kind)]:
+        raise ArtefactError(f"{path} is not the configuration of a detector: it has no proper {wrong[0]!r}.")
+    if _config_hash(fields) != fields[_HASH]:
+        raise ArtefactError(f"{path} is not the one that was saved: its {_HASH} differs.")
+    return fields
+
+
+def _read_member_configs(folder: Path, config: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:
+    """The folders of the members and their configurations, which must be those that `config` knows."""
+    found = []
+    for number, digest in enumerate(config.get(_MEMBERS, [])):
+        place = folder / _MEMBERS / str(number)
+        own = _read_config(place)
+        if own[_HASH] != digest:
+            raise ArtefactError(f"{place} is not the member that was saved with {folder}: its {_HASH} differs.")
+        found.append((place, own))
+    return found
+
+
+def _read_tensors(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ArtefactError(f"{path.parent} is incomplete: {path.name} is missing.")
+    if sha256_of(path) != config["sha256"]:
+        raise ArtefactError(f"{path} is not the file that was saved: its sha256 differs (truncated or changed).")
+    try:
+        # copied out of the file, where their places are not aligned, since sums are rounded by alignment
+        tensors = {key: tensor.clone() for key, tensor in load_file(path).items()}
+    except SafetensorError as error:
+        raise ArtefactError(f"{path} cannot be read: {error}.") from error
+    found = {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()}
+    if found != config["tensors"]:
+        raise ArtefactError(f"The tensors in {path} do not have the names, shapes and dtypes that {_CONFIG} states.")
+    return tensors

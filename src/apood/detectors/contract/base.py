@@ -1,0 +1,275 @@
+"""The contract of every detector: fit, score, calibrate, decide, save."""
+
+import warnings
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from apood.decisions.conformal import conformal_p_values
+from apood.decisions.selection import benjamini_hochberg
+from apood.decisions.threshold import conformal_threshold
+from apood.detectors.contract.data_checks import filled, refuse_lacking, refuse_not_finite, refuse_unfit
+from apood.fitting.checkpoint import Checkpoint
+from apood.support.errors import DataWarning, InputError, NotCalibratedError
+from apood.support.progress import bar
+from apood.tokens.batch import TokenBatch
+from apood.tokens.digest import sample_digest
+from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
+from apood.tokens.source import TokenSource, as_source, token_budget
+
+__all__ = ["AuxUse", "Detector", "Scores"]
+
+Scores = npt.NDArray[np.float64]
+
+AuxUse = Literal["unused", "optional", "required"]
+"""Whether a method learns from auxiliary outliers."""
+
+_FEW = 64  # sequences that are scored before a progress bar would be there
+
+
+class Detector(BaseEstimator):  # type: ignore[misc]
+    """Base of all detectors. A score is higher for what looks more in-distribution.
+
+    A subclass stores its constructor's arguments untouched, learns attributes whose names end in an
+    underscore (tensors, numbers, texts: exactly these are saved), and implements `check_parameters`,
+    `_fit` and `_score`. The score of a sequence may not depend on the sequences beside it.
+
+    `requires` names what the method looks at: "tokens", or channels that lie beside them. `faults_show` promises that
+    a sequence with a value that is not finite has no finite score: such values are then looked for only where a score
+    is not finite, instead of reading everything, and waiting for it, before each batch.
+    """
+
+    name: ClassVar[str]
+    requires: ClassVar[frozenset[str]] = frozenset({"tokens"})
+    aux: ClassVar[AuxUse] = "unused"
+    faults_show: ClassVar[bool] = False
+
+    dim_: int
+    encoder_: EncoderIdentity | None
+    fitted_on_: str
+    accept_: float
+    threshold_: float
+    calibration_scores_: Tensor
+
+    # what a subclass writes
+
+    def check_parameters(self) -> None:
+        """Refuses constructor arguments that make no sense."""
+
+    def _placed(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
+        """The ID and AUX sequences where `fit` reads them best; channels that are not required may be left behind."""
+        return source, aux
+
+    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
+        raise NotImplementedError
+
+    def _score(self, tokens: TokenBatch) -> Tensor:
+        """Scores `[sequences]` of a batch without empty sequences."""
+        raise NotImplementedError
+
+    def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
+        """Refuses finite values that the method cannot read; `first` is the number of the batch's first sequence."""
+
+    def log_distances(self, scores: Tensor) -> Tensor:
+        """The logarithms of the distances that the scores stand for; higher = more out-of-distribution.
+
+        Methods are compared by them, because distances of ID sequences are skewed and their logarithms nearly
+        normal. A score that lives on a logarithmic scale, or is no distance, is only turned around.
+        """
+        return -scores
+
+    def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
+        """Settings worth trying on tokens of dimension `dim`, with AUX sequences (`supervised`) or without."""
+        return [{}]
+
+    # what a user calls
+
+    def fit(self, tokens: Any, aux: Any = None, *, checkpoint: Checkpoint | None = None) -> Self:
+        """Learns from in-distribution sequences, and from auxiliary outliers where the method can.
+
+        Args:
+            tokens: a TokenBatch, a TokenStore, a list of arrays `[tokens, D]`, or padded `(array, mask)`.
+            aux: auxiliary outliers in the same forms, from one sequence to more than there are in `tokens`.
+            checkpoint: where a long fit keeps its state, to go on after an interruption.
+        """
+        self.check_parameters()
+        source = as_source(tokens)
+        outliers = self._checked_aux(aux, source)
+        for data, role in ((source, "ID"), (outliers, "AUX")):
+            if data is not None:
+                refuse_lacking(data, self.name, self.requires, f"{role} data")
+        source, outliers = self._placed(source, outliers)
+        for data, role in ((source, "ID"), (outliers, "AUX")):
+            if data is not None:
+                refuse_unfit(data, self.requires, role, self._check_batch)
+        for learnt in [key for key in vars(self) if key.endswith("_")]:
+            delattr(self, learnt)
+        self._fit(source, outliers, checkpoint)
+        self.encoder_ = dict(source.encoder) if source.encoder is not None else None
+        self.fitted_on_ = self._digest(source)
+        self.dim_ = source.dim  # last: it is what tells a fitted detector
+        return self
+
+    def score_samples(self, tokens: Any) -> Scores:
+        """One score a sequence, higher = more in-distribution; -inf (and a warning) for an empty sequence."""
+        source, where = self._checked_for_scoring(tokens), "the data to score"
+        scores = np.full(len(source), -np.inf)
+        first = empty = 0
+        # closed by name: what an error holds on to would keep the progress bar open, and the message behind it
+        with closing(_shown(source)) as batches, torch.inference_mode():
+            for batch in batches:
+                if not self.faults_show:
+                    refuse_not_finite(batch, self.requires, first, where)
+                self._check_batch(batch, first, where)
+                whole = filled(batch, self.requires).numpy()
+                rows = scores[first : first + len(batch)]
+                if whole.all():
+                    rows[:] = self._scored(batch).numpy()
+                else:
+                    if whole.any():
+                        rows[whole] = self._scored(batch.select(whole)).numpy()
+                    empty += len(batch) - int(whole.sum())
+                if self.faults_show and not np.isfinite(rows).all():
+                    refuse_not_finite(batch, self.requires, first, where)
+                first += len(batch)
+        if empty:
+            warnings.warn(
+                f"{empty} of {len(source)} sequences have no {' or '.join(sorted(self.requires))}; "
+                "their score is -inf and their decision OOD.",
+                DataWarning,
+                stacklevel=2,
+            )
+        return scores
+
+    def calibrate(self, tokens: Any, accept: float = 0.95) -> Self:
+        """Sets the threshold from in-distribution sequences that were not used in `fit`.
+
+        A new in-distribution input is then accepted with probability at least `accept`, whatever the
+        distribution, as long as it is exchangeable with these.
+        """
+        source = as_source(tokens)
+        scores = self.score_samples(source)
+        if self.was_fitted_on(source):
+            warnings.warn(
+                "The detector is calibrated on the very sequences it was fitted on, which look too ordinary to it: "
+                "the threshold promises nothing about new inputs; use sequences that were held out.",
+                DataWarning,
+                stacklevel=2,
+            )
+        self.threshold_ = conformal_threshold(scores, accept)
+        self.accept_ = accept
+        self.calibration_scores_ = torch.from_numpy(np.sort(scores))
+        return self
+
+    def was_fitted_on(self, tokens: Any) -> bool:
+        """Whether these are all the sequences that the detector learnt from, in the same order."""
+        check_is_fitted(self, "dim_")
+        return self._digest(as_source(tokens)) == self.fitted_on_
+
+    def decision_function(self, tokens: Any) -> Scores:
+        """Score minus threshold: negative means out-of-distribution."""
+        self._check_calibrated()
+        return self._above_threshold(self.score_samples(tokens))
+
+    def predict(self, tokens: Any) -> npt.NDArray[np.int64]:
+        """+1 in-distribution, -1 out-of-distribution."""
+        self._check_calibrated()
+        return self.decide(self.score_samples(tokens))
+
+    def decide(self, scores: Scores) -> npt.NDArray[np.int64]:
+        """What `predict` says of sequences that were scored before."""
+        self._check_calibrated()
+        return np.where(self._above_threshold(scores) >= 0, 1, -1)
+
+    def p_values(self, tokens: Any) -> Scores:
+        """How unusual each sequence is: an ID sequence gets a p-value <= α with probability at most α."""
+        self._check_calibrated()
+        return conformal_p_values(self.calibration_scores_.numpy(), self.score_samples(tokens))
+
+    def select_ood(self, tokens: Any, rate: float = 0.05) -> npt.NDArray[np.bool_]:
+        """Which of many sequences to call OOD so that at most a share `rate` of these calls is wrong on average."""
+        return benjamini_hochberg(self.p_values(tokens), rate)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the detector as a folder of JSON and safetensors that `apood.load` reads."""
+        from apood.detectors.contract.artefact import (
+            save_detector,  # it builds detectors by name, so it imports this module
+        )
+
+        check_is_fitted(self, "dim_")
+        save_detector(self, Path(folder))
+
+    def _scored(self, batch: TokenBatch) -> Tensor:
+        """Scores in float64; finite tokens whose score overflows are as far outside as can be."""
+        return self._score(batch).cpu().double().nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+
+    def _digest(self, source: TokenSource) -> str:
+        return sample_digest(source, self.requires - {"tokens"})
+
+    # checks
+
+    def _checked_aux(self, aux: Any, source: TokenSource) -> TokenSource | None:
+        if aux is None:
+            if self.aux == "required":
+                raise InputError(f"{self.name} learns what sets ID and AUX sequences apart, and no AUX were given.")
+            return None
+        if self.aux == "unused":
+            raise InputError(f"{self.name} learns from in-distribution data alone and takes no AUX sequences.")
+        outliers = as_source(aux)
+        if "tokens" in self.requires and outliers.dim != source.dim:
+            raise InputError(f"The AUX tokens have D={outliers.dim}, the ID tokens have D={source.dim}.")
+        if not same_encoder(outliers.encoder, source.encoder):
+            raise InputError(
+                f"The AUX tokens come from another encoder ({describe_other(outliers.encoder, source.encoder)}) "
+                f"than the ID tokens ({describe_other(source.encoder, outliers.encoder)})."
+            )
+        return outliers
+
+    def _check_calibrated(self) -> None:
+        check_is_fitted(self, "dim_")
+        if not hasattr(self, "threshold_"):
+            raise NotCalibratedError(
+                f"This {self.name} detector has no threshold yet: call calibrate with in-distribution sequences first."
+            )
+
+    def _above_threshold(self, scores: Scores) -> Scores:
+        # a score of -inf is out-of-distribution even where empty calibration sequences made the threshold -inf too
+        outside = np.full_like(scores, -np.inf)
+        return np.subtract(scores, self.threshold_, out=outside, where=~np.isneginf(scores))
+
+    def _checked_for_scoring(self, tokens: Any) -> TokenSource:
+        if not hasattr(self, "dim_"):
+            check_is_fitted(self, "dim_")
+        source = as_source(tokens)
+        refuse_lacking(source, self.name, self.requires, "data to score")
+        if not same_encoder(self.encoder_, source.encoder):
+            raise InputError(
+                f"The tokens come from another encoder ({describe_other(source.encoder, self.encoder_)}) than those "
+                f"that this {self.name} detector was fitted on ({describe_other(self.encoder_, source.encoder)})."
+            )
+        if "tokens" in self.requires and source.dim != self.dim_:
+            raise InputError(f"The tokens have D={source.dim}, this {self.name} detector was fitted on D={self.dim_}.")
+        return source
+
+
+def _shown(source: TokenSource) -> Generator[TokenBatch]:
+    """All sequences in batches, with a progress bar where there are many."""
+    budget = token_budget(source.dim)
+    if len(source) <= _FEW:
+        if isinstance(source, TokenBatch) and 0 < len(source.values) <= budget:
+            yield source
+        else:
+            yield from source.batches(budget)
+        return
+    with bar(len(source), "score", "seq") as progress:
+        for batch in source.batches(budget):
+            yield batch
+            progress.update(len(batch))

@@ -1,0 +1,1 @@
+"""What several methods share: mean pooling, length law, log distances, side channels."""

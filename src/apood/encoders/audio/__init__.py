@@ -1,0 +1,1 @@
+"""The audio encoder and its spectrogram."""

@@ -1,0 +1,193 @@
+"""From sounds to the patch states of a frozen audio spectrogram transformer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from apood.data.sounds import Sound, refusal
+from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE, LogMel
+from apood.encoders.base.device import as_device, refuse_other_dtype
+from apood.encoders.base.encoder import layer_number
+from apood.encoders.base.pretrained import Pretrained, find_pretrained, load_config, load_model
+from apood.support.errors import InputError
+from apood.support.files import read_json
+from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.identity import EncoderIdentity
+
+__all__ = ["SPECIAL_TOKENS", "AudioEncoder", "Spectrograms", "is_audio_model"]
+
+SPECIAL_TOKENS = 2
+"""Tokens that AST puts before the patches: the class token and the distillation token."""
+
+_MODEL_TYPE = "audio-spectrogram-transformer"
+_CPU_BATCH_TOKENS = 4096
+_GPU_BATCH_TOKENS = 65536
+
+
+def is_audio_model(folder: Path) -> bool:
+    """Whether the model in `folder` takes sounds, by its configuration."""
+    try:
+        return bool(read_json(folder / "config.json").get("model_type") == _MODEL_TYPE)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+class Spectrograms(NamedTuple):
+    """Sounds as the model takes them.
+
+    Attributes:
+        features: log-mel values, `[sounds, frames, mel_bins]`.
+        frames: how many frames of each are sound; the others are padding.
+        cut: how many sounds were longer than the model's window.
+    """
+
+    features: Tensor
+    frames: list[int]
+    cut: int
+
+
+class AudioEncoder:
+    """Patch states of one hidden layer of an audio spectrogram transformer (AST), for sounds.
+
+    A sound becomes a log-mel spectrogram, the spectrogram a grid of patches, and each patch a token: row by row, low
+    frequencies first, each row in the order of time. Patches that hold nothing but padding are no tokens, so a sound
+    shorter than the model's window has fewer. The class token and the distillation token, which the model puts before
+    the patches, are left out unless asked for. States do not depend on the other sounds of a call.
+
+    A classifier gives its logits in the channel `logits`, one row a sound, from the same pass.
+
+    Args:
+        model: a folder with config.json, safetensors weights and preprocessor_config.json, or a hub id (`owner/name`
+            or `owner/name@revision`).
+        layer: -1 for the last hidden state, after the final norm; any other number picks from the model's
+            `hidden_states`, where 0 is the embedding layer and the highest is the last before the norm.
+        special_tokens: whether the class token and the distillation token come first.
+        device: where the model runs; a GPU if there is one by default. States always come back on the CPU.
+        dtype: what the model computes in and the states have; float32 by default.
+
+    Attributes:
+        dim: D, the length of a token.
+        rate: samples a second that sounds must have.
+        least_samples: how short a sound may be: it must fill a patch.
+        max_tokens: tokens of a sound that fills the model's window.
+        truncated: how many sounds were cut because they were longer than that window, so far.
+        classes: the names of the classes, in the order of the logits; none where the model is no classifier.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Pretrained,
+        *,
+        layer: int = -1,
+        special_tokens: bool = False,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._dtype = dtype or torch.float32
+        refuse_other_dtype(self._dtype)
+        self.device = as_device(device)
+        pretrained = find_pretrained(model)
+        self._spectrogram = LogMel.load(pretrained.folder)
+        loaded = _load(pretrained, self._dtype).to(self.device).eval()
+        config = loaded.config
+        self._refuse_other_shape(pretrained, config)
+        self._model = getattr(loaded, "audio_spectrogram_transformer", loaded)
+        self._head = getattr(loaded, "classifier", None)
+        self.classes = [] if self._head is None else [config.id2label[i] for i in range(config.num_labels)]
+        self.dim: int = config.hidden_size
+        self.rate = self._spectrogram.rate
+        self.truncated = 0
+        self._layer = layer_number(layer, config.num_hidden_layers + 1, pretrained.name)
+        self._patch, self._stride = config.patch_size, config.time_stride
+        self._rows = (config.num_mel_bins - config.patch_size) // config.frequency_stride + 1
+        self._columns = (config.max_length - config.patch_size) // config.time_stride + 1
+        self._first = 0 if special_tokens else SPECIAL_TOKENS
+        self.max_tokens = self._rows * self._columns + SPECIAL_TOKENS - self._first
+        self.least_samples = self._spectrogram.samples_of(self._patch)
+        self.identity: EncoderIdentity = {
+            **pretrained.identity(self._layer, "input", self.max_tokens, PREPROCESSOR_FILE),
+            **({"special_tokens": True} if special_tokens else {}),
+        }
+
+    def prepare(self, sounds: Sequence[Sound]) -> Spectrograms:
+        """The spectrograms of the sounds, on the CPU."""
+        features = torch.empty(len(sounds), self._spectrogram.frames, self._spectrogram.mel_bins)
+        window = self._spectrogram.samples_of(self._spectrogram.frames)
+        frames, cut = [], 0
+        for index, sound in enumerate(sounds):
+            if not isinstance(sound, Sound):
+                raise InputError(f"An audio encoder takes sounds, got {type(sound).__name__} at index {index}.")
+            why = refusal(sound, f"Sound {index}", rate=self.rate, least_samples=self.least_samples)
+            if why is not None:
+                raise InputError(why)
+            cut += self._spectrogram.frames_of(len(sound.samples)) > self._spectrogram.frames
+            log_mel = self._spectrogram.log_mel(sound.samples[:window])
+            features[index] = self._spectrogram.padded(log_mel)
+            frames.append(len(log_mel))
+        return Spectrograms(features, frames, cut)
+
+    def run(self, prepared: Spectrograms) -> TokenBatch:
+        """The states of every sound, in the order given, with the channel `logits` where the model is a classifier."""
+        count = len(prepared.frames)
+        kept = [self._kept(frames) for frames in prepared.frames]
+        rows = Ragged.from_lengths(
+            torch.empty(sum(map(len, kept)), self.dim, dtype=self._dtype), [len(places) for places in kept]
+        )
+        # Made outside of inference mode, whose tensors cannot be learnt from.
+        logits = torch.empty(count, len(self.classes))
+        size = max(1, (_CPU_BATCH_TOKENS if self.device.type == "cpu" else _GPU_BATCH_TOKENS) // self.max_tokens)
+        with torch.inference_mode():
+            for start in range(0, count, size):
+                chosen = slice(start, start + size)
+                output = self._model(
+                    prepared.features[chosen].to(self.device, self._dtype),
+                    output_hidden_states=self._layer != -1,
+                    return_dict=True,
+                )
+                states = output.last_hidden_state if self._layer == -1 else output.hidden_states[self._layer]
+                for index, own in enumerate(states.cpu(), start):
+                    rows.sequence(index).copy_(own[kept[index]])
+                if self._head is not None:
+                    logits[chosen] = self._head(output.pooler_output).float().cpu()
+        self.truncated += prepared.cut
+        channels = {"logits": Ragged.from_lengths(logits, [1] * count)} if self._head is not None else {}
+        return TokenBatch(rows.values, rows.offsets, channels, self.identity)
+
+    def encode(self, sounds: Sequence[Sound]) -> TokenBatch:
+        """Both parts: the states of every sound, in the order given."""
+        return self.run(self.prepare(sounds))
+
+    def _kept(self, frames: int) -> Tensor:
+        """Which of the model's tokens are no padding."""
+        columns = min(self._columns, 1 + (frames - 1) // self._stride)
+        patches = torch.arange(self._rows * self._columns).view(self._rows, self._columns)[:, :columns].flatten()
+        return torch.cat([torch.arange(self._first, SPECIAL_TOKENS), patches + SPECIAL_TOKENS])
+
+    def _refuse_other_shape(self, pretrained: Pretrained, config: Any) -> None:
+        model, features = (
+            (config.max_length, config.num_mel_bins),
+            (self._spectrogram.frames, self._spectrogram.mel_bins),
+        )
+        if model != features:
+            raise InputError(
+                f"The model {pretrained.name!r} takes {model[0]} frames of {model[1]} mel bins, "
+                f"but its {PREPROCESSOR_FILE} makes {features[0]} of {features[1]}."
+            )
+
+
+def _load(pretrained: Pretrained, dtype: torch.dtype) -> Any:
+    """The model with its classifier where it has one."""
+    if not is_audio_model(pretrained.folder):
+        raise InputError(
+            f"The model {pretrained.name!r} is no audio spectrogram transformer: its config.json must name the "
+            f"model_type {_MODEL_TYPE!r}."
+        )
+    config = load_config(pretrained)
+    import transformers
+
+    classifies = (config.architectures or [""])[0] == "ASTForAudioClassification"
+    kind = transformers.ASTForAudioClassification if classifies else transformers.ASTModel
+    return load_model(pretrained, kind, config, dtype)

@@ -1,0 +1,1 @@
+"""The text encoder and the parts it is made of."""

@@ -1,0 +1,125 @@
+"""The data sets of the paper: all are there, each says how it is had, and stands for an input that can be read."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from apood.data.hub import HubData
+from apood.data.inputs import read_records
+from apood.data.presets import PRESETS, Preset
+from apood.data.record import BadRecord, Pair
+from apood.support.errors import InputError
+
+PAPER = {
+    "summarization": {"xsum": "ID", "c4": "AUX", "cnn_dailymail": "OOD", "newsroom": "OOD", "reddit_tifu": "OOD",
+                      "samsum": "OOD"},
+    "translation": {"wmt15": "ID", "paracrawl": "AUX", "newstest2014": "OOD", "newsdiscussdev2015": "OOD",
+                    "newsdiscusstest2015": "OOD", "opus-law": "OOD", "opus-koran": "OOD", "opus-medical": "OOD",
+                    "opus-it": "OOD", "opus-subtitles": "OOD"},
+    "language modelling": {"pile": "ID", "paloma-4chan": "OOD", "paloma-twitter": "OOD", "edgar": "OOD",
+                           "long-covid": "OOD", "mimic-iii": "OOD"},
+    "audio": {"mimii-dg": "ID and OOD"},
+}  # fmt: skip
+ON_HUB = [preset for preset in PRESETS.values() if preset.hub_id]
+DOWNLOADED = [preset for preset in PRESETS.values() if not preset.hub_id]
+
+
+def items(*inputs: str, **options: object) -> list[object]:
+    records = list(read_records(inputs, **options))  # type: ignore[arg-type]
+    assert not [record for record in records if isinstance(record, BadRecord)]
+    return [record.item for record in records]  # type: ignore[union-attr]
+
+
+def refused(source: str, **options: object) -> str:
+    with pytest.raises(InputError) as error:
+        items(source, **options)
+    return str(error.value)
+
+
+def test_every_data_set_of_the_paper_is_there_with_its_role():
+    roles: dict[str, dict[str, str]] = {}
+    for name, preset in PRESETS.items():
+        assert preset.name == name
+        roles.setdefault(preset.experiment, {})[name] = preset.role
+    assert roles == PAPER
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
+def test_every_preset_is_complete(preset: Preset):
+    assert preset.about and preset.field and preset.where and preset.needs
+    assert preset.given.count("{}") == 1
+    for text in (preset.get, preset.unsure):
+        assert not text or text.endswith(".")
+
+
+@pytest.mark.parametrize("preset", ON_HUB, ids=lambda preset: preset.name)
+def test_a_preset_on_the_hub_names_it(preset: Preset):
+    split = preset.where.split(", ")[-1]
+    found = HubData.parse(preset.stands_for(split).removeprefix("hf:"))
+    assert found.split == split and re.fullmatch(r"[\w-]+/[\w-]+", found.path)
+    assert ("login" in preset.needs) == bool(preset.get)
+
+
+@pytest.mark.parametrize("preset", DOWNLOADED, ids=lambda preset: preset.name)
+def test_a_preset_to_download_says_how(preset: Preset):
+    assert preset.where in ("FILE", "PREFIX", "FOLDER")
+    assert "https://" in preset.get or "sacrebleu" in preset.get
+    # the instruction shows how the input is written, unless that is not for texts
+    assert f"{preset.name}:" in preset.get or preset.where == "FOLDER"
+
+
+def test_a_file_that_was_asked_for(tmp_path: Path):
+    lines = [{"text": "an article", "summary": "short", "title": "no"}, {"text": "another", "summary": "brief"}]
+    path = tmp_path / "test.jsonl.gz"
+    path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    assert items(f"newsroom:{path}") == ["an article", "another"]
+    assert items(f"newsroom:{path}", pairs=True)[0] == Pair("an article", "short")
+    assert items(f"newsroom:{path}", field="summary") == ["short", "brief"]
+    assert items(f"newsroom:{tmp_path}/*.gz") == items(f"newsroom:{path}")
+
+
+def test_clinical_notes(tmp_path: Path):
+    path = tmp_path / "NOTEEVENTS.csv"
+    path.write_text('"ROW_ID","TEXT"\n1,"Admission Date:\n\nstable"\n')
+    assert items(f"mimic-iii:{path}") == ["Admission Date:\n\nstable"]
+    assert "does not say where its targets are" in refused(f"mimic-iii:{path}", pairs=True)
+
+
+@pytest.mark.parametrize("name", ["opus-law", "opus-it", "paracrawl", "newsdiscusstest2015"])
+def test_parallel_text(tmp_path: Path, name: str):
+    (tmp_path / "EMEA.en-fr.en").write_text("yes\n")
+    (tmp_path / "EMEA.en-fr.fr").write_text("oui\n")
+    assert items(f"{name}:{tmp_path}/EMEA.en-fr") == ["yes"]
+    assert items(f"{name}:{tmp_path}/EMEA.en-fr", pairs=True) == [Pair("yes", "oui")]
+
+
+def test_segments(tmp_path: Path):
+    (tmp_path / "src.en.sgm").write_text('<doc>\n<seg id="1">Really?</seg>\n</doc>\n')
+    assert items(f"newsdiscussdev2015:{tmp_path}/src.en.sgm") == ["Really?"]
+
+
+def test_sounds_are_no_texts():
+    assert "holds sounds, not texts" in refused("mimii-dg:machines") and "as in 'machines'" in refused(
+        "mimii-dg:machines"
+    )
+
+
+def test_names_without_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert refused("xsum").endswith("the data set of that name is given as 'xsum:train'.")
+    assert refused("xsum:").endswith("(train, validation, test), as in 'xsum:train'.")
+    hint = "`apood datasets {}` says how to get the set."
+    assert refused("newsroom:missing.jsonl") == f"There is no file 'missing.jsonl'; {hint.format('newsroom')}"
+    assert refused("opus-law:missing").endswith(hint.format("opus-law"))
+    assert refused("unknown:train") == "There is no file 'unknown:train'."
+
+
+def test_a_path_with_a_colon_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("10:30.txt", "xsum:x.txt"):
+        (tmp_path / name).write_text("late\n")
+        assert items(f"./{name}") == ["late"]
+    assert items("10:30.txt") == ["late"]

@@ -1,0 +1,380 @@
+"""Every format that texts are read from, and the place that is named when one cannot be read."""
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apood.data.inputs import read_records, shuffled
+from apood.data.record import BadRecord, Pair, Record
+from apood.support.errors import InputError
+
+TEXTS = ["one", 'two, with "quotes"', "drei\tüber 日本 🙂", "  spaces  "]
+# what UTF-8 can hold, and is not only white space
+A_TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
+A_LINE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\ufeff"), min_size=1).filter(
+    str.strip
+)
+
+
+def write(path: Path, content: str | bytes) -> str:
+    data = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return str(path)
+
+
+def json_lines(texts: list[str], field: str = "text") -> str:
+    return "".join(json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(texts))
+
+
+def separated(texts: list[str], delimiter: str) -> str:
+    rows = [f'{i}{delimiter}"{text.replace(chr(34), chr(34) * 2)}"' for i, text in enumerate(texts)]
+    return "\n".join([f"id{delimiter}text", *rows]) + "\n"
+
+
+def items(*inputs: str, **options: Any) -> list[Any]:
+    """What is read, all of which must be good."""
+    records = list(read_records(inputs, **options))
+    assert not [record for record in records if isinstance(record, BadRecord)]
+    return [record.item for record in records if isinstance(record, Record)]
+
+
+def mixed(*inputs: str, **options: Any) -> list[Any]:
+    """Items, and of bad records the reason, which must name their place."""
+    found = []
+    for record in read_records(inputs, **options):
+        if isinstance(record, BadRecord):
+            assert record.place in record.reason[:1].lower() + record.reason[1:]
+            assert record.reason.endswith(".")
+        found.append(record.reason if isinstance(record, BadRecord) else record.item)
+    return found
+
+
+def refused(*inputs: str, **options: Any) -> str:
+    with pytest.raises(InputError) as error:
+        list(read_records(inputs, **options))
+    return str(error.value)
+
+
+# ----------------------------------------------------------------------------------------------------------- formats
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "ndjson", "json", "JSONL", "jsonl.gz", "json.gz"])
+def test_json_lines(tmp_path: Path, ending: str) -> None:
+    assert items(write(tmp_path / f"a.{ending}", json_lines(TEXTS))) == TEXTS
+    assert items(write(tmp_path / f"b.{ending}", json_lines(TEXTS, "body")), field="body") == TEXTS
+
+
+@pytest.mark.parametrize(("ending", "delimiter"), [("csv", ","), ("tsv", "\t"), ("csv.gz", ",")])
+def test_csv_and_tsv(tmp_path: Path, ending: str, delimiter: str) -> None:
+    texts = [*TEXTS, "two\nlines", "long " * 50_000]
+    assert items(write(tmp_path / f"a.{ending}", separated(texts, delimiter))) == texts
+
+
+@pytest.mark.parametrize("ending", ["txt", "txt.gz"])
+def test_plain_text_has_a_text_a_line(tmp_path: Path, ending: str) -> None:
+    separators = "a\u2028b\x0cc"  # line ends for str.splitlines, not for a text file
+    content = "\r\n".join([*TEXTS, separators])
+    assert items(write(tmp_path / f"a.{ending}", content)) == [*TEXTS, separators]
+
+
+def test_segments_of_a_wmt_test_set(tmp_path: Path) -> None:
+    content = (
+        '<srcset setid="x" srclang="any">\n<doc docid="1">\n<p>\n<seg id="1">Tom &amp; Jerry </seg>\n'
+        '<seg id="2"></seg>\n</p>\n</doc>\n<doc>\n<SEG id="1">again</SEG>\n<seg id="2">open\n</srcset>\n'
+    )
+    first, empty, again, unended = mixed(write(tmp_path / "a.sgm", content))
+    assert (first, again) == ("Tom & Jerry", "again")
+    assert "ine 5 of" in empty and "is empty" in empty
+    assert "ine 10 of" in unended and "does not end" in unended
+
+
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string()])
+def test_parquet(tmp_path: Path, kind: pyarrow.DataType) -> None:
+    texts = TEXTS * 500
+    table = pyarrow.table({"id": range(len(texts)), "text": pyarrow.array(texts, kind)})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=300)
+    assert items(str(tmp_path / "a.parquet")) == texts
+
+
+def test_dots_lead_into_objects(tmp_path: Path) -> None:
+    rows = [{"translation": {"en": f"en{i}", "fr": f"fr{i}"}, "a.b": str(i)} for i in range(3)]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for given_path in (path, str(tmp_path / "a.parquet")):
+        assert items(given_path, field="translation.fr") == ["fr0", "fr1", "fr2"]
+        assert items(given_path, field="a.b") == ["0", "1", "2"]
+        pairs = items(given_path, field="translation.en", target_field="translation.fr")
+        assert pairs == [Pair(f"en{i}", f"fr{i}") for i in range(3)]
+    there = "there are 'translation.en', 'translation.fr', 'a.b'"
+    assert there in mixed(path, field="translation.de")[0]
+    assert there in refused(str(tmp_path / "a.parquet"), field="translation.de")
+
+
+def test_pairs(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "en,id,fr\nyes,1,oui\nno,2,\n")
+    good, bad = mixed(path, field="en", target_field="fr")
+    assert good == Pair("yes", "oui")
+    assert bad == f"Field 'fr' in line 3 of {path!r} is empty."
+    assert items(path, field="en") == ["yes", "no"]
+    assert "does not say where its targets are" in refused(path, field="en", pairs=True)
+    assert "one text a line, so there is no field 'fr'" in refused(write(tmp_path / "a.txt", "x\n"), target_field="fr")
+
+
+def test_several_inputs_are_read_one_after_the_other_and_lazily(tmp_path: Path) -> None:
+    good = write(tmp_path / "a.jsonl", json_lines(["a", "b"]))
+    bad = write(tmp_path / "b.csv", "no such field\n")
+    first = [record.item for record in itertools.islice(read_records([good, good, bad]), 4)]
+    assert first == ["a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "txt", "txt.gz", "sgm"])
+def test_empty_files_hold_no_texts(tmp_path: Path, ending: str) -> None:
+    assert items(write(tmp_path / f"a.{ending}", "")) == []
+
+
+def test_byte_order_marks_and_blank_lines_are_no_texts(tmp_path: Path) -> None:
+    marked = "\ufeff".encode()
+    assert items(write(tmp_path / "a.jsonl", marked + b'{"text": "x"}\n\n  \n{"text": "y"}')) == ["x", "y"]
+    assert items(write(tmp_path / "a.csv", marked + b"text\nx\n\ny\n")) == ["x", "y"]
+    assert items(write(tmp_path / "a.txt", marked + b"x\n")) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (json_lines(TEXTS), TEXTS),
+        ("\n" + json_lines(TEXTS), TEXTS),
+        ("one\n\n{two\n", ["one", "", "{two"]),
+        ('{ not an object\n{"text": "x"}', ["{ not an object", '{"text": "x"}']),
+        ("", []),
+        ("\n", [""]),
+    ],
+)
+def test_standard_input(monkeypatch: pytest.MonkeyPatch, content: str, expected: list[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    assert items("-", allow_empty=True) == expected
+
+
+def test_broken_json_on_standard_input_is_not_taken_for_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "x",}\n')))
+    assert "Line 1 of standard input is not valid JSON" in mixed("-")[0]
+
+
+@given(
+    texts=st.lists(A_TEXT), field=st.text(st.characters(exclude_categories=["Cs"]), min_size=1), escaped=st.booleans()
+)
+def test_json_lines_bring_back_what_was_written(texts: list[str], field: str, escaped: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [json.dumps({field: text}, ensure_ascii=escaped) + "\n" for text in texts]
+        path = write(Path(folder) / "a.jsonl", "".join(lines))
+        records = list(read_records([path], field=field))
+    assert records == [Record(text, f"line {i} of {path!r}") for i, text in enumerate(texts, start=1)]
+
+
+@given(rows=st.lists(st.tuples(A_TEXT, A_TEXT)), delimiter=st.sampled_from([",", "\t"]))
+def test_csv_brings_back_what_was_written(rows: list[tuple[str, str]], delimiter: str) -> None:
+    # the rules of CSV leave open what a bare carriage return or NUL is
+    rows = [tuple(cell.replace("\r", "r").replace("\0", "0") for cell in row) for row in rows]
+    written = io.StringIO()
+    csv.writer(written, delimiter=delimiter, lineterminator="\n").writerows([("a", "b"), *rows])
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / f"a.{'csv' if delimiter == ',' else 'tsv'}", written.getvalue())
+        assert items(path, field="b", target_field="a") == [Pair(b, a) for a, b in rows]
+
+
+# ----------------------------------------------------------------------------------------------------- parallel text
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_parallel_text(tmp_path: Path, ending: str) -> None:
+    write(tmp_path / f"x.en-fr.en{ending}", "yes\nno\n")
+    write(tmp_path / f"x.en-fr.fr{ending}", "oui\r\nnon")
+    source = f"moses:{tmp_path}/x.en-fr:en-fr"
+    assert items(source) == ["yes", "no"]
+    assert items(source, field="fr") == ["oui", "non"]
+    assert items(source, pairs=True) == [("yes", "oui"), ("no", "non")]
+    assert items(source, field="fr", pairs=True) == items(source, field="fr", target_field="en") == [
+        ("oui", "yes"), ("non", "no")
+    ]  # fmt: skip
+    assert "have no field 'de': there are 'en' and 'fr'" in refused(source, field="de")
+
+
+@given(pairs=st.lists(st.tuples(A_LINE, A_LINE), min_size=1))
+def test_parallel_text_brings_back_what_was_written(pairs: list[tuple[str, str]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for language, lines in zip(("en", "fr"), zip(*pairs, strict=True), strict=True):
+            write(Path(folder) / f"x.{language}", "".join(line + "\n" for line in lines))
+        assert items(f"moses:{folder}/x:en-fr", pairs=True) == pairs
+
+
+def test_bad_lines_of_parallel_text_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "x.en", b"one\ntwo\n\nfour\n")
+    write(tmp_path / "x.fr", b"un\n\xff\ntrois\n \n")
+    good, undecodable, no_source, no_target = mixed(f"moses:{tmp_path}/x:en-fr", pairs=True)
+    assert good == ("one", "un")
+    assert "Line 2 of" in undecodable and "x.fr' is not UTF-8: byte 1" in undecodable
+    assert "Field 'en' in line 3 of" in no_source and "is empty" in no_source
+    assert "Field 'fr' in line 4 of" in no_target and "white space" in no_target
+    assert mixed(f"moses:{tmp_path}/x:en-fr", field="fr")[2] == "trois"
+
+
+def test_parallel_text_that_does_not_match_is_refused_before_any_pair(tmp_path: Path) -> None:
+    write(tmp_path / "x.en", "one\ntwo\n")
+    write(tmp_path / "x.fr", "un\n")
+    with pytest.raises(InputError, match=r"x\.en' has 2 lines and .*x\.fr' has 1\."):
+        next(read_records([f"moses:{tmp_path}/x:en-fr"], pairs=True))
+    assert "There is no file" in refused(f"moses:{tmp_path}/x:en-de") and "x.de.gz'" in refused(
+        f"moses:{tmp_path}/x:en-de"
+    )
+    for form in ("moses:x", "moses:x:en", "moses::en-fr", "moses:x:en-fr-de", "moses:x:en-en", "moses:x:-fr"):
+        assert "moses:PREFIX:SOURCE-TARGET" in refused(form)
+
+
+# ------------------------------------------------------------------------------------------------- patterns and order
+
+
+def test_patterns_match_files_in_sorted_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("b.txt", "a.txt", "c.jsonl", "deep/er/d.txt", ".hidden.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / name, f"{name}\n")
+    (tmp_path / "folder.txt").mkdir()
+    assert items(f"{tmp_path}/*.txt") == ["a.txt", "b.txt"]
+    assert items(f"{tmp_path}/[!b]*.txt") == ["a.txt"]
+    monkeypatch.chdir(tmp_path)
+    assert items("**/*.txt") == ["a.txt", "b.txt", "deep/er/d.txt"]
+    assert items("?.txt", "a.txt") == ["a.txt", "b.txt", "a.txt"]
+    assert refused("*.csv") == "No file matches '*.csv'."
+    write(tmp_path / "odd[1].txt", "itself\n")
+    assert items("odd[1].txt") == ["itself"]
+
+
+def test_shuffling_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "".join(f"{i}\n" for i in range(50)) + "\n")
+    records = list(read_records([path]))
+    once, again, other = (list(shuffled(iter(records), seed)) for seed in (1, 1, 2))
+    assert once == again != other
+    assert once != records and sorted(once, key=records.index) == records
+    assert sum(isinstance(record, BadRecord) for record in once) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_what_is_not_there_is_refused_before_the_first_text(tmp_path: Path) -> None:
+    good = write(tmp_path / "a.jsonl", json_lines(TEXTS))
+    unknown = write(tmp_path / "a.docx", "")
+    for inputs, message in [
+        ([good, str(tmp_path / "none.jsonl")], "There is no file"),
+        ([good, str(tmp_path)], f"is a folder: give the files in it, as in '{tmp_path}/*.jsonl'"),
+        (
+            [good, unknown],
+            "allowed are .jsonl, .ndjson, .json, .csv, .tsv, .txt, .sgm (each also with .gz) and .parquet",
+        ),
+        ([write(tmp_path / "a.gz", "")], "allowed are"),
+        ([good, str(tmp_path / "*.tsv")], "No file matches"),
+        ([], "nothing to read"),
+        (["-", "-"], "only once"),
+    ]:
+        with pytest.raises(InputError) as error:
+            read_records(inputs)
+        assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "x"', "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ('{"body": "x", "id": 1}', "has no field 'text': there are 'body', 'id'"),
+        ("{}", "has no field 'text': there are none"),
+        ('["x"]', "must be a JSON object, got a list"),
+        ('"x"', "must be a JSON object, got a string"),
+        ('{"text": null}', "must be a string, got null"),
+        ('{"text": 3.5}', "must be a string, got a number"),
+        ('{"text": true}', "must be a string, got a boolean"),
+        ('{"text": ["x"]}', "must be a string, got a list"),
+        ('{"text": ""}', "is empty"),
+        ('{"text": " \\t\\n\\u00a0"}', "is empty, but for white space"),
+        ('{"text": "x\\ud83d"}', "has half of a surrogate pair"),
+        (b'{"text": "caf\xe9"}', "is not UTF-8: byte 14 of the line cannot be decoded"),
+    ],
+)
+def test_a_bad_line_is_named_and_reading_goes_on(tmp_path: Path, line: str | bytes, message: str) -> None:
+    content = line if isinstance(line, bytes) else line.encode()
+    path = write(tmp_path / "a.jsonl", b'{"text": "fine"}\n\n' + content + b'\n{"text": "behind"}\n')
+    before, found, behind = mixed(path)
+    assert (before, behind) == ("fine", "behind")
+    assert message in found and "ine 3 of" in found and path in found
+    assert [record.place for record in read_records([path])][1] == f"line 3 of {path!r}"
+
+
+def test_many_fields_are_not_all_listed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", json.dumps({f"f{i}": i for i in range(50)}) + "\n")
+    assert mixed(path)[0].endswith("'f19' and 30 more.")
+
+
+def test_empty_texts_are_records_where_they_are_allowed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "one\n\n \n")
+    assert items(path, allow_empty=True) == ["one", "", " "]
+    assert [isinstance(record, BadRecord) for record in read_records([path])] == [False, True, True]
+    broken = write(tmp_path / "a.jsonl", '{"text": ""}\n{"text": 1}\n')
+    assert [isinstance(r, BadRecord) for r in read_records([broken], allow_empty=True)] == [False, True]
+
+
+def test_bad_rows_are_named_and_reading_goes_on(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.csv",
+        b'id,text\n1,"two\nlines"\n2,one, two\n3,"quoted"badly\n4,caf\xe9\n5,\n6,good\n7,"open\n8,x\n',
+    )
+    first, ragged, quoted, undecodable, empty, good, unclosed = mixed(path)
+    assert (first, good) == ("two\nlines", "good")
+    assert "ine 4 of" in ragged and "has 3 cells, but the header has 2" in ragged
+    assert "ine 5 of" in quoted and "is not valid CSV" in quoted
+    assert "ine 6 of" in undecodable and "byte 6 of the line" in undecodable
+    assert "Field 'text' in line 7 of" in empty
+    assert "ine 9 of" in unclosed and "is not valid CSV" in unclosed
+
+
+def test_a_table_without_a_good_header_is_refused(tmp_path: Path) -> None:
+    assert "has no field 'text': there are 'id', 'body'" in refused(write(tmp_path / "a.csv", "id,body\n1,x\n"))
+    assert "no field 'fr'" in refused(write(tmp_path / "b.csv", "text,body\n1,x\n"), target_field="fr")
+    assert "is not UTF-8" in refused(write(tmp_path / "c.csv", "text\nx\n".encode("utf-16")))
+    assert "Line 1 of" in refused(write(tmp_path / "d.csv", 'id,"te"xt\n1,x\n'))
+
+
+def test_bytes_that_are_not_utf8_spoil_only_their_line(tmp_path: Path) -> None:
+    first, bad, last = mixed(write(tmp_path / "a.txt", b"fine\ncaf\xe9\nbehind\n"))
+    assert (first, last) == ("fine", "behind")
+    assert "Line 2 of" in bad and "is not UTF-8: byte 4 of the line" in bad
+
+
+def test_bad_archives_and_parquet_files_are_refused(tmp_path: Path) -> None:
+    whole = gzip.compress(json_lines(TEXTS * 100).encode())
+    for name, content in [("a.jsonl.gz", b"not gzip"), ("b.jsonl.gz", whole[: len(whole) // 2])]:
+        (tmp_path / name).write_bytes(content)
+        assert f"{name}' cannot be read" in refused(str(tmp_path / name))
+    assert "cannot be read as Parquet" in refused(write(tmp_path / "a.parquet", b"PAR1nonsense"))
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x", None], "n": [1, 2]}), tmp_path / "b.parquet")
+    path = str(tmp_path / "b.parquet")
+    good, bad = mixed(path)
+    assert good == "x"
+    assert bad == f"Field 'text' in row 2 of {path!r} must be a string, got null."
+    assert "got a number" in mixed(path, field="n")[0]
+    assert "has no field 'body': there are 'text', 'n'" in refused(path, field="body")
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert "pip install 'apood[hf]'" in refused(write(tmp_path / "a.parquet", b""))
