@@ -355,7 +355,7 @@ def test_a_real_interrupt_while_it_waits_for_records(tmp_path: Path) -> None:
     """Standard input in another thread could neither be left nor waited for."""
     code = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[1] / 'helpers')!r})
+sys.path.insert(0, {str(Path(__file__).parents[1] / "helpers")!r})
 from word_encoder import WordEncoder
 from apood.encoders import streaming
 from apood.encoders.embed import embed_to_store
