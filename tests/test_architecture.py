@@ -1,25 +1,24 @@
-"""The shape of the code: who may import whom, how long a module may be, what each must say."""
+"""The shape of the code: which room may import which, how long a module may be, what each module must say."""
 
 import ast
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import apood
 
 ROOMS = [
     "support", "tokens", "pooling", "fitting", "decisions", "detectors", "data", "encoders", "backbones", "pipeline",
-    "evaluation", "explain", "report",
-    "serving", "scale", "experiments", "cli",
+    "evaluation", "explain", "report", "serving", "experiments", "cli",
 ]  # fmt: skip
 PACKAGE = Path(apood.__file__).parent
-MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
-LONGEST = 500
+TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+LINES = {module: len((PACKAGE / module).read_text(encoding="utf-8").splitlines()) for module in TREES}
+LONGEST, MEDIAN = 500, 200
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
-    """The full names of all that a module imports, wherever it does."""
+def imported_names(tree: ast.Module) -> Iterator[str]:
+    """Yield the full name of everything that a module imports, at any depth."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -27,38 +26,40 @@ def imported(tree: ast.Module) -> Iterator[str]:
             yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
 
 
-def parsed(module: Path) -> ast.Module:
-    return ast.parse((PACKAGE / module).read_text(encoding="utf-8"))
-
-
-def exported(tree: ast.Module) -> bool:
-    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
-    return any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets)
-
-
-def test_every_folder_is_a_room():
-    assert {module.parts[0] for module in MODULES if len(module.parts) > 1} <= set(ROOMS)
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if len(m.parts) > 1], ids=str)
-def test_a_room_imports_only_from_itself_and_the_rooms_above(module):
-    allowed = ROOMS[: ROOMS.index(module.parts[0]) + 1]
-    for name in imported(parsed(module)):
+def imported_rooms(module: Path) -> Iterator[tuple[str, str]]:
+    """Yield each import from apood as its full name and its room."""
+    for name in imported_names(TREES[module]):
         package, *rest = name.split(".")
-        assert package, f"{module} imports {name}: imports are absolute"
-        if package == "apood":
-            # the names of the package itself stand for modules of every room; only its version is nobody's
-            assert rest and (rest[0] in allowed or rest == ["__version__"]), f"{module} imports {name}"
+        assert package, f"{module} imports {name}: imports must be absolute"
+        # The names of the package itself stand for modules of every room. Only its version belongs to no room.
+        if package == "apood" and rest != ["__version__"]:
+            yield name, rest[0]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_a_module_is_short(module):
-    assert len((PACKAGE / module).read_text(encoding="utf-8").splitlines()) <= LONGEST
+def test_rooms_import_only_from_themselves_and_the_rooms_above():
+    for module in TREES:
+        if len(module.parts) > 1:
+            allowed = ROOMS[: ROOMS.index(module.parts[0]) + 1]
+            wrong = [name for name, room in imported_rooms(module) if room not in allowed]
+            assert not wrong, f"{module} imports {wrong}"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_a_module_says_what_it_is_for_and_what_it_offers(module):
-    tree = parsed(module)
-    assert ast.get_docstring(tree), "no docstring"
-    # a package that holds nothing but its docstring offers nothing
-    assert exported(tree) or (module.name == "__init__.py" and len(tree.body) == 1), "no __all__"
+def test_inputs_and_encoders_do_not_know_detectors():
+    for module in TREES:
+        if module.parts[0] in ("data", "encoders", "backbones"):
+            wrong = [name for name, room in imported_rooms(module) if room == "detectors"]
+            assert not wrong, f"{module} imports {wrong}"
+
+
+def test_modules_are_short():
+    assert not {module: lines for module, lines in LINES.items() if lines > LONGEST}
+    assert statistics.median(LINES.values()) < MEDIAN
+
+
+def test_every_module_says_what_it_is_for_and_what_it_offers():
+    for module, tree in TREES.items():
+        assert ast.get_docstring(tree), f"{module} has no docstring"
+        targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+        exports = any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets)
+        # A package that holds nothing but its docstring offers nothing.
+        assert exports or (module.name == "__init__.py" and len(tree.body) == 1), f"{module} has no __all__"
