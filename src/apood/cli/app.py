@@ -11,11 +11,11 @@ from apood.cli.compare import compare
 from apood.cli.datasets import datasets
 from apood.cli.demo import demo
 from apood.cli.embed import EXAMPLES, embed
-from apood.cli.errors import PlainGroup
 from apood.cli.evaluate import evaluate
 from apood.cli.fit import fit
 from apood.cli.inspect import inspect
 from apood.cli.methods import methods
+from apood.cli.output import PlainGroup
 from apood.cli.score import score
 from apood.cli.select import select
 from apood.cli.train import train

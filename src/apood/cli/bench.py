@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apood.cli.bench_runtime import runtime
-from apood.cli.errors import PlainGroup, interrupted_with
-from apood.cli.output import print_facts, print_json
+from apood.cli.output import PlainGroup, advise_on_interrupt, print_facts, print_json
 from apood.experiments.paper.catalogue import CATALOGUE
 from apood.support.errors import InputError
 from apood.support.wording import meant
@@ -146,7 +145,7 @@ def named(
         print_facts({"experiment": prepared.title, **prepared.plan.facts})
     if dry_run:
         return
-    with interrupted_with(lambda: f"what is done lies in {out}; run the same command again to go on."):
+    with advise_on_interrupt(lambda: f"what is done lies in {out}; run the same command again to go on."):
         findings, written = prepared.carry_out()
     if as_json:
         print_json(findings.as_json())

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from apood.cli.errors import interrupted_with
-from apood.cli.output import print_facts, print_json
+from apood.cli.output import advise_on_interrupt, print_facts, print_json
 from apood.support.errors import InputError
 
 __all__ = ["runtime"]
@@ -59,7 +58,7 @@ def runtime(
             return
         if not as_json:
             print_facts(plan.facts)
-        with interrupted_with(lambda: f"what is measured lies in {out}; run the same command again to go on."):
+        with advise_on_interrupt(lambda: f"what is measured lies in {out}; run the same command again to go on."):
             results = measure(plan, out)
     written = write_report(results, read_manifest(out / MANIFEST), out)
     if as_json:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from apood.cli.arguments import open_store
 from apood.cli.output import print_json
-from apood.cli.stores import open_store
 from apood.support.errors import DataWarning
 from apood.support.wording import counted
 

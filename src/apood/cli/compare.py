@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apood.cli.errors import interrupted_with
-from apood.cli.output import print_json
-from apood.cli.stores import named_stores, warn_of_unfinished
+from apood.cli.arguments import parse_named_stores, warn_if_unfinished
+from apood.cli.output import advise_on_interrupt, print_json
 from apood.support.errors import InputError, StoreError
 from apood.support.files import refuse_unwritable
 
@@ -97,12 +96,12 @@ def compare(
     plan = _from_options(given) if plan_file is None else _from_file(plan_file)
     for folder in plan.stores.values():
         with suppress(StoreError):  # told below, with what the store is for
-            warn_of_unfinished(folder, StoreIndex.read(folder))
+            warn_if_unfinished(folder, StoreIndex.read(folder))
 
     from apood.evaluation.comparison import compare as carry_out
     from apood.report.files import write_comparison
 
-    with interrupted_with(lambda: f"what is done lies in {kept}; run the same command again to go on."):
+    with advise_on_interrupt(lambda: f"what is done lies in {kept}; run the same command again to go on."):
         comparison = carry_out(plan, cache=kept, jobs=jobs)
     written = write_comparison(comparison, out)
     if as_json:
@@ -127,7 +126,7 @@ def _from_options(given: dict[str, Any]) -> "Plan":
     from apood.evaluation.plan import Method, Plan
 
     methods = tuple(Method(name) for name in given.pop("methods", ()))
-    return Plan(ood=named_stores(given.pop("ood", ())), methods=methods, **given)
+    return Plan(ood=parse_named_stores(given.pop("ood", ())), methods=methods, **given)
 
 
 def _option(key: str) -> str:

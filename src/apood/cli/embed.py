@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apood.cli.errors import interrupted_with
-from apood.cli.output import print_json
-from apood.cli.stores import are_sounds, refuse_other_kind, sound_records, tell_skipped, text_records
+from apood.cli.arguments import are_sounds, check_input_kind, read_sound_records, read_text_records, report_skipped
+from apood.cli.output import advise_on_interrupt, print_json
 from apood.support.errors import InputError, StoreError
 from apood.support.wording import counted
 
@@ -190,19 +189,19 @@ def embed(
         "special_tokens": special_tokens,
         "logprobs": logprobs,
     }
-    with interrupted_with(kept), _bad_records_with(lambda: kept() if (out / INDEX_FILE).exists() else None):
+    with advise_on_interrupt(kept), _bad_records_with(lambda: kept() if (out / INDEX_FILE).exists() else None):
         records: Iterable[Record | BadRecord] = ()
         if not sounds:
             pairs = mode is Mode.reference
-            records = text_records(
+            records = read_text_records(
                 inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=False, skip_bad=skip_bad
             )
         encoder = _opened(inputs, model, {name: value for name, value in options.items() if value is not None})
         if sounds:
-            records = sound_records(inputs, encoder, skip_bad=skip_bad)
+            records = read_sound_records(inputs, encoder, skip_bad=skip_bad)
         records, total = _chosen(records, _lines_in(inputs), limit, (seed or 0) if shuffle else None)
         counts = _embedded(records, encoder, out, resume=resume, dtype=dtype, skip_bad=skip_bad, total=total)
-    tell_skipped(counts.bad, counts.first_bad)
+    report_skipped(counts.bad, counts.first_bad)
     if as_json:
         print_json(asdict(counts) | {"store": str(out)})
     else:
@@ -235,7 +234,7 @@ def _opened(inputs: list[str], model: str, options: dict[str, Any]) -> Any:
     from apood.encoders.factory import open_encoder
 
     pretrained = find_pretrained(model)
-    refuse_other_kind(inputs, model, takes_sounds=is_audio_model(pretrained.folder))
+    check_input_kind(inputs, model, takes_sounds=is_audio_model(pretrained.folder))
     return open_encoder(pretrained, **options)
 
 

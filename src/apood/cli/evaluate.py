@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from apood.cli.arguments import open_store, parse_named_stores
 from apood.cli.output import print_json
-from apood.cli.stores import named_stores, open_store
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def evaluate(
     """
     if as_json and markdown:
         raise InputError("Choose one of --json and --markdown.")
-    named = named_stores(ood_stores)
+    named = parse_named_stores(ood_stores)
     from apood.detectors.contract.artefact import load
     from apood.evaluation.rows import mean_row, result_rows
 

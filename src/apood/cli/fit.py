@@ -5,11 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from apood.cli.errors import interrupted_with
-from apood.cli.output import print_json
-from apood.cli.parameters import parse_settings
-from apood.cli.stores import open_store
-from apood.cli.targets import refuse_occupied
+from apood.cli.arguments import open_store, parse_settings, refuse_occupied
+from apood.cli.output import advise_on_interrupt, print_json
 from apood.support.errors import InputError
 from apood.support.files import refuse_unwritable
 from apood.support.wording import counted
@@ -56,7 +53,7 @@ def fit(
             return "nothing was kept; run the same command again to start anew."
         return f"run the same command again to go on from {checkpoint.path}."
 
-    with interrupted_with(kept):
+    with advise_on_interrupt(kept):
         sequences = open_store(store, detector)
         detector.fit(sequences, None if aux is None else open_store(aux, detector), checkpoint=checkpoint)
         detector.save(out)

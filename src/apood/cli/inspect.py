@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from apood.cli.arguments import default_parameters, describe_unfinished
 from apood.cli.output import print_facts, print_json
-from apood.cli.parameters import defaults
-from apood.cli.stores import unfinished
 from apood.support.errors import InputError
 
 __all__ = ["inspect"]
@@ -34,7 +33,7 @@ def inspect(
     else:
         print_facts(facts)
         if facts.get("complete") is False:
-            typer.echo(unfinished(folder, facts["sequences"]))
+            typer.echo(describe_unfinished(folder, facts["sequences"]))
 
 
 def _store_facts(folder: Path, verify: bool) -> dict[str, Any]:
@@ -85,7 +84,7 @@ def _detector_facts(folder: Path) -> dict[str, Any]:
         "kind": "detector",
         "folder": str(folder),
         "method": detector.name,
-        "parameters": {name: _plain(getattr(detector, name)) for name in defaults(type(detector))},
+        "parameters": {name: _plain(getattr(detector, name)) for name in default_parameters(type(detector))},
         "dim": detector.dim_,
         "learnt": learnt,
         "encoder": detector.encoder_,

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
+from apood.cli.arguments import default_parameters, format_parameter
 from apood.cli.output import print_json
-from apood.cli.parameters import defaults, written
 
 __all__ = ["methods"]
 
@@ -29,7 +29,7 @@ def methods(
         needs = f"Needs {', '.join(method['requires'])}" + _AUX_SENTENCES[method["aux"]]
         if method["default"]:
             needs += " The default of `apood fit`."
-        parameters = "  ".join(f"{name}={written(value)}" for name, value in method["parameters"].items())
+        parameters = "  ".join(f"{name}={format_parameter(value)}" for name, value in method["parameters"].items())
         lines = Text.assemble(method["summary"], "\n", needs, "\n", (parameters or "No parameters.", "dim"))
         table.add_row(Text(method["name"], style="bold"), lines)
     Console(highlight=False).print(table)
@@ -46,7 +46,7 @@ def _methods() -> list[dict[str, Any]]:
             "requires": sorted(method.requires),
             "aux": method.aux,
             "default": name == DEFAULT,
-            "parameters": defaults(type(method)),
+            "parameters": default_parameters(type(method)),
         }
         for name, method in made.items()
     ]

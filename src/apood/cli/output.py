@@ -1,23 +1,31 @@
-"""What commands give out: rows to files and pipes, JSON, and facts for people."""
+"""What commands print: rows, JSON, facts for people, warnings and errors."""
 
+import contextlib
 import csv
+import errno
 import json
 import math
+import os
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 import typer
+from typer.core import TyperGroup
 
-from apood.support.errors import InputError
+from apood.support.errors import ApoodError, DataWarning, FitWarning, InputError
 from apood.support.files import atomic_file, refuse_unwritable
 
-__all__ = ["check_rows_file", "print_facts", "print_json", "write_rows"]
+__all__ = ["PlainGroup", "advise_on_interrupt", "check_rows_file", "print_facts", "print_json", "write_rows"]
 
 Columns = Mapping[str, Sequence[Any]]
 
 _FORMATS = (".jsonl", ".csv", ".parquet")
+
+_BAD_INPUT, _INTERRUPTED = 2, 130
+_START_ANEW = "Interrupted: run the same command again to start anew."
 
 
 def print_json(content: Any) -> None:
@@ -122,3 +130,85 @@ def _pyarrow(path: Path) -> Any:
     except ImportError as error:
         raise InputError(f"Writing {path} needs the package pyarrow: pip install 'apood[hf]'.") from error
     return pyarrow
+
+
+class PlainGroup(TyperGroup):
+    """Commands that end with `Error: …` and exit code 2, or `Interrupted: …` and 130.
+
+    With APOOD_DEBUG=1 in the environment an error is raised as it is, to see where it comes from.
+    """
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Runs the program and exits, with one sentence for what the command line got wrong."""
+        options["standalone_mode"] = False
+        try:
+            raise SystemExit(super().main(*args, **options))
+        except typer.Abort as error:
+            _end(_INTERRUPTED, _START_ANEW, error)
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # the mark of typer's own errors, whose base class is not public
+                raise
+            _end(_BAD_INPUT, f"Error: {_usage_sentence(error)}", error)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs one command, with one sentence for what its input got wrong."""
+        try:
+            with _plain_warnings():
+                return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            _end(_INTERRUPTED, f"Interrupted: {error}" if error.args else _START_ANEW, error)
+        except ApoodError as error:
+            _end(_BAD_INPUT, f"Error: {error}", error)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # `apood … | head`: nobody reads on
+                raise
+            _end(_BAD_INPUT, f"Error: {error}.", error)
+
+
+def _end(code: int, message: str, error: BaseException) -> NoReturn:
+    if os.environ.get("APOOD_DEBUG") and code == _BAD_INPUT:
+        raise error
+    typer.echo(" ".join(message.split()), err=True)
+    raise SystemExit(code) from error
+
+
+def _usage_sentence(error: Any) -> str:
+    message = str(error.format_message()).strip().replace(": Value error, ", ": ")
+    context = getattr(error, "ctx", None)
+    if context is None or message.endswith("?"):
+        return message
+    return f"{message.rstrip('.')}; see `{context.command_path} --help`."
+
+
+@contextlib.contextmanager
+def advise_on_interrupt(advice: Callable[[], str]) -> Iterator[None]:
+    """Says on Ctrl-C what was kept of the work inside and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(advice()) from error
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """The warnings of apood as one line each; those of libraries as Python shows them."""
+    with warnings.catch_warnings():
+        show_others = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, DataWarning | FitWarning):
+                typer.echo(f"Warning: {message}", err=True)
+            else:
+                show_others(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        for category in (DataWarning, FitWarning):
+            warnings.simplefilter("always", category)
+        yield

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apood.cli.output import check_rows_file, write_rows
-from apood.cli.stores import (
+from apood.cli.arguments import (
     are_sounds,
-    encoder_of,
+    check_input_kind,
+    open_detector_encoder,
     open_store,
-    refuse_other_kind,
-    sound_records,
-    tell_skipped,
-    text_records,
+    read_sound_records,
+    read_text_records,
+    report_skipped,
 )
+from apood.cli.output import check_rows_file, write_rows
 from apood.support.errors import DataWarning, InputError
 from apood.support.wording import counted
 
@@ -114,19 +114,19 @@ def _raw_scores(
         if not are_sounds(inputs):
             # An empty text is an input like others: whoever asks for a score gets one.
             pairs = (detector.encoder_ or {}).get("mode") == "reference"
-            records = text_records(
+            records = read_text_records(
                 inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=True, skip_bad=skip_bad
             )
-        encoder = encoder_of(detector, model)
+        encoder = open_detector_encoder(detector, model)
         name = str(encoder.identity["model"])
-        refuse_other_kind(inputs, name, takes_sounds=isinstance(encoder, AudioEncoder))
+        check_input_kind(inputs, name, takes_sounds=isinstance(encoder, AudioEncoder))
         if isinstance(encoder, AudioEncoder):
-            records = sound_records(inputs, encoder, skip_bad=skip_bad)
+            records = read_sound_records(inputs, encoder, skip_bad=skip_bad)
         scores = _encoded_scores(_noted(records, places, empty), empty, encoder, detector, skipped)
     except BadRecordError as error:
         raise InputError(f"{str(error).rstrip('.')}; --skip-bad gives such records no row.") from error
     if skipped is not None:
-        tell_skipped(skipped.count, skipped.first)
+        report_skipped(skipped.count, skipped.first)
     return scores, places
 
 

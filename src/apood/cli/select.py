@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apood.cli.errors import interrupted_with
-from apood.cli.output import print_json
-from apood.cli.parameters import parse_settings, written
-from apood.cli.stores import open_store
-from apood.cli.targets import refuse_occupied
+from apood.cli.arguments import format_parameter, open_store, parse_settings, refuse_occupied
+from apood.cli.output import advise_on_interrupt, print_json
 from apood.support.errors import FitWarning, InputError
 from apood.support.files import refuse_unwritable, write_json
 
@@ -98,7 +95,7 @@ def select(
             f"{both[0]} is both set and searched: leave it out of --set, or say with --grid what to search."
         )
 
-    with interrupted_with(lambda: f"what was fitted is kept in {kept}; run the same command again to go on."):
+    with advise_on_interrupt(lambda: f"what was fitted is kept in {kept}; run the same command again to go on."):
         found = search(
             detector,
             train,
@@ -199,7 +196,7 @@ def _show(found: "Selection", detector: "Detector", target: Path) -> None:
 
 
 def _value(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else written(value)
+    return f"{value:.3g}" if isinstance(value, float) else format_parameter(value)
 
 
 def _figures(point: "Point", found: "Selection") -> list[str]:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from apood.cli.errors import interrupted_with
-from apood.cli.output import print_facts, print_json
+from apood.cli.output import advise_on_interrupt, print_facts, print_json
 from apood.support.errors import InputError
 from apood.support.files import recover_folder, refuse_unwritable
 
@@ -45,7 +44,7 @@ def training_state(out: Path, seconds: float, *, resume: bool) -> "Iterator[Chec
             return "nothing was kept; run the same command again to start anew."
         return f"the state is in {checkpoint.path}; add --resume to the same command to go on from there."
 
-    with interrupted_with(kept):
+    with advise_on_interrupt(kept):
         yield checkpoint
         checkpoint.delete()
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from apood.cli.parameters import defaults, parse_settings, written
+from apood.cli.arguments import default_parameters, format_parameter, parse_settings
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.registry import METHODS, detector_class
 from apood.support.errors import InputError
@@ -76,6 +76,6 @@ def test_what_cannot_be_read_is_refused_with_what_is_allowed(setting, sentence):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_default_can_be_set_to_itself(method):
-    own = defaults(detector_class(method))
-    settings = [f"{name}={written(value)}" for name, value in own.items()]
+    own = default_parameters(detector_class(method))
+    settings = [f"{name}={format_parameter(value)}" for name, value in own.items()]
     assert parse_settings(detector_class(method), settings) == own

@@ -1,15 +1,18 @@
-"""Where commands find tokens: in a store, or in texts and sounds with an encoder."""
+"""What commands take: parameters of a method, token stores, texts and sounds, and folders to write to."""
 
+import types
 import warnings
 from collections.abc import Iterator, Sequence
+from inspect import signature
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
 from apood.support.errors import DataWarning, InputError
-from apood.support.wording import counted
+from apood.support.files import recover_folder
+from apood.support.wording import counted, meant
 
 if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record
@@ -21,23 +24,104 @@ if TYPE_CHECKING:
 
 __all__ = [
     "are_sounds",
-    "encoder_of",
-    "named_stores",
+    "check_input_kind",
+    "default_parameters",
+    "describe_unfinished",
+    "format_parameter",
+    "open_detector_encoder",
     "open_store",
-    "refuse_other_kind",
-    "sound_records",
-    "tell_skipped",
-    "text_records",
-    "unfinished",
-    "warn_of_unfinished",
+    "parse_named_stores",
+    "parse_settings",
+    "read_sound_records",
+    "read_text_records",
+    "refuse_occupied",
+    "report_skipped",
+    "warn_if_unfinished",
 ]
 
-
+_TRUTH = {"true": True, "false": False}
+_KINDS = {types.NoneType: "null", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _CHANNEL_SOURCES = {
     "token_logprobs": "`apood embed` stores it for causal language models, and in --mode output or reference",
     "sample_logprobs": "`apood embed` stores it with --samples, for models that generate",
     "logits": "`apood embed` stores it for classifiers",
 }
+
+
+def default_parameters(method: "type[Detector]") -> dict[str, Any]:
+    """The parameters of a method with the values that they have when nobody sets them."""
+    return {name: parameter.default for name, parameter in signature(method).parameters.items()}
+
+
+def format_parameter(value: Any) -> str:
+    """A parameter's value the way `--set` takes it; None is null, since `none` is often a choice of its own."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[str, Any]:
+    """The constructor's arguments that texts like `k=5` or `normalize=tokens` stand for."""
+    allowed = default_parameters(method)
+    annotations = get_type_hints(method.__init__)
+    parsed: dict[str, Any] = {}
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        if not separator:
+            raise InputError(f"--set takes key=value, got {setting!r}.")
+        if key not in allowed:
+            listed = ", ".join(f"{name}={format_parameter(value)}" for name, value in allowed.items())
+            there = f"there are {listed}" if listed else "it has none"
+            raise InputError(f"The method {method.name} has no parameter {key!r}{meant(key, allowed)}: {there}.")
+        if key in parsed:
+            raise InputError(f"The parameter {key!r} is set twice.")
+        parsed[key] = _parsed(key, text, annotations[key])
+    return parsed
+
+
+def _parsed(key: str, text: str, annotation: Any) -> Any:
+    choices = [choice for kind in _alternatives(annotation) for choice in _readings(kind, text)]
+    if not choices:
+        if not all(_is_written(kind) for kind in _alternatives(annotation)):
+            raise InputError(f"{key} can be set in Python only: leave it out here, got {text!r}.")
+        kinds = " or ".join(dict.fromkeys(_described(kind) for kind in _alternatives(annotation)))
+        listed = [format_parameter(value) for kind in _alternatives(annotation) for value in get_args(kind)]
+        raise InputError(f"{key} must be {kinds}, got {text!r}{meant(text, listed)}.")
+    return choices[0]
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The kinds that an annotation allows; text of any kind comes last, since everything reads as such."""
+    union = get_origin(annotation) in (Union, types.UnionType)
+    kinds = [kind for part in get_args(annotation) for kind in _alternatives(part)] if union else [annotation]
+    return sorted(kinds, key=lambda kind: kind is str)
+
+
+def _readings(kind: Any, text: str) -> list[Any]:
+    """The value that `text` has as `kind`, or nothing."""
+    if get_origin(kind) is Literal:
+        return [value for value in get_args(kind) if format_parameter(value) == text]
+    if kind is types.NoneType:
+        return [None] if text.lower() in ("null", "none") else []
+    if kind is bool:
+        return [_TRUTH[text.lower()]] if text.lower() in _TRUTH else []
+    if kind in (int, float, str):
+        try:
+            return [kind(text)]
+        except ValueError:
+            return []
+    return []
+
+
+def _is_written(kind: Any) -> bool:
+    """Whether there is a text for a value of this kind."""
+    return get_origin(kind) is Literal or kind in _KINDS
+
+
+def _described(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(format_parameter(value) for value in get_args(kind))
+    return _KINDS[kind]
 
 
 def open_store(folder: Path, detector: "type[Detector] | Detector") -> "TokenStore":
@@ -54,17 +138,17 @@ def open_store(folder: Path, detector: "type[Detector] | Detector") -> "TokenSto
             f"The method {detector.name} needs {lacking}, which the token store {folder} lacks; it has "
             f"{', '.join(['tokens', *there])}{cure}."
         )
-    warn_of_unfinished(folder, index)
+    warn_if_unfinished(folder, index)
     return TokenStore(folder, channels=channels)
 
 
-def warn_of_unfinished(folder: Path, index: "StoreIndex") -> None:
+def warn_if_unfinished(folder: Path, index: "StoreIndex") -> None:
     """Warns where the making of a store did not come to its end."""
     if index.unfinished:
-        warnings.warn(unfinished(folder, index.sequences), DataWarning, stacklevel=2)
+        warnings.warn(describe_unfinished(folder, index.sequences), DataWarning, stacklevel=2)
 
 
-def unfinished(folder: Path, sequences: int) -> str:
+def describe_unfinished(folder: Path, sequences: int) -> str:
     """What to say of a store whose making did not come to its end."""
     return (
         f"The token store {folder} is not complete: it was interrupted after {counted(sequences, 'sequence')}, or is "
@@ -72,7 +156,7 @@ def unfinished(folder: Path, sequences: int) -> str:
     )
 
 
-def named_stores(given: Sequence[str]) -> dict[str, Path]:
+def parse_named_stores(given: Sequence[str]) -> dict[str, Path]:
     """The stores that texts like `news=stores/news` name."""
     from apood.evaluation.rows import MEAN
 
@@ -96,7 +180,7 @@ def are_sounds(inputs: Sequence[str]) -> bool:
     return any(map(holds_sounds, inputs))
 
 
-def refuse_other_kind(inputs: Sequence[str], model: str, *, takes_sounds: bool) -> None:
+def check_input_kind(inputs: Sequence[str], model: str, *, takes_sounds: bool) -> None:
     """Refuses texts for a model that takes sounds, and the other way round."""
     from apood.data.sounds import SOUND_ENDINGS, holds_sounds
 
@@ -110,7 +194,7 @@ def refuse_other_kind(inputs: Sequence[str], model: str, *, takes_sounds: bool) 
         raise InputError(f"The model {model!r} takes texts, but {sound!r} holds sounds.")
 
 
-def text_records(
+def read_text_records(
     inputs: Sequence[str],
     *,
     field: str | None,
@@ -127,7 +211,9 @@ def text_records(
     return _begun(records, f"There is no text in {', '.join(map(repr, inputs))}.", skip_bad, options)
 
 
-def sound_records(inputs: Sequence[str], encoder: "AudioEncoder", *, skip_bad: bool) -> "Iterator[Record | BadRecord]":
+def read_sound_records(
+    inputs: Sequence[str], encoder: "AudioEncoder", *, skip_bad: bool
+) -> "Iterator[Record | BadRecord]":
     """The sounds of all inputs, as the encoder needs them; refused when the first cannot be used."""
     from apood.data.sounds import read_sounds
 
@@ -152,7 +238,7 @@ def _begun(
     return chain([first], records)
 
 
-def tell_skipped(count: int, first: "Sequence[BadRecord]") -> None:
+def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
     """Says on standard error which records were left out, or how many more than a few."""
     for record in first:
         typer.echo(f"Skipped: {record.reason}", err=True)
@@ -160,7 +246,7 @@ def tell_skipped(count: int, first: "Sequence[BadRecord]") -> None:
         typer.echo(f"Skipped: {counted(count - len(first), 'more record')}.", err=True)
 
 
-def encoder_of(detector: "Detector", model: str | None) -> "TextEncoder | AudioEncoder":
+def open_detector_encoder(detector: "Detector", model: str | None) -> "TextEncoder | AudioEncoder":
     """The encoder whose tokens the detector was fitted on, from `model` where its files are not where they were."""
     from apood.encoders.factory import reopen_encoder
 
@@ -170,3 +256,13 @@ def encoder_of(detector: "Detector", model: str | None) -> "TextEncoder | AudioE
             "embed them as those were, and give the store."
         )
     return reopen_encoder(detector.encoder_, model, channels=detector.requires)
+
+
+def refuse_occupied(target: Path, force: bool) -> None:
+    """Only a detector may be replaced, and only on purpose: it may have been given a threshold since."""
+    from apood.detectors.contract.artefact import refuse_foreign
+
+    recover_folder(target)
+    refuse_foreign(target)
+    if not force and target.is_dir() and any(target.iterdir()):
+        raise InputError(f"There is already a detector in {target}: choose another folder, or replace it with --force.")
