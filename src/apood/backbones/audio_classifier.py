@@ -18,10 +18,10 @@ from apood.backbones.training_loop import Outcome, Plan, train
 from apood.data.sounds import Sound, refusal
 from apood.encoders.audio.encoder import SPECIAL_TOKENS
 from apood.encoders.audio.spectrogram import LogMel
-from apood.encoders.base.device import as_device
 from apood.encoders.base.pretrained import quiet
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.support.arguments import number, whole_number
+from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.support.files import atomic_folder, write_json
 from apood.support.version import __version__
@@ -116,7 +116,7 @@ def train_audio_classifier(
     mean, std = learned.scale()
     spectrogram = replace(spectrogram, mean=mean, std=std)
     run = run_digest({"recipe": asdict(recipe), "classes": classes, "sounds": learned.digest()})
-    place = as_device(device)
+    place = resolve_device(device)
     model = _new_model(recipe, spectrogram, classes).to(place)
     stages = _train(model, learned, spectrogram, recipe, run, checkpoint)
 

@@ -20,6 +20,7 @@ from apood.data.record import Pair
 from apood.encoders.base.pretrained import quiet
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.support.arguments import number, one_of, whole_number
+from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.support.files import atomic_folder, write_json
 from apood.support.version import __version__
@@ -114,7 +115,7 @@ def train_translator(
     load_sacrebleu()  # rather now than after hours
     if not pairs or not validation:
         raise InputError(f"There are no pairs to {'validate on' if pairs else 'learn from'}.")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = resolve_device(device)
     vocabulary = _vocabulary(pairs, recipe.pieces, checkpoint.part(0))
     corpus = _corpus(vocabulary, pairs, recipe.context, "learn from")
     tested = _corpus(vocabulary, validation, recipe.context, "validate on")

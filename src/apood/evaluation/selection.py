@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.base import Detector
@@ -21,6 +20,7 @@ from apood.evaluation.intervals import Estimate
 from apood.evaluation.trial import HeldOut, Outcome, Trial
 from apood.evaluation.workers import Failure, Share, outcomes, share_cores
 from apood.support.arguments import whole_number
+from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.tokens.digest import content_digest
 from apood.tokens.identity import describe_other, same_encoder
@@ -259,7 +259,7 @@ def _share(detectors: Sequence[Detector], jobs: int | Literal["auto"]) -> Share:
     if jobs != "auto":
         return share_cores(len(detectors), jobs)
     # several fits on one GPU share its memory: that is for the user to decide
-    on_gpu = torch.cuda.is_available() and detectors[0].get_params(deep=False).get("device", "cpu") != "cpu"
+    on_gpu = resolve_device(detectors[0].get_params(deep=False).get("device", "cpu")).type == "cuda"
     return share_cores(len(detectors), 1 if on_gpu else None)
 
 

@@ -25,7 +25,6 @@ from apood.detectors.contract.base import Detector
 from apood.detectors.deep_svdd import DeepSVDD
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.encoders.base.device import as_device
 from apood.experiments.runtime_backbone import Backbone, folder_backbone, random_backbone
 from apood.experiments.runtime_profiles import (
     AP_OOD,
@@ -41,6 +40,7 @@ from apood.experiments.runtime_profiles import (
 from apood.experiments.versions import device_name, versions
 from apood.report.canvas import refuse_without_matplotlib
 from apood.support.arguments import one_of
+from apood.support.device import resolve_device
 from apood.support.errors import FitWarning
 from apood.support.files import read_json, refuse_unwritable, write_json
 from apood.support.progress import bar
@@ -107,7 +107,7 @@ def plan_runtime(
     """
     one_of("profile", profile, PROFILES)
     refuse_without_matplotlib()  # now rather than when all is measured
-    place = as_device(device)
+    place = resolve_device(device)
     backbone = folder_backbone(model, place) if model is not None else random_backbone(place, seed, quick=quick)
     sizes = profile_of(profile, gpu=place.type == "cuda", quick=quick)
     room = backbone.context - (sizes.new_tokens if backbone.loaded.kind == "causal" else 0)

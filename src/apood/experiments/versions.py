@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from apood.encoders.base.device import as_device
+from apood.support.device import resolve_device
 from apood.support.source_digest import source_digest
 from apood.support.version import __version__
 
@@ -27,7 +27,7 @@ def versions() -> dict[str, str]:
 
 def device_name(device: torch.device | None = None) -> str:
     """What computes: the GPU by its name, else the CPU with its threads; None is a GPU if there is one."""
-    place = as_device(None) if device is None else device
+    place = resolve_device() if device is None else device
     if place.type == "cuda":
         return torch.cuda.get_device_name(place)
     threads = torch.get_num_threads()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.encoders.base.device import as_device, default_dtype
+from apood.encoders.base.device import default_dtype
 from apood.encoders.base.pretrained import (
     GENERATING,
     Kind,
@@ -30,6 +30,7 @@ from apood.encoders.text.states import Mode, Rows, TextPass
 from apood.encoders.text.tokenising import Tokeniser
 from apood.serving.reading import Reading
 from apood.serving.same_model import refuse_other_model
+from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.identity import EncoderIdentity
@@ -93,7 +94,7 @@ class GuardedModel:
         """The model in a folder, or one of the hub, on a GPU if there is one."""
         pretrained = find_pretrained(model)
         tokenizer = load_tokenizer(pretrained)
-        device = as_device(None)
+        device = resolve_device()
         loaded = load_text_model(pretrained, default_dtype(device), generates=True, logprobs=True)
         return cls(loaded.model.to(device).eval(), tokenizer, detector, output_detector)
 

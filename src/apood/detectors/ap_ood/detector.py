@@ -21,6 +21,7 @@ from apood.fitting.loop import minimise
 from apood.pooling import Similarity, rounded
 from apood.pooling.eager import similarities_and_logits
 from apood.support.arguments import number, one_of, whole_number
+from apood.support.device import check_device, resolve_device
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.loader import upload
@@ -204,10 +205,7 @@ class APOOD(Detector):
             one_of("normalize", self.normalize, ("tokens", "none"))
         number("aux_weight", self.aux_weight, least=0)
         whole_number("seed", self.seed, least=0)
-        try:
-            torch.device("cpu" if self.device == "auto" else self.device)
-        except (RuntimeError, TypeError) as error:
-            raise InputError(f"device must be auto, cpu, cuda or the like, got {self.device!r}.") from error
+        check_device(self.device)
 
     def log_distances(self, scores: Tensor) -> Tensor:
         """Of what a score lacks to the best one possible, for "sum" Σ_j d²_j."""
@@ -224,11 +222,11 @@ class APOOD(Detector):
         """In the memory of the GPU, where there is one with room for all tokens."""
         given, recipe = [source] if aux is None else [source, aux], self._resolved()
         spare = _SPARE + _BATCHES * sum(batch_bytes(own, recipe) for own in given if len(own))
-        own, *outliers = placed(given, self._device(), spare)
+        own, *outliers = placed(given, resolve_device(self.device), spare)
         return own, (outliers[0] if outliers else None)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
-        recipe, device, whole = self._resolved(), self._device(), source
+        recipe, device, whole = self._resolved(), resolve_device(self.device), source
         run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)
         generator = torch.Generator().manual_seed(self.seed)
         self.skips_first_ = recipe.adapted and has_sink(source, recipe.unit_tokens, generator)
@@ -279,7 +277,7 @@ class APOOD(Detector):
 
     def _scorer(self) -> Scorer:
         """The one that was made from what this detector has learnt, or a new one."""
-        settings = (self._device(), self.similarity, self.beta_, self.unit_tokens_, self.score)
+        settings = (resolve_device(self.device), self.similarity, self.beta_, self.unit_tokens_, self.score)
         learnt = (self.queries_, self.prototype_, self.origin_, self.log_norms_)
         scorer = _SCORERS.get(self)
         if scorer is None or not scorer.is_made_from(settings, learnt):
@@ -296,17 +294,6 @@ class APOOD(Detector):
         if not law[3]:  # lengths do not matter
             return torch.ones(len(lengths), dtype=law.dtype)
         return (-allowance(law, lengths)[:, 0]).exp()
-
-    def _device(self) -> torch.device:
-        name = self.device
-        if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
-        device = torch.device(name)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise InputError(f"device={self.device!r} was asked for, but this machine has no CUDA device; use auto.")
-        if device.type == "cuda" and ":" not in str(device):  # places are compared
-            return torch.device("cuda", torch.cuda.current_device())
-        return device
 
 
 def _without_first(source: TokenSource) -> TokenSource:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from apood.data.sounds import Sound, refusal
 from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE, LogMel
-from apood.encoders.base.device import as_device, refuse_other_dtype
+from apood.encoders.base.device import refuse_other_dtype
 from apood.encoders.base.encoder import layer_number
 from apood.encoders.base.pretrained import Pretrained, find_pretrained, load_config, load_model
+from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.support.files import read_json
 from apood.tokens.batch import Ragged, TokenBatch
@@ -88,7 +89,7 @@ class AudioEncoder:
     ) -> None:
         self._dtype = dtype or torch.float32
         refuse_other_dtype(self._dtype)
-        self.device = as_device(device)
+        self.device = resolve_device(device)
         pretrained = find_pretrained(model)
         self._spectrogram = LogMel.load(pretrained.folder)
         loaded = _load(pretrained, self._dtype).to(self.device).eval()

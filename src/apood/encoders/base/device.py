@@ -1,25 +1,11 @@
-"""Where a model runs, and in which precision."""
+"""The precision in which a model computes."""
 
 import torch
 
 from apood.support.errors import InputError
 from apood.tokens.batch import FLOAT_DTYPES, dtype_name
 
-__all__ = ["as_device", "default_dtype", "refuse_other_dtype"]
-
-
-def as_device(device: str | torch.device | None) -> torch.device:
-    """The device asked for, after a try; without any, a GPU if there is one."""
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"The device {str(device)!r} cannot be used here: allowed are 'cpu' and, with a GPU, 'cuda'."
-        ) from error
-    return chosen
+__all__ = ["default_dtype", "refuse_other_dtype"]
 
 
 def refuse_other_dtype(dtype: torch.dtype) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from apood.data.record import Pair
-from apood.encoders.base.device import as_device, default_dtype, refuse_other_dtype
+from apood.encoders.base.device import default_dtype, refuse_other_dtype
 from apood.encoders.base.pretrained import GENERATING, Pretrained, find_pretrained, load_text_model, load_tokenizer
 from apood.encoders.text.budget import Budget, generation_budget
 from apood.encoders.text.gathering import Gathering
@@ -20,6 +20,7 @@ from apood.encoders.text.probe import probe_model
 from apood.encoders.text.states import Mode, Rows, TextPass
 from apood.encoders.text.tokenising import Tokeniser
 from apood.support.arguments import one_of, whole_number
+from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.identity import SAMPLING, EncoderIdentity
@@ -122,7 +123,7 @@ class TextEncoder:
         whole_number("seed", seed, 0)
         if beams > 1 and mode != "output":
             raise InputError(f"Beams are for what a model generates, in mode output, got {beams} in mode {mode}.")
-        self.device, self.mode, self.truncated = as_device(device), mode, 0
+        self.device, self.mode, self.truncated = resolve_device(device), mode, 0
         self._dtype = default_dtype(self.device) if dtype is None else dtype
         refuse_other_dtype(self._dtype)
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from apood.detectors.ap_ood.loss import log_norms
 from apood.detectors.contract.base import Detector
-from apood.encoders.base.device import as_device
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.loop import minimise
 from apood.support.arguments import number, whole_number
+from apood.support.device import resolve_device
 from apood.support.errors import DivergedWarning
 from apood.tokens.batch import TokenBatch
 from apood.tokens.loader import shuffled
@@ -73,13 +73,13 @@ class IdealisedKernel(Detector):
 
     def _placed(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
         """In the memory of the GPU, where there is one with room for all tokens."""
-        (own,) = placed([source], as_device(None), _SPARE)
+        (own,) = placed([source], resolve_device(), _SPARE)
         return own, aux
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         self.beta_ = 1 / math.sqrt(source.dim) if self.beta is None else self.beta
         start = torch.randn(self.heads, source.dim, generator=torch.Generator().manual_seed(self.seed))
-        weights = start.to(as_device(None)).requires_grad_()
+        weights = start.to(resolve_device()).requires_grad_()
         batches: Iterator[Tensor] | None = None
 
         def objective(step: int) -> tuple[Tensor, Tensor]:
@@ -111,7 +111,7 @@ class IdealisedKernel(Detector):
         self.centre_ = (torch.stack(parts).sum(0) / len(source)).cpu()
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        device = as_device(None)
+        device = resolve_device()
         values = self._values(tokens, self.weights_.to(device))
         return -(values - self.centre_.to(device)).square().sum(1)
 

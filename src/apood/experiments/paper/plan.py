@@ -11,7 +11,6 @@ import torch
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.recipe import resolve
 from apood.detectors.knn import KNN
-from apood.encoders.base.device import as_device
 from apood.experiments.paper.bench import Experiment
 from apood.experiments.paper.data import OOD, Data
 from apood.experiments.paper.entries import Entry
@@ -24,6 +23,7 @@ from apood.experiments.paper.study import RecipeChoice, Scene, grid_of
 from apood.experiments.paper.survey import Survey, survey
 from apood.experiments.paper.tasks import Mode
 from apood.experiments.versions import device_name
+from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.support.wording import counted
 
@@ -149,7 +149,7 @@ def _embedding_operations(embedding: Embedding, found: Survey, model: Model) -> 
         return 2 * model.parameters * found.sequences * found.tokens
     drawn = 1 + int(embedding.options["samples"])
     read = float(embedding.options["max_tokens"])
-    slower = _GENERATING[as_device(None).type]
+    slower = _GENERATING[resolve_device().type]
     return 2 * model.parameters * found.sequences * (read + slower * drawn * found.tokens)
 
 
@@ -200,7 +200,7 @@ def _million(count: int) -> str:
 
 
 def _speed(rates: Mapping[str, float]) -> float:
-    place = as_device(None).type
+    place = resolve_device().type
     return rates[place] * (1 if place == "cuda" else torch.get_num_threads())
 
 
