@@ -1,0 +1,101 @@
+"""Write the golden files: a small store, an artefact of every method, and their scores.
+
+The files beside this script were written by the first version of format 1. They are not made again: the test proves
+that what was saved then is read, and scored the same, by every later version. Run the script only to add files for a
+new format or method: `python tests/golden/make_golden.py FOLDER` in an empty folder, then copy what is new.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from apood import (
+    APOOD,
+    KNN,
+    MSP,
+    BinaryLogits,
+    DeepSAD,
+    DeepSVDD,
+    Energy,
+    Entropy,
+    Fusion,
+    Length,
+    Mahalanobis,
+    MahalanobisKNN,
+    Perplexity,
+    RelativeMahalanobis,
+    TokenBatch,
+    TokenStore,
+    TokenStoreWriter,
+)
+from apood.tokens.batch import Ragged
+
+DIM = 6
+ENCODER = {
+    "model": "golden", "revision": None, "layer": -1, "mode": "input", "max_tokens": 512, "fingerprint": "0" * 64,
+}  # fmt: skip
+DETECTORS = {
+    "ap-ood": APOOD(steps=20),
+    "ap-ood-paper": APOOD(recipe="paper", queries=2, steps=20),
+    "ap-ood-euclidean": APOOD(similarity="euclidean", score="student", steps=20),
+    "ap-ood-aux": APOOD(score="min", temperature=1.5, steps=20),
+    "mahalanobis": Mahalanobis(),
+    "mahalanobis-pooled": Mahalanobis(normalize="pooled"),
+    "knn": KNN(),
+    "mahalanobis-knn": MahalanobisKNN(),
+    "length": Length(),
+    "deep-svdd": DeepSVDD(steps=20),
+    "deep-sad": DeepSAD(steps=20),
+    "relative-mahalanobis": RelativeMahalanobis(),
+    "binary-logits": BinaryLogits(),
+    "perplexity": Perplexity(),
+    "entropy": Entropy(),
+    "msp": MSP(),
+    "energy": Energy(),
+    "fusion": Fusion([APOOD(steps=20), KNN(), Mahalanobis(normalize="pooled")]),
+}
+
+
+def make_batch(count: int, seed: int, shift: float = 0.0) -> TokenBatch:
+    """Return sequences of 2 to 9 tokens with every channel that a method can read."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    lengths = torch.randint(2, 10, (count,), generator=generator)
+    samples = torch.randint(1, 4, (count,), generator=generator)
+    tokens = draw(int(lengths.sum()), DIM) + 2 + draw(count, DIM).repeat_interleave(lengths, 0) + shift
+    sample_lengths = torch.randint(3, 9, (int(samples.sum()),), generator=generator).float()
+    totals = -draw(len(sample_lengths)).abs() * sample_lengths
+    return TokenBatch.from_lengths(tokens.half(), lengths).with_channels(
+        token_logprobs=Ragged.from_lengths(-draw(int(lengths.sum())).abs(), lengths),
+        sample_logprobs=Ragged.from_lengths(torch.stack([totals, sample_lengths], 1), samples),
+        logits=Ragged.from_lengths(draw(count, 4), [1] * count),
+    )
+
+
+def main(folder: Path) -> None:
+    """Write store, artefacts and scores to `folder`."""
+    with TokenStoreWriter(folder / "store", dim=DIM, dtype=torch.float16, encoder=ENCODER, shard_bytes=1500) as writer:
+        writer.append(make_batch(16, seed=3))
+        writer.append(make_batch(8, seed=4, shift=3.0))
+    store = TokenStore(folder / "store")
+    train, held_out, aux = make_batch(60, seed=0), make_batch(40, seed=1), make_batch(20, seed=2, shift=4.0)
+    scores = {}
+    for name, detector in DETECTORS.items():
+        with_aux = detector.aux == "required" or name.endswith("-aux")
+        detector.fit(train, aux if with_aux else None).calibrate(held_out, accept=0.9)
+        detector.save(folder / "detectors" / name)
+        scores[name] = {
+            "scores": detector.score_samples(store).tolist(),
+            "p_values": detector.p_values(store).tolist(),
+            "decisions": detector.predict(store).tolist(),
+        }
+    (folder / "scores.json").write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

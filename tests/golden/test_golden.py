@@ -1,0 +1,44 @@
+"""What the first version wrote stays readable: stores and artefacts of format 1 give the scores they gave then."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import apood
+from apood.tokens.digest import content_digest
+
+GOLDEN = Path(__file__).parent
+EXPECTED = json.loads((GOLDEN / "scores.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_old_artefact_scores_an_old_store_as_before(name):
+    detector, store = apood.load(GOLDEN / "detectors" / name), apood.TokenStore(GOLDEN / "store")
+    np.testing.assert_allclose(detector.score_samples(store), EXPECTED[name]["scores"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(detector.p_values(store), EXPECTED[name]["p_values"])
+    assert detector.predict(store).tolist() == EXPECTED[name]["decisions"]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_old_artefact_saved_again_is_the_same_detector(name, tmp_path):
+    detector, store = apood.load(GOLDEN / "detectors" / name), apood.TokenStore(GOLDEN / "store")
+    detector.save(tmp_path / "again")
+    again = apood.load(tmp_path / "again")
+    assert again.get_params(deep=False).keys() == detector.get_params(deep=False).keys()
+    np.testing.assert_array_equal(again.score_samples(store), detector.score_samples(store))
+
+
+def test_every_registered_method_has_a_golden_artefact():
+    from apood.detectors.contract.registry import METHODS
+
+    assert {apood.load(GOLDEN / "detectors" / name).name for name in EXPECTED} == set(METHODS)
+
+
+def test_old_store_has_its_content_and_its_digest():
+    store = apood.TokenStore(GOLDEN / "store")
+    assert (len(store), store.dim, sorted(store.channels)) == (24, 6, ["logits", "sample_logprobs", "token_logprobs"])
+    assert len(store.index.shards) > 1
+    assert store.encoder["model"] == "golden"
+    assert content_digest(store) == "af68bb450618b3df25415ce15419aeaf188dc02e5ed8f2df8e789565d00e13b4"
