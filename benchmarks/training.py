@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.ap_ood.loss import log_norms, regularization, spread, squared_distances
+from apood.detectors.ap_ood.training import log_norms, regularization, spread, squared_distances
 from apood.fitting.adam import Adam
 from apood.pooling import Pooled, attention_pool
 from apood.support.errors import FitWarning

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.binary_logits import BinaryLogits
 from apood.detectors.contract.base import Detector
-from apood.detectors.deep_sad import DeepSAD
-from apood.detectors.deep_svdd import DeepSVDD
+from apood.detectors.deep_svdd import DeepSAD, DeepSVDD
 from apood.detectors.fusion import default_detector
-from apood.detectors.knn import KNN
+from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.length import Length
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.detectors.mahalanobis_knn import MahalanobisKNN
 from apood.detectors.relative_mahalanobis import RelativeMahalanobis
 
 __all__ = ["CONTENDERS", "DEFAULT", "SUPERVISED", "Contestant"]

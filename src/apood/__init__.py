@@ -10,15 +10,13 @@ if TYPE_CHECKING:
     from apood.detectors.binary_logits import BinaryLogits
     from apood.detectors.contract.artefact import load
     from apood.detectors.contract.base import Detector
-    from apood.detectors.deep_sad import DeepSAD
-    from apood.detectors.deep_svdd import DeepSVDD
+    from apood.detectors.deep_svdd import DeepSAD, DeepSVDD
     from apood.detectors.entropy import Entropy
     from apood.detectors.fusion import Fusion, default_detector
-    from apood.detectors.knn import KNN
+    from apood.detectors.knn import KNN, MahalanobisKNN
     from apood.detectors.length import Length
     from apood.detectors.logits import MSP, Energy
     from apood.detectors.mahalanobis import Mahalanobis
-    from apood.detectors.mahalanobis_knn import MahalanobisKNN
     from apood.detectors.perplexity import Perplexity
     from apood.detectors.relative_mahalanobis import RelativeMahalanobis
     from apood.encoders.text.encoder import TextEncoder
@@ -64,7 +62,7 @@ _HOMES = {
     "MSP": "apood.detectors.logits",
     "BinaryLogits": "apood.detectors.binary_logits",
     "Checkpoint": "apood.fitting.checkpoint",
-    "DeepSAD": "apood.detectors.deep_sad",
+    "DeepSAD": "apood.detectors.deep_svdd",
     "DeepSVDD": "apood.detectors.deep_svdd",
     "Detector": "apood.detectors.contract.base",
     "Energy": "apood.detectors.logits",
@@ -72,7 +70,7 @@ _HOMES = {
     "Fusion": "apood.detectors.fusion",
     "Length": "apood.detectors.length",
     "Mahalanobis": "apood.detectors.mahalanobis",
-    "MahalanobisKNN": "apood.detectors.mahalanobis_knn",
+    "MahalanobisKNN": "apood.detectors.knn",
     "Perplexity": "apood.detectors.perplexity",
     "RelativeMahalanobis": "apood.detectors.relative_mahalanobis",
     "TextEncoder": "apood.encoders.text.encoder",

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apood.decisions.conformal import conformal_p_values
-from apood.decisions.threshold import conformal_threshold
+from apood.decisions.conformal import conformal_p_values, conformal_threshold
 from apood.support.errors import InputError
 
 TIED = st.one_of(st.integers(-3, 3).map(float), st.sampled_from([-math.inf, math.inf]))

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control
 
-from apood.decisions.conformal import conformal_p_values
-from apood.decisions.selection import benjamini_hochberg
+from apood.decisions.conformal import benjamini_hochberg, conformal_p_values
 from apood.support.errors import InputError
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apood.decisions.threshold import as_scores, conformal_threshold, exact_level
+from apood.decisions.conformal import as_scores, conformal_threshold, exact_level
 from apood.support.errors import InputError
 
 TIED = st.one_of(st.integers(-3, 3).map(float), st.sampled_from([-math.inf, math.inf]))

@@ -9,10 +9,8 @@ from builders import correlated_sequences, random_tokens
 from sklearn.exceptions import NotFittedError
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.ap_ood.loss import squared_distances
-from apood.detectors.ap_ood.recipe import resolve
-from apood.detectors.ap_ood.start import has_sink, prepare
-from apood.detectors.ap_ood.training import pool_corpus
+from apood.detectors.ap_ood.recipe import has_sink, prepare, resolve
+from apood.detectors.ap_ood.training import pool_corpus, squared_distances
 from apood.detectors.contract.artefact import load
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.evaluation.metrics import auroc

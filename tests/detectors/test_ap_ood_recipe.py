@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.ap_ood.recipe import resolve
-from apood.detectors.ap_ood.start import prepare
+from apood.detectors.ap_ood.recipe import prepare, resolve
 from apood.support.errors import InputError
 
 RECIPES = ("robust", "paper")

@@ -6,7 +6,7 @@ import torch
 from builders import correlated_sequences
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.ap_ood.loss import log_norms
+from apood.detectors.ap_ood.training import log_norms
 from apood.detectors.contract import base
 from apood.pooling import Frame, FrozenPool
 from apood.pooling.eager import attention_pool_eager

@@ -4,10 +4,8 @@ import pytest
 import torch
 from builders import random_tokens
 
-from apood.detectors.ap_ood.loss import spread, squared_distances
-from apood.detectors.ap_ood.recipe import resolve
-from apood.detectors.ap_ood.start import prepare
-from apood.detectors.ap_ood.training import Training, pool_corpus
+from apood.detectors.ap_ood.recipe import prepare, resolve
+from apood.detectors.ap_ood.training import Training, pool_corpus, spread, squared_distances
 from apood.pooling import Pooled, attention_pool, prototype
 from apood.tokens.resident import copied
 from apood.tokens.skip_first import SkipFirst

@@ -22,7 +22,7 @@ from comparisons import learnt, same_state, same_value
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from apood.decisions.threshold import conformal_threshold
+from apood.decisions.conformal import conformal_threshold
 from apood.detectors.contract.base import AuxUse, Detector
 from apood.detectors.contract.registry import METHODS, detector_class
 from apood.support.errors import InputError, NotCalibratedError

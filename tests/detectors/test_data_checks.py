@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from apood.detectors.contract.data_checks import filled, refuse_lacking, refuse_not_finite, refuse_unfit, required_parts
+from apood.detectors.contract.base import filled, refuse_lacking, refuse_not_finite, refuse_unfit, required_parts
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 
@@ -53,7 +53,7 @@ def test_what_is_unfit_in_any_part_is_refused(batch, sentence):
 
 
 def test_what_else_is_asked_of_each_batch_comes_after_the_rest(monkeypatch):
-    monkeypatch.setattr("apood.detectors.contract.data_checks.token_budget", lambda _: 2)
+    monkeypatch.setattr("apood.detectors.contract.base.token_budget", lambda _: 2)
     asked = []
     refuse_unfit(observed(), BOTH, "AUX", lambda batch, first, where: asked.append((len(batch), first, where)))
     assert asked == [(1, 0, "the AUX data"), (1, 1, "the AUX data"), (1, 2, "the AUX data")]

@@ -8,11 +8,9 @@ import pytest
 import torch
 from builders import correlated_sequences
 
-from apood.detectors.deep_sad import DeepSAD
-from apood.detectors.deep_svdd import DeepSVDD
+from apood.detectors.deep_svdd import DeepSAD, DeepSVDD, Training, begin, total_variance
 from apood.detectors.shared import hypersphere
-from apood.detectors.shared.hypersphere import Training, begin, total_variance
-from apood.detectors.shared.pooled_corpus import standardized
+from apood.detectors.shared.mean_pooling import standardized
 from apood.evaluation.metrics import auroc
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import ArtefactError, FitWarning, InputError

@@ -13,14 +13,12 @@ from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.registry import detector_class
 from apood.detectors.fusion import Fusion, default_detector
-from apood.detectors.knn import KNN
+from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.length import Length
 from apood.detectors.logits import Energy
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.detectors.mahalanobis_knn import MahalanobisKNN
 from apood.detectors.perplexity import Perplexity
-from apood.detectors.shared.length_law import allowance, length_law
-from apood.detectors.shared.log_distances import floored_log
+from apood.detectors.shared.log_distances import allowance, floored_log, length_law
 from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.subset import split

@@ -7,7 +7,7 @@ import torch
 from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.detectors.shared.length_law import allowance, length_law
+from apood.detectors.shared.log_distances import allowance, length_law
 from apood.evaluation.metrics import auroc
 
 

@@ -6,8 +6,7 @@ import torch
 from builders import correlated_sequences
 from sklearn.neighbors import NearestNeighbors
 
-from apood.detectors.knn import KNN
-from apood.detectors.mahalanobis_knn import MahalanobisKNN
+from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.support.errors import InputError
 
 

@@ -10,10 +10,9 @@ from sklearn.preprocessing import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from apood.detectors.knn import KNN
+from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.length import Length
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.detectors.mahalanobis_knn import MahalanobisKNN
 from apood.detectors.shared import mean_pooling
 from apood.detectors.shared.mean_pooling import inverse_root, moments
 from apood.support.errors import FitWarning, InputError

@@ -7,7 +7,7 @@ from builders import correlated_sequences
 from sklearn.preprocessing import StandardScaler, normalize
 
 from apood.detectors.shared import pooled_corpus
-from apood.detectors.shared.pooled_corpus import standardized, standardized_by
+from apood.detectors.shared.mean_pooling import standardized, standardized_by
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from builders import correlated_sequences
 
-from apood.decisions.threshold import conformal_threshold
+from apood.decisions.conformal import conformal_threshold
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length

@@ -12,9 +12,8 @@ from builders import correlated_sequences
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.artefact import load
 from apood.detectors.fusion import Fusion
-from apood.detectors.knn import KNN
+from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.detectors.mahalanobis_knn import MahalanobisKNN
 from apood.detectors.relative_mahalanobis import RelativeMahalanobis
 from apood.pooling import Frame, mean_pool
 from apood.support.errors import InputError

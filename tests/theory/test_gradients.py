@@ -5,7 +5,7 @@ import torch
 from builders import random_queries, random_tokens
 from torch.autograd import gradcheck
 
-from apood.detectors.ap_ood.loss import regularization, squared_distances
+from apood.detectors.ap_ood.training import regularization, squared_distances
 from apood.pooling import Frame, Pooled, attention_pool, prototype
 from apood.pooling import blocked as blocked_module
 from apood.pooling.eager import attention_pool_eager

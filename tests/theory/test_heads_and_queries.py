@@ -3,7 +3,7 @@
 import torch
 from builders import random_queries, random_tokens
 
-from apood.detectors.ap_ood.loss import regularization, squared_distances
+from apood.detectors.ap_ood.training import regularization, squared_distances
 from apood.pooling import attention_pool
 
 TOKENS = random_tokens([3, 5, 1, 8, 4, 6, 2, 7], 4)

@@ -6,7 +6,7 @@ from builders import correlated_sequences
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apood.detectors.ap_ood.loss import regularization, squared_distances
+from apood.detectors.ap_ood.training import regularization, squared_distances
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.detectors.shared.mean_pooling import inverse_root, moments
 from apood.pooling import attention_pool, mean_pool, prototype

@@ -9,7 +9,7 @@ from builders import random_queries, random_tokens
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from apood.detectors.ap_ood.loss import log_norms, squared_distances
+from apood.detectors.ap_ood.training import log_norms, squared_distances
 from apood.pooling import attention_pool, prototype
 
 D = 4

@@ -6,10 +6,15 @@ import pytest
 import torch
 from builders import random_queries, random_tokens
 
-from apood.detectors.ap_ood.loss import log1mexp, log_norms, outlier_loss, regularization, squared_distances
-from apood.detectors.ap_ood.recipe import resolve
-from apood.detectors.ap_ood.start import Start
-from apood.detectors.ap_ood.training import Training
+from apood.detectors.ap_ood.recipe import Start, resolve
+from apood.detectors.ap_ood.training import (
+    Training,
+    log1mexp,
+    log_norms,
+    outlier_loss,
+    regularization,
+    squared_distances,
+)
 from apood.pooling import Frame, attention_pool, prototype
 
 N, S, D = 6, 5, 4

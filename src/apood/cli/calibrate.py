@@ -33,7 +33,7 @@ def calibrate(
     """
     import numpy as np
 
-    from apood.decisions.threshold import conformal_threshold
+    from apood.decisions.conformal import conformal_threshold
     from apood.detectors.contract.artefact import load
 
     detector = load(detector_folder)

@@ -159,7 +159,7 @@ def _encoded_scores(
     """The scores of records, of which only a few windows are held at a time, with one warning for all windows."""
     import numpy as np
 
-    from apood.detectors.contract.data_checks import filled
+    from apood.detectors.contract.base import filled
     from apood.encoders.streaming import encoded_windows
     from apood.support.progress import bar
 

@@ -1,12 +1,69 @@
-"""Conformal p-values: how rare a score is among the scores of held-out ID inputs."""
+"""From scores to decisions: conformal thresholds, conformal p-values, and the selection of many at once."""
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from apood.decisions.threshold import Scores, as_scores
 from apood.support.errors import InputError
 
-__all__ = ["conformal_p_values"]
+__all__ = ["Scores", "as_scores", "benjamini_hochberg", "conformal_p_values", "conformal_threshold", "exact_level"]
+
+if TYPE_CHECKING:  # decisions need numpy alone: the slow import of torch is left to those who score
+    from torch import Tensor
+
+Scores: TypeAlias = "ArrayLike | Tensor"
+"""One score a sequence: a numpy array, a torch tensor (any float dtype, any device) or a list of numbers."""
+
+
+def as_scores(scores: Scores, name: str) -> NDArray[np.float64]:
+    """Scores as one float64 vector; infinities pass, NaN is refused with its place. Messages call them `name`."""
+    if hasattr(scores, "detach"):
+        scores = scores.detach().cpu().double()  # numpy knows no bfloat16
+    try:
+        vector = np.asarray(scores, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"The {name} must be numbers, one a sequence, got {type(scores).__name__}.") from error
+    if vector.ndim != 1:
+        raise InputError(f"The {name} must be one-dimensional, one a sequence, got shape {vector.shape}.")
+    if len(missing := np.flatnonzero(np.isnan(vector))):
+        raise InputError(
+            f"The {name} hold {len(missing)} NaN of {len(vector)}, the first at index {missing[0]}: "
+            "each must be a number or an infinity."
+        )
+    return vector
+
+
+def exact_level(level: float, name: str) -> Fraction:
+    """A level between 0 and 1 as the number that was meant.
+
+    In floating point 100 * (1 - 0.93) is 6.999999999999995, and its floor would be one too low.
+    """
+    if not 1e-9 <= level <= 1 - 1e-9:
+        raise InputError(f"{name} must lie strictly between 0 and 1, by at least 1e-9, got {level}.")
+    return Fraction(float(level)).limit_denominator(10**9)
+
+
+def conformal_threshold(scores: Scores, accept: float = 0.95) -> float:
+    """The threshold for held-out ID `scores`: an input is accepted when its score is at least the threshold.
+
+    A new input that is exchangeable with the calibration inputs is refused with probability at most `1 - accept`,
+    whatever the distribution and however few calibration inputs there are.
+
+    It is the k-th smallest score with k = floor((n + 1) (1 - accept)), so n must be at least `1 / (1 - accept) - 1`.
+    It is -inf, and refuses nothing, where k calibration scores or more are -inf.
+    """
+    calibration = as_scores(scores, "calibration scores")
+    refuse = 1 - exact_level(accept, "accept")
+    k = math.floor((len(calibration) + 1) * refuse)
+    if k < 1:
+        raise InputError(
+            f"An accept rate of {accept} needs at least {math.ceil(1 / refuse) - 1} calibration scores, "
+            f"got {len(calibration)}."
+        )
+    return float(np.partition(calibration, k - 1)[k - 1])
 
 
 def conformal_p_values(calibration: Scores, scores: Scores) -> NDArray[np.float64]:
@@ -23,3 +80,21 @@ def conformal_p_values(calibration: Scores, scores: Scores) -> NDArray[np.float6
         raise InputError("p-values need at least one calibration score, got none.")
     at_most = np.searchsorted(known, as_scores(scores, "scores"), side="right")
     return np.asarray((1 + at_most) / (len(known) + 1), dtype=np.float64)
+
+
+def benjamini_hochberg(p_values: Scores, rate: float = 0.05) -> NDArray[np.bool_]:
+    """True for the inputs of a batch to call OOD; the expected share of false alarms among them is at most `rate`.
+
+    Calls the inputs with the i smallest p-values, i the largest with p_(i) <= rate * i / m (Benjamini & Hochberg 1995).
+    Conformal p-values of one calibration set depend on each other, but only in the way that keeps this valid
+    (Bates et al. 2023). They are never below 1 / (n + 1): to find i outliers among m takes n >= m / (rate * i) - 1.
+    """
+    p = as_scores(p_values, "p-values")
+    exact_level(rate, "rate")
+    if len(wrong := np.flatnonzero((p < 0) | (p > 1))):
+        raise InputError(f"p-values must lie between 0 and 1, got {p[wrong[0]]} at index {wrong[0]}.")
+    ascending = np.sort(p)
+    # Conformal p-values lie on a grid and often meet the bound exactly, where rounding must not decide.
+    bounds = rate * np.arange(1, len(p) + 1) / max(len(p), 1) * (1 + 1e-12)
+    largest = ascending[ascending <= bounds].max(initial=-1.0)
+    return np.asarray(p <= largest, dtype=np.bool_)

@@ -10,8 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.shared.mean_pooling import Normalize, pooled_vectors
-from apood.detectors.shared.pooled_corpus import standardized, standardized_by
+from apood.detectors.shared.mean_pooling import Normalize, pooled_vectors, standardized, standardized_by
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import number, one_of
 from apood.support.errors import FitWarning

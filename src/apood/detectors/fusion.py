@@ -12,10 +12,8 @@ from torch import Tensor
 
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.base import AuxUse, Detector, Scores
-from apood.detectors.knn import KNN
-from apood.detectors.mahalanobis_knn import MahalanobisKNN
-from apood.detectors.shared.length_law import allowance, length_law
-from apood.detectors.shared.log_distances import floored_log
+from apood.detectors.knn import KNN, MahalanobisKNN
+from apood.detectors.shared.log_distances import allowance, floored_log, length_law
 from apood.detectors.shared.mean_pooling import few_sequences
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import whole_number

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from apood.decisions.threshold import conformal_threshold
+from apood.decisions.conformal import conformal_threshold
+from apood.detectors.contract.artefact import to_json
 from apood.detectors.contract.base import Detector, Scores
-from apood.detectors.contract.description import to_json
 from apood.evaluation.plan import ACCEPT, Method, Plan, checked
 from apood.evaluation.rows import MEAN, ResultRow, mean_row, result_rows
 from apood.evaluation.runs import run

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from apood.decisions.threshold import Scores, as_scores, exact_level
+from apood.decisions.conformal import Scores, as_scores, exact_level
 from apood.evaluation.intervals import Estimate, delong, percentiles
 from apood.support.errors import InputError
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypedDict, cast
 
-from apood.decisions.threshold import Scores, as_scores
+from apood.decisions.conformal import Scores, as_scores
 from apood.evaluation.intervals import Estimate
 from apood.evaluation.metrics import aupr_id, aupr_ood, auroc, fpr95
 from apood.support.errors import InputError

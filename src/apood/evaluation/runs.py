@@ -25,9 +25,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from sklearn.base import clone
 
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import described, load
 from apood.detectors.contract.base import Detector, Scores
-from apood.detectors.contract.description import described
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import ArtefactError, DivergedWarning, FitWarning, InputError
 from apood.support.files import atomic_file, locked, read_json, refuse_unwritable, write_json

@@ -12,9 +12,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.contract.base import Detector
-from apood.detectors.contract.data_checks import refuse_lacking, refuse_unfit
-from apood.detectors.contract.description import to_json
+from apood.detectors.contract.artefact import to_json
+from apood.detectors.contract.base import Detector, refuse_lacking, refuse_unfit
 from apood.evaluation.grid import Candidate, candidates, reseeded
 from apood.evaluation.intervals import Estimate
 from apood.evaluation.trial import HeldOut, Outcome, Trial

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.ap_ood.loss import log_norms, squared_distances
+from apood.detectors.ap_ood.training import log_norms, squared_distances
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.evaluation.metrics import auroc
 from apood.experiments.toy_figures import PlaneMap, Sequences, draw_attention, draw_averaging

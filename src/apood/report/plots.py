@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apood.decisions.threshold import Scores, as_scores
+from apood.decisions.conformal import Scores, as_scores
 from apood.report.canvas import INK, literal, new_figure
 from apood.support.errors import InputError
 from apood.support.files import atomic_file

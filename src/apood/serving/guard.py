@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from apood.decisions.conformal import conformal_p_values
-from apood.detectors.contract.base import Detector
-from apood.detectors.contract.data_checks import filled, required_parts
+from apood.detectors.contract.base import Detector, filled, required_parts
 from apood.encoders.text.encoder import TextEncoder
 from apood.serving.guarded import Guarded
 from apood.serving.guarded_callable import GuardedCallable

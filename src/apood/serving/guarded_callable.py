@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from apood.data.record import Pair
-from apood.detectors.contract.base import Detector
-from apood.detectors.contract.data_checks import refuse_lacking
+from apood.detectors.contract.base import Detector, refuse_lacking
 from apood.encoders.factory import reopen_encoder
 from apood.encoders.text.encoder import TextEncoder
 from apood.serving.reading import Reading

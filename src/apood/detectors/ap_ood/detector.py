@@ -8,14 +8,20 @@ import torch
 from torch import Tensor
 
 from apood.detectors.ap_ood.health import Outliers, warn_of_failure
-from apood.detectors.ap_ood.loss import log_norms
-from apood.detectors.ap_ood.recipe import HeadReduction, Recipe, RecipeName, Regularizer, ScoreName, resolve
+from apood.detectors.ap_ood.recipe import (
+    HeadReduction,
+    Recipe,
+    RecipeName,
+    Regularizer,
+    ScoreName,
+    has_sink,
+    prepare,
+    resolve,
+)
 from apood.detectors.ap_ood.scorer import Scorer, Shortfall, tempered
-from apood.detectors.ap_ood.start import has_sink, prepare
-from apood.detectors.ap_ood.training import Training, batch_bytes, pool_corpus
+from apood.detectors.ap_ood.training import Training, batch_bytes, log_norms, pool_corpus
 from apood.detectors.contract.base import Detector
-from apood.detectors.shared.length_law import allowance, length_law
-from apood.detectors.shared.log_distances import floored_log
+from apood.detectors.shared.log_distances import allowance, floored_log, length_law
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.loop import minimise
 from apood.pooling import Similarity, rounded

@@ -1,12 +1,30 @@
-"""What a recipe of AP-OOD sets, and what an argument overrides."""
+"""The recipes of AP-OOD, and the start of training that a recipe asks for: tokens' frame, weights, beta."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from apood.pooling import Similarity, check_beta
-from apood.support.arguments import number, one_of, whole_number
+import torch
+from torch import Tensor
 
-__all__ = ["HeadReduction", "Recipe", "RecipeName", "Regularizer", "ScoreName", "resolve"]
+from apood.detectors.shared.mean_pooling import EIGENVALUE_FLOOR, inverse_root, moments
+from apood.pooling import Frame, Similarity, check_beta
+from apood.pooling.eager import similarities_and_logits
+from apood.support.arguments import number, one_of, whole_number
+from apood.support.errors import InputError
+from apood.tokens.batch import TokenBatch
+from apood.tokens.source import TokenSource
+
+__all__ = [
+    "HeadReduction",
+    "Recipe",
+    "RecipeName",
+    "Regularizer",
+    "ScoreName",
+    "Start",
+    "has_sink",
+    "prepare",
+    "resolve",
+]
 
 RecipeName = Literal["robust", "paper"]
 ScoreName = Literal["sum", "student", "min"]
@@ -83,3 +101,97 @@ def resolve(recipe: RecipeName, **arguments: Any) -> Recipe:
         number("temperature", chosen.temperature, least=0)
     number("learning_rate", chosen.learning_rate, above=0)
     return chosen
+
+
+_PROBE_SEQUENCES, _PROBE_ELEMENTS = 256, 2**24  # that a spread is measured on, at most
+_SINK_SPREAD = 0.1  # a first token that varies less than this share of all tokens carries nothing
+
+
+@dataclass(frozen=True)
+class Start:
+    """The tokens are looked at in `frame`; weights W stand for the queries W P there, with P the `whitening`.
+
+    Whitening the tokens or the queries is the same thing for dot products, (P z)ᵀ w = zᵀ (Pᵀ w), so
+    the whitened space costs nothing: one learning rate then fits all backbones.
+    """
+
+    frame: Frame
+    whitening: Tensor | None
+    weights: Tensor
+    beta: float
+
+    def queries(self, weights: Tensor) -> Tensor:
+        """The queries in the frame that `weights` stand for."""
+        return weights if self.whitening is None else weights @ self.whitening
+
+
+def has_sink(source: TokenSource, unit: bool, generator: torch.Generator) -> bool:
+    """Whether the first token is nearly the same in all sequences, as in causal language models.
+
+    Such a token takes a share 1/S of a mean, but all the attention of every query that points its way.
+    """
+    tokens = _probe(source, generator)
+    if len(tokens) < 2 or float((tokens.lengths > 1).double().mean()) < 0.5:
+        return False
+    z = Frame(unit).apply(tokens.values.float())
+    first = z[tokens.offsets[:-1].to(z.device)]
+    return float(first.var(0).sum()) < _SINK_SPREAD * float(z.var(0).sum())
+
+
+def prepare(source: TokenSource, recipe: Recipe, generator: torch.Generator, device: torch.device) -> Start:
+    """The start that `recipe` asks for, on `device`."""
+    dim = source.dim
+    auto = min(dim, max(1, recipe.queries_per_dim * dim // recipe.queries))
+    shape = (recipe.heads or auto, recipe.queries, dim)
+    if recipe.regularizer == "logdet" and shape[0] > shape[1] * dim:
+        raise InputError(
+            f"regularizer='logdet' keeps heads linearly independent, so there can be at most queries * D = "
+            f"{shape[1] * dim} of them, got {shape[0]}."
+        )
+    whitening = None
+    frame = Frame(recipe.unit_tokens)
+    if recipe.adapted:
+        _, mean, covariance = moments(source, "tokens" if recipe.unit_tokens else "none")
+        frame = Frame(recipe.unit_tokens, mean.float().to(device))
+        if recipe.similarity == "dot":
+            whitening = inverse_root(covariance, EIGENVALUE_FLOOR).float().to(device)
+            weights = _rotations(shape, generator)
+        else:  # a euclidean query attends to its neighbourhood, so it starts where tokens are
+            tokens = frame.apply(_probe(source, generator).values.float().to(device)).cpu()
+            weights = tokens[torch.randint(len(tokens), shape[:2], generator=generator)]
+    else:
+        weights = torch.randn(shape, generator=generator)
+    weights = weights.to(device)
+    start = Start(frame, whitening, weights, recipe.beta or 0.0)
+    if recipe.beta is not None:
+        return start
+    return Start(frame, whitening, weights, _scale_free_beta(source, recipe, start, generator))
+
+
+def _rotations(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+    """As many rows of random orthogonal matrices as there are queries.
+
+    In the whitened space these are the Mahalanobis distance when there are D of them.
+    """
+    heads, queries, dim = shape
+    count = -(-heads * queries // dim)
+    rows = [torch.linalg.qr(torch.randn(dim, dim, generator=generator)).Q for _ in range(count)]
+    return torch.cat(rows)[: heads * queries].reshape(shape)
+
+
+def _scale_free_beta(source: TokenSource, recipe: Recipe, start: Start, generator: torch.Generator) -> float:
+    if recipe.temperature is None:
+        return float(source.dim**-0.5)
+    tokens = start.frame.apply(_probe(source, generator).values.float().to(start.weights.device))
+    some = start.weights.flatten(0, 1)[: source.dim].unsqueeze(0)  # D queries say enough of how all of them spread
+    _, logits = similarities_and_logits(tokens, start.queries(some), 1.0, recipe.similarity)
+    spread = float(logits.std())
+    return recipe.temperature / spread if spread > 0 else 0.0
+
+
+def _probe(source: TokenSource, generator: torch.Generator) -> TokenBatch:
+    """Some random sequences; fewer of them when they are long, but always one."""
+    chosen = torch.randperm(len(source), generator=generator)[:_PROBE_SEQUENCES]
+    fits = source.lengths[chosen].cumsum(0) * source.dim <= _PROBE_ELEMENTS
+    fits[0] = True
+    return source.select(chosen[fits].sort().values)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.ap_ood.loss import log_norms, squared_distances
+from apood.detectors.ap_ood.training import log_norms, squared_distances
 from apood.evaluation.comparison import Spread
 from apood.evaluation.runs import fitted, run
 from apood.experiments.paper.bench import Experiment, results_as_json

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from apood.detectors.ap_ood.loss import log_norms
+from apood.detectors.ap_ood.training import log_norms
 from apood.detectors.contract.base import Detector
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.loop import minimise

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from apood.detectors.contract.artefact import to_json
 from apood.detectors.contract.base import Detector
-from apood.detectors.contract.description import to_json
 from apood.evaluation.comparison import SplitResult, Spread, split_result
 from apood.evaluation.rows import MEAN
 from apood.evaluation.splits import SplitData
