@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.ap_ood.training import log_norms, regularization, spread, squared_distances
+from apood.detectors.ap_ood.training import log_norms, measure_spread, regularization, squared_distances
 from apood.fitting.adam import Adam
 from apood.pooling import Pooled, attention_pool
 from apood.support.errors import FitWarning
@@ -116,7 +116,7 @@ def _step(tokens: TokenBatch, queries: Tensor) -> Call:
     adam = Adam([weights], weight_decay=0.0)
 
     def run() -> None:
-        distances, _ = spread(attention_pool(tokens, weights, 1.0))
+        distances, _ = measure_spread(attention_pool(tokens, weights, 1.0))
         (distances.sum() - regularization(weights, "norm")).backward()  # type: ignore[no-untyped-call]
         adam.step(_RATE)
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apood.decisions.conformal import as_scores, conformal_threshold, exact_level
+from apood.decisions.conformal import as_scores, check_level, conformal_threshold
 from apood.support.errors import InputError
 
 TIED = st.one_of(st.integers(-3, 3).map(float), st.sampled_from([-math.inf, math.inf]))
@@ -60,9 +60,9 @@ def test_accept_rates_outside_of_0_to_1_are_refused(accept):
 
 
 def test_exact_level_reads_what_was_written():
-    assert exact_level(0.95, "level") == Fraction(19, 20)
-    assert exact_level(1 - 0.93, "level") == Fraction(7, 100)
-    assert exact_level(np.float64(0.999), "level") == Fraction(999, 1000)
+    assert check_level(0.95, "level") == Fraction(19, 20)
+    assert check_level(1 - 0.93, "level") == Fraction(7, 100)
+    assert check_level(np.float64(0.999), "level") == Fraction(999, 1000)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from builders import correlated_sequences, random_tokens
 from sklearn.exceptions import NotFittedError
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.ap_ood.recipe import has_sink, prepare, resolve
+from apood.detectors.ap_ood.recipe import has_sink, prepare_start, resolve
 from apood.detectors.ap_ood.training import pool_corpus, squared_distances
 from apood.detectors.contract.artefact import load
 from apood.detectors.mahalanobis import Mahalanobis
@@ -50,7 +50,7 @@ def detector(train):
 @pytest.mark.parametrize("normalize", ["none", "tokens"])
 def test_the_robust_start_is_the_mahalanobis_distance(train, test_set, normalize):
     recipe = resolve("robust", queries=1, beta=0.0, unit_tokens=normalize == "tokens")
-    start = prepare(train, recipe, generator(), CPU)
+    start = prepare_start(train, recipe, generator(), CPU)
     queries = start.queries(start.weights)
     mu = pool_corpus(train, queries, 0.0, recipe, start).mean
     distances = squared_distances(attention_pool(test_set, queries, 0.0, "dot", start.frame), mu).sum(1)
@@ -59,7 +59,7 @@ def test_the_robust_start_is_the_mahalanobis_distance(train, test_set, normalize
 
 
 def test_the_papers_start_is_standard_normal(train):
-    start = prepare(train, resolve("paper", heads=500), generator(), CPU)
+    start = prepare_start(train, resolve("paper", heads=500), generator(), CPU)
     assert start.frame.origin is None and not start.frame.unit and start.whitening is None
     assert start.beta == pytest.approx(DIM**-0.5)
     assert float(start.weights.mean()) == pytest.approx(0, abs=0.05)
@@ -67,7 +67,7 @@ def test_the_papers_start_is_standard_normal(train):
 
 
 def test_a_euclidean_start_is_at_tokens(train):
-    start = prepare(train, resolve("robust", similarity="euclidean"), generator(), CPU)
+    start = prepare_start(train, resolve("robust", similarity="euclidean"), generator(), CPU)
     tokens = start.frame.apply(train.values)
     gaps = (start.weights.flatten(0, 1)[:, None] - tokens).abs().amax(2).amin(1)
     assert start.whitening is None and float(gaps.max()) < 1e-6
@@ -77,7 +77,7 @@ def test_a_euclidean_start_is_at_tokens(train):
 def test_a_temperature_is_the_spread_of_the_logits(train, temperature):
     for factor in (1.0, 1000.0):
         source = moved(train, factor)
-        start = prepare(source, resolve("robust", unit_tokens=False, temperature=temperature), generator(), CPU)
+        start = prepare_start(source, resolve("robust", unit_tokens=False, temperature=temperature), generator(), CPU)
         z = start.frame.apply(source.values)
         logits = start.beta * torch.einsum("sd,mtd->mts", z, start.queries(start.weights))
         assert float(logits.std()) == pytest.approx(temperature, rel=1e-3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.ap_ood.recipe import prepare, resolve
+from apood.detectors.ap_ood.recipe import prepare_start, resolve
 from apood.support.errors import InputError
 
 RECIPES = ("robust", "paper")
@@ -38,7 +38,7 @@ def test_the_table_names_every_argument_that_a_recipe_sets():
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_recipes_are_what_the_docstring_says(recipe):
-    resolved = APOOD(recipe=recipe)._resolved()
+    resolved = APOOD(recipe=recipe)._resolve_recipe()
     says = {name: cells[recipe] for name, cells in TABLE.items()}
     for name in ("queries", "steps", "batch_size", "learning_rate"):
         assert getattr(resolved, name) == number(says[name]), name
@@ -78,21 +78,21 @@ OVERRIDES = {
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(("name", "given", "expected"), OVERRIDES.values(), ids=OVERRIDES.keys())
 def test_an_argument_overrides_the_recipe_and_nothing_else(recipe, name, given, expected):
-    plain, changed = vars(resolve(recipe)), vars(APOOD(recipe=recipe, **{name: given})._resolved())
+    plain, changed = vars(resolve(recipe)), vars(APOOD(recipe=recipe, **{name: given})._resolve_recipe())
     assert changed[name] == expected
     assert {key for key in plain if plain[key] != changed[key]} <= {name}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_normalize_overrides_too(recipe):
-    assert APOOD(recipe=recipe, normalize="tokens")._resolved().unit_tokens
-    assert not APOOD(recipe=recipe, normalize="none")._resolved().unit_tokens
+    assert APOOD(recipe=recipe, normalize="tokens")._resolve_recipe().unit_tokens
+    assert not APOOD(recipe=recipe, normalize="none")._resolve_recipe().unit_tokens
 
 
 @pytest.mark.parametrize(("queries", "paper", "robust"), [(1, 8, 8), (2, 4, 8), (3, 2, 5), (8, 1, 2), (17, 1, 1)])
 def test_the_number_of_heads_follows_from_the_queries(train, queries, paper, robust):
     for recipe, heads in (("paper", paper), ("robust", robust)):
-        start = prepare(train, resolve(recipe, queries=queries), torch.Generator(), torch.device("cpu"))
+        start = prepare_start(train, resolve(recipe, queries=queries), torch.Generator(), torch.device("cpu"))
         assert start.weights.shape == (heads, queries, 8)
 
 

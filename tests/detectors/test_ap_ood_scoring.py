@@ -64,7 +64,7 @@ def test_another_score_of_the_same_detector(detector, test_set):
 
 @pytest.mark.parametrize("count", [1, 6])
 def test_nothing_is_looked_through_where_all_scores_are_finite(detector, skipping, test_set, count, monkeypatch):
-    monkeypatch.setattr(base, "refuse_not_finite", lambda *_: pytest.fail("read for nothing"))
+    monkeypatch.setattr(base, "refuse_nonfinite", lambda *_: pytest.fail("read for nothing"))
     assert np.isfinite(detector.score_samples(test_set[:count])).all()
     assert np.isfinite(skipping.score_samples(with_sink(test_set[:count]))).all()
     assert np.isfinite(skipping.score_samples(with_sink(test_set[:count], first=3e38))).all(), "finite, if huge"

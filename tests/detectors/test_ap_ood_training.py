@@ -4,8 +4,8 @@ import pytest
 import torch
 from builders import random_tokens
 
-from apood.detectors.ap_ood.recipe import prepare, resolve
-from apood.detectors.ap_ood.training import Training, pool_corpus, spread, squared_distances
+from apood.detectors.ap_ood.recipe import prepare_start, resolve
+from apood.detectors.ap_ood.training import Training, measure_spread, pool_corpus, squared_distances
 from apood.pooling import Pooled, attention_pool, prototype
 from apood.tokens.resident import copied
 from apood.tokens.skip_first import SkipFirst
@@ -22,7 +22,7 @@ def sources(kind):
 
 def losses(source, aux, recipe, steps):
     """The losses of some steps of a fit that stands still, and the gradient of the last one."""
-    start = prepare(source, recipe, torch.Generator().manual_seed(0), CPU)
+    start = prepare_start(source, recipe, torch.Generator().manual_seed(0), CPU)
     weights = start.weights.clone().requires_grad_()
     training = Training(source, aux, recipe, start, weights, 0.5, seed=3)
     try:
@@ -53,7 +53,7 @@ def test_a_resident_corpus_is_learnt_in_the_same_batches(recipe, kind, skip):
 def test_the_pass_over_a_resident_corpus_is_that_over_its_source(kind):
     recipe = resolve("robust")
     (source, _), (resident, _) = sources(kind), copied(sources(kind), CPU)
-    start = prepare(source, recipe, torch.Generator().manual_seed(0), CPU)
+    start = prepare_start(source, recipe, torch.Generator().manual_seed(0), CPU)
     sample = torch.tensor([0, 3, 39])
     found, expected = (
         pool_corpus(own, start.queries(start.weights), 0.7, recipe, start, sample) for own in (resident, source)
@@ -64,7 +64,7 @@ def test_the_pass_over_a_resident_corpus_is_that_over_its_source(kind):
 
 
 def training_of(source, aux, recipe, device=CPU, aux_weight=1.0):
-    start = prepare(source, recipe, torch.Generator().manual_seed(0), device)
+    start = prepare_start(source, recipe, torch.Generator().manual_seed(0), device)
     return Training(source, aux, recipe, start, start.weights.clone().requires_grad_(), aux_weight, seed=3), start
 
 
@@ -116,7 +116,7 @@ def test_the_gradients_by_hand_are_those_of_the_definition(of):
     value, log_mass = (x.requires_grad_() for x in torch.randn(2, 7, 4, dtype=torch.float64))
     pooled = Pooled(value, log_mass)
     weights = torch.randn(2, 4, dtype=torch.float64) * torch.tensor([[of != "prototype"], [of != "distances"]])
-    found, expected = spread(pooled), (squared_distances(pooled).mean(0), prototype(pooled))
+    found, expected = measure_spread(pooled), (squared_distances(pooled).mean(0), prototype(pooled))
     gradients = []
     for distances, mu in (found, expected):
         used = [x * w for x, w in zip((distances, mu), weights, strict=True) if bool(w.any())]

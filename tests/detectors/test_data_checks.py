@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from apood.detectors.contract.base import filled, refuse_lacking, refuse_not_finite, refuse_unfit, required_parts
+from apood.detectors.contract.base import (
+    find_nonempty,
+    get_required_parts,
+    refuse_lacking,
+    refuse_nonfinite,
+    refuse_unfit,
+)
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 
@@ -17,15 +23,15 @@ def observed(tokens=(1, 2, 1), logits=(1, 1, 1)):
 
 def test_the_parts_that_are_required():
     batch = observed()
-    assert required_parts(batch, frozenset({"tokens"})) == {"tokens": batch}
-    assert required_parts(batch, BOTH) == {"logits": batch.channels["logits"], "tokens": batch}
+    assert get_required_parts(batch, frozenset({"tokens"})) == {"tokens": batch}
+    assert get_required_parts(batch, BOTH) == {"logits": batch.channels["logits"], "tokens": batch}
 
 
 def test_a_sequence_is_filled_where_every_part_has_rows():
     batch = observed(tokens=(0, 2, 1, 0), logits=(1, 1, 0, 0))
-    assert filled(batch, BOTH).tolist() == [False, True, False, False]
-    assert filled(batch, frozenset({"tokens"})).tolist() == [False, True, True, False]
-    assert filled(batch, frozenset({"logits"})).tolist() == [True, True, False, False]
+    assert find_nonempty(batch, BOTH).tolist() == [False, True, False, False]
+    assert find_nonempty(batch, frozenset({"tokens"})).tolist() == [False, True, True, False]
+    assert find_nonempty(batch, frozenset({"logits"})).tolist() == [True, True, False, False]
 
 
 def test_what_is_lacking_is_named_with_what_is_there():
@@ -73,34 +79,34 @@ def test_empty_sequences_are_told_before_a_token_is_read(monkeypatch):
 def test_a_value_that_is_not_finite_is_named_in_any_part(value):
     batch = observed()
     batch.channels["logits"].values[2, 1] = value
-    refuse_not_finite(batch, frozenset({"tokens"}), 0, "the ID data")
+    refuse_nonfinite(batch, frozenset({"tokens"}), 0, "the ID data")
     with pytest.raises(InputError, match=r"^Row 0 of logits of sequence 12 in the ID data is NaN or infinite"):
-        refuse_not_finite(batch, BOTH, 10, "the ID data")
+        refuse_nonfinite(batch, BOTH, 10, "the ID data")
     batch.values[2, 1] = value
     with pytest.raises(InputError, match=r"^Token 1 of sequence 11 in the ID data is NaN or infinite"):
-        refuse_not_finite(batch, frozenset({"tokens"}), 10, "the ID data")
+        refuse_nonfinite(batch, frozenset({"tokens"}), 10, "the ID data")
 
 
 def test_infinities_that_cancel_are_found():
     batch = observed()
     batch.values[0, 0], batch.values[3, 0] = torch.inf, -torch.inf
     with pytest.raises(InputError, match=r"^Token 0 of sequence 0"):
-        refuse_not_finite(batch, BOTH, 0, "the ID data")
+        refuse_nonfinite(batch, BOTH, 0, "the ID data")
 
 
 def test_a_sum_that_overflows_is_no_infinity():
     batch = observed().to(dtype=torch.float16)
     batch.values[:] = 60000.0
     assert not torch.isfinite(batch.values.sum())
-    refuse_not_finite(batch, BOTH, 0, "the ID data")
+    refuse_nonfinite(batch, BOTH, 0, "the ID data")
 
 
 @pytest.mark.parametrize("values", [torch.arange(3), torch.ones(3, dtype=torch.bool), torch.zeros(3, 2, 2)])
 def test_channels_of_any_kind_are_looked_through(values):
     batch = observed().with_channels(extra=Ragged.from_lengths(values, [2, 0, 1]))
-    refuse_not_finite(batch, BOTH | {"extra"}, 0, "the ID data")
-    assert filled(batch, BOTH | {"extra"}).tolist() == [True, False, True]
+    refuse_nonfinite(batch, BOTH | {"extra"}, 0, "the ID data")
+    assert find_nonempty(batch, BOTH | {"extra"}).tolist() == [True, False, True]
     if values.is_floating_point():
         values[2, 0, 1] = torch.nan
         with pytest.raises(InputError, match=r"^Row 0 of extra of sequence 2 in the ID data"):
-            refuse_not_finite(batch, BOTH | {"extra"}, 0, "the ID data")
+            refuse_nonfinite(batch, BOTH | {"extra"}, 0, "the ID data")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from builders import correlated_sequences
 
-from apood.detectors.deep_svdd import DeepSAD, DeepSVDD, Training, begin, total_variance
-from apood.detectors.shared import hypersphere
-from apood.detectors.shared.mean_pooling import standardized
+from apood.detectors import deep_svdd
+from apood.detectors.deep_svdd import DeepSAD, DeepSVDD, Training, start_encoder, total_variance
+from apood.detectors.shared.mean_pooling import standardize
 from apood.evaluation.metrics import auroc
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import ArtefactError, FitWarning, InputError
@@ -40,7 +40,7 @@ def aux_of(kind, aux):
 def test_the_encoder_maps_zero_to_zero_and_scales_with_its_input():
     """Without bias terms and with an unbounded activation no weights map all inputs to one point other than zero."""
     vectors = torch.randn(50, DIM, generator=torch.Generator().manual_seed(0))
-    encoder, _ = begin(vectors, 16, 5, torch.Generator().manual_seed(1))
+    encoder, _ = start_encoder(vectors, 16, 5, torch.Generator().manual_seed(1))
     assert (encoder(torch.zeros(1, DIM)) == 0).all()
     torch.testing.assert_close(encoder(3 * vectors), 3 * encoder(vectors))
     assert not torch.allclose(encoder(-vectors), -encoder(vectors)), "it is not linear"
@@ -49,7 +49,7 @@ def test_the_encoder_maps_zero_to_zero_and_scales_with_its_input():
 @pytest.mark.parametrize("dim", [1, 8, 300])
 def test_the_start_has_unit_variance_and_a_centre_away_from_zero(dim):
     vectors = torch.randn(200, dim, generator=torch.Generator().manual_seed(0))
-    encoder, centre = begin(vectors, 2 * dim, dim, torch.Generator().manual_seed(1))
+    encoder, centre = start_encoder(vectors, 2 * dim, dim, torch.Generator().manual_seed(1))
     outputs = encoder(vectors)
     assert total_variance(outputs) == pytest.approx(1, rel=1e-5)
     least = 0.1 / math.sqrt(dim)
@@ -62,9 +62,9 @@ def test_the_start_has_unit_variance_and_a_centre_away_from_zero(dim):
 
 def test_a_corpus_is_encoded_in_parts(monkeypatch):
     vectors = torch.randn(50, DIM, generator=torch.Generator().manual_seed(0))
-    encoder, _ = begin(vectors, 16, 5, torch.Generator().manual_seed(1))
+    encoder, _ = start_encoder(vectors, 16, 5, torch.Generator().manual_seed(1))
     expected = encoder(vectors)
-    monkeypatch.setattr(hypersphere, "_ROWS", 7)
+    monkeypatch.setattr(deep_svdd, "_ROWS", 7)
     torch.testing.assert_close(encoder.of_all(vectors), expected)
 
 
@@ -73,7 +73,7 @@ def test_a_corpus_is_encoded_in_parts(monkeypatch):
 
 def losses(train, aux, aux_weight, batch_size=1000):
     vectors, outside = (torch.randn(len(b), DIM, generator=torch.Generator().manual_seed(len(b))) for b in (train, aux))
-    encoder, centre = begin(vectors, 16, 5, torch.Generator().manual_seed(1))
+    encoder, centre = start_encoder(vectors, 16, 5, torch.Generator().manual_seed(1))
     training = Training(encoder, centre, [(train, vectors), (aux, outside)], aux_weight, batch_size, seed=0)
     near, far = (np.square(encoder(x).numpy() - centre.numpy()).sum(1) for x in (vectors, outside))
     return training, near, far
@@ -261,7 +261,7 @@ def interrupted(request, tmp_path, monkeypatch, train, aux):
     checkpoint = Checkpoint(tmp_path / "checkpoint", every_seconds=0)
     data = (train, aux_of(kind, aux))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(hypersphere, "Training", Interrupted)
+        patch.setattr(deep_svdd, "Training", Interrupted)
         kind(steps=STEPS, batch_size=16).fit(*data, checkpoint=checkpoint)
     return kind, data, checkpoint
 
@@ -276,7 +276,7 @@ def test_an_interrupted_fit_goes_on(interrupted, monkeypatch):
             seen.append(step)
             return super().__call__(step)
 
-    monkeypatch.setattr(hypersphere, "Training", Watched)
+    monkeypatch.setattr(deep_svdd, "Training", Watched)
     assert_same(kind(steps=STEPS, batch_size=16).fit(*data, checkpoint=checkpoint), expected)
     assert seen == list(range(STEPS // 2, STEPS))
 
@@ -290,5 +290,5 @@ def test_the_checkpoint_of_another_fit_is_refused(interrupted, train):
 
 def test_the_standard_is_that_of_the_id_sequences(train, aux):
     detector = DeepSAD(steps=1).fit(train, aux)
-    _, standard = standardized(train, "none")
+    _, standard = standardize(train, "none")
     assert torch.equal(detector.mean_, standard.mean) and torch.equal(detector.scale_, standard.scale)

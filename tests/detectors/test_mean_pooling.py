@@ -14,7 +14,7 @@ from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.length import Length
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.detectors.shared import mean_pooling
-from apood.detectors.shared.mean_pooling import inverse_root, moments
+from apood.detectors.shared.mean_pooling import compute_moments, inverse_root
 from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import TokenBatch
 
@@ -38,7 +38,7 @@ def means(batch, how):
 @pytest.mark.parametrize("budget", [1, 17, 10**6])
 def test_streaming_moments_equal_those_of_numpy(train, monkeypatch, how, budget):
     monkeypatch.setattr(mean_pooling, "token_budget", lambda _: budget)
-    found = moments(train, how)
+    found = compute_moments(train, how)
     pooled = means(train, how)
     assert found.sequences == len(train) and found.covariance.dtype == torch.float64
     np.testing.assert_allclose(found.mean, pooled.mean(0), rtol=1e-6, atol=1e-7)
@@ -50,7 +50,7 @@ def test_streaming_moments_do_not_cancel(monkeypatch):
     far = correlated_sequences(200, DIM, dtype=torch.float64)
     far.values.add_(1e6)
     expected = np.cov(means(far, "none").T, bias=True)
-    np.testing.assert_allclose(moments(far, "none").covariance, expected, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(compute_moments(far, "none").covariance, expected, rtol=1e-8, atol=1e-8)
 
 
 def test_the_inverse_root_raises_only_what_is_below_the_floor():

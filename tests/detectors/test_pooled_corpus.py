@@ -6,8 +6,8 @@ import torch
 from builders import correlated_sequences
 from sklearn.preprocessing import StandardScaler, normalize
 
-from apood.detectors.shared import pooled_corpus
-from apood.detectors.shared.mean_pooling import standardized, standardized_by
+from apood.detectors.shared import mean_pooling
+from apood.detectors.shared.mean_pooling import standardize, standardize_by
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 
@@ -28,35 +28,35 @@ def test_it_is_what_scikit_learn_says(how, offset):
     for batch in (id_data, aux):
         batch.values.add_(offset)
     reference = StandardScaler().fit(means(id_data, how))
-    vectors, standard = standardized(id_data, how)
+    vectors, standard = standardize(id_data, how)
     assert vectors.dtype == torch.float32
     np.testing.assert_allclose(standard.mean, reference.mean_, rtol=1e-6)
     np.testing.assert_allclose(standard.scale, reference.scale_, rtol=1e-5)
     np.testing.assert_allclose(vectors, reference.transform(means(id_data, how)), rtol=0, atol=2e-4 if offset else 1e-5)
-    outside = standardized_by(standard, aux, how)
+    outside = standardize_by(standard, aux, how)
     np.testing.assert_allclose(outside, standard.apply(torch.from_numpy(means(aux, how))), rtol=1e-3, atol=1e-3)
 
 
 def test_it_does_not_depend_on_where_batches_are_cut(monkeypatch):
     id_data = correlated_sequences(50, DIM)
-    expected, standard = standardized(id_data, "none")
+    expected, standard = standardize(id_data, "none")
     for budget in (1, 17, 100):
-        monkeypatch.setattr(pooled_corpus, "token_budget", lambda _, budget=budget: budget)
-        found, same = standardized(id_data, "none")
+        monkeypatch.setattr(mean_pooling, "token_budget", lambda _, budget=budget: budget)
+        found, same = standardize(id_data, "none")
         assert torch.equal(found, expected) and all(map(torch.equal, same, standard))
 
 
 def test_converting_in_parts_changes_nothing_but_rounding(monkeypatch):
     id_data = correlated_sequences(50, DIM)
-    expected, _ = standardized(id_data, "none")
-    monkeypatch.setattr(pooled_corpus, "_ROWS", 7)
-    torch.testing.assert_close(standardized(id_data, "none")[0], expected)
+    expected, _ = standardize(id_data, "none")
+    monkeypatch.setattr(mean_pooling, "_ROWS", 7)
+    torch.testing.assert_close(standardize(id_data, "none")[0], expected)
 
 
 def test_a_constant_dimension_stays_small():
     id_data = correlated_sequences(50, DIM)
     id_data.values[:, 3] = 5.0
-    vectors, standard = standardized(id_data, "none")
+    vectors, standard = standardize(id_data, "none")
     assert (vectors[:, 3] == 0).all() and standard.scale[3] > 1e-4
     nudged = standard.apply(standard.mean + 1e-6)
     assert nudged.abs().max() < 1e-2, "rounding decides nothing"
@@ -67,15 +67,15 @@ def test_no_spread_is_refused(lengths):
     same = TokenBatch.from_lengths(torch.full((sum(lengths), DIM), 0.1), lengths)
     for how in ("none", "tokens", "pooled"):
         with pytest.raises(InputError, match=r"^All pooled sequences are the same vector: there is no spread"):
-            standardized(same, how)
+            standardize(same, how)
 
 
 @pytest.mark.parametrize("budget", [1, 10**6])
 def test_what_overflows_is_named_in_either_corpus(monkeypatch, budget):
-    monkeypatch.setattr(pooled_corpus, "token_budget", lambda _: budget)
+    monkeypatch.setattr(mean_pooling, "token_budget", lambda _: budget)
     far = TokenBatch.from_lengths(torch.tensor([[0.0], [1.0], [3e38], [-1e39]], dtype=torch.float64), [1, 1, 1, 1])
     with pytest.raises(InputError, match=r"^Sequence 3 of the ID data lies so far from the ID sequences that float32"):
-        standardized(far, "none")
-    _, standard = standardized(far[:2], "none")
+        standardize(far, "none")
+    _, standard = standardize(far[:2], "none")
     with pytest.raises(InputError, match=r"^Sequence 2 of the AUX data lies so far from the ID sequences"):
-        standardized_by(standard, far, "none")
+        standardize_by(standard, far, "none")

@@ -82,7 +82,7 @@ def test_too_few_sequences_are_refused_unless_shrunk(train, aux, role, numbers):
 def test_too_few_are_refused_before_the_corpus_is_read(train, aux, monkeypatch):
     from apood.detectors import relative_mahalanobis
 
-    monkeypatch.setattr(relative_mahalanobis, "moments", lambda *_: pytest.fail("read for nothing"))
+    monkeypatch.setattr(relative_mahalanobis, "compute_moments", lambda *_: pytest.fail("read for nothing"))
     with pytest.raises(InputError, match="more than 8 AUX sequences, got 3"):
         RelativeMahalanobis().fit(train, aux[:3])
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from apood.detectors.ap_ood.training import regularization, squared_distances
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.detectors.shared.mean_pooling import inverse_root, moments
+from apood.detectors.shared.mean_pooling import compute_moments, inverse_root
 from apood.pooling import attention_pool, mean_pool, prototype
 
 DIM = 6
@@ -107,7 +107,7 @@ def loss_and_gradient(train, rows, regularizer):
 
 def test_log_det_makes_mahalanobis_the_optimum(equal_lengths):
     train, _ = equal_lengths
-    root = inverse_root(moments(train, "none").covariance, 1e-12)
+    root = inverse_root(compute_moments(train, "none").covariance, 1e-12)
     generator = torch.Generator().manual_seed(5)
     for rows in (root, rotation(DIM, 3) @ root):
         least, gradient = loss_and_gradient(train, rows, "logdet")
@@ -119,10 +119,10 @@ def test_log_det_makes_mahalanobis_the_optimum(equal_lengths):
 
 def test_the_papers_regulariser_does_not(equal_lengths):
     train, _ = equal_lengths
-    root = inverse_root(moments(train, "none").covariance, 1e-12)
+    root = inverse_root(compute_moments(train, "none").covariance, 1e-12)
     assert loss_and_gradient(train, rotation(DIM, 3) @ root, "norm")[1] > 0.1
     # Along the eigenvectors every head stands still, yet all of them on the one of least variance are better.
-    rows = along_eigenvectors(moments(train, "none").covariance)
+    rows = along_eigenvectors(compute_moments(train, "none").covariance)
     loss, gradient = loss_and_gradient(train, rows, "norm")
     assert gradient < 1e-9
     assert loss_and_gradient(train, rows[:1].expand(DIM, DIM), "norm")[0] < loss - 1

@@ -159,7 +159,7 @@ def _encoded_scores(
     """The scores of records, of which only a few windows are held at a time, with one warning for all windows."""
     import numpy as np
 
-    from apood.detectors.contract.base import filled
+    from apood.detectors.contract.base import find_nonempty
     from apood.encoders.streaming import encoded_windows
     from apood.support.progress import bar
 
@@ -173,7 +173,7 @@ def _encoded_scores(
         warnings.simplefilter("ignore", DataWarning)
         for window in windows:
             scores.append(detector.score_samples(window.batch))
-            scored += filled(window.batch, detector.requires).tolist()
+            scored += find_nonempty(window.batch, detector.requires).tolist()
             progress.update(len(window.batch.values))
     if not scores:
         raise InputError("There is nothing to score: every record is bad.")

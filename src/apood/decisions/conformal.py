@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from apood.support.errors import InputError
 
-__all__ = ["Scores", "as_scores", "benjamini_hochberg", "conformal_p_values", "conformal_threshold", "exact_level"]
+__all__ = ["Scores", "as_scores", "benjamini_hochberg", "check_level", "conformal_p_values", "conformal_threshold"]
 
 if TYPE_CHECKING:  # decisions need numpy alone: the slow import of torch is left to those who score
     from torch import Tensor
@@ -36,7 +36,7 @@ def as_scores(scores: Scores, name: str) -> NDArray[np.float64]:
     return vector
 
 
-def exact_level(level: float, name: str) -> Fraction:
+def check_level(level: float, name: str) -> Fraction:
     """A level between 0 and 1 as the number that was meant.
 
     In floating point 100 * (1 - 0.93) is 6.999999999999995, and its floor would be one too low.
@@ -56,7 +56,7 @@ def conformal_threshold(scores: Scores, accept: float = 0.95) -> float:
     It is -inf, and refuses nothing, where k calibration scores or more are -inf.
     """
     calibration = as_scores(scores, "calibration scores")
-    refuse = 1 - exact_level(accept, "accept")
+    refuse = 1 - check_level(accept, "accept")
     k = math.floor((len(calibration) + 1) * refuse)
     if k < 1:
         raise InputError(
@@ -90,7 +90,7 @@ def benjamini_hochberg(p_values: Scores, rate: float = 0.05) -> NDArray[np.bool_
     (Bates et al. 2023). They are never below 1 / (n + 1): to find i outliers among m takes n >= m / (rate * i) - 1.
     """
     p = as_scores(p_values, "p-values")
-    exact_level(rate, "rate")
+    check_level(rate, "rate")
     if len(wrong := np.flatnonzero((p < 0) | (p > 1))):
         raise InputError(f"p-values must lie between 0 and 1, got {p[wrong[0]]} at index {wrong[0]}.")
     ascending = np.sort(p)

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.shared.mean_pooling import Normalize, pooled_vectors, standardized, standardized_by
+from apood.detectors.shared.mean_pooling import Normalize, pool_means, standardize, standardize_by
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import number, one_of
 from apood.support.errors import FitWarning
@@ -65,8 +65,8 @@ class BinaryLogits(Detector):
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
         assert aux is not None, "fit refuses to go without"
-        vectors, standard = standardized(source, self.normalize)
-        both = np.concatenate([vectors, standardized_by(standard, aux, self.normalize)], dtype=np.float64)
+        vectors, standard = standardize(source, self.normalize)
+        both = np.concatenate([vectors, standardize_by(standard, aux, self.normalize)], dtype=np.float64)
         inside = np.arange(len(both)) < len(source)
         # scikit-learn weighs the sum of the losses against half the squared norm, we their mean
         regression = LogisticRegression(
@@ -86,4 +86,4 @@ class BinaryLogits(Detector):
             )
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        return pooled_vectors(tokens, self.normalize).cpu() @ self.weight_ + self.bias_
+        return pool_means(tokens, self.normalize).cpu() @ self.weight_ + self.bias_

@@ -11,7 +11,7 @@ from torch.nn.functional import leaky_relu
 
 from apood.detectors.contract.base import Detector
 from apood.detectors.shared.log_distances import floored_log
-from apood.detectors.shared.mean_pooling import Normalize, Standard, pooled_vectors, standardized, standardized_by
+from apood.detectors.shared.mean_pooling import Normalize, Standard, pool_means, standardize, standardize_by
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.loop import Outcome, minimise
 from apood.support.arguments import number, one_of, whole_number
@@ -20,7 +20,7 @@ from apood.tokens.batch import TokenBatch
 from apood.tokens.loader import shuffled
 from apood.tokens.source import TokenSource
 
-__all__ = ["DeepSAD", "DeepSVDD", "Encoder", "Hypersphere", "Training", "begin", "total_variance"]
+__all__ = ["DeepSAD", "DeepSVDD", "Encoder", "Hypersphere", "Training", "start_encoder", "total_variance"]
 
 _SLOPE = 0.5  # of the activation below 0: measured, smaller ones find less
 _MOST_HIDDEN, _MOST_OUTPUTS = 1024, 128
@@ -52,7 +52,7 @@ class Encoder(NamedTuple):
         return torch.cat([self(part) for part in torch.split(vectors, _ROWS)])
 
 
-def begin(vectors: Tensor, hidden: int, outputs: int, generator: torch.Generator) -> tuple[Encoder, Tensor]:
+def start_encoder(vectors: Tensor, hidden: int, outputs: int, generator: torch.Generator) -> tuple[Encoder, Tensor]:
     """A random encoder whose outputs have variance 1 in all, and the centre of its outputs, away from 0."""
     dim = vectors.shape[1]
     encoder = Encoder(
@@ -155,14 +155,14 @@ class Hypersphere(Detector):
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)
-        vectors, standard = standardized(source, self.normalize)
+        vectors, standard = standardize(source, self.normalize)
         corpora = [(source, vectors)]
         if aux is not None:
-            corpora.append((aux, standardized_by(standard, aux, self.normalize)))
+            corpora.append((aux, standardize_by(standard, aux, self.normalize)))
         generator = torch.Generator().manual_seed(self.seed)
         hidden = self.hidden or min(2 * source.dim, _MOST_HIDDEN)
         outputs = self.outputs or min(source.dim, _MOST_OUTPUTS)
-        encoder, centre = begin(vectors, hidden, outputs, generator)
+        encoder, centre = start_encoder(vectors, hidden, outputs, generator)
         outcome = minimise(
             [weight.requires_grad_() for weight in encoder],
             Training(encoder, centre, corpora, self.aux_weight, self.batch_size, self.seed),
@@ -179,7 +179,7 @@ class Hypersphere(Detector):
         _warn_of_failure(total_variance(encoder.of_all(vectors)), outcome)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        vectors = Standard(self.mean_, self.scale_).apply(pooled_vectors(tokens, self.normalize).cpu())
+        vectors = Standard(self.mean_, self.scale_).apply(pool_means(tokens, self.normalize).cpu())
         # in float64 the rounding of a product does not depend on what else is in the batch, as far as anyone can see
         encoder = Encoder(self.hidden_.double(), self.output_.double())
         return -encoder.distances(vectors, self.centre_.double())

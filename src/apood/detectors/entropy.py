@@ -9,8 +9,8 @@ from torch import Tensor
 from apood.detectors.shared.side_channel import (
     LARGEST_LOG_PROBABILITY,
     SideChannelDetector,
+    find_sequences_with,
     refuse_row_shape,
-    sequences_with,
 )
 from apood.fitting.checkpoint import Checkpoint
 from apood.pooling.algebra import Pooled, pool_of_pools
@@ -19,12 +19,12 @@ from apood.tokens.batch import Ragged
 from apood.tokens.identity import SAMPLING
 from apood.tokens.source import TokenSource
 
-__all__ = ["Entropy", "sample_pools"]
+__all__ = ["Entropy", "pool_samples"]
 
 _DRAWN = SAMPLING[0]  # what only an encoder that draws samples says of itself
 
 
-def sample_pools(samples: Tensor, temperature: float) -> Pooled:
+def pool_samples(samples: Tensor, temperature: float) -> Pooled:
     """Each sample `(log P(y), tokens of y)` as a pool of its own: value -(1/L) log P(y), log mass log P(y) / T.
 
     `pool_of_pools` of them is the entropy of a set of samples, and `merge` gives that of a union of disjoint
@@ -83,7 +83,7 @@ class Entropy(SideChannelDetector):
         log_probability, tokens = rows.values.unbind(1)
         wrong = (tokens < 1) | (log_probability > LARGEST_LOG_PROBABILITY * tokens)
         what = "sample_logprobs that are above 0 or belong to an output of less than 1 token"
-        return sequences_with(wrong, rows), what
+        return find_sequences_with(wrong, rows), what
 
     def _score_rows(self, rows: Ragged) -> Tensor:
-        return -torch.stack([pool_of_pools(sample_pools(samples, self.temperature_)).value for samples in rows])
+        return -torch.stack([pool_of_pools(pool_samples(samples, self.temperature_)).value for samples in rows])

@@ -14,7 +14,7 @@ from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.shared.log_distances import allowance, floored_log, length_law
-from apood.detectors.shared.mean_pooling import few_sequences
+from apood.detectors.shared.mean_pooling import describe_shortage
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import whole_number
 from apood.support.errors import InputError
@@ -102,16 +102,16 @@ class Fusion(Detector):
         return "required" if "required" in uses else "optional" if "optional" in uses else "unused"
 
     @property
-    def faults_show(self) -> bool:  # type: ignore[override]
+    def propagates_nonfinite(self) -> bool:  # type: ignore[override]
         """A member that finds a sequence infinitely far outside is not outvoted: no other finds it infinitely near."""
-        return all(member.faults_show for member in self._members())
+        return all(member.propagates_nonfinite for member in self._members())
 
     def member_scores(self, tokens: Any) -> dict[str, Scores]:
         """-z_k of each member by the name of its method (`knn-1`, `knn-2` where it repeats); they sum to the score.
 
         About 0 for an ordinary sequence; the most negative is that of the member that objects most.
         """
-        source = self._checked_for_scoring(tokens)
+        source = self._check_for_scoring(tokens)
         scores = [torch.from_numpy(member.score_samples(source)) for member in self.members_]
         return dict(zip(_names(self.members_), (-self._standardised(scores, source.lengths)).T.numpy(), strict=True))
 
@@ -122,7 +122,7 @@ class Fusion(Detector):
         sequence, weighted as the score weighs it: to first order a token with contribution c lowers the score
         of an otherwise typical sequence by c.
         """
-        source = self._checked_for_scoring(tokens)
+        source = self._check_for_scoring(tokens)
         explained = [self._scaled(k, source) for k, member in enumerate(self.members_) if _explains(member)]
         if not explained:
             names = ", ".join(_names(self.members_))
@@ -152,7 +152,7 @@ class Fusion(Detector):
         held_out_count = max(_LEAST_HELD_OUT, round(_HELD_OUT_SHARE * len(source)))
         rest, held_out = split(source, held_out_count / len(source), self.seed)
         members: list[Detector] = [clone(member) for member in self._members()]
-        few = few_sequences(len(rest), source.dim)
+        few = describe_shortage(len(rest), source.dim)
         with _each_warning_once({few: _few_of(few, len(rest), source)} if few is not None else {}):
             for number, member in enumerate(members):
                 part = None if checkpoint is None else checkpoint.part(number)
@@ -183,7 +183,7 @@ class Fusion(Detector):
             member._check_batch(batch, first, where)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        return _combine(self._standardised([member._scored(tokens) for member in self.members_], tokens.lengths))
+        return _combine(self._standardised([member._score_batch(tokens) for member in self.members_], tokens.lengths))
 
     def _standardised(self, scores: list[Tensor], lengths: Tensor) -> Tensor:
         """The z of each member from its scores, `[N, members]`."""

@@ -12,9 +12,9 @@ from apood.detectors.shared.log_distances import floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
     Normalize,
+    compute_moments,
     inverse_root,
-    moments,
-    pooled_vectors,
+    pool_means,
     warn_of_few,
 )
 from apood.fitting.checkpoint import Checkpoint
@@ -47,7 +47,7 @@ class KNN(Detector):
     """
 
     name = "knn"
-    faults_show = True
+    propagates_nonfinite = True
 
     centre_: Tensor
     bank_: Tensor
@@ -73,7 +73,7 @@ class KNN(Detector):
         if len(source) < self.k:
             raise InputError(f"k={self.k} neighbours need at least as many ID sequences, got {len(source)}.")
         # any point among the vectors will do; the first of them does not depend on where batches are cut
-        self.centre_ = pooled_vectors(source.select([0]), self.normalize).cpu()[0]
+        self.centre_ = pool_means(source.select([0]), self.normalize).cpu()[0]
         self._keep(source)
 
     def _keep(self, source: TokenSource) -> None:
@@ -86,7 +86,7 @@ class KNN(Detector):
 
     def _vectors(self, tokens: TokenBatch) -> Tensor:
         """The pooled sequences as they are compared, `[N, D]`, float32, where the tokens lie."""
-        vectors = pooled_vectors(tokens, self.normalize)
+        vectors = pool_means(tokens, self.normalize)
         return (vectors - copy_on(vectors.device, self.centre_)).float()
 
     def _score(self, tokens: TokenBatch) -> Tensor:
@@ -154,12 +154,12 @@ class MahalanobisKNN(KNN):
         if len(source) < max(self.k, 2):
             least = max(self.k, 2)
             raise InputError(f"A covariance and {self.k} neighbours need {least} ID sequences, got {len(source)}.")
-        _, self.centre_, covariance = moments(source, self.normalize)
+        _, self.centre_, covariance = compute_moments(source, self.normalize)
         self.whitening_ = inverse_root(covariance, EIGENVALUE_FLOOR)
         self._keep(source)
         warn_of_few(source)
 
     def _vectors(self, tokens: TokenBatch) -> Tensor:
-        vectors = pooled_vectors(tokens, self.normalize)
+        vectors = pool_means(tokens, self.normalize)
         centre, whitening = (copy_on(vectors.device, learnt) for learnt in (self.centre_, self.whitening_))
         return ((vectors - centre) @ whitening).float()

@@ -10,9 +10,9 @@ from apood.detectors.shared.log_distances import floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
     Normalize,
+    compute_moments,
     inverse_root,
-    moments,
-    pooled_vectors,
+    pool_means,
     warn_of_few,
 )
 from apood.fitting.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ class Mahalanobis(Detector):
     """
 
     name = "mahalanobis"
-    faults_show = True
+    propagates_nonfinite = True
 
     mean_: Tensor
     whitening_: Tensor
@@ -65,11 +65,11 @@ class Mahalanobis(Detector):
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
         if len(source) < 2:
             raise InputError("A covariance needs at least 2 ID sequences, got 1.")
-        _, self.mean_, covariance = moments(source, self.normalize)
+        _, self.mean_, covariance = compute_moments(source, self.normalize)
         self.whitening_ = inverse_root(covariance, self.eigenvalue_floor)
         warn_of_few(source)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        vectors = pooled_vectors(tokens, self.normalize)
+        vectors = pool_means(tokens, self.normalize)
         mean, whitening = (copy_on(vectors.device, learnt) for learnt in (self.mean_, self.whitening_))
         return -((vectors - mean) @ whitening.T).square().sum(1)

@@ -6,8 +6,8 @@ from torch import Tensor
 from apood.detectors.shared.side_channel import (
     LARGEST_LOG_PROBABILITY,
     SideChannelDetector,
+    find_sequences_with,
     refuse_row_shape,
-    sequences_with,
 )
 from apood.tokens.batch import Ragged
 
@@ -31,7 +31,7 @@ class Perplexity(SideChannelDetector):
         refuse_row_shape("token_logprobs", row, (), "one log-probability")
 
     def _find_wrong(self, rows: Ragged) -> tuple[Tensor, str]:
-        return sequences_with(
+        return find_sequences_with(
             rows.values > LARGEST_LOG_PROBABILITY, rows
         ), "token_logprobs above 0, which no log-probability is"
 

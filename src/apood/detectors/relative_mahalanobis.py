@@ -7,7 +7,7 @@ from torch import Tensor
 
 from apood.detectors.contract.base import Detector
 from apood.detectors.shared.device_copies import copy_on
-from apood.detectors.shared.mean_pooling import Normalize, moments, pooled_vectors
+from apood.detectors.shared.mean_pooling import Normalize, compute_moments, pool_means
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.arguments import number, one_of
 from apood.support.errors import InputError
@@ -37,7 +37,7 @@ class RelativeMahalanobis(Detector):
     """
 
     name = "relative-mahalanobis"
-    faults_show = True
+    propagates_nonfinite = True
     aux = "required"
 
     id_mean_: Tensor
@@ -66,7 +66,7 @@ class RelativeMahalanobis(Detector):
         self.aux_mean_, self.aux_whitening_ = self._gaussian(aux, "AUX")
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        vectors = pooled_vectors(tokens, self.normalize)
+        vectors = pool_means(tokens, self.normalize)
         inside = _squared_distances(vectors, self.id_mean_, self.id_whitening_)
         return _squared_distances(vectors, self.aux_mean_, self.aux_whitening_) - inside
 
@@ -81,7 +81,7 @@ class RelativeMahalanobis(Detector):
 
     def _gaussian(self, source: TokenSource, role: str) -> tuple[Tensor, Tensor]:
         """The mean, and Σ^(-1/2)."""
-        _, mean, covariance = moments(source, self.normalize)
+        _, mean, covariance = compute_moments(source, self.normalize)
         values, vectors = torch.linalg.eigh(covariance)
         # shrinkage moves the eigenvalues towards their mean and leaves the eigenvectors
         values = (1 - self.shrinkage) * values + self.shrinkage * values.mean()

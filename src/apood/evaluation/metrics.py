@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from apood.decisions.conformal import Scores, as_scores, exact_level
+from apood.decisions.conformal import Scores, as_scores, check_level
 from apood.evaluation.intervals import Estimate, delong, percentiles
 from apood.support.errors import InputError
 
@@ -50,7 +50,7 @@ def fpr_at_tpr(id_scores: Scores, ood_scores: Scores, tpr: float = 0.95) -> Esti
     0 accepted of 500 would give 0 for ever and an interval of no width.
     """
     id_, ood = (np.sort(scores) for scores in _both(id_scores, ood_scores))
-    refused = len(id_) - math.ceil(exact_level(tpr, "tpr") * len(id_))
+    refused = len(id_) - math.ceil(check_level(tpr, "tpr") * len(id_))
 
     def accepted(ranks: NDArray[np.int64] | int) -> NDArray[np.int64]:
         return np.asarray(len(ood) - np.searchsorted(ood, id_[ranks], side="left"), dtype=np.int64)

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from sklearn.base import clone
 
-from apood.detectors.contract.artefact import described, load
+from apood.detectors.contract.artefact import describe_detector, load
 from apood.detectors.contract.base import Detector, Scores
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import ArtefactError, DivergedWarning, FitWarning, InputError
@@ -156,7 +156,7 @@ class _Fit:
 def _key(detector: Detector, train: TokenSource, aux: TokenSource | None) -> str:
     content = {
         "class": f"{type(detector).__module__}.{type(detector).__qualname__}",
-        "detector": described(detector),
+        "detector": describe_detector(detector),
         "apood": [__version__, source_digest()],
         "data": [None if source is None else content_digest(source) for source in (train, aux)],
     }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from apood.decisions.conformal import conformal_p_values
-from apood.detectors.contract.base import Detector, filled, required_parts
+from apood.detectors.contract.base import Detector, find_nonempty, get_required_parts
 from apood.encoders.text.encoder import TextEncoder
 from apood.serving.guarded import Guarded
 from apood.serving.guarded_callable import GuardedCallable
@@ -173,7 +173,7 @@ def _verdicts(detector: Detector, tokens: TokenBatch | None, what: str) -> list[
         scores, why = np.array([-np.inf]), [f"The {what} is empty."]
     else:
         # A model that overflows on an input knows nothing like it: one more reason to refuse, not to fail.
-        whole, finite = filled(tokens, detector.requires), _finite(tokens, detector.requires)
+        whole, finite = find_nonempty(tokens, detector.requires), _finite(tokens, detector.requires)
         scores, usable = np.full(len(tokens), -np.inf), whole & finite
         if bool(usable.any()):
             scores[usable.numpy()] = detector.score_samples(tokens.select(usable))
@@ -197,5 +197,5 @@ def _verdicts(detector: Detector, tokens: TokenBatch | None, what: str) -> list[
 
 def _finite(tokens: TokenBatch, requires: frozenset[str]) -> Tensor:
     """Which sequences have nothing but finite numbers in all that is required."""
-    parts = required_parts(tokens, requires).values()
+    parts = get_required_parts(tokens, requires).values()
     return torch.tensor([[bool(rows.isfinite().all()) for rows in part] for part in parts]).all(0)

@@ -15,11 +15,11 @@ from apood.detectors.ap_ood.recipe import (
     Regularizer,
     ScoreName,
     has_sink,
-    prepare,
+    prepare_start,
     resolve,
 )
-from apood.detectors.ap_ood.scorer import Scorer, Shortfall, tempered
-from apood.detectors.ap_ood.training import Training, batch_bytes, log_norms, pool_corpus
+from apood.detectors.ap_ood.scorer import Scorer, Shortfall, temper
+from apood.detectors.ap_ood.training import Training, estimate_batch_bytes, log_norms, pool_corpus
 from apood.detectors.contract.base import Detector
 from apood.detectors.shared.log_distances import allowance, floored_log, length_law
 from apood.fitting.checkpoint import Checkpoint, run_digest
@@ -110,7 +110,7 @@ class APOOD(Detector):
 
     name = "ap-ood"
     aux = "optional"
-    faults_show = True
+    propagates_nonfinite = True
 
     queries_: Tensor
     prototype_: Tensor
@@ -166,7 +166,7 @@ class APOOD(Detector):
         For score="student" each head's part is scaled to what its d² counts there, and all of them to what the
         distance of a long sequence counts.
         """
-        source = self._checked_for_scoring(tokens)
+        source = self._check_for_scoring(tokens)
         batches = source.batches(token_budget(source.dim))
         factors = self._length_factors(source.lengths).float().repeat_interleave(source.lengths)
         rows = [self._contributions(sequence) for batch in batches for sequence in batch]
@@ -182,10 +182,10 @@ class APOOD(Detector):
         deviation = pull.sum(1, keepdim=True)
         squares = deviation.square().clamp_min(torch.finfo(pull.dtype).tiny)
         contributions = torch.zeros(len(sequence))
-        contributions[skipped:] = (tempered(squares, self.score) / squares * deviation * pull).sum(0).cpu()
+        contributions[skipped:] = (temper(squares, self.score) / squares * deviation * pull).sum(0).cpu()
         return contributions
 
-    def _resolved(self) -> Recipe:
+    def _resolve_recipe(self) -> Recipe:
         return resolve(
             self.recipe,
             heads=None if self.heads == "auto" else self.heads,
@@ -203,7 +203,7 @@ class APOOD(Detector):
 
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
-        self._resolved()
+        self._resolve_recipe()
         one_of("score", self.score, get_args(ScoreName))
         if self.beta is not None and self.temperature is not None:
             raise InputError("beta and temperature say the same thing in different units: give one of them.")
@@ -224,21 +224,21 @@ class APOOD(Detector):
         weights: list[dict[str, Any]] = [{"aux_weight": weight} for weight in (0.1, 1.0, 10.0)] if supervised else [{}]
         return [{"beta": beta} | size | weight for beta in betas for size in sizes for weight in weights]
 
-    def _placed(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
+    def _place(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
         """In the memory of the GPU, where there is one with room for all tokens."""
-        given, recipe = [source] if aux is None else [source, aux], self._resolved()
-        spare = _SPARE + _BATCHES * sum(batch_bytes(own, recipe) for own in given if len(own))
+        given, recipe = [source] if aux is None else [source, aux], self._resolve_recipe()
+        spare = _SPARE + _BATCHES * sum(estimate_batch_bytes(own, recipe) for own in given if len(own))
         own, *outliers = placed(given, resolve_device(self.device), spare)
         return own, (outliers[0] if outliers else None)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
-        recipe, device, whole = self._resolved(), resolve_device(self.device), source
+        recipe, device, whole = self._resolve_recipe(), resolve_device(self.device), source
         run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)
         generator = torch.Generator().manual_seed(self.seed)
         self.skips_first_ = recipe.adapted and has_sink(source, recipe.unit_tokens, generator)
         if self.skips_first_:
             source, aux = _without_first(source), None if aux is None else _without_first(aux)
-        start = prepare(source, recipe, generator, device)
+        start = prepare_start(source, recipe, generator, device)
         weights = start.weights.clone().requires_grad_()
         training = Training(source, aux, recipe, start, weights, self.aux_weight, self.seed)
         place = f"tokens in the memory of {device}" if isinstance(source, Resident) else "tokens streamed"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.ap_ood.recipe import HeadReduction
-from apood.detectors.shared.mean_pooling import few_sequences
+from apood.detectors.shared.mean_pooling import describe_shortage
 from apood.fitting.loop import Outcome
 from apood.support.errors import DivergedWarning, FitWarning
 
@@ -72,7 +72,7 @@ def warn_of_failure(
 def _findings(weights: Tensor, variances: Tensor, distance: float, sequences: int) -> list[str]:
     heads, _, dim = weights.shape
     found = []
-    if (few := few_sequences(sequences, dim)) is not None:
+    if (few := describe_shortage(sequences, dim)) is not None:
         found.append(few)
     if distance > _UNSETTLED:
         found.append(

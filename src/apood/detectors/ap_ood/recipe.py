@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from apood.detectors.shared.mean_pooling import EIGENVALUE_FLOOR, inverse_root, moments
+from apood.detectors.shared.mean_pooling import EIGENVALUE_FLOOR, compute_moments, inverse_root
 from apood.pooling import Frame, Similarity, check_beta
 from apood.pooling.eager import similarities_and_logits
 from apood.support.arguments import number, one_of, whole_number
@@ -22,7 +22,7 @@ __all__ = [
     "ScoreName",
     "Start",
     "has_sink",
-    "prepare",
+    "prepare_start",
     "resolve",
 ]
 
@@ -138,7 +138,7 @@ def has_sink(source: TokenSource, unit: bool, generator: torch.Generator) -> boo
     return float(first.var(0).sum()) < _SINK_SPREAD * float(z.var(0).sum())
 
 
-def prepare(source: TokenSource, recipe: Recipe, generator: torch.Generator, device: torch.device) -> Start:
+def prepare_start(source: TokenSource, recipe: Recipe, generator: torch.Generator, device: torch.device) -> Start:
     """The start that `recipe` asks for, on `device`."""
     dim = source.dim
     auto = min(dim, max(1, recipe.queries_per_dim * dim // recipe.queries))
@@ -151,7 +151,7 @@ def prepare(source: TokenSource, recipe: Recipe, generator: torch.Generator, dev
     whitening = None
     frame = Frame(recipe.unit_tokens)
     if recipe.adapted:
-        _, mean, covariance = moments(source, "tokens" if recipe.unit_tokens else "none")
+        _, mean, covariance = compute_moments(source, "tokens" if recipe.unit_tokens else "none")
         frame = Frame(recipe.unit_tokens, mean.float().to(device))
         if recipe.similarity == "dot":
             whitening = inverse_root(covariance, EIGENVALUE_FLOOR).float().to(device)

@@ -11,12 +11,12 @@ from apood.detectors.ap_ood.recipe import ScoreName
 from apood.pooling import Frame, FrozenPool, Pooled, Similarity, rounded
 from apood.tokens.batch import TokenBatch
 
-__all__ = ["Scorer", "Shortfall", "tempered"]
+__all__ = ["Scorer", "Shortfall", "temper"]
 
 _FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
 
-def tempered(squares: Tensor, score: ScoreName) -> Tensor:
+def temper(squares: Tensor, score: ScoreName) -> Tensor:
     """What d² of a head counts in the score."""
     return _FREEDOM * torch.log1p(squares / _FREEDOM) if score == "student" else squares
 
@@ -41,7 +41,7 @@ class Shortfall:
         squares = mse_loss(h, self.prototype.expand_as(h), reduction="none")  # in one launch
         if self.score == "min":
             return (squares - (self.log_norms - self.log_norms.amin())).amax(1)
-        return tempered(squares, self.score).sum(1)
+        return temper(squares, self.score).sum(1)
 
 
 class Scorer:

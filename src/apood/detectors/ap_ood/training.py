@@ -20,14 +20,14 @@ from apood.tokens.source import TokenSource, token_budget
 __all__ = [
     "CorpusPool",
     "Training",
-    "batch_bytes",
+    "estimate_batch_bytes",
     "log1mexp",
     "log_norms",
+    "measure_spread",
     "outlier_loss",
-    "over_heads",
     "pool_corpus",
+    "reduce_heads",
     "regularization",
-    "spread",
     "squared_distances",
 ]
 
@@ -37,7 +37,7 @@ def squared_distances(pooled: Pooled, mu: Tensor | None = None) -> Tensor:
     return (pooled.value - (prototype(pooled) if mu is None else mu)).square()
 
 
-def spread(pooled: Pooled) -> tuple[Tensor, Tensor]:
+def measure_spread(pooled: Pooled) -> tuple[Tensor, Tensor]:
     """The mean d² of each head to the prototype of these very sequences, and that prototype, both `[M]`.
 
     Equal to `squared_distances(pooled).mean(0)` and `prototype(pooled)`, for sequences that are not empty.
@@ -157,10 +157,10 @@ def outlier_loss(distances: Tensor, reduction: HeadReduction) -> Tensor:
     d² summed over hundreds of heads makes exp(-d²) vanish and with it the gradient; the mean over
     heads stays of order 1.
     """
-    return -log1mexp(over_heads(distances, reduction)).mean()
+    return -log1mexp(reduce_heads(distances, reduction)).mean()
 
 
-def over_heads(distances: Tensor, reduction: HeadReduction) -> Tensor:
+def reduce_heads(distances: Tensor, reduction: HeadReduction) -> Tensor:
     """The d² `[N]` of whole sequences."""
     return distances.mean(1) if reduction == "mean" else distances.sum(1)
 
@@ -169,7 +169,7 @@ _LARGE_BATCH = 2**28  # bytes; of larger ones there is no second in main memory,
 _GPU_NUMBERS = 2**27  # of tokens that are pooled at once after training: enough for a GPU to be busy
 
 
-def batch_bytes(source: TokenSource, recipe: Recipe) -> int:
+def estimate_batch_bytes(source: TokenSource, recipe: Recipe) -> int:
     """How large a batch of `source` is on average."""
     tokens = float(source.lengths.double().mean()) * min(recipe.batch_size, len(source))
     return round(tokens) * source.dim * source.dtype.itemsize
@@ -199,7 +199,7 @@ class Training:
         if self._batches is None:
             self._batches = self._read(step)
         inside, *outside = self._pools(*next(self._batches), self._weights, step)
-        per_head, mu = spread(inside)  # μ of the ID batch alone, with gradient: Algorithm 1
+        per_head, mu = measure_spread(inside)  # μ of the ID batch alone, with gradient: Algorithm 1
         loss = per_head.sum()
         if not outside or recipe.balanced_aux:
             loss = loss - regularization(self._weights, recipe.regularizer)
@@ -226,7 +226,7 @@ class Training:
         found = []
         for weights, step in ((self._start.weights, 0), (self._weights, self._recipe.steps)):
             inside, outside = self._pools(*first, weights, step)
-            distances = over_heads(squared_distances(outside, prototype(inside)), self._recipe.head_reduction)
+            distances = reduce_heads(squared_distances(outside, prototype(inside)), self._recipe.head_reduction)
             found.append(math.log(len(distances)) - torch.logsumexp(-distances, 0))
         return torch.minimum(*found)
 
@@ -270,7 +270,7 @@ class Training:
 
     def _stream(self, source: TokenSource, order: Iterator[Tensor]) -> Iterator[TokenBatch]:
         batches, device = map(source.select, order), self._weights.device
-        small = batch_bytes(source, self._recipe) <= _LARGE_BATCH
+        small = estimate_batch_bytes(source, self._recipe) <= _LARGE_BATCH
         return on_device(batches, device) if small or device.type == "cuda" else batches
 
 

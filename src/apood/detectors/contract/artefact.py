@@ -27,17 +27,17 @@ from apood.support.errors import ArtefactError, InputError
 from apood.support.files import atomic_folder, read_json, recover_folder, sha256_of, write_json
 from apood.support.version import __version__
 
-__all__ = ["built", "described", "from_json", "load", "refuse_foreign", "save_detector", "to_json"]
+__all__ = ["build_detector", "describe_detector", "from_json", "load", "refuse_foreign", "save_detector", "to_json"]
 
 
-def described(detector: Detector) -> dict[str, Any]:
+def describe_detector(detector: Detector) -> dict[str, Any]:
     """Which detector it is before it learns anything."""
     parameters = detector.get_params(deep=False)
     return {"method": detector.name, "parameters": {key: to_json(value) for key, value in parameters.items()}}
 
 
-def built(description: dict[str, Any]) -> Detector:
-    """The detector that `described` has described."""
+def build_detector(description: dict[str, Any]) -> Detector:
+    """The detector that `describe_detector` has described."""
     parameters = {key: from_json(value) for key, value in description["parameters"].items()}
     return detector_class(description["method"])(**parameters)
 
@@ -45,7 +45,7 @@ def built(description: dict[str, Any]) -> Detector:
 def to_json(value: Any) -> Any:
     """A value as JSON has it, which has no infinities and no detectors."""
     if isinstance(value, Detector):
-        return described(value)
+        return describe_detector(value)
     if isinstance(value, list):
         return [to_json(item) for item in value]
     if isinstance(value, np.generic):
@@ -61,7 +61,7 @@ def from_json(value: Any) -> Any:
         case {"float": text, **rest} if not rest:
             return float(text)
         case {"method": str(), "parameters": dict(), **rest} if not rest:
-            return built(value)
+            return build_detector(value)
         case list():
             return [from_json(item) for item in value]
         case _:
@@ -106,7 +106,7 @@ def _write(detector: Detector, folder: Path) -> str:
     save_file(tensors, folder / _TENSORS)
     config = {
         "schema": _SCHEMA,
-        **described(detector),
+        **describe_detector(detector),
         "versions": {"apood": __version__, "torch": str(torch.__version__)},
         "learnt": {key: to_json(value) for key, value in learnt.items() if key not in tensors},
         "tensors": {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()},
@@ -130,7 +130,7 @@ def _read(folder: Path, config: dict[str, Any]) -> Detector:
     tensors = _read_tensors(folder / _TENSORS, config)
     members = [_read(place, own) for place, own in _read_member_configs(folder, config)]
     try:
-        detector = built(config)
+        detector = build_detector(config)
         detector.check_parameters()
     except (InputError, TypeError) as error:
         raise ArtefactError(f"{folder / _CONFIG} describes no detector of this apood: {error}") from error

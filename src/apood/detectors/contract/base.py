@@ -27,24 +27,24 @@ __all__ = [
     "AuxUse",
     "Detector",
     "Scores",
-    "filled",
+    "find_nonempty",
+    "get_required_parts",
     "refuse_lacking",
-    "refuse_not_finite",
+    "refuse_nonfinite",
     "refuse_unfit",
-    "required_parts",
 ]
 
 TOKENS = "tokens"
 
 
-def required_parts(batch: TokenBatch, requires: frozenset[str]) -> dict[str, Ragged]:
+def get_required_parts(batch: TokenBatch, requires: frozenset[str]) -> dict[str, Ragged]:
     """The tokens, the channels, or both: whatever a method looks at."""
     return {name: batch if name == TOKENS else batch.channels[name] for name in sorted(requires)}
 
 
-def filled(batch: TokenBatch, requires: frozenset[str]) -> torch.Tensor:
+def find_nonempty(batch: TokenBatch, requires: frozenset[str]) -> torch.Tensor:
     """Which sequences have at least one row of everything that is required."""
-    bounds = [part.offsets.numpy() for part in required_parts(batch, requires).values()]  # fast on a few numbers
+    bounds = [part.offsets.numpy() for part in get_required_parts(batch, requires).values()]  # fast on a few numbers
     return torch.from_numpy(np.logical_and.reduce([own[1:] > own[:-1] for own in bounds]))
 
 
@@ -72,9 +72,9 @@ def refuse_unfit(
     first, where = 0, f"the {role} data"
     with bar(len(source), f"check {role}", "seq") as progress:
         for batch in source.batches(token_budget(source.dim)):
-            for name, part in required_parts(batch, requires).items():
+            for name, part in get_required_parts(batch, requires).items():
                 _refuse_empty(part.lengths > 0, name, first, role)
-            refuse_not_finite(batch, requires, first, where)
+            refuse_nonfinite(batch, requires, first, where)
             if check is not None:
                 check(batch, first, where)
             first += len(batch)
@@ -87,9 +87,9 @@ def _refuse_empty(has_rows: torch.Tensor, name: str, first: int, role: str) -> N
         raise InputError(f"Sequence {index} of the {role} data has no {name}; remove empty sequences before fitting.")
 
 
-def refuse_not_finite(batch: TokenBatch, requires: frozenset[str], first: int, where: str) -> None:
+def refuse_nonfinite(batch: TokenBatch, requires: frozenset[str], first: int, where: str) -> None:
     """Names the first NaN or infinite value; `first` is the number of the batch's first sequence."""
-    for name, part in required_parts(batch, requires).items():
+    for name, part in get_required_parts(batch, requires).items():
         if _are_finite(part.values):
             continue
         bad = (
@@ -125,15 +125,15 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     underscore (tensors, numbers, texts: exactly these are saved), and implements `check_parameters`,
     `_fit` and `_score`. The score of a sequence may not depend on the sequences beside it.
 
-    `requires` names what the method looks at: "tokens", or channels that lie beside them. `faults_show` promises that
-    a sequence with a value that is not finite has no finite score: such values are then looked for only where a score
-    is not finite, instead of reading everything, and waiting for it, before each batch.
+    `requires` names what the method looks at: "tokens", or channels that lie beside them. `propagates_nonfinite`
+    promises that a sequence with a non-finite value has no finite score: such values are then looked for only where a
+    score is not finite, instead of reading everything, and waiting for it, before each batch.
     """
 
     name: ClassVar[str]
     requires: ClassVar[frozenset[str]] = frozenset({"tokens"})
     aux: ClassVar[AuxUse] = "unused"
-    faults_show: ClassVar[bool] = False
+    propagates_nonfinite: ClassVar[bool] = False
 
     dim_: int
     encoder_: EncoderIdentity | None
@@ -147,7 +147,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
 
-    def _placed(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
+    def _place(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
         """The ID and AUX sequences where `fit` reads them best; channels that are not required may be left behind."""
         return source, aux
 
@@ -185,11 +185,11 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """
         self.check_parameters()
         source = as_source(tokens)
-        outliers = self._checked_aux(aux, source)
+        outliers = self._check_aux(aux, source)
         for data, role in ((source, "ID"), (outliers, "AUX")):
             if data is not None:
                 refuse_lacking(data, self.name, self.requires, f"{role} data")
-        source, outliers = self._placed(source, outliers)
+        source, outliers = self._place(source, outliers)
         for data, role in ((source, "ID"), (outliers, "AUX")):
             if data is not None:
                 refuse_unfit(data, self.requires, role, self._check_batch)
@@ -203,25 +203,25 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def score_samples(self, tokens: Any) -> Scores:
         """One score a sequence, higher = more in-distribution; -inf (and a warning) for an empty sequence."""
-        source, where = self._checked_for_scoring(tokens), "the data to score"
+        source, where = self._check_for_scoring(tokens), "the data to score"
         scores = np.full(len(source), -np.inf)
         first = empty = 0
         # closed by name: what an error holds on to would keep the progress bar open, and the message behind it
-        with closing(_shown(source)) as batches, torch.inference_mode():
+        with closing(_read_with_progress(source)) as batches, torch.inference_mode():
             for batch in batches:
-                if not self.faults_show:
-                    refuse_not_finite(batch, self.requires, first, where)
+                if not self.propagates_nonfinite:
+                    refuse_nonfinite(batch, self.requires, first, where)
                 self._check_batch(batch, first, where)
-                whole = filled(batch, self.requires).numpy()
+                whole = find_nonempty(batch, self.requires).numpy()
                 rows = scores[first : first + len(batch)]
                 if whole.all():
-                    rows[:] = self._scored(batch).numpy()
+                    rows[:] = self._score_batch(batch).numpy()
                 else:
                     if whole.any():
-                        rows[whole] = self._scored(batch.select(whole)).numpy()
+                        rows[whole] = self._score_batch(batch.select(whole)).numpy()
                     empty += len(batch) - int(whole.sum())
-                if self.faults_show and not np.isfinite(rows).all():
-                    refuse_not_finite(batch, self.requires, first, where)
+                if self.propagates_nonfinite and not np.isfinite(rows).all():
+                    refuse_nonfinite(batch, self.requires, first, where)
                 first += len(batch)
         if empty:
             warnings.warn(
@@ -290,7 +290,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "dim_")
         save_detector(self, Path(folder))
 
-    def _scored(self, batch: TokenBatch) -> Tensor:
+    def _score_batch(self, batch: TokenBatch) -> Tensor:
         """Scores in float64; finite tokens whose score overflows are as far outside as can be."""
         return self._score(batch).cpu().double().nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
@@ -299,7 +299,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     # checks
 
-    def _checked_aux(self, aux: Any, source: TokenSource) -> TokenSource | None:
+    def _check_aux(self, aux: Any, source: TokenSource) -> TokenSource | None:
         if aux is None:
             if self.aux == "required":
                 raise InputError(f"{self.name} learns what sets ID and AUX sequences apart, and no AUX were given.")
@@ -328,7 +328,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         outside = np.full_like(scores, -np.inf)
         return np.subtract(scores, self.threshold_, out=outside, where=~np.isneginf(scores))
 
-    def _checked_for_scoring(self, tokens: Any) -> TokenSource:
+    def _check_for_scoring(self, tokens: Any) -> TokenSource:
         if not hasattr(self, "dim_"):
             check_is_fitted(self, "dim_")
         source = as_source(tokens)
@@ -343,7 +343,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         return source
 
 
-def _shown(source: TokenSource) -> Generator[TokenBatch]:
+def _read_with_progress(source: TokenSource) -> Generator[TokenBatch]:
     """All sequences in batches, with a progress bar where there are many."""
     budget = token_budget(source.dim)
     if len(source) <= _FEW:

@@ -17,13 +17,13 @@ __all__ = [
     "Moments",
     "Normalize",
     "Standard",
-    "few_sequences",
+    "compute_moments",
+    "describe_shortage",
     "inverse_root",
-    "moments",
-    "pooled_vectors",
+    "pool_means",
     "refuse_no_spread",
-    "standardized",
-    "standardized_by",
+    "standardize",
+    "standardize_by",
     "warn_of_few",
 ]
 
@@ -36,7 +36,7 @@ EIGENVALUE_FLOOR = 1e-4
 _ROUNDING = 1e-24  # relative variance that float64 rounding alone leaves of equal vectors, with a margin
 
 
-def pooled_vectors(tokens: TokenBatch, normalize: Normalize) -> Tensor:
+def pool_means(tokens: TokenBatch, normalize: Normalize) -> Tensor:
     """The mean-pooled sequences `[N, D]`, float64."""
     means = mean_pool(tokens, Frame(unit=normalize == "tokens"))
     return Frame(unit=normalize == "pooled").apply(means)
@@ -50,14 +50,14 @@ class Moments(NamedTuple):
     covariance: Tensor
 
 
-def moments(source: TokenSource, normalize: Normalize) -> Moments:
+def compute_moments(source: TokenSource, normalize: Normalize) -> Moments:
     """Moments in one streaming pass, by Chan's pairwise update, which does not cancel."""
     count = 0
     mean = torch.zeros(source.dim, dtype=torch.float64)
     scatter = torch.zeros(source.dim, source.dim, dtype=torch.float64)
     with bar(len(source), "covariance", "seq") as progress:
         for batch in source.batches(token_budget(source.dim)):
-            x = pooled_vectors(batch, normalize).cpu()
+            x = pool_means(batch, normalize).cpu()
             delta = x.mean(0) - mean
             centred = x - x.mean(0)
             share = len(x) / (count + len(x))
@@ -76,7 +76,7 @@ def refuse_no_spread(variance: Tensor, centre: Tensor) -> None:
         raise InputError("All pooled sequences are the same vector: there is no spread to measure distances against.")
 
 
-def few_sequences(sequences: int, dim: int) -> str | None:
+def describe_shortage(sequences: int, dim: int) -> str | None:
     """What to say where a covariance is singular for want of sequences."""
     if sequences >= dim:
         return None
@@ -87,8 +87,8 @@ def few_sequences(sequences: int, dim: int) -> str | None:
 
 
 def warn_of_few(source: TokenSource) -> None:
-    """Issues a `FitWarning` of `few_sequences`; to be called by `_fit` itself."""
-    if (message := few_sequences(len(source), source.dim)) is not None:
+    """Issues a `FitWarning` of `describe_shortage`; to be called by `_fit` itself."""
+    if (message := describe_shortage(len(source), source.dim)) is not None:
         warnings.warn(message, FitWarning, stacklevel=4)
 
 
@@ -123,13 +123,13 @@ class Standard(NamedTuple):
         return (vectors.double() - self.mean) / self.scale
 
 
-def standardized(source: TokenSource, normalize: Normalize) -> tuple[Tensor, Standard]:
+def standardize(source: TokenSource, normalize: Normalize) -> tuple[Tensor, Standard]:
     """The vectors `[N, D]`, float32, each dimension with mean 0 and variance 1, and what brought them there.
 
     Read in one pass. Until the mean is known the vectors are kept around the first of them, because far from
     the origin float32 would not tell them apart; neither depends on where the batches are cut.
     """
-    origin = pooled_vectors(source.select([0]), normalize).cpu()[0]
+    origin = pool_means(source.select([0]), normalize).cpu()[0]
     vectors = _collected(source, normalize, Standard(origin, torch.ones_like(origin)), "ID")
     shift = torch.stack([part.double().sum(0) for part in torch.split(vectors, _ROWS)]).sum(0) / len(vectors)
     squares = [(part.double() - shift).square().sum(0) for part in torch.split(vectors, _ROWS)]
@@ -141,7 +141,7 @@ def standardized(source: TokenSource, normalize: Normalize) -> tuple[Tensor, Sta
     return vectors, Standard(origin + shift, scale)
 
 
-def standardized_by(standard: Standard, aux: TokenSource, normalize: Normalize) -> Tensor:
+def standardize_by(standard: Standard, aux: TokenSource, normalize: Normalize) -> Tensor:
     """The vectors `[N, D]` of AUX sequences, float32, as seen in the standard of the ID sequences."""
     return _collected(aux, normalize, standard, "AUX")
 
@@ -152,7 +152,7 @@ def _collected(source: TokenSource, normalize: Normalize, standard: Standard, ro
     with bar(len(source), "pool", "seq") as progress:
         for batch in source.batches(token_budget(source.dim)):
             own = vectors[first : first + len(batch)]
-            own.copy_(standard.apply(pooled_vectors(batch, normalize).cpu()))
+            own.copy_(standard.apply(pool_means(batch, normalize).cpu()))
             if bool((overflown := ~own.isfinite().all(1)).any()):
                 raise InputError(
                     f"Sequence {first + int(overflown.nonzero()[0])} of the {role} data lies so far from the ID "

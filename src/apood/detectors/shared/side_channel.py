@@ -9,7 +9,7 @@ from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.source import TokenSource
 
-__all__ = ["LARGEST_LOG_PROBABILITY", "SideChannelDetector", "refuse_row_shape", "sequences_with"]
+__all__ = ["LARGEST_LOG_PROBABILITY", "SideChannelDetector", "find_sequences_with", "refuse_row_shape"]
 
 LARGEST_LOG_PROBABILITY = 0.1
 """It is 0, but one that was computed in bfloat16 misses it by this much."""
@@ -54,7 +54,7 @@ def refuse_row_shape(channel: str, row: tuple[int, ...], wanted: tuple[int, ...]
         raise InputError(f"A row of {channel} must be {meaning}, of shape {list(wanted)}, got shape {list(row)}.")
 
 
-def sequences_with(marked: Tensor, rows: Ragged) -> Tensor:
+def find_sequences_with(marked: Tensor, rows: Ragged) -> Tensor:
     """Which sequences have a marked row, `[sequences]`; `marked` has an entry a row."""
     counts = torch.cat([torch.zeros(1, dtype=torch.int64), marked.cpu().long().cumsum(0)])
     return counts[rows.offsets].diff() > 0

@@ -71,7 +71,7 @@ class IdealisedKernel(Detector):
             number("beta", self.beta, least=0)
         number("learning_rate", self.learning_rate, above=0)
 
-    def _placed(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
+    def _place(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
         """In the memory of the GPU, where there is one with room for all tokens."""
         (own,) = placed([source], resolve_device(), _SPARE)
         return own, aux
