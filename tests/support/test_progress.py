@@ -3,12 +3,12 @@
 import pytest
 
 from apood.support import progress
-from apood.support.progress import bar, relabel, track
+from apood.support.progress import progress_bar, relabel, track
 
 
 def test_what_is_quick_says_nothing(capfd):
     assert list(track(range(3), "read")) == [0, 1, 2]
-    with bar(2, "fit") as shown:
+    with progress_bar(2, "fit") as shown:
         relabel(shown, "fit: first")
         shown.update()
     assert capfd.readouterr() == ("", "")
@@ -16,7 +16,7 @@ def test_what_is_quick_says_nothing(capfd):
 
 def test_what_takes_long_says_a_line_now_and_then(capfd, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress, "_NOW_AND_THEN", {"mininterval": 0.0, "delay": 0.0, "ncols": 60})
-    with bar(2, "fit") as shown:
+    with progress_bar(2, "fit") as shown:
         for name in ("first", "second"):
             relabel(shown, f"fit: {name}")
             shown.update()
@@ -28,8 +28,8 @@ def test_what_takes_long_says_a_line_now_and_then(capfd, monkeypatch: pytest.Mon
 
 def test_a_bar_inside_another_moves_no_cursor(capfd, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress, "_NOW_AND_THEN", {"mininterval": 0.0, "delay": 0.0, "ncols": 60})
-    with bar(1, "rows") as outer:
-        with bar(2, "fit") as inner:
+    with progress_bar(1, "rows") as outer:
+        with progress_bar(2, "fit") as inner:
             inner.update(2)
         outer.update()
     lines = capfd.readouterr().err

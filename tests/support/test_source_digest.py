@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import apood
-from apood.support import source_digest as module
-from apood.support.source_digest import source_digest
+from apood.support import files as module
+from apood.support.files import source_digest
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def test_the_same_code_has_the_same_digest_wherever_it_lies(package, tmp_path, m
 @pytest.mark.parametrize(
     ("file", "counts"),
     [
-        ("detectors/ap_ood_recipe.py", True),
-        ("fitting/loop.py", True),
+        ("detectors/ap_ood/recipe.py", True),
+        ("fitting/optimise.py", True),
         ("pooling/mean.py", True),
         ("tokens/loader.py", True),
         ("detectors/new.py", True),
@@ -45,5 +45,5 @@ def test_what_a_fit_follows_from_counts(package, file, counts):
 
 def test_a_renamed_file_counts(package):
     before = source_digest.__wrapped__()
-    (package / "fitting/loop.py").rename(package / "fitting/other.py")
+    (package / "fitting/optimise.py").rename(package / "fitting/other.py")
     assert source_digest.__wrapped__() != before

@@ -8,9 +8,8 @@ from builders import correlated_sequences
 
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.digest import content_digest
-from apood.tokens.skip_first import SkipFirst
+from apood.tokens.source import SkipFirst, Subset
 from apood.tokens.store import TokenStore
-from apood.tokens.subset import Subset
 from apood.tokens.writer import TokenStoreWriter
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apood.support.errors import InputError
-from apood.tokens.batch import TokenBatch
-from apood.tokens.loader import on_device, pinned, prefetch, shuffled, upload
+from apood.tokens.batch import TokenBatch, pin, upload
+from apood.tokens.loader import move_to_device, prefetch, shuffle_batches
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
@@ -123,14 +123,14 @@ def test_depth_is_checked_at_once():
 
 def test_batches_for_the_cpu_are_read_ahead_and_stay_as_they_are():
     batches = [source([1, 2]), source([3])]
-    found = on_device(iter(batches), torch.device("cpu"))
+    found = move_to_device(iter(batches), torch.device("cpu"))
     first = next(found)
     assert first.values is batches[0].values or torch.equal(first.values, batches[0].values)
     assert len(workers()) <= 1 and torch.equal(next(found).offsets, batches[1].offsets)
     with pytest.raises(StopIteration):
         next(found)
     numbers = torch.arange(3)
-    assert pinned(numbers, torch.device("cpu")) is numbers and upload(numbers, torch.device("cpu")) is numbers
+    assert pin(numbers, torch.device("cpu")) is numbers and upload(numbers, torch.device("cpu")) is numbers
 
 
 # shuffled
@@ -141,7 +141,7 @@ def source(lengths):
 
 
 def take(count, lengths, **options):
-    return [b.tolist() for b in itertools.islice(shuffled(source(lengths), **options), count)]
+    return [b.tolist() for b in itertools.islice(shuffle_batches(source(lengths), **options), count)]
 
 
 streams = {
@@ -220,12 +220,12 @@ def test_the_carried_remainder_is_not_carried_again_and_again():
 )
 def test_arguments_are_checked_at_once(lengths, options, sentence):
     with pytest.raises(InputError, match=sentence):
-        shuffled(source(lengths), **{"seed": 0, "batch_size": 2} | options)
+        shuffle_batches(source(lengths), **{"seed": 0, "batch_size": 2} | options)
 
 
 def test_an_empty_source_cannot_be_shuffled():
     with pytest.raises(InputError, match="no sequences to shuffle"):
-        shuffled(source([1])[:0], seed=0, batch_size=2)
+        shuffle_batches(source([1])[:0], seed=0, batch_size=2)
 
 
 # together
@@ -236,7 +236,7 @@ def test_a_store_read_ahead_in_random_order(tmp_path):
     with TokenStoreWriter(tmp_path / "store", dim=2, shard_bytes=100) as writer:
         writer.append(batch)
     store = TokenStore(tmp_path / "store")
-    indices = list(itertools.islice(shuffled(batch, seed=1, batch_size=6), 10))
-    read = itertools.islice(prefetch(map(store.select, shuffled(store, seed=1, batch_size=6)), depth=2), 10)
+    indices = list(itertools.islice(shuffle_batches(batch, seed=1, batch_size=6), 10))
+    read = itertools.islice(prefetch(map(store.select, shuffle_batches(store, seed=1, batch_size=6)), depth=2), 10)
     for found, chosen in zip(read, indices, strict=True):
         assert torch.equal(found.values, batch.select(chosen).values)

@@ -6,8 +6,8 @@ import weakref
 import pytest
 import torch
 
-from apood.tokens import memory
-from apood.tokens.memory import empty_rows
+from apood.tokens import batch
+from apood.tokens.batch import empty_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
@@ -29,7 +29,7 @@ def test_memory_goes_with_its_last_tensor(monkeypatch):
             given.append(weakref.ref(found))
             return found
 
-    monkeypatch.setattr(memory.mmap, "mmap", Watched)
+    monkeypatch.setattr(batch.mmap, "mmap", Watched)
     rows = empty_rows(3_000_000, (2,), torch.float32)
     part = rows[5:10]
     del rows
@@ -39,7 +39,7 @@ def test_memory_goes_with_its_last_tensor(monkeypatch):
 
 
 def test_a_system_without_huge_pages(monkeypatch):
-    monkeypatch.setattr(memory, "_HUGE", None)
+    monkeypatch.setattr(batch, "_HUGE", None)
     assert empty_rows(3_000_000, (2,), torch.float32).shape == (3_000_000, 2)
-    monkeypatch.setattr(memory, "_HUGE", 12_345)  # unknown to the kernel, as where they are not built in
+    monkeypatch.setattr(batch, "_HUGE", 12_345)  # unknown to the kernel, as where they are not built in
     assert empty_rows(3_000_000, (2,), torch.float32).shape == (3_000_000, 2)

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from apood.support.errors import InputError, StoreError
-from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch
-from apood.tokens.shard import STORED_DTYPES
+from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, decode_texts, encode_texts
 from apood.tokens.source import TokenSource, as_source
-from apood.tokens.store import TokenStore
-from apood.tokens.text import channel_texts, text_channel
+from apood.tokens.store import STORED_DTYPES, TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
 MIB = 2**20
@@ -32,7 +30,7 @@ def random_batch(lengths, dim=5, dtype=torch.float32, seed=0):
     texts = ["äöü€ "[: i % 6] * (i % 3) for i in range(count)]
     channels = {
         "input_ids": Ragged.from_lengths(torch.randint(0, 999, (tokens,), generator=generator), lengths),
-        "text": text_channel(texts),
+        "text": encode_texts(texts),
         "logits": Ragged.from_lengths(torch.randn(count, 7, generator=generator).half(), [1] * count),
         "output_logprobs": Ragged.from_lengths(torch.randn(2 * count, generator=generator), [2] * count),
     }
@@ -142,12 +140,12 @@ def test_the_index_says_what_is_there(tmp_path):
 
 def test_texts_survive():
     texts = ["", "plain", "ünï €", "line\nend\x00", "🙂", "\ud800 alone"]
-    assert channel_texts(text_channel(texts)) == texts
-    assert channel_texts(text_channel(iter([]))) == [] and channel_texts(text_channel(["", ""])) == ["", ""]
+    assert decode_texts(encode_texts(texts)) == texts
+    assert decode_texts(encode_texts(iter([]))) == [] and decode_texts(encode_texts(["", ""])) == ["", ""]
     with pytest.raises(InputError, match="a single str"):
-        text_channel("text")
+        encode_texts("text")
     with pytest.raises(InputError, match=r"UTF-8 bytes as uint8, got torch\.float32"):
-        channel_texts(Ragged.from_lengths(torch.ones(2), [2]))
+        decode_texts(Ragged.from_lengths(torch.ones(2), [2]))
 
 
 def test_only_the_asked_channels_are_read(tmp_path):

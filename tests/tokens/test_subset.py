@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
-from apood.tokens.source import TokenSource, as_source
+from apood.tokens.source import Subset, TokenSource, as_source, split
 from apood.tokens.store import TokenStore
-from apood.tokens.subset import Subset, split
 from apood.tokens.writer import TokenStoreWriter
 
 COUNT = 20

@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from apood.support.errors import InputError, StoreError
-from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.batch import Ragged, TokenBatch, encode_texts
 from apood.tokens.store import TokenStore
-from apood.tokens.text import text_channel
 from apood.tokens.writer import TokenStoreWriter
 
 DIM = 8
@@ -29,7 +28,7 @@ def corpus(first, last):
     """Sequences `first` to `last`, each made from its number alone."""
     sequences = [torch.full((1 + i * 7 % 5, DIM), float(i)) + torch.arange(DIM) / 16 for i in range(first, last)]
     rows = TokenBatch.from_sequences(sequences)
-    return TokenBatch(rows.values, rows.offsets, {"text": text_channel([f"no. {i}" for i in range(first, last)])})
+    return TokenBatch(rows.values, rows.offsets, {"text": encode_texts([f"no. {i}" for i in range(first, last)])})
 
 
 def write_corpus(folder, count, step=3, shard_bytes=500):
@@ -133,7 +132,7 @@ def _write_until_full(sender, folder):
             for first in range(0, 400, 100):
                 writer.append(corpus(first, first + 100))
             # This one makes the next shard too large for the limit.
-            writer.append(TokenBatch(torch.ones(900, DIM), torch.tensor([0, 900]), {"text": text_channel(["long"])}))
+            writer.append(TokenBatch(torch.ones(900, DIM), torch.tensor([0, 900]), {"text": encode_texts(["long"])}))
     except StoreError as error:
         sender.send(str(error))
 

@@ -14,11 +14,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from apood.support.errors import ArtefactError
-from apood.support.files import atomic_file, is_temporary
-from apood.support.source_digest import source_digest
+from apood.support.files import atomic_file, is_temporary, source_digest
 from apood.support.version import __version__
 from apood.tokens.digest import sample_digest
-from apood.tokens.identity import without_place
+from apood.tokens.identity import drop_location
 from apood.tokens.source import TokenSource
 
 __all__ = ["Checkpoint", "run_digest"]
@@ -29,7 +28,7 @@ def run_digest(settings: Mapping[str, Any], *sources: TokenSource | None) -> str
     digest = hashlib.sha256(_canonical([__version__, source_digest(), settings]))
     for source in sources:
         if source is not None:
-            digest.update(_canonical(source.encoder and without_place(source.encoder)))
+            digest.update(_canonical(source.encoder and drop_location(source.encoder)))
             digest.update(sample_digest(source).encode())
     return digest.hexdigest()
 

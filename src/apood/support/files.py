@@ -9,6 +9,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ __all__ = [
     "atomic_file",
     "atomic_folder",
     "is_temporary",
-    "locked",
+    "lock_folder",
     "read_json",
     "recover_folder",
     "refuse_unwritable",
     "sha256_of",
+    "source_digest",
     "write_json",
 ]
 
@@ -147,7 +149,7 @@ def _delete(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """One at a time: whoever else asks for this folder, in any process, waits until the block has ended."""
     lock = _lock(folder)
     try:
@@ -192,3 +194,21 @@ def refuse_unwritable(path: Path) -> None:
         ) from error
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"Nothing can be written to {path}: its folder is read-only.")
+
+
+_ROOMS = ("tokens", "pooling", "fitting", "detectors")  # all that a fit follows from
+_PACKAGE = Path(__file__).parent.parent
+
+
+@cache
+def source_digest() -> str:
+    """A sha256 over the source files that decide what a fit learns."""
+    digest = hashlib.sha256()
+    for path in sorted(path for room in _ROOMS for path in (_PACKAGE / room).rglob("*.py")):
+        digest.update(f"{path.relative_to(_PACKAGE).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+# old names
+locked = lock_folder

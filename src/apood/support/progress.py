@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-__all__ = ["bar", "relabel", "track"]
+__all__ = ["progress_bar", "relabel", "track"]
 
 Item = TypeVar("Item")
 _LIVELY: dict[str, Any] = {"mininterval": 0.1, "dynamic_ncols": True}
@@ -14,7 +14,7 @@ _MINUTE = 60.0  # who is done by then says nothing
 _NOW_AND_THEN: dict[str, Any] = {"mininterval": _MINUTE, "maxinterval": _MINUTE, "delay": _MINUTE, "ncols": 100}
 
 
-def bar(total: int | None, label: str, unit: str = "it", initial: int = 0) -> "tqdm[Any]":
+def progress_bar(total: int | None, label: str, unit: str = "it", initial: int = 0) -> "tqdm[Any]":
     """A bar to update by hand, for loops whose steps differ in size."""
     lively = sys.stderr.isatty()
     return tqdm(
@@ -48,7 +48,11 @@ class _Lines:
 
 def track(items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
     """Iterates over `items` and shows how far it is."""
-    with bar(total, label) as progress:
+    with progress_bar(total, label) as progress:
         for item in items:
             yield item
             progress.update()
+
+
+# old names
+bar = progress_bar

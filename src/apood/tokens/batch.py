@@ -1,5 +1,8 @@
 """Ragged sequences in memory: flat rows and the offsets that cut them, never padding."""
 
+import contextlib
+import math
+import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -18,8 +21,13 @@ __all__ = [
     "TokenBatch",
     "as_indices",
     "cut_by_budget",
+    "decode_texts",
     "dtype_name",
+    "empty_rows",
+    "encode_texts",
+    "pin",
     "rows_of_runs",
+    "upload",
 ]
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -306,3 +314,48 @@ def cut_by_budget(lengths: Tensor, token_budget: int) -> Iterator[tuple[int, int
         tokens += length
     if start < len(lengths):
         yield start, len(lengths)
+
+
+def encode_texts(texts: Iterable[str]) -> Ragged:
+    """The UTF-8 bytes of each text; lone surrogates, which broken sources contain, survive the round trip."""
+    if isinstance(texts, str):
+        raise InputError("A text channel is made of a list of texts, got a single str.")
+    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    joined = bytearray(b"".join(encoded))
+    values = torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)
+    return Ragged.from_lengths(values, [len(e) for e in encoded])
+
+
+def decode_texts(channel: Ragged) -> list[str]:
+    """The texts that `encode_texts` was given."""
+    if channel.values.dtype != torch.uint8 or channel.values.ndim != 1:
+        raise InputError(
+            f"A text channel holds UTF-8 bytes as uint8, got {channel.values.dtype} "
+            f"of shape {tuple(channel.values.shape)}."
+        )
+    return [sequence.cpu().numpy().tobytes().decode("utf-8", "surrogatepass") for sequence in channel]
+
+
+_LEAST = 2**22  # bytes: a huge page or two are not worth a mapping of their own
+_HUGE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
+
+
+def empty_rows(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Rows `[count, *shape]` on the CPU that hold anything."""
+    size = count * math.prod(shape) * dtype.itemsize
+    if size < _LEAST or _HUGE is None:
+        return torch.empty(count, *shape, dtype=dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(_HUGE)
+    return torch.frombuffer(memory, dtype=dtype).view(count, *shape)
+
+
+def pin(values: Tensor, device: torch.device) -> Tensor:
+    """CPU values where a GPU can fetch them by itself; all others as they are."""
+    return values.pin_memory() if device.type == "cuda" and values.device.type == "cpu" else values
+
+
+def upload(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers on `device`, without waiting for what the device is busy with."""
+    return pin(numbers, device).to(device, non_blocking=True)

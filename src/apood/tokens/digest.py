@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apood.support.progress import bar
+from apood.support.progress import progress_bar
 from apood.tokens.batch import dtype_name
-from apood.tokens.identity import without_place
-from apood.tokens.source import TokenSource, token_budget
+from apood.tokens.identity import drop_location
+from apood.tokens.source import Subset, TokenSource, token_budget
 from apood.tokens.store import TokenStore
-from apood.tokens.subset import Subset
 
 __all__ = ["content_digest", "sample_digest"]
 
@@ -32,7 +31,7 @@ def content_digest(source: TokenSource) -> str:
         described = {
             "dim": index.dim,
             "dtype": dtype_name(index.dtype),
-            "encoder": index.encoder and without_place(index.encoder),
+            "encoder": index.encoder and drop_location(index.encoder),
         }
         return _sha256("store", described, [shard.sha256 for shard in index.shards])
     if isinstance(source, Subset):
@@ -60,7 +59,7 @@ def _digest_of_rows(source: TokenSource) -> str:
     parts = {"": hashlib.sha256(), **{name: hashlib.sha256() for name in source.channels}}
     lengths = {name: hashlib.sha256() for name in parts}
     kinds: dict[str, Any] = {}
-    with bar(len(source), "digest", "seq") as progress:
+    with progress_bar(len(source), "digest", "seq") as progress:
         for batch in source.batches(token_budget(source.dim)):
             for name in parts:
                 rows = batch.channels[name] if name else batch
@@ -69,7 +68,7 @@ def _digest_of_rows(source: TokenSource) -> str:
                 kinds[name] = [dtype_name(rows.values.dtype), *rows.values.shape[1:]]
             progress.update(len(batch))
     hashes = {name: [parts[name].hexdigest(), lengths[name].hexdigest()] for name in parts}
-    return _sha256("rows", source.encoder and without_place(source.encoder), kinds, hashes)
+    return _sha256("rows", source.encoder and drop_location(source.encoder), kinds, hashes)
 
 
 def _bytes(values: Tensor) -> Any:

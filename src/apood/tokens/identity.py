@@ -8,8 +8,8 @@ __all__ = [
     "EncoderIdentity",
     "describe_encoder",
     "describe_other",
+    "drop_location",
     "same_encoder",
-    "without_place",
 ]
 
 EncoderIdentity = Mapping[str, str | int | bool | None]
@@ -31,12 +31,12 @@ def same_encoder(first: EncoderIdentity | None, second: EncoderIdentity | None, 
     if first is None or second is None:
         return True
     if first.get("fingerprint") and second.get("fingerprint"):
-        first, second = without_place(first), without_place(second)
+        first, second = drop_location(first), drop_location(second)
     ignored = {FOLDER} if same_samples else {FOLDER, *SAMPLING}
     return all(first.get(key) == second.get(key) for key in {*first, *second} - ignored)
 
 
-def without_place(encoder: EncoderIdentity) -> EncoderIdentity:
+def drop_location(encoder: EncoderIdentity) -> EncoderIdentity:
     """What is left of an encoder that may have moved, since its fingerprint says which one it is."""
     if not encoder.get("fingerprint"):
         return encoder
@@ -57,7 +57,7 @@ def describe_other(encoder: EncoderIdentity | None, beside: EncoderIdentity | No
     if encoder is None or beside is None:
         return describe_encoder(encoder)
     if encoder.get("fingerprint") == beside.get("fingerprint"):
-        encoder, beside = without_place(encoder), without_place(beside)
+        encoder, beside = drop_location(encoder), drop_location(beside)
     keys = [key for key in {**encoder, **beside} if encoder.get(key) != beside.get(key) and key != FOLDER]
     return ", ".join(f"no {key}" if encoder.get(key) is None else f"{key} {_shown(key, encoder[key])}" for key in keys)
 
@@ -65,3 +65,7 @@ def describe_other(encoder: EncoderIdentity | None, beside: EncoderIdentity | No
 def _shown(key: str, value: str | int | bool | None) -> str:
     text = str(value)
     return f"{text[:12]}…" if key == "fingerprint" and len(text) > 12 else text
+
+
+# old names
+without_place = drop_location

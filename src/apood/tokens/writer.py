@@ -2,10 +2,11 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +14,24 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import torch
+from torch import Tensor
 
 from apood.support.errors import InputError, StoreError
-from apood.support.files import is_temporary
+from apood.support.files import atomic_file, is_temporary
 from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, dtype_name
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
-from apood.tokens.shard import (
+from apood.tokens.store import (
     INDEX_FILE,
     STORED_DTYPES,
     TOKENS,
     RowKind,
     Shard,
+    ShardRecord,
     StoreIndex,
+    bytes_of,
     channel_prefix,
-    write_shard,
+    lay_out,
+    shard_file,
 )
 
 __all__ = ["TokenStoreWriter"]
@@ -304,3 +309,36 @@ def _checked_identity(encoder: EncoderIdentity | None) -> dict[str, Any] | None:
 
 def _described(channels: Mapping[str, RowKind]) -> str:
     return ", ".join(f"{name} ({kind})" for name, kind in sorted(channels.items())) or "none"
+
+
+def write_shard(folder: Path, index: StoreIndex, number: int, ragged: Mapping[str, Sequence[Ragged]]) -> ShardRecord:
+    """Writes shard `number` of the store of `index`: for each of its kinds consecutive parts of a ragged tensor.
+
+    The parts go to the file one by one, so that the shard is never in memory a second time; a thread of its own
+    computes the checksum meanwhile, since neither holds Python's lock.
+    """
+    pieces: dict[str, list[Tensor]] = {}
+    rows = {}
+    for prefix, parts in ragged.items():
+        lengths = torch.cat([part.lengths for part in parts])
+        pieces[f"{prefix}offsets"] = [torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])]
+        pieces[f"{prefix}values"] = [part.values for part in parts]
+        rows[prefix] = int(lengths.sum())
+    sequences = sum(map(len, ragged[TOKENS]))
+    layout = lay_out(index.kinds, number, sequences, rows)
+    blocks: list[bytes | memoryview] = [layout.head]
+    blocks += [bytes_of(piece).data for name in layout.starts for piece in pieces[name]]
+    with ThreadPoolExecutor(1, "checksum") as other_thread:
+        checksum = other_thread.submit(_sha256, blocks)
+        with atomic_file(folder / shard_file(number)) as temporary, temporary.open("wb") as file:
+            for block in blocks:
+                file.write(block)
+    channel_rows = {name: rows[channel_prefix(name)] for name in index.channels}
+    return ShardRecord(shard_file(number), sequences, rows[TOKENS], channel_rows, layout.nbytes, checksum.result())
+
+
+def _sha256(blocks: Sequence[bytes | memoryview]) -> str:
+    digest = hashlib.sha256()
+    for block in blocks:
+        digest.update(block)
+    return digest.hexdigest()

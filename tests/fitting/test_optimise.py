@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apood.fitting.checkpoint import Checkpoint
-from apood.fitting.loop import cosine, minimise, warm_up
+from apood.fitting.optimise import cosine, minimise, warm_up
 
 STEPS = 24
 TARGET = torch.tensor([1.0, -2.0, 0.5])

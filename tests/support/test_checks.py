@@ -6,24 +6,24 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from apood.support.arguments import number, one_of, whole_number
+from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.errors import InputError
 
 
 @pytest.mark.parametrize("value", [1, 10**400, np.int32(7), np.uint8(1)])
 def test_whole_numbers(value):
-    whole_number("k", value, least=1)
+    check_integer("k", value, least=1)
 
 
 @pytest.mark.parametrize("value", [True, False, np.True_, 1.0, "1", None, Fraction(1), [1]])
 def test_what_is_no_whole_number(value):
     with pytest.raises(InputError, match=r"^k must be a whole number, got .*\.$"):
-        whole_number("k", value, least=0)
+        check_integer("k", value, least=0)
 
 
 def test_a_whole_number_that_is_too_small():
     with pytest.raises(InputError, match=r"^k must be at least 1, got 0\.$"):
-        whole_number("k", 0, least=1)
+        check_integer("k", 0, least=1)
 
 
 @pytest.mark.parametrize(
@@ -41,18 +41,18 @@ def test_a_whole_number_that_is_too_small():
 )
 def test_numbers_in_a_range(bounds, allowed, inside, outside):
     for value in inside:
-        number("x", value, **bounds)
+        check_number("x", value, **bounds)
     for value in (*outside, math.nan, math.inf, -math.inf, "1", None, True, False, np.True_, 1j, [1]):
         with pytest.raises(InputError) as caught:
-            number("x", value, **bounds)
+            check_number("x", value, **bounds)
         assert str(caught.value) == f"x must be a finite number{allowed}, got {value!r}."
 
 
 def test_one_of_several():
-    one_of("mode", "a", ("a", "b"))
+    check_choice("mode", "a", ("a", "b"))
     with pytest.raises(InputError, match=r"^mode must be one of a, b, got 'c'\.$"):
-        one_of("mode", "c", ("a", "b"))
+        check_choice("mode", "c", ("a", "b"))
     with pytest.raises(
         InputError, match=r"^mode must be one of dot, euclidean, got 'euclidian' \(did you mean 'euclid"
     ):
-        one_of("mode", "euclidian", ("dot", "euclidean"))
+        check_choice("mode", "euclidian", ("dot", "euclidean"))

@@ -1,0 +1,54 @@
+"""Checks of arguments, and the wording that error messages share."""
+
+import math
+from collections.abc import Iterable
+from difflib import get_close_matches
+from numbers import Integral, Real
+from typing import Any
+
+from apood.support.errors import InputError
+
+__all__ = ["check_choice", "check_integer", "check_number", "format_count", "suggest_name"]
+
+
+def check_integer(name: str, value: Any, least: int) -> None:
+    """Refuses what is not an integer (Python's or numpy's) of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"{name} must be a whole number, got {value!r}.")
+    if int(value) < least:
+        raise InputError(f"{name} must be at least {least}, got {value}.")
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    below: float = math.inf,
+) -> None:
+    """Refuses what is not a finite number with `least` <= value <= `most` and `above` < value < `below`."""
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not (real and least <= value <= most and above < value < below):
+        signs = ((">=", least), (">", above), ("<=", most), ("<", below))
+        bounds = " and ".join(f"{sign} {bound:g}" for sign, bound in signs if math.isfinite(bound))
+        raise InputError(f"{name} must be a finite number{' ' if bounds else ''}{bounds}, got {value!r}.")
+
+
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuses a value that is not among the allowed ones."""
+    if value not in allowed:
+        raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{suggest_name(value, allowed)}.")
+
+
+def format_count(count: int, what: str) -> str:
+    """`1 text`, `2 texts`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def suggest_name(given: object, known: Iterable[object]) -> str:
+    """` (did you mean 'knn'?)` to stand behind a name that nobody knows, empty where none is like it."""
+    spelt = {str(name).casefold(): name for name in known}
+    near = get_close_matches(str(given).casefold(), spelt, n=1)
+    return f" (did you mean {spelt[near[0]]!r}?)" if near else ""
