@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from apood.tokens.source import TokenSource
+from apood.tokens.source import TokenSource, split
 from apood.tokens.store import TokenStore
-from apood.tokens.subset import split
 from benchmarks.inputs import Setting
 from benchmarks.memory import write
 from benchmarks.record import Row

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.training import log_norms, measure_spread, regularization, squared_distances
-from apood.fitting.adam import Adam
+from apood.fitting.optimise import Adam
 from apood.pooling import Pooled, attention_pool
 from apood.support.errors import FitWarning
 from apood.tokens.batch import TokenBatch, dtype_name

@@ -10,8 +10,8 @@ from processes import PROGRAM
 
 from apood.detectors.contract.artefact import load
 from apood.encoders.text.encoder import TextEncoder
+from apood.tokens.batch import decode_texts
 from apood.tokens.store import TokenStore
-from apood.tokens.text import channel_texts
 
 
 def rows_of(result):
@@ -19,7 +19,7 @@ def rows_of(result):
 
 
 def texts_in(folder):
-    return channel_texts(TokenStore(folder).select(slice(None)).channels["text"])
+    return decode_texts(TokenStore(folder).select(slice(None)).channels["text"])
 
 
 @pytest.fixture(scope="module")

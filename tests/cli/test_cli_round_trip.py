@@ -10,8 +10,8 @@ import torch
 from apood.detectors.contract.artefact import load
 from apood.encoders.text.encoder import TextEncoder
 from apood.evaluation.rows import mean_row, result_rows
+from apood.tokens.batch import decode_texts
 from apood.tokens.store import TokenStore
-from apood.tokens.text import channel_texts
 from apood.tokens.writer import TokenStoreWriter
 
 
@@ -27,7 +27,7 @@ def test_embed_writes_every_text_in_order(apood, model, files, texts, tmp_path):
     inputs = [files / "train.jsonl", files / "other.jsonl"]
     result = apood("embed", *inputs, "--model", model, "--out", tmp_path / "store")
     store = TokenStore(tmp_path / "store")
-    assert channel_texts(store.select(slice(None)).channels["text"]) == texts["train"] + texts["other"]
+    assert decode_texts(store.select(slice(None)).channels["text"]) == texts["train"] + texts["other"]
     assert store.dim == 16 and store.dtype == torch.float16 and store.encoder["model"] == "tiny-bert"
     assert result.stdout.startswith("Embedded 160 texts") and f"{store.tokens:,} tokens of D=16" in result.stdout
 
@@ -162,7 +162,7 @@ def test_embed_fit_and_calibrate_as_json(apood, model, files, stores, tmp_path):
     assert json.loads(result.stdout) == {
         "sequences": 40,
         "tokens": held.tokens,
-        "truncated": sum(len(line.split()) > 5 for line in channel_texts(held.select(slice(None)).channels["text"])),
+        "truncated": sum(len(line.split()) > 5 for line in decode_texts(held.select(slice(None)).channels["text"])),
         "empty": 0,
         "skipped": 0,
         "bad": 0,

@@ -10,7 +10,7 @@ from apood.detectors.ap_ood import detector as ap_ood
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.health import Outliers, warn_of_failure
 from apood.fitting.checkpoint import Checkpoint
-from apood.fitting.loop import Outcome
+from apood.fitting.optimise import Outcome
 from apood.support.errors import FitWarning
 from apood.tokens.batch import TokenBatch
 

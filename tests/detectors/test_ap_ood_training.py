@@ -7,9 +7,8 @@ from builders import random_tokens
 from apood.detectors.ap_ood.recipe import prepare_start, resolve
 from apood.detectors.ap_ood.training import Training, measure_spread, pool_corpus, squared_distances
 from apood.pooling import Pooled, attention_pool, prototype
-from apood.tokens.resident import copied
-from apood.tokens.skip_first import SkipFirst
-from apood.tokens.subset import Subset
+from apood.tokens.loader import copy_to_device
+from apood.tokens.source import SkipFirst, Subset
 
 DIM, CPU = 8, torch.device("cpu")
 LENGTHS = {"uniform": [6] * 40, "ragged": [1 + i % 11 for i in range(40)]}
@@ -38,9 +37,9 @@ def losses(source, aux, recipe, steps):
 @pytest.mark.parametrize("skip", [False, True])
 def test_a_resident_corpus_is_learnt_in_the_same_batches(recipe, kind, skip):
     resolved = resolve(recipe, batch_size=12, steps=10)
-    streamed, resident = sources(kind), copied(sources(kind), CPU)
+    streamed, resident = sources(kind), copy_to_device(sources(kind), CPU)
     if skip:
-        streamed, resident = [SkipFirst(own) for own in streamed], [own.without_first() for own in resident]
+        streamed, resident = [SkipFirst(own) for own in streamed], [own.skip_first() for own in resident]
     for first in (0, 7):  # from the start, and where a checkpoint goes on
         steps = range(first, 10)
         expected, found = (losses(source, None, resolved, steps) for source, _ in (streamed, resident))
@@ -52,7 +51,7 @@ def test_a_resident_corpus_is_learnt_in_the_same_batches(recipe, kind, skip):
 @pytest.mark.parametrize("kind", LENGTHS)
 def test_the_pass_over_a_resident_corpus_is_that_over_its_source(kind):
     recipe = resolve("robust")
-    (source, _), (resident, _) = sources(kind), copied(sources(kind), CPU)
+    (source, _), (resident, _) = sources(kind), copy_to_device(sources(kind), CPU)
     start = prepare_start(source, recipe, torch.Generator().manual_seed(0), CPU)
     sample = torch.tensor([0, 3, 39])
     found, expected = (
@@ -99,7 +98,7 @@ def test_without_aux_sequences_that_count_there_is_no_distance():
 @pytest.mark.parametrize("resident", [True, False])
 def test_the_distance_of_aux_sequences_makes_no_gpu_wait(resident):
     device = torch.device("cuda", torch.cuda.current_device())
-    both = copied(sources("ragged"), device) if resident else sources("ragged")
+    both = copy_to_device(sources("ragged"), device) if resident else sources("ragged")
     training, _ = training_of(*both, resolve("paper", batch_size=12), device)
     expected = training_of(*sources("ragged"), resolve("paper", batch_size=12))[0].aux_distance()
     training.aux_distance()  # which makes the kernels

@@ -9,7 +9,7 @@ from builders import observed_sequences, part_of, random_tokens, side_channels, 
 from comparisons import assert_same_scores, same_state
 
 from apood.tokens.batch import FLOAT_DTYPES, TokenBatch
-from apood.tokens.subset import Subset
+from apood.tokens.source import Subset
 
 DIM = 8
 CHANNELS = set(side_channels(1))

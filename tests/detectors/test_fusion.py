@@ -21,7 +21,7 @@ from apood.detectors.perplexity import Perplexity
 from apood.detectors.shared.log_distances import allowance, floored_log, length_law
 from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import TokenBatch
-from apood.tokens.subset import split
+from apood.tokens.source import split
 
 DIM = 8
 

@@ -12,8 +12,8 @@ from apood.encoders import embed, streaming
 from apood.encoders.embed import EmbedCounts, embed_to_store
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError, StoreError
+from apood.tokens.batch import decode_texts
 from apood.tokens.store import TokenStore
-from apood.tokens.text import channel_texts
 from apood.tokens.writer import TokenStoreWriter
 
 Models = Callable[[str], Path]
@@ -48,7 +48,7 @@ def test_the_store_holds_what_the_encoder_gives_in_order(
     torch.testing.assert_close(held.values, expected.values, atol=1e-5, rtol=1e-5)
     assert torch.equal(held.offsets, expected.offsets)
     assert torch.equal(held.channels["input_ids"].values, expected.channels["input_ids"].values)
-    assert channel_texts(held.channels["text"]) == texts
+    assert decode_texts(held.channels["text"]) == texts
     assert counts == EmbedCounts(
         sequences=len(texts),
         tokens=len(expected.values),

@@ -26,9 +26,8 @@ from apood.encoders.embed import EmbedCounts, embed_to_store, limited
 from apood.encoders.streaming import encoded_windows
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError, StoreError
-from apood.tokens.batch import TokenBatch
+from apood.tokens.batch import TokenBatch, decode_texts, encode_texts
 from apood.tokens.store import TokenStore
-from apood.tokens.text import channel_texts, text_channel
 from apood.tokens.writer import TokenStoreWriter
 
 TEXTS = [f"text number {i} of some" + " more" * (i % 3) for i in range(40)]
@@ -51,7 +50,7 @@ def records(texts: list[str], bad: tuple[int, ...] = ()) -> Records:
 
 def held(folder: Path) -> list[str]:
     store = TokenStore(folder)
-    return channel_texts(store.select(slice(None)).channels["text"]) if len(store) else []
+    return decode_texts(store.select(slice(None)).channels["text"]) if len(store) else []
 
 
 def same(first: TokenBatch, second: TokenBatch) -> bool:
@@ -272,7 +271,7 @@ def test_pairs_are_known_again_by_their_target_where_it_is_kept(tmp_path: Path) 
     class Targets(Sources):
         def run(self, prepared):
             batch = super().run(prepared)
-            targets = text_channel([f"target of {text}" for text in prepared.texts])
+            targets = encode_texts([f"target of {text}" for text in prepared.texts])
             return TokenBatch(batch.values, batch.offsets, {**batch.channels, "output_text": targets}, batch.encoder)
 
     def pairs(target: str) -> Records:

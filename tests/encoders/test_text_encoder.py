@@ -15,7 +15,7 @@ from tiny_models import FAMILIES, WORDS, word_tokenizer
 
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError
-from apood.tokens.text import channel_texts
+from apood.tokens.batch import decode_texts
 
 Models = Callable[[str], Path]
 
@@ -59,7 +59,7 @@ def test_channels_hold_the_ids_with_special_tokens_and_the_texts(models: Models,
     assert ids.values.dtype == torch.int32
     assert [row.tolist() for row in ids] == tokenizer(texts)["input_ids"]
     assert torch.equal(ids.offsets, batch.offsets)
-    assert channel_texts(batch.channels["text"]) == texts
+    assert decode_texts(batch.channels["text"]) == texts
 
 
 def test_empty_texts_have_only_what_the_tokenizer_adds(models: Models) -> None:
@@ -115,7 +115,7 @@ def test_python_tokenizers_work_too(byte_model: Path) -> None:
     # As broken sources have them: the tokens are those of the replacement sign, the text stays as it is.
     broken = encoder.encode(["\ud83d", "\ufffd"])
     assert torch.equal(broken[0], broken[1])
-    assert channel_texts(broken.channels["text"]) == ["\ud83d", "\ufffd"]
+    assert decode_texts(broken.channels["text"]) == ["\ud83d", "\ufffd"]
 
 
 def test_states_can_be_trained_on(models: Models) -> None:

@@ -15,8 +15,8 @@ from tiny_models import CAUSAL, ENCODER_DECODER, ENDS, WORDS, word_tokenizer
 from apood.data.record import Pair
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError
+from apood.tokens.batch import decode_texts
 from apood.tokens.identity import same_encoder
-from apood.tokens.text import channel_texts
 
 Models = Callable[[str], Path]
 GENERATING = (*CAUSAL, *ENCODER_DECODER)
@@ -72,8 +72,8 @@ def test_output(models: Models, few: list[str], family: str, layer: int, beams: 
     )
     assert torch.equal(batch.channels["token_logprobs"].lengths, batch.lengths)
     shown = [loop.tokenizer.decode(plain.ids, skip_special_tokens=True) for plain in expected]
-    assert channel_texts(batch.channels["output_text"]) == shown
-    assert channel_texts(batch.channels["text"]) == few
+    assert decode_texts(batch.channels["output_text"]) == shown
+    assert decode_texts(batch.channels["text"]) == few
 
 
 @pytest.mark.parametrize("layer", [-1, 1])
@@ -86,8 +86,8 @@ def test_reference(models: Models, pairs: list[Pair], family: str, layer: int) -
     torch.testing.assert_close(
         mean_losses(batch), torch.tensor([plain.loss for plain in expected]), atol=1e-5, rtol=1e-5
     )
-    assert channel_texts(batch.channels["output_text"]) == [pair.target for pair in pairs]
-    assert channel_texts(batch.channels["text"]) == [pair.source for pair in pairs]
+    assert decode_texts(batch.channels["output_text"]) == [pair.target for pair in pairs]
+    assert decode_texts(batch.channels["text"]) == [pair.source for pair in pairs]
 
 
 def test_outputs_of_random_models_end_in_both_ways(models: Models, texts: list[str]) -> None:
@@ -132,7 +132,7 @@ def test_an_output_that_ends_at_once_has_the_state_of_its_end(models: Models, tm
     assert batch.lengths.tolist() == [1, 1]
     assert batch.channels["input_ids"].values.tolist() == [3, 3]
     assert batch.channels["token_logprobs"].values.tolist() == pytest.approx([0, 0], abs=1e-3)
-    assert channel_texts(batch.channels["output_text"]) == ["", ""]
+    assert decode_texts(batch.channels["output_text"]) == ["", ""]
     bare = TextEncoder(folder, mode="output", special_tokens=False, device="cpu").encode(["word1 word2", "word3"])
     assert bare.lengths.tolist() == [0, 0]
     assert bare.channels["token_logprobs"].lengths.tolist() == [1, 1]
@@ -144,7 +144,7 @@ def test_texts_without_tokens_have_no_output(models: Models) -> None:
     llama = TextEncoder(models("llama"), mode="output", samples=2, max_new_tokens=3, device="cpu").encode(empty)
     assert (llama.lengths > 0).tolist() == [False, False, True]
     assert llama.channels["sample_logprobs"].lengths.tolist() == [0, 0, 2]
-    assert channel_texts(llama.channels["output_text"])[:2] == ["", ""]
+    assert decode_texts(llama.channels["output_text"])[:2] == ["", ""]
     assert bool((TextEncoder(models("bart"), mode="output", device="cpu").encode(empty).lengths > 0).all())
     pairs = [Pair("", "word1 word2"), Pair("word1", ""), Pair("word1", "word2")]
     held = TextEncoder(models("llama"), mode="reference", max_new_tokens=9, device="cpu").encode(pairs)
@@ -187,7 +187,7 @@ def test_a_template_goes_around_every_text(models: Models) -> None:
     batch = TextEncoder(folder, template=template, device="cpu").encode(["word3 {text}", ""])
     plain = TextEncoder(folder, device="cpu").encode(["word1 word3 {text} word2", "word1 word2"])
     assert torch.equal(batch.values, plain.values)
-    assert channel_texts(batch.channels["text"]) == ["word3 {text}", ""]
+    assert decode_texts(batch.channels["text"]) == ["word3 {text}", ""]
 
 
 def test_what_a_template_has_behind_the_text_survives_cutting(models: Models) -> None:

@@ -23,8 +23,8 @@ from apood.evaluation.selection import HELD_OUT_PROMISE, select
 from apood.evaluation.workers import Failure, Share, in_processes, share_cores
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.source import split
 from apood.tokens.store import TokenStore
-from apood.tokens.subset import split
 from apood.tokens.writer import TokenStoreWriter
 
 DIM = 8

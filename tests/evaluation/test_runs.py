@@ -21,7 +21,7 @@ from apood.detectors.mahalanobis import Mahalanobis
 from apood.evaluation.runs import _begin, fitted, run
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import ArtefactError, DivergedWarning, FitWarning, InputError
-from apood.tokens.subset import Subset
+from apood.tokens.source import Subset
 
 TRAIN = correlated_sequences(60)
 AUX = correlated_sequences(20, seed=5, shift=3.0)

@@ -20,8 +20,8 @@ from apood.experiments.paper.run import Options, Prepared, prepare
 from apood.experiments.paper.stores import embed_all
 from apood.experiments.paper.study import Scene
 from apood.support.errors import ApoodError, InputError
+from apood.tokens.batch import decode_texts
 from apood.tokens.store import TokenStore
-from apood.tokens.text import channel_texts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -359,7 +359,7 @@ def test_profile_paper_reads_a_folder_that_is_laid_out_like_the_hub(
         assert len(store) == 5 and store.encoder is not None and store.encoder["mode"] == "input"
     articles = [json.loads(line)["article"] for line in (hub / "abisee/cnn_dailymail/3.0.0/test.jsonl").open()]
     cnn = next(embedding for embedding in wanted if embedding.role == "ood.CNN/DM")
-    stored = channel_texts(TokenStore(cnn.folder).select(slice(None)).channels["text"])
+    stored = decode_texts(TokenStore(cnn.folder).select(slice(None)).channels["text"])
     assert sorted(map(str, stored)) == sorted(articles)
 
 

@@ -10,9 +10,9 @@ from builders import correlated_sequences
 from apood.detectors.ap_ood import detector as ap_ood
 from apood.detectors.ap_ood.detector import APOOD
 from apood.fitting.checkpoint import Checkpoint
-from apood.fitting.loop import minimise
+from apood.fitting.optimise import minimise
 from apood.tokens.batch import TokenBatch
-from apood.tokens.loader import on_device
+from apood.tokens.loader import move_to_device
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
@@ -53,7 +53,7 @@ def test_a_resident_corpus_and_a_streamed_one_are_learnt_alike(recipe, kind, sup
     arguments = {"recipe": recipe, "steps": 25, "batch_size": 16, "device": "cuda", "seed": 5}
     resident = APOOD(**arguments).fit(source, aux)
     there = APOOD(**arguments).fit(batch.to("cuda"), None if aux is None else aux.to("cuda"))
-    monkeypatch.setattr("apood.tokens.resident.room_for", lambda *_: False)
+    monkeypatch.setattr("apood.tokens.loader.has_room_for", lambda *_: False)
     streamed = APOOD(**arguments).fit(source, aux)
     assert resident.fitted_on_ == streamed.fitted_on_ == there.fitted_on_
     assert resident.skips_first_ == streamed.skips_first_ == (recipe == "robust")
@@ -79,7 +79,7 @@ def test_no_step_waits_for_the_device(recipe, kind, supervised, resident, monkey
 
     monkeypatch.setattr(ap_ood, "Training", Watched)
     if not resident:
-        monkeypatch.setattr("apood.tokens.resident.room_for", lambda *_: False)
+        monkeypatch.setattr("apood.tokens.loader.has_room_for", lambda *_: False)
     aux = sequences(kind, 40, seed=3, shift=4.0) if supervised else None
     try:
         APOOD(recipe=recipe, steps=25, batch_size=16, device="cuda").fit(sequences(kind), aux)
@@ -90,7 +90,7 @@ def test_no_step_waits_for_the_device(recipe, kind, supervised, resident, monkey
 @pytest.mark.parametrize("count", [1, 7])
 def test_batches_arrive_on_the_device_as_they_were(count):
     batches = [sequences("ragged", 20, seed=seed) for seed in range(count)]
-    found = list(on_device(batches, torch.device("cuda")))
+    found = list(move_to_device(batches, torch.device("cuda")))
     for own, expected in zip(found, batches, strict=True):
         assert own.values.is_cuda and torch.equal(own.values.cpu(), expected.values)
         assert torch.equal(own.offsets, expected.offsets)

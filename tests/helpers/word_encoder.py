@@ -6,9 +6,8 @@ from typing import NamedTuple
 import torch
 
 from apood.support.errors import InputError
-from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.batch import Ragged, TokenBatch, encode_texts
 from apood.tokens.identity import EncoderIdentity
-from apood.tokens.text import text_channel
 
 __all__ = ["WordEncoder", "Words"]
 
@@ -41,7 +40,7 @@ class WordEncoder:
         rows = [[float(ord(letter)) for letter in word.ljust(8)[:8]] for words in prepared.words for word in words]
         values = torch.tensor(rows).reshape(-1, self.dim)
         tokens = Ragged.from_lengths(values, [len(words) for words in prepared.words])
-        return TokenBatch(tokens.values, tokens.offsets, {"text": text_channel(prepared.texts)}, self.identity)
+        return TokenBatch(tokens.values, tokens.offsets, {"text": encode_texts(prepared.texts)}, self.identity)
 
     def encode(self, items: Sequence[str]) -> TokenBatch:
         return self.run(self.prepare(items))

@@ -20,7 +20,7 @@ from apood.encoders.audio.encoder import SPECIAL_TOKENS
 from apood.encoders.audio.spectrogram import LogMel
 from apood.encoders.base.pretrained import quiet
 from apood.fitting.checkpoint import Checkpoint, run_digest
-from apood.support.arguments import number, whole_number
+from apood.support.checks import check_integer, check_number
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.support.files import atomic_folder, write_json
@@ -67,13 +67,13 @@ class AudioRecipe:
     heads: int = 4
 
     def __post_init__(self) -> None:
-        whole_number("The batch", self.batch, 1)
-        number("The share of hidden patches", self.hidden_share, above=0, below=1)
+        check_integer("The batch", self.batch, 1)
+        check_number("The share of hidden patches", self.hidden_share, above=0, below=1)
         if self.seconds is not None:
-            number("The window, in seconds,", self.seconds, above=0)
+            check_number("The window, in seconds,", self.seconds, above=0)
         for name in ("patch", "width", "blocks", "heads"):
-            whole_number(f"The {name}", getattr(self, name), 1)
-        whole_number("The number of mel bins", self.mel_bins, self.patch)
+            check_integer(f"The {name}", getattr(self, name), 1)
+        check_integer("The number of mel bins", self.mel_bins, self.patch)
         if self.width % self.heads or self.width % 4:
             raise InputError(
                 f"The width must be a multiple of 4 and of the number of heads, {self.heads}, got {self.width}."
@@ -82,7 +82,7 @@ class AudioRecipe:
 
 def split_sounds(sounds: Sequence[Sound], share: float, seed: int) -> tuple[list[Sound], list[Sound]]:
     """Splits sounds into those to learn from and those to validate on: that share of each class, and at least one."""
-    number("The share of sounds to validate on", share, above=0, below=1)
+    check_number("The share of sounds to validate on", share, above=0, below=1)
     _refuse_few(sounds, _LEAST_TO_SPLIT)
     dice = np.random.default_rng(seed)
     apart: set[int] = set()

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from apood.backbones.corpus import Corpus, padded_pairs
 from apood.backbones.vocabulary import EOS, PAD, decode_ids
 from apood.support.errors import InputError
-from apood.support.progress import bar
+from apood.support.progress import progress_bar
 
 __all__ = ["bleu", "load_sacrebleu", "translate", "translation_loss", "validation_loss"]
 
@@ -51,7 +51,7 @@ def translate(model: Any, corpus: Corpus, vocabulary: bytes, *, beams: int, batc
     device = model.device
     found: list[list[int]] = [[]] * len(corpus)
     lengths = corpus.sources.lengths
-    with bar(len(corpus), f"translating with {beams} {'beams' if beams > 1 else 'beam'}") as progress:
+    with progress_bar(len(corpus), f"translating with {beams} {'beams' if beams > 1 else 'beam'}") as progress:
         for chosen in _by_length(lengths, max(1, batch_tokens // beams)):
             sources = corpus.sources.padded(chosen).to(device)
             with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from apood.fitting.checkpoint import Checkpoint
-from apood.fitting.loop import cosine
-from apood.support.arguments import number, whole_number
+from apood.fitting.optimise import cosine
+from apood.support.checks import check_integer, check_number
 from apood.support.errors import InputError
-from apood.support.progress import bar
+from apood.support.progress import progress_bar
 from apood.tokens.loader import prefetch
 
 __all__ = ["Batch", "Outcome", "Plan", "Point", "train"]
@@ -69,15 +69,15 @@ class Plan:
     watch_every: int = 1000
 
     def __post_init__(self) -> None:
-        whole_number("The number of steps", self.steps, 1)
-        whole_number("The seed", self.seed, 0)
-        whole_number("The number of steps between two validations", self.watch_every, 1)
-        number("The learning rate", self.learning_rate, above=0)
-        number("The warm-up, a share of the training,", self.warm_up, least=0, below=1)
-        number("The weight decay", self.weight_decay, least=0)
-        number("The norm to clip gradients at", self.clip, above=0)
+        check_integer("The number of steps", self.steps, 1)
+        check_integer("The seed", self.seed, 0)
+        check_integer("The number of steps between two validations", self.watch_every, 1)
+        check_number("The learning rate", self.learning_rate, above=0)
+        check_number("The warm-up, a share of the training,", self.warm_up, least=0, below=1)
+        check_number("The weight decay", self.weight_decay, least=0)
+        check_number("The norm to clip gradients at", self.clip, above=0)
         if self.minutes is not None:
-            number("The number of minutes", self.minutes, above=0)
+            check_number("The number of minutes", self.minutes, above=0)
 
     def progress(self, step: int, seconds: float) -> float:
         """The share of the training that is behind us in the middle of `step`, of 0, 1, ..., after so many seconds."""
@@ -243,7 +243,7 @@ class _Progress:
     def __init__(self, plan: Plan, done: Outcome, label: str) -> None:
         self._timed = plan.minutes is not None
         total = math.ceil(60 * plan.minutes) if plan.minutes is not None else plan.steps
-        self._bar = bar(total, label, unit="s" if self._timed else "it", initial=self._position(done))
+        self._bar = progress_bar(total, label, unit="s" if self._timed else "it", initial=self._position(done))
         self._began = time.monotonic()
         self._tokens = done.tokens
 

@@ -19,7 +19,7 @@ from apood.backbones.vocabulary import EOS, PAD, train_vocabulary, write_tokeniz
 from apood.data.record import Pair
 from apood.encoders.base.pretrained import quiet
 from apood.fitting.checkpoint import Checkpoint, run_digest
-from apood.support.arguments import number, one_of, whole_number
+from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.support.files import atomic_folder, write_json
@@ -70,13 +70,13 @@ class Recipe:
     label_smoothing: float = 0.1
 
     def __post_init__(self) -> None:
-        one_of("The size", self.size, tuple(SIZES))
-        whole_number("The context", self.context, MULTIPLE)
+        check_choice("The size", self.size, tuple(SIZES))
+        check_integer("The context", self.context, MULTIPLE)
         if self.context % MULTIPLE:
             raise InputError(f"The context must be a multiple of {MULTIPLE}, got {self.context}.")
-        whole_number("The number of tokens in a batch", self.batch_tokens, self.context)
-        number("The dropout", self.dropout, least=0, below=1)
-        number("The label smoothing", self.label_smoothing, least=0, below=1)
+        check_integer("The number of tokens in a batch", self.batch_tokens, self.context)
+        check_number("The dropout", self.dropout, least=0, below=1)
+        check_number("The label smoothing", self.label_smoothing, least=0, below=1)
 
     @property
     def pieces(self) -> int:
@@ -111,7 +111,7 @@ def train_translator(
     """
     import transformers
 
-    whole_number("The number of beams", beams, 1)
+    check_integer("The number of beams", beams, 1)
     load_sacrebleu()  # rather now than after hours
     if not pairs or not validation:
         raise InputError(f"There are no pairs to {'validate on' if pairs else 'learn from'}.")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apood.support.arguments import whole_number
+from apood.support.checks import check_integer
 from apood.support.errors import InputError
 
 __all__ = ["EOS", "PAD", "decode_ids", "encode_texts", "train_vocabulary", "write_tokenizer"]
@@ -28,7 +28,7 @@ def train_vocabulary(texts: Sequence[str], size: int) -> bytes:
 
     It is learned from up to 200,000 texts, evenly spaced among those given. Every character of them has a piece.
     """
-    whole_number("The size of the vocabulary", size, 8)
+    check_integer("The size of the vocabulary", size, 8)
     sentencepiece = _sentencepiece()
     chosen = np.linspace(0, len(texts) - 1, min(len(texts), _MOST_TEXTS)).round().astype(np.int64).tolist()
     file = io.BytesIO()

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 import typer
 
+from apood.support.checks import format_count, suggest_name
 from apood.support.errors import DataWarning, InputError
 from apood.support.files import recover_folder
-from apood.support.wording import counted, meant
 
 if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record
     from apood.detectors.contract.base import Detector
     from apood.encoders.audio.encoder import AudioEncoder
     from apood.encoders.text.encoder import TextEncoder
-    from apood.tokens.shard import StoreIndex
-    from apood.tokens.store import TokenStore
+    from apood.tokens.store import StoreIndex, TokenStore
 
 __all__ = [
     "are_sounds",
@@ -72,7 +71,7 @@ def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[st
         if key not in allowed:
             listed = ", ".join(f"{name}={format_parameter(value)}" for name, value in allowed.items())
             there = f"there are {listed}" if listed else "it has none"
-            raise InputError(f"The method {method.name} has no parameter {key!r}{meant(key, allowed)}: {there}.")
+            raise InputError(f"The method {method.name} has no parameter {key!r}{suggest_name(key, allowed)}: {there}.")
         if key in parsed:
             raise InputError(f"The parameter {key!r} is set twice.")
         parsed[key] = _parsed(key, text, annotations[key])
@@ -86,7 +85,7 @@ def _parsed(key: str, text: str, annotation: Any) -> Any:
             raise InputError(f"{key} can be set in Python only: leave it out here, got {text!r}.")
         kinds = " or ".join(dict.fromkeys(_described(kind) for kind in _alternatives(annotation)))
         listed = [format_parameter(value) for kind in _alternatives(annotation) for value in get_args(kind)]
-        raise InputError(f"{key} must be {kinds}, got {text!r}{meant(text, listed)}.")
+        raise InputError(f"{key} must be {kinds}, got {text!r}{suggest_name(text, listed)}.")
     return choices[0]
 
 
@@ -126,8 +125,7 @@ def _described(kind: Any) -> str:
 
 def open_store(folder: Path, detector: "type[Detector] | Detector") -> "TokenStore":
     """The store in `folder`, with those channels alone that the detector reads; a warning where it is not finished."""
-    from apood.tokens.shard import StoreIndex
-    from apood.tokens.store import TokenStore
+    from apood.tokens.store import StoreIndex, TokenStore
 
     channels = sorted(detector.requires - {"tokens"})
     index = StoreIndex.read(folder)
@@ -151,7 +149,8 @@ def warn_if_unfinished(folder: Path, index: "StoreIndex") -> None:
 def describe_unfinished(folder: Path, sequences: int) -> str:
     """What to say of a store whose making did not come to its end."""
     return (
-        f"The token store {folder} is not complete: it was interrupted after {counted(sequences, 'sequence')}, or is "
+        f"The token store {folder} is not complete: it was interrupted after "
+        f"{format_count(sequences, 'sequence')}, or is "
         "still being written; the command that made it goes on with --resume."
     )
 
@@ -243,7 +242,7 @@ def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
     for record in first:
         typer.echo(f"Skipped: {record.reason}", err=True)
     if count > len(first):
-        typer.echo(f"Skipped: {counted(count - len(first), 'more record')}.", err=True)
+        typer.echo(f"Skipped: {format_count(count - len(first), 'more record')}.", err=True)
 
 
 def open_detector_encoder(detector: "Detector", model: str | None) -> "TextEncoder | AudioEncoder":

@@ -9,8 +9,8 @@ import typer
 from apood.cli.bench_runtime import runtime
 from apood.cli.output import PlainGroup, advise_on_interrupt, print_facts, print_json
 from apood.experiments.paper.catalogue import CATALOGUE
+from apood.support.checks import suggest_name
 from apood.support.errors import InputError
-from apood.support.wording import meant
 
 if TYPE_CHECKING:
     from apood.experiments.paper.findings import Findings
@@ -30,7 +30,7 @@ class _Experiments(PlainGroup):
         if found is None:
             known = [*_OTHERS, *CATALOGUE]
             raise InputError(
-                f"There is no experiment {cmd_name!r}{meant(cmd_name, known)}; there are {', '.join(known)}."
+                f"There is no experiment {cmd_name!r}{suggest_name(cmd_name, known)}; there are {', '.join(known)}."
             )
         return found
 

@@ -8,8 +8,8 @@ import typer
 
 from apood.cli.arguments import open_store
 from apood.cli.output import print_json
+from apood.support.checks import format_count
 from apood.support.errors import DataWarning
-from apood.support.wording import counted
 
 __all__ = ["calibrate"]
 
@@ -56,5 +56,5 @@ def calibrate(
         print_json({"threshold": detector.threshold_, "accept": accept, "sequences": len(sequences)})
         return
     typer.echo(
-        f"Threshold {detector.threshold_:.6g}, from {counted(len(sequences), 'sequence')} of {store}: {promise}."
+        f"Threshold {detector.threshold_:.6g}, from {format_count(len(sequences), 'sequence')} of {store}: {promise}."
     )

@@ -90,7 +90,7 @@ def compare(
         refuse_unwritable(place / "file")
 
     from apood.report.html import refuse_without_jinja
-    from apood.tokens.shard import StoreIndex
+    from apood.tokens.store import StoreIndex
 
     refuse_without_jinja()
     plan = _from_options(given) if plan_file is None else _from_file(plan_file)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apood.cli.output import print_facts, print_json
+from apood.support.checks import suggest_name
 from apood.support.errors import InputError
-from apood.support.wording import meant
 
 if TYPE_CHECKING:
     from apood.data.presets import Preset
@@ -36,7 +36,7 @@ def datasets(
     name = name.partition(":")[0]
     if name not in PRESETS:
         raise InputError(
-            f"There is no data set {name!r}{meant(name, PRESETS)} among those of the paper: "
+            f"There is no data set {name!r}{suggest_name(name, PRESETS)} among those of the paper: "
             f"there are {', '.join(PRESETS)}."
         )
     facts = _facts(PRESETS[name])

@@ -12,8 +12,8 @@ import typer
 
 from apood.cli.arguments import are_sounds, check_input_kind, read_sound_records, read_text_records, report_skipped
 from apood.cli.output import advise_on_interrupt, print_json
+from apood.support.checks import format_count
 from apood.support.errors import InputError, StoreError
-from apood.support.wording import counted
 
 if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record
@@ -156,7 +156,7 @@ def embed(
     what = "sound" if sounds else "text"
     if sounds and field is not None:
         raise InputError("--field is for texts, and the inputs are sounds.")
-    from apood.tokens.shard import INDEX_FILE, StoreIndex
+    from apood.tokens.store import INDEX_FILE, StoreIndex
 
     if (out / INDEX_FILE).exists():
         if not resume:
@@ -165,7 +165,8 @@ def embed(
             )
         if limit is not None and limit < (held := StoreIndex.read(out).sequences):
             raise InputError(
-                f"The token store {out} holds {counted(held, what)} already, more than --limit {limit}: to resume it, "
+                f"The token store {out} holds {format_count(held, what)} already, more than --limit "
+                f"{limit}: to resume it, "
                 f"the limit must be at least {held:,}, or left out."
             )
 
@@ -175,7 +176,7 @@ def embed(
         count = StoreIndex.read(out).sequences
         is_in, them = ("is in", "it") if count == 1 else ("are in", "them")
         how = "the same command goes on" if resume else "add --resume to the same command to go on"
-        return f"{counted(count, what)} {is_in} {out}; {how} behind {them}."
+        return f"{format_count(count, what)} {is_in} {out}; {how} behind {them}."
 
     options = {
         "mode": mode.value,
@@ -205,7 +206,7 @@ def embed(
     if as_json:
         print_json(asdict(counts) | {"store": str(out)})
     else:
-        typer.echo(f"Embedded {counted(counts.sequences, what)} into {out}: {_told(counts, encoder)}.")
+        typer.echo(f"Embedded {format_count(counts.sequences, what)} into {out}: {_told(counts, encoder)}.")
 
 
 def _refuse_idle_options(
@@ -294,15 +295,17 @@ def _bad_records_with(kept: Callable[[], str | None]) -> Iterator[None]:
 
 
 def _told(counts: "EmbedCounts", encoder: "TextEncoder | AudioEncoder") -> str:
-    facts = [f"{counted(counts.tokens, 'token')} of D={encoder.dim}"]
+    facts = [f"{format_count(counts.tokens, 'token')} of D={encoder.dim}"]
     if counts.truncated:
-        facts.append(f"{counts.truncated:,} cut at {counted(encoder.max_tokens, 'token')}")
+        facts.append(f"{counts.truncated:,} cut at {format_count(encoder.max_tokens, 'token')}")
     if counts.outputs_cut:
-        facts.append(f"{counted(counts.outputs_cut, 'output')} as long as --max-new-tokens allows, so probably cut")
+        facts.append(
+            f"{format_count(counts.outputs_cut, 'output')} as long as --max-new-tokens allows, so probably cut"
+        )
     if counts.empty:
         facts.append(f"{counts.empty:,} without any token, which fitting refuses")
     if counts.skipped:
         facts.append(f"{counts.skipped:,} {'was' if counts.skipped == 1 else 'were'} there before")
     if counts.bad:
-        facts.append(f"{counted(counts.bad, 'bad one')} skipped")
+        facts.append(f"{format_count(counts.bad, 'bad one')} skipped")
     return ", ".join(facts)

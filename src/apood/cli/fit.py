@@ -7,9 +7,9 @@ import typer
 
 from apood.cli.arguments import open_store, parse_settings, refuse_occupied
 from apood.cli.output import advise_on_interrupt, print_json
+from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.files import refuse_unwritable
-from apood.support.wording import counted
 
 __all__ = ["fit"]
 
@@ -64,4 +64,4 @@ def fit(
             facts["mean_distance_"] = detector.mean_distance_
         print_json(facts)
         return
-    typer.echo(f"Fitted {chosen.name} on {counted(len(sequences), 'sequence')} of {store} and saved it to {out}.")
+    typer.echo(f"Fitted {chosen.name} on {format_count(len(sequences), 'sequence')} of {store} and saved it to {out}.")

@@ -40,8 +40,7 @@ def _store_facts(folder: Path, verify: bool) -> dict[str, Any]:
     import numpy as np
 
     from apood.tokens.batch import dtype_name
-    from apood.tokens.shard import StoreIndex
-    from apood.tokens.store import TokenStore
+    from apood.tokens.store import StoreIndex, TokenStore
 
     store, index = TokenStore(folder), StoreIndex.read(folder)
     if verify:

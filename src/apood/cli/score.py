@@ -18,8 +18,8 @@ from apood.cli.arguments import (
     report_skipped,
 )
 from apood.cli.output import check_rows_file, write_rows
+from apood.support.checks import format_count
 from apood.support.errors import DataWarning, InputError
-from apood.support.wording import counted
 
 if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record, Skipped
@@ -79,12 +79,12 @@ def score(
     write_rows(columns, file, as_json=as_json)
     if file is not None:
         outside = f", {columns['decision'].count('OOD'):,} of them OOD" if "decision" in columns else ""
-        typer.echo(f"Scored {counted(len(scores), 'sequence')}{outside}; written to {file}.")
+        typer.echo(f"Scored {format_count(len(scores), 'sequence')}{outside}; written to {file}.")
 
 
 def _is_store(name: str) -> bool:
     """A folder is a store, unless sounds lie in it."""
-    from apood.tokens.shard import INDEX_FILE
+    from apood.tokens.store import INDEX_FILE
 
     path = Path(name)
     if not path.is_dir() or (path / INDEX_FILE).exists():
@@ -161,14 +161,14 @@ def _encoded_scores(
 
     from apood.detectors.contract.base import find_nonempty
     from apood.encoders.streaming import encoded_windows
-    from apood.support.progress import bar
+    from apood.support.progress import progress_bar
 
     scores: list[Scores] = []
     scored: list[bool] = []
     with (
         warnings.catch_warnings(),
         closing(encoded_windows(records, encoder, skipped)) as windows,
-        bar(None, "encoding", unit="tok") as progress,
+        progress_bar(None, "encoding", unit="tok") as progress,
     ):
         warnings.simplefilter("ignore", DataWarning)
         for window in windows:

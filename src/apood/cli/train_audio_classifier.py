@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from apood.cli.training import leave_out, refuse_occupied, tell_trained, training_state
+from apood.support.checks import suggest_name
 from apood.support.errors import InputError
-from apood.support.wording import meant
 
 if TYPE_CHECKING:
     from apood.data.sounds import Sound
@@ -113,7 +113,7 @@ def _read(inputs: Sequence[str], chosen: Sequence[str] | None, patch: int, skip_
     for name in chosen or ():
         if name not in labels:
             raise InputError(
-                f"There is no class {name!r}{meant(name, labels)} to learn: "
+                f"There is no class {name!r}{suggest_name(name, labels)} to learn: "
                 f"there are {', '.join(map(repr, sorted(labels)))}."
             )
     return sounds, skipped

@@ -16,8 +16,8 @@ from apood.data.presets import PRESETS
 from apood.data.record import BadRecord, Record
 from apood.data.sounds import SOUND_ENDINGS
 from apood.data.text_fields import DEFAULT_FIELD, TextFields
+from apood.support.checks import suggest_name
 from apood.support.errors import InputError
-from apood.support.wording import meant
 
 __all__ = ["read_records", "shuffled"]
 
@@ -139,7 +139,7 @@ def _files(name: str) -> list[str]:
         preset = PRESETS[name]
         raise InputError(f"There is no file {name!r}; the data set of that name is given as {preset.usage!r}.")
     kind, colon, _ = name.partition(":")
-    raise InputError(f"There is no file {name!r}{meant(kind, PRESETS) if colon else ''}.")
+    raise InputError(f"There is no file {name!r}{suggest_name(kind, PRESETS) if colon else ''}.")
 
 
 def _file_reader(name: str, fields: TextFields) -> Reader:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from apood.data.record import BadRecord, Pair, Record
+from apood.support.checks import suggest_name
 from apood.support.errors import InputError
-from apood.support.wording import meant
 
 __all__ = ["DEFAULT_FIELD", "LacksField", "TextFields", "bad", "json_kind", "sentence"]
 
@@ -104,7 +104,7 @@ def _lacks(field: str, values: Mapping[str, Any], where: str) -> str:
     names = list(_names(values.items()))
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     listed = (", ".join(map(repr, names[:_MOST_NAMES])) or "none") + more
-    return sentence(f"{where} has no field {field!r}{meant(field, names)}: there are {listed}")
+    return sentence(f"{where} has no field {field!r}{suggest_name(field, names)}: there are {listed}")
 
 
 def _names(items: Iterable[tuple[str, Any]]) -> Iterator[str]:

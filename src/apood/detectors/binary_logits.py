@@ -12,7 +12,7 @@ from torch import Tensor
 from apood.detectors.contract.base import Detector
 from apood.detectors.shared.mean_pooling import Normalize, pool_means, standardize, standardize_by
 from apood.fitting.checkpoint import Checkpoint
-from apood.support.arguments import number, one_of
+from apood.support.checks import check_choice, check_number
 from apood.support.errors import FitWarning
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource
@@ -54,8 +54,8 @@ class BinaryLogits(Detector):
 
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
-        one_of("normalize", self.normalize, get_args(Normalize))
-        number("penalty", self.penalty, above=0)
+        check_choice("normalize", self.normalize, get_args(Normalize))
+        check_number("penalty", self.penalty, above=0)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """Light and heavy penalties, each with every way to normalise."""

@@ -13,11 +13,11 @@ from apood.detectors.contract.base import Detector
 from apood.detectors.shared.log_distances import floored_log
 from apood.detectors.shared.mean_pooling import Normalize, Standard, pool_means, standardize, standardize_by
 from apood.fitting.checkpoint import Checkpoint, run_digest
-from apood.fitting.loop import Outcome, minimise
-from apood.support.arguments import number, one_of, whole_number
+from apood.fitting.optimise import Outcome, minimise
+from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.errors import DivergedWarning, FitWarning
 from apood.tokens.batch import TokenBatch
-from apood.tokens.loader import shuffled
+from apood.tokens.loader import shuffle_batches
 from apood.tokens.source import TokenSource
 
 __all__ = ["DeepSAD", "DeepSVDD", "Encoder", "Hypersphere", "Training", "start_encoder", "total_variance"]
@@ -100,7 +100,7 @@ class Training:
 
     def _stream(self, number: int, first: int) -> Iterator[Tensor]:
         source, vectors = self._corpora[number]
-        chosen = shuffled(source, seed=self._seed + number, batch_size=self._batch_size, start=first)
+        chosen = shuffle_batches(source, seed=self._seed + number, batch_size=self._batch_size, start=first)
         return (vectors[rows] for rows in chosen)
 
 
@@ -137,17 +137,17 @@ class Hypersphere(Detector):
 
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
-        one_of("normalize", self.normalize, get_args(Normalize))
+        check_choice("normalize", self.normalize, get_args(Normalize))
         for name in ("hidden", "outputs"):
             if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name), least=1)
-        whole_number("steps", self.steps, least=1)
-        whole_number("batch_size", self.batch_size, least=1)
+                check_integer(name, getattr(self, name), least=1)
+        check_integer("steps", self.steps, least=1)
+        check_integer("batch_size", self.batch_size, least=1)
         if self.learning_rate is not None:
-            number("learning_rate", self.learning_rate, above=0)
-        number("weight_decay", self.weight_decay, least=0)
-        number("aux_weight", self.aux_weight, least=0)
-        whole_number("seed", self.seed, least=0)
+            check_number("learning_rate", self.learning_rate, above=0)
+        check_number("weight_decay", self.weight_decay, least=0)
+        check_number("aux_weight", self.aux_weight, least=0)
+        check_integer("seed", self.seed, least=0)
 
     def log_distances(self, scores: Tensor) -> Tensor:
         """Of the squared distance."""

@@ -14,7 +14,7 @@ from apood.detectors.shared.side_channel import (
 )
 from apood.fitting.checkpoint import Checkpoint
 from apood.pooling.algebra import Pooled, pool_of_pools
-from apood.support.arguments import number
+from apood.support.checks import check_number
 from apood.tokens.batch import Ragged
 from apood.tokens.identity import SAMPLING
 from apood.tokens.source import TokenSource
@@ -66,7 +66,7 @@ class Entropy(SideChannelDetector):
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
         if self.temperature is not None and self.temperature != math.inf:
-            number("temperature", self.temperature, above=0)
+            check_number("temperature", self.temperature, above=0)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """From the published weights to nearly equal ones."""

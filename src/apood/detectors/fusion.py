@@ -16,11 +16,10 @@ from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.shared.log_distances import allowance, floored_log, length_law
 from apood.detectors.shared.mean_pooling import describe_shortage
 from apood.fitting.checkpoint import Checkpoint
-from apood.support.arguments import whole_number
+from apood.support.checks import check_integer
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.source import TokenSource
-from apood.tokens.subset import split
+from apood.tokens.source import TokenSource, split
 
 __all__ = ["Fusion", "default_detector"]
 
@@ -136,7 +135,7 @@ class Fusion(Detector):
             isinstance(given, list) and given and all(isinstance(member, Detector) for member in given)
         ):
             raise InputError(f"members must be None or a list of at least one detector, got {given!r}.")
-        whole_number("seed", self.seed, least=0)
+        check_integer("seed", self.seed, least=0)
         for member in self._members():
             member.check_parameters()
 

@@ -18,9 +18,9 @@ from apood.detectors.shared.mean_pooling import (
     warn_of_few,
 )
 from apood.fitting.checkpoint import Checkpoint
-from apood.support.arguments import one_of, whole_number
+from apood.support.checks import check_choice, check_integer
 from apood.support.errors import InputError
-from apood.support.progress import bar
+from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource, token_budget
 
@@ -58,8 +58,8 @@ class KNN(Detector):
 
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
-        one_of("normalize", self.normalize, get_args(Normalize))
-        whole_number("k", self.k, least=1)
+        check_choice("normalize", self.normalize, get_args(Normalize))
+        check_integer("k", self.k, least=1)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """Near and far neighbours, each with every way to normalise."""
@@ -77,7 +77,7 @@ class KNN(Detector):
         self._keep(source)
 
     def _keep(self, source: TokenSource) -> None:
-        with bar(len(source), "neighbours", "seq") as progress:
+        with progress_bar(len(source), "neighbours", "seq") as progress:
             parts = []
             for batch in source.batches(token_budget(source.dim)):
                 parts.append(self._vectors(batch).cpu())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.shared.side_channel import SideChannelDetector
-from apood.support.arguments import number
+from apood.support.checks import check_number
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged
 
@@ -25,7 +25,7 @@ class _OnLogits(SideChannelDetector):
 
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
-        number("temperature", self.temperature, above=0)
+        check_number("temperature", self.temperature, above=0)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """As published, and softer."""

@@ -16,7 +16,7 @@ from apood.detectors.shared.mean_pooling import (
     warn_of_few,
 )
 from apood.fitting.checkpoint import Checkpoint
-from apood.support.arguments import number, one_of
+from apood.support.checks import check_choice, check_number
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource
@@ -51,8 +51,8 @@ class Mahalanobis(Detector):
 
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
-        one_of("normalize", self.normalize, get_args(Normalize))
-        number("eigenvalue_floor", self.eigenvalue_floor, above=0, most=1)
+        check_choice("normalize", self.normalize, get_args(Normalize))
+        check_number("eigenvalue_floor", self.eigenvalue_floor, above=0, most=1)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """Every way to normalise."""

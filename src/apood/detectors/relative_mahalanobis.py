@@ -9,7 +9,7 @@ from apood.detectors.contract.base import Detector
 from apood.detectors.shared.device_copies import copy_on
 from apood.detectors.shared.mean_pooling import Normalize, compute_moments, pool_means
 from apood.fitting.checkpoint import Checkpoint
-from apood.support.arguments import number, one_of
+from apood.support.checks import check_choice, check_number
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch, dtype_name
 from apood.tokens.source import TokenSource
@@ -51,8 +51,8 @@ class RelativeMahalanobis(Detector):
 
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
-        one_of("normalize", self.normalize, get_args(Normalize))
-        number("shrinkage", self.shrinkage, least=0, most=1)
+        check_choice("normalize", self.normalize, get_args(Normalize))
+        check_number("shrinkage", self.shrinkage, least=0, most=1)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """Every way to normalise, with shrinkage that suits any number of AUX sequences."""

@@ -13,12 +13,11 @@ import torch
 from apood.data.record import BadRecord, Pair, Record, Skipped, good_items
 from apood.encoders.base.encoder import Encoder
 from apood.encoders.streaming import encoded_windows
+from apood.support.checks import format_count
 from apood.support.errors import InputError
-from apood.support.progress import bar
-from apood.support.wording import counted
-from apood.tokens.batch import TokenBatch
+from apood.support.progress import progress_bar
+from apood.tokens.batch import TokenBatch, decode_texts
 from apood.tokens.store import TokenStore
-from apood.tokens.text import channel_texts
 from apood.tokens.writer import TokenStoreWriter
 
 __all__ = ["EmbedCounts", "embed_to_store", "limited"]
@@ -98,7 +97,7 @@ def embed_to_store(
         started = time.perf_counter()
         with (
             closing(encoded_windows(reading, encoder, skipped if skip_bad else None)) as windows,
-            bar(total, "encoding", unit="rec", initial=held) as progress,
+            progress_bar(total, "encoding", unit="rec", initial=held) as progress,
             _InBackground() as background,
         ):
             for window in windows:
@@ -170,16 +169,17 @@ def _behind(
         item = next(items, None)
         if item is None:
             raise InputError(
-                f"The token store {str(folder)!r} holds {counted(held, 'sequence')} already, more than the "
-                f"{counted(number, 'record')} given: it can be resumed only with the records it was begun with, and "
+                f"The token store {str(folder)!r} holds {format_count(held, 'sequence')} already, more than the "
+                f"{format_count(number, 'record')} given: it can be resumed only with the records it was "
+                f"begun with, and "
                 "more of them."
             )
         if number >= covered:
             uncounted.append(item)
     if held and not _is_last_of(TokenStore(folder), item, encoder):
         raise InputError(
-            f"The token store {str(folder)!r} holds {counted(held, 'sequence')}, not the first "
-            f"{counted(held, 'record')} given: it can be resumed only with the records it was begun with."
+            f"The token store {str(folder)!r} holds {format_count(held, 'sequence')}, not the first "
+            f"{format_count(held, 'record')} given: it can be resumed only with the records it was begun with."
         )
     if held and not writer.tally:
         return None
@@ -192,7 +192,7 @@ def _is_last_of(store: TokenStore, item: Any, encoder: Encoder) -> bool:
     last = store.select([len(store) - 1])
     if isinstance(item, str | Pair):
         given = {"text": item} if isinstance(item, str) else {"text": item.source, "output_text": item.target}
-        held = {name: channel_texts(last.channels[name])[0] for name in given if name in last.channels}
+        held = {name: decode_texts(last.channels[name])[0] for name in given if name in last.channels}
         return "text" in held and all(given[name] == text for name, text in held.items())
     # Of a sound nothing is stored but its states; they differ by rounding alone.
     again, kept = encoder.encode([item]).values.float(), last.values.float()

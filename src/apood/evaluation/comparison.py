@@ -17,7 +17,7 @@ from apood.evaluation.rows import MEAN, ResultRow, mean_row, result_rows
 from apood.evaluation.runs import run
 from apood.evaluation.splits import SplitData, split_data
 from apood.evaluation.workers import Failure, outcomes, share_cores
-from apood.support.arguments import whole_number
+from apood.support.checks import check_integer
 from apood.support.errors import InputError
 from apood.support.version import __version__
 
@@ -152,7 +152,7 @@ def compare(plan: Plan, *, cache: Path | None = None, jobs: int = 1) -> Comparis
     `failures` instead of figures and stops no other; an error is raised when all have.
     """
     plan = checked(plan)
-    whole_number("jobs", jobs, 1)
+    check_integer("jobs", jobs, 1)
     if cache is None:
         with tempfile.TemporaryDirectory(prefix="apood-") as folder:  # without a seed all splits may be the same fit
             return compare(plan, cache=Path(folder), jobs=jobs)

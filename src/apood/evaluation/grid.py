@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 from sklearn.base import clone
 
 from apood.detectors.contract.base import Detector
-from apood.support.arguments import whole_number
+from apood.support.checks import check_integer, suggest_name
 from apood.support.errors import InputError
-from apood.support.wording import meant
 
 __all__ = ["Candidate", "candidates", "reseeded"]
 
@@ -55,7 +54,9 @@ def _combinations(detector: Detector, grid: Mapping[str, Sequence[Any]]) -> list
     for name, values in grid.items():
         if name not in allowed:
             there = f"there are {', '.join(allowed)}" if allowed else "it has none"
-            raise InputError(f"{detector.name} has no parameter {name!r}{meant(name, allowed)} to search: {there}.")
+            raise InputError(
+                f"{detector.name} has no parameter {name!r}{suggest_name(name, allowed)} to search: {there}."
+            )
         if not len(values):
             raise InputError(f"The grid is empty: it has no value for {name}.")
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -63,7 +64,7 @@ def _combinations(detector: Detector, grid: Mapping[str, Sequence[Any]]) -> list
 
 def reseeded(detector: Detector, seeds: int) -> list[Detector]:
     """The detector with as many seeds as asked for, its own first."""
-    whole_number("seeds", seeds, least=1)
+    check_integer("seeds", seeds, least=1)
     if seeds == 1:
         return [detector]
     first = detector.get_params(deep=False).get("seed")

@@ -10,9 +10,8 @@ from typing import Any
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.registry import METHODS, detector_class
 from apood.evaluation.rows import MEAN
-from apood.support.arguments import whole_number
+from apood.support.checks import check_integer, format_count, suggest_name
 from apood.support.errors import ApoodError, InputError
-from apood.support.wording import counted, meant
 from apood.tokens.digest import content_digest
 from apood.tokens.identity import describe_other, same_encoder
 from apood.tokens.store import TokenStore
@@ -149,8 +148,8 @@ def checked(plan: Plan) -> Plan:
 
 
 def _check_numbers(plan: Plan) -> None:
-    whole_number("splits", plan.splits, 1)
-    whole_number("seed", plan.seed, 0)
+    check_integer("splits", plan.splits, 1)
+    check_integer("seed", plan.seed, 0)
     if not 0 < plan.share <= 1:
         raise InputError(f"share must lie in (0, 1], got {plan.share}.")
     if not 0 < plan.test_share < 1:
@@ -183,7 +182,7 @@ def _check_stores(plan: Plan, stores: Mapping[str, TokenStore]) -> None:
         if drawn < least:
             part = "" if key == "id" else f", of which a split draws {drawn} (share {plan.share:g})"
             raise InputError(
-                f"The store {plan.stores[key]} of {key} has {counted(len(store), 'sequence')}{part}, "
+                f"The store {plan.stores[key]} of {key} has {format_count(len(store), 'sequence')}{part}, "
                 f"and at least {least} are needed."
             )
         if store.dim != reference.dim:
@@ -227,7 +226,7 @@ def _check_method(where: str, method: Method) -> None:
     for key in method.parameters:
         if key not in allowed:
             there = f"there are {', '.join(allowed)}" if allowed else "it has none"
-            raise InputError(f"{where}: {method.method} has no parameter {key!r}{meant(key, allowed)}; {there}.")
+            raise InputError(f"{where}: {method.method} has no parameter {key!r}{suggest_name(key, allowed)}; {there}.")
     try:
         detector = method.detector()
         detector.check_parameters()

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from apood.evaluation.plan import Method, Plan, checked
+from apood.support.checks import suggest_name
 from apood.support.errors import InputError
-from apood.support.wording import meant
 
 __all__ = ["read_plan"]
 
@@ -73,7 +73,7 @@ def _check_table(where: str, table: dict[str, Any], allowed: dict[str, type]) ->
     for key, value in table.items():
         if key not in allowed:
             raise InputError(
-                f"There is no key {key!r}{meant(key, allowed)} in {where}; allowed are {', '.join(allowed)}."
+                f"There is no key {key!r}{suggest_name(key, allowed)} in {where}; allowed are {', '.join(allowed)}."
             )
         kind = allowed[key]
         kinds = (int, float) if kind is float else (kind,)

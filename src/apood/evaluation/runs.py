@@ -29,8 +29,7 @@ from apood.detectors.contract.artefact import describe_detector, load
 from apood.detectors.contract.base import Detector, Scores
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import ArtefactError, DivergedWarning, FitWarning, InputError
-from apood.support.files import atomic_file, locked, read_json, refuse_unwritable, write_json
-from apood.support.source_digest import source_digest
+from apood.support.files import atomic_file, lock_folder, read_json, refuse_unwritable, source_digest, write_json
 from apood.support.version import __version__
 from apood.tokens.digest import content_digest
 from apood.tokens.source import TokenSource
@@ -98,7 +97,7 @@ class _Fit:
 
     def detector(self) -> Detector:
         if self._known is None:
-            with locked(self.entry):  # equal fits may be asked for at once: one is made, the others read it
+            with lock_folder(self.entry):  # equal fits may be asked for at once: one is made, the others read it
                 self._known = self._read() or self._fit()
         return self._known
 

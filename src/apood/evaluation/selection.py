@@ -18,13 +18,12 @@ from apood.evaluation.grid import Candidate, candidates, reseeded
 from apood.evaluation.intervals import Estimate
 from apood.evaluation.trial import HeldOut, Outcome, Trial
 from apood.evaluation.workers import Failure, Share, outcomes, share_cores
-from apood.support.arguments import whole_number
+from apood.support.checks import check_integer
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.tokens.digest import content_digest
 from apood.tokens.identity import describe_other, same_encoder
-from apood.tokens.source import TokenSource, as_source
-from apood.tokens.subset import split
+from apood.tokens.source import TokenSource, as_source, split
 
 __all__ = ["HELD_OUT_PROMISE", "Point", "Selection", "select"]
 
@@ -160,7 +159,7 @@ def select(
     """
     learns = supervised or detector.aux == "required"
     if jobs is not None and jobs != "auto":
-        whole_number("jobs", jobs, least=1)
+        check_integer("jobs", jobs, least=1)
     given = {"ID": train, "ID validation": validation, "AUX": aux}
     sources = {role: as_source(source) for role, source in given.items() if source is not None}
     _refuse_useless(detector, sources, learns)

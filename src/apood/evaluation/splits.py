@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apood.evaluation.plan import Method, Plan
-from apood.tokens.source import TokenSource
+from apood.tokens.source import TokenSource, split
 from apood.tokens.store import TokenStore
-from apood.tokens.subset import split
 
 __all__ = ["SplitData", "split_data"]
 

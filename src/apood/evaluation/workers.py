@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import NamedTuple, TypeVar
 
 from apood.support.errors import ApoodError
-from apood.support.progress import bar, relabel
+from apood.support.progress import progress_bar, relabel
 
 __all__ = ["Failure", "Share", "attempt", "in_processes", "outcomes", "share_cores"]
 
@@ -68,7 +68,7 @@ def outcomes(
 ) -> list[Result | Failure]:
     """What came of each task, under a progress bar: in this process, or in those of a `share`."""
     found: dict[int, Result | Failure] = {}
-    with bar(len(tasks), label) as progress:
+    with progress_bar(len(tasks), label) as progress:
 
         def in_this_process() -> Iterator[tuple[int, Result | Failure]]:
             for index, task in enumerate(tasks):

@@ -39,13 +39,11 @@ from apood.experiments.runtime_profiles import (
 )
 from apood.experiments.versions import device_name, versions
 from apood.report.canvas import refuse_without_matplotlib
-from apood.support.arguments import one_of
+from apood.support.checks import check_choice, format_count
 from apood.support.device import resolve_device
 from apood.support.errors import FitWarning
-from apood.support.files import read_json, refuse_unwritable, write_json
-from apood.support.progress import bar
-from apood.support.source_digest import source_digest
-from apood.support.wording import counted
+from apood.support.files import read_json, refuse_unwritable, source_digest, write_json
+from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch
 
 __all__ = ["MANIFEST", "RESULTS", "Plan", "measure", "plan_runtime"]
@@ -82,7 +80,7 @@ class Plan:
             "device": device_name(self.backbone.device),
             "measurements": len(self.cases),
             "batches each": f"{profile.warm_up} to warm up, {profile.measured} measured",
-            "usual batch": f"{counted(profile.batch, 'sequence')} of {counted(profile.context, 'token')}",
+            "usual batch": f"{format_count(profile.batch, 'sequence')} of {format_count(profile.context, 'token')}",
             "outputs": f"{profile.new_tokens} tokens, beams: {profile.beams}" if self.backbone.generates else "none",
             "takes about": f"{self.seconds:.0f} s" if self.seconds < 120 else f"{self.seconds / 60:.0f} min",
         }
@@ -105,7 +103,7 @@ def plan_runtime(
         seed: of random weights, tokens and texts.
         quick: whether everything is tiny, for a first look.
     """
-    one_of("profile", profile, PROFILES)
+    check_choice("profile", profile, PROFILES)
     refuse_without_matplotlib()  # now rather than when all is measured
     place = resolve_device(device)
     backbone = folder_backbone(model, place) if model is not None else random_backbone(place, seed, quick=quick)
@@ -139,7 +137,7 @@ def measure(plan: Plan, out: Path) -> dict[str, Any]:
     of = {**about, "seed": plan.seed, "source": source_digest()}
     measurements = _kept(out / _PARTIAL, of, plan.cases)
     detectors = _Detectors(plan)
-    with torch.inference_mode(), bar(len(plan.cases), "measure", initial=len(measurements)) as progress:
+    with torch.inference_mode(), progress_bar(len(plan.cases), "measure", initial=len(measurements)) as progress:
         for case in plan.cases[len(measurements) :]:
             measurements.append({**asdict(case), **_timed(plan, case, detectors)})
             write_json(out / _PARTIAL, {"of": of, "measurements": measurements})

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from apood.support.device import resolve_device
-from apood.support.source_digest import source_digest
+from apood.support.files import source_digest
 from apood.support.version import __version__
 
 __all__ = ["device_name", "versions"]

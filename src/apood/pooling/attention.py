@@ -13,7 +13,7 @@ from apood.pooling.algebra import Pooled
 from apood.pooling.blocked import attention_pool_blocked
 from apood.pooling.coarse import attention_pool_coarse, may_be_coarse
 from apood.pooling.frame import Frame
-from apood.support.arguments import number, one_of
+from apood.support.checks import check_choice, check_number
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 
@@ -24,13 +24,13 @@ Similarity = Literal["dot", "euclidean"]
 
 def check_beta(beta: float) -> None:
     """Refuses an inverse temperature that is negative or not finite."""
-    number("beta", beta, least=0)
+    check_number("beta", beta, least=0)
 
 
 def check_pool(queries: Tensor, beta: float, similarity: str) -> None:
     """Refuses what cannot be pooled with, whatever the tokens are."""
     check_beta(beta)
-    one_of("similarity", similarity, get_args(Similarity))
+    check_choice("similarity", similarity, get_args(Similarity))
     if queries.ndim != 3 or 0 in queries.shape:
         raise InputError(f"queries must have shape [heads, queries, D], each at least 1, got {tuple(queries.shape)}.")
 

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from apood.pooling.frame import Frame
-from apood.tokens.batch import TokenBatch
-from apood.tokens.loader import upload
+from apood.tokens.batch import TokenBatch, upload
 
 __all__ = ["mean_pool"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from apood.evaluation.comparison import Comparison, Contender, SplitResult
 from apood.evaluation.plan import ACCEPT
 from apood.report.grid import Block, Cell, Figure, Grid, marks
-from apood.support.wording import counted
+from apood.support.checks import format_count
 
 __all__ = ["fit_notes", "grid_of_comparison", "row_name"]
 
@@ -113,10 +113,10 @@ def fit_notes(rows: Iterable[tuple[str, Sequence[SplitResult], Sequence[str]]]) 
     found: dict[tuple[str, str], list[str]] = {}
     for label, splits, failures in rows:
         if failures:
-            count = f"{len(failures)} of {counted(len(splits) + len(failures), 'split')} failed, the first:"
+            count = f"{len(failures)} of {format_count(len(splits) + len(failures), 'split')} failed, the first:"
             found.setdefault((_FAILED, f"{count} {failures[0]}"), []).append(label)
         for first, times in _kinds(splits):
-            count = f"{times} of {counted(len(splits), 'fit')} warned, the first:"
+            count = f"{times} of {format_count(len(splits), 'fit')} warned, the first:"
             found.setdefault((_WARNED, f"{count} {first}"), []).append(label)
     return [f"{mark} {', '.join(labels)}: {reason}" for (mark, reason), labels in found.items()]
 

@@ -23,17 +23,15 @@ from apood.detectors.ap_ood.training import Training, estimate_batch_bytes, log_
 from apood.detectors.contract.base import Detector
 from apood.detectors.shared.log_distances import allowance, floored_log, length_law
 from apood.fitting.checkpoint import Checkpoint, run_digest
-from apood.fitting.loop import minimise
+from apood.fitting.optimise import minimise
 from apood.pooling import Similarity, rounded
 from apood.pooling.eager import similarities_and_logits
-from apood.support.arguments import number, one_of, whole_number
+from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.device import check_device, resolve_device
 from apood.support.errors import InputError
-from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.loader import upload
-from apood.tokens.resident import Resident, placed
-from apood.tokens.skip_first import SkipFirst, without_first
-from apood.tokens.source import TokenSource, token_budget
+from apood.tokens.batch import Ragged, TokenBatch, upload
+from apood.tokens.loader import Resident, place_on_device
+from apood.tokens.source import SkipFirst, TokenSource, drop_first_token, token_budget
 
 __all__ = ["APOOD"]
 
@@ -204,13 +202,13 @@ class APOOD(Detector):
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
         self._resolve_recipe()
-        one_of("score", self.score, get_args(ScoreName))
+        check_choice("score", self.score, get_args(ScoreName))
         if self.beta is not None and self.temperature is not None:
             raise InputError("beta and temperature say the same thing in different units: give one of them.")
         if self.normalize is not None:
-            one_of("normalize", self.normalize, ("tokens", "none"))
-        number("aux_weight", self.aux_weight, least=0)
-        whole_number("seed", self.seed, least=0)
+            check_choice("normalize", self.normalize, ("tokens", "none"))
+        check_number("aux_weight", self.aux_weight, least=0)
+        check_integer("seed", self.seed, least=0)
         check_device(self.device)
 
     def log_distances(self, scores: Tensor) -> Tensor:
@@ -228,7 +226,7 @@ class APOOD(Detector):
         """In the memory of the GPU, where there is one with room for all tokens."""
         given, recipe = [source] if aux is None else [source, aux], self._resolve_recipe()
         spare = _SPARE + _BATCHES * sum(estimate_batch_bytes(own, recipe) for own in given if len(own))
-        own, *outliers = placed(given, resolve_device(self.device), spare)
+        own, *outliers = place_on_device(given, resolve_device(self.device), spare)
         return own, (outliers[0] if outliers else None)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
@@ -275,7 +273,7 @@ class APOOD(Detector):
         warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        lacking = self._scorer().lacking(without_first(tokens) if self.skips_first_ else tokens)
+        lacking = self._scorer().lacking(drop_first_token(tokens) if self.skips_first_ else tokens)
         if self.skips_first_:  # a fault shows even where nobody looks
             lacking = lacking + _traces_of_faults(tokens).to(lacking, non_blocking=True)
         best, factors = self._best(), self._length_factors(tokens.lengths)  # while a GPU is at work
@@ -303,7 +301,7 @@ class APOOD(Detector):
 
 
 def _without_first(source: TokenSource) -> TokenSource:
-    return source.without_first() if isinstance(source, Resident) else SkipFirst(source)
+    return source.skip_first() if isinstance(source, Resident) else SkipFirst(source)
 
 
 def _traces_of_faults(tokens: TokenBatch) -> Tensor:

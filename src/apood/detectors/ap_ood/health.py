@@ -9,7 +9,7 @@ from torch import Tensor
 
 from apood.detectors.ap_ood.recipe import HeadReduction
 from apood.detectors.shared.mean_pooling import describe_shortage
-from apood.fitting.loop import Outcome
+from apood.fitting.optimise import Outcome
 from apood.support.errors import DivergedWarning, FitWarning
 
 __all__ = ["Outliers", "warn_of_failure"]

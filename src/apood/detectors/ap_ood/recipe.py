@@ -9,7 +9,7 @@ from torch import Tensor
 from apood.detectors.shared.mean_pooling import EIGENVALUE_FLOOR, compute_moments, inverse_root
 from apood.pooling import Frame, Similarity, check_beta
 from apood.pooling.eager import similarities_and_logits
-from apood.support.arguments import number, one_of, whole_number
+from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource
@@ -86,20 +86,20 @@ PAPER = Recipe(
 
 def resolve(recipe: RecipeName, **arguments: Any) -> Recipe:
     """The recipe with every argument that is not None in its place, checked."""
-    one_of("recipe", recipe, get_args(RecipeName))
+    check_choice("recipe", recipe, get_args(RecipeName))
     base = ROBUST if recipe == "robust" else PAPER
     chosen = replace(base, **{name: value for name, value in arguments.items() if value is not None})
-    one_of("similarity", chosen.similarity, get_args(Similarity))
-    one_of("regularizer", chosen.regularizer, get_args(Regularizer))
-    one_of("head_reduction", chosen.head_reduction, get_args(HeadReduction))
+    check_choice("similarity", chosen.similarity, get_args(Similarity))
+    check_choice("regularizer", chosen.regularizer, get_args(Regularizer))
+    check_choice("head_reduction", chosen.head_reduction, get_args(HeadReduction))
     for name in ("heads", "queries", "steps", "batch_size"):
         if getattr(chosen, name) is not None:
-            whole_number(name, getattr(chosen, name), least=1)
+            check_integer(name, getattr(chosen, name), least=1)
     if chosen.beta is not None:
         check_beta(chosen.beta)
     if chosen.temperature is not None:
-        number("temperature", chosen.temperature, least=0)
-    number("learning_rate", chosen.learning_rate, above=0)
+        check_number("temperature", chosen.temperature, least=0)
+    check_number("learning_rate", chosen.learning_rate, above=0)
     return chosen
 
 

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from apood.detectors.ap_ood.recipe import HeadReduction, Recipe, Regularizer, Start
-from apood.fitting.loop import warm_up
+from apood.fitting.optimise import warm_up
 from apood.pooling import Pooled, attention_pool, merge, pool_of_pools, prototype, shares
-from apood.support.progress import bar
-from apood.tokens.batch import TokenBatch
-from apood.tokens.loader import on_device, shuffled, upload
-from apood.tokens.resident import Resident, gathered
+from apood.support.progress import progress_bar
+from apood.tokens.batch import TokenBatch, upload
+from apood.tokens.loader import Resident, gather_sequences, move_to_device, shuffle_batches
 from apood.tokens.source import TokenSource, token_budget
 
 __all__ = [
@@ -252,7 +251,7 @@ class Training:
         orders = [self._order(source, self._seed + number, first) for number, source in enumerate(self._sources)]
         if all(isinstance(source, Resident) for source in self._sources):
             for indices in zip(*orders, strict=True):
-                yield gathered(self._sources, indices), len(indices[0])
+                yield gather_sequences(self._sources, indices), len(indices[0])
             return
         streams = [self._stream(source, order) for source, order in zip(self._sources, orders, strict=True)]
         try:
@@ -266,12 +265,12 @@ class Training:
     def _order(self, source: TokenSource, seed: int, first: int) -> Iterator[Tensor]:
         recipe = self._recipe
         budget = None if recipe.batch_elements is None else max(1, recipe.batch_elements // source.dim)
-        return shuffled(source, seed=seed, batch_size=recipe.batch_size, token_budget=budget, start=first)
+        return shuffle_batches(source, seed=seed, batch_size=recipe.batch_size, token_budget=budget, start=first)
 
     def _stream(self, source: TokenSource, order: Iterator[Tensor]) -> Iterator[TokenBatch]:
         batches, device = map(source.select, order), self._weights.device
         small = estimate_batch_bytes(source, self._recipe) <= _LARGE_BATCH
-        return on_device(batches, device) if small or device.type == "cuda" else batches
+        return move_to_device(batches, device) if small or device.type == "cuda" else batches
 
 
 class CorpusPool(NamedTuple):
@@ -294,7 +293,7 @@ def pool_corpus(
     chosen = torch.empty(0, dtype=torch.int64) if sample is None else sample
     total: Pooled | None = None
     values, kept, first = [], [], 0
-    with bar(len(source), "prototype", "seq") as progress:
+    with progress_bar(len(source), "prototype", "seq") as progress:
         for batch in _whole(source, queries.device):
             pooled = attention_pool(batch, queries, beta, recipe.similarity, start.frame)
             part = pool_of_pools(Pooled(*(x.double() for x in pooled)))
@@ -318,4 +317,4 @@ def _whole(source: TokenSource, device: torch.device) -> Iterator[TokenBatch]:
     if device.type != "cuda":
         return source.batches(token_budget(source.dim))
     batches = source.batches(max(1, _GPU_NUMBERS // source.dim))
-    return batches if isinstance(source, Resident) else on_device(batches, device)
+    return batches if isinstance(source, Resident) else move_to_device(batches, device)

@@ -17,7 +17,7 @@ from torch import Tensor
 from apood.decisions.conformal import benjamini_hochberg, conformal_p_values, conformal_threshold
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
-from apood.support.progress import bar
+from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.digest import sample_digest
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
@@ -70,7 +70,7 @@ def refuse_unfit(
     if TOKENS in requires:  # told by the lengths, without reading a token
         _refuse_empty(source.lengths > 0, TOKENS, 0, role)
     first, where = 0, f"the {role} data"
-    with bar(len(source), f"check {role}", "seq") as progress:
+    with progress_bar(len(source), f"check {role}", "seq") as progress:
         for batch in source.batches(token_budget(source.dim)):
             for name, part in get_required_parts(batch, requires).items():
                 _refuse_empty(part.lengths > 0, name, first, role)
@@ -352,7 +352,7 @@ def _read_with_progress(source: TokenSource) -> Generator[TokenBatch]:
         else:
             yield from source.batches(budget)
         return
-    with bar(len(source), "score", "seq") as progress:
+    with progress_bar(len(source), "score", "seq") as progress:
         for batch in source.batches(budget):
             yield batch
             progress.update(len(batch))

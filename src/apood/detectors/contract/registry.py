@@ -3,8 +3,8 @@
 from importlib import import_module
 
 from apood.detectors.contract.base import Detector
+from apood.support.checks import suggest_name
 from apood.support.errors import InputError
-from apood.support.wording import meant
 
 __all__ = ["DEFAULT", "METHODS", "detector_class"]
 
@@ -34,7 +34,9 @@ def detector_class(method: str) -> type[Detector]:
     if method == "default":
         method = DEFAULT
     if method not in METHODS:
-        raise InputError(f"There is no method {method!r}{meant(method, METHODS)}; there are {', '.join(METHODS)}.")
+        raise InputError(
+            f"There is no method {method!r}{suggest_name(method, METHODS)}; there are {', '.join(METHODS)}."
+        )
     module, name = METHODS[method].split(":")
     found: type[Detector] = getattr(import_module(module), name)
     return found

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from apood.pooling import Frame, mean_pool
 from apood.support.errors import FitWarning, InputError
-from apood.support.progress import bar
+from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource, token_budget
 
@@ -55,7 +55,7 @@ def compute_moments(source: TokenSource, normalize: Normalize) -> Moments:
     count = 0
     mean = torch.zeros(source.dim, dtype=torch.float64)
     scatter = torch.zeros(source.dim, source.dim, dtype=torch.float64)
-    with bar(len(source), "covariance", "seq") as progress:
+    with progress_bar(len(source), "covariance", "seq") as progress:
         for batch in source.batches(token_budget(source.dim)):
             x = pool_means(batch, normalize).cpu()
             delta = x.mean(0) - mean
@@ -149,7 +149,7 @@ def standardize_by(standard: Standard, aux: TokenSource, normalize: Normalize) -
 def _collected(source: TokenSource, normalize: Normalize, standard: Standard, role: str) -> Tensor:
     vectors = torch.empty(len(source), source.dim)
     first = 0
-    with bar(len(source), "pool", "seq") as progress:
+    with progress_bar(len(source), "pool", "seq") as progress:
         for batch in source.batches(token_budget(source.dim)):
             own = vectors[first : first + len(batch)]
             own.copy_(standard.apply(pool_means(batch, normalize).cpu()))

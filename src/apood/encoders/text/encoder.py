@@ -19,12 +19,11 @@ from apood.encoders.text.padding import batch_tokens, length_batches
 from apood.encoders.text.probe import probe_model
 from apood.encoders.text.states import Mode, Rows, TextPass
 from apood.encoders.text.tokenising import Tokeniser
-from apood.support.arguments import one_of, whole_number
+from apood.support.checks import check_choice, check_integer
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
-from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.batch import Ragged, TokenBatch, encode_texts
 from apood.tokens.identity import SAMPLING, EncoderIdentity
-from apood.tokens.text import text_channel
 
 __all__ = ["PreparedTexts", "TextEncoder", "generation_files"]
 
@@ -115,12 +114,12 @@ class TextEncoder:
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        one_of("mode", mode, get_args(Mode))
-        whole_number("max_tokens", max_tokens, 1)
-        whole_number("max_new_tokens", max_new_tokens, 1)
-        whole_number("beams", beams, 1)
-        whole_number("samples", samples, 0)
-        whole_number("seed", seed, 0)
+        check_choice("mode", mode, get_args(Mode))
+        check_integer("max_tokens", max_tokens, 1)
+        check_integer("max_new_tokens", max_new_tokens, 1)
+        check_integer("beams", beams, 1)
+        check_integer("samples", samples, 0)
+        check_integer("seed", seed, 0)
         if beams > 1 and mode != "output":
             raise InputError(f"Beams are for what a model generates, in mode output, got {beams} in mode {mode}.")
         self.device, self.mode, self.truncated = resolve_device(device), mode, 0
@@ -263,11 +262,11 @@ class TextEncoder:
                     gathered[name].add(chosen, rows.lengths, rows.values)
         channels = {name: rows.finish() for name, rows in gathered.items()}
         states = channels.pop("states")
-        channels["text"] = text_channel(prepared.texts)
+        channels["text"] = encode_texts(prepared.texts)
         if self.mode == "output":
-            channels["output_text"] = text_channel(self._tokeniser.texts(channels["input_ids"]))
+            channels["output_text"] = encode_texts(self._tokeniser.texts(channels["input_ids"]))
         elif self.mode == "reference":
-            channels["output_text"] = text_channel(prepared.target_texts)
+            channels["output_text"] = encode_texts(prepared.target_texts)
         return TokenBatch(states.values, states.offsets, channels, self.identity)
 
     def _found(self, sources: Ragged, targets: Ragged | None) -> Mapping[str, Rows] | None:

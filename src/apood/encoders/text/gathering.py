@@ -5,8 +5,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from apood.tokens.batch import Ragged, rows_of_runs
-from apood.tokens.loader import upload
+from apood.tokens.batch import Ragged, rows_of_runs, upload
 
 __all__ = ["Gathering"]
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from apood.tokens.batch import Ragged, rows_of_runs
-from apood.tokens.loader import upload
+from apood.tokens.batch import Ragged, rows_of_runs, upload
 
 __all__ = ["Padded", "batch_tokens", "length_batches", "places"]
 

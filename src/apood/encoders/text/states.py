@@ -14,8 +14,7 @@ from apood.encoders.text.model import Hidden, TextModel
 from apood.encoders.text.padding import Padded, places
 from apood.encoders.text.prompt import Prompt, read_prompts
 from apood.encoders.text.token_logprobs import token_logprobs
-from apood.tokens.batch import Ragged
-from apood.tokens.loader import upload
+from apood.tokens.batch import Ragged, upload
 
 __all__ = ["Mode", "Rows", "TextPass"]
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from apood.support.checks import suggest_name
 from apood.support.errors import InputError
-from apood.support.wording import meant
 
 if TYPE_CHECKING:
     from apood.experiments.paper.bench import Experiment
@@ -59,7 +59,9 @@ CATALOGUE = {
 def experiment(name: str) -> "Experiment":
     """The experiment that goes by the name."""
     if name not in CATALOGUE:
-        raise InputError(f"There is no experiment {name!r}{meant(name, CATALOGUE)}; there are {', '.join(CATALOGUE)}.")
+        raise InputError(
+            f"There is no experiment {name!r}{suggest_name(name, CATALOGUE)}; there are {', '.join(CATALOGUE)}."
+        )
     module, _, declared = CATALOGUE[name].where.partition(":")
     found: Experiment = getattr(import_module(f"{_HERE}.{module}"), declared)
     return found

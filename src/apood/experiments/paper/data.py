@@ -13,8 +13,8 @@ from apood.data.sounds import read_sounds
 from apood.evaluation.rows import MEAN
 from apood.experiments.paper.settings import Settings
 from apood.experiments.paper.tasks import Task
+from apood.support.checks import suggest_name
 from apood.support.errors import InputError
-from apood.support.wording import meant
 
 __all__ = ["MANIFEST", "OOD", "Data", "Source", "files_of", "paper_data", "read_manifest"]
 
@@ -98,7 +98,9 @@ def read_manifest(folder: Path, task: Task, skipped: Sequence[str] = ()) -> Data
 def _data(content: dict[str, Any], folder: Path, task: Task) -> Data:
     for key in content:
         if key not in _TOP:
-            raise InputError(f"There is no key {key!r}{meant(key, _TOP)} in a manifest; allowed are {', '.join(_TOP)}.")
+            raise InputError(
+                f"There is no key {key!r}{suggest_name(key, _TOP)} in a manifest; allowed are {', '.join(_TOP)}."
+            )
     common, prompt, ood = content.get("field"), content.get("prompt"), content.get("ood")
     for key, text in (("field", common), ("prompt", prompt)):
         if text is not None and not isinstance(text, str):
@@ -131,7 +133,9 @@ def _source(role: str, value: Any, folder: Path, common: str | None) -> Source:
     table = value if isinstance(value, dict) else {"files": value}
     for key in table:
         if key not in _SET:
-            raise InputError(f"There is no key {key!r}{meant(key, _SET)} in {role}; allowed are {', '.join(_SET)}.")
+            raise InputError(
+                f"There is no key {key!r}{suggest_name(key, _SET)} in {role}; allowed are {', '.join(_SET)}."
+            )
     files, labels, own = table.get("files"), table.get("labels", []), table.get("field", common)
     files = [files] if isinstance(files, str) else files
     if not (isinstance(files, list) and files and all(isinstance(file, str) and file for file in files)):
@@ -233,7 +237,7 @@ def _without(data: Data, skipped: Sequence[str]) -> Data:
     for name in skipped:
         if name.casefold() not in names:
             raise InputError(
-                f"There is no OOD set {name!r}{meant(name, data.ood)} to skip; there are {', '.join(data.ood)}."
+                f"There is no OOD set {name!r}{suggest_name(name, data.ood)} to skip; there are {', '.join(data.ood)}."
             )
     gone = [names[name.casefold()] for name in dict.fromkeys(skipped)]
     if len(set(gone)) == len(names):

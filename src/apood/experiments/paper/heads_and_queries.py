@@ -28,8 +28,8 @@ from apood.experiments.paper.trials import Result, carry_out
 from apood.pooling import attention_pool
 from apood.report.curves import Curve, curves_of
 from apood.report.grid import Block, Cell, Figure, Grid
-from apood.support.progress import bar
-from apood.tokens.loader import prefetch, shuffled
+from apood.support.progress import progress_bar
+from apood.tokens.loader import prefetch, shuffle_batches
 from apood.tokens.source import TokenSource
 
 __all__ = ["HEADS_AND_QUERIES_BENCH", "HeadsAndQueries"]
@@ -104,7 +104,7 @@ def _differences(study: Study, mode: Mode) -> dict[str, float]:
     steps = study.settings.steps or _SGD_STEPS
     start = torch.randn(2, train.dim, generator=torch.Generator().manual_seed(0))
     starts = {"alone": start[:1, None], "heads": start[:, None], "queries": start[None]}
-    with bar(len(starts) * steps, "SGD") as progress:
+    with progress_bar(len(starts) * steps, "SGD") as progress:
         ends = {what: _descended(train, own, steps, progress.update)[0, 0] for what, own in starts.items()}
     alone = ends.pop("alone")
     return {what: float((end - alone).norm() / (alone - start[0]).norm()) for what, end in ends.items()}
@@ -117,7 +117,7 @@ def _descended(train: TokenSource, start: Tensor, steps: int, after_each: Callab
     """
     queries = start.clone().requires_grad_()
     beta = beta_of("1/sqrt(D)", train.dim)
-    for batch in prefetch(map(train.select, islice(shuffled(train, seed=0, batch_size=_BATCH), steps))):
+    for batch in prefetch(map(train.select, islice(shuffle_batches(train, seed=0, batch_size=_BATCH), steps))):
         pooled = attention_pool(batch, queries, beta, exact=True)
         loss = (squared_distances(pooled).mean(0) - log_norms(queries)).sum()
         (gradient,) = torch.autograd.grad(loss, queries)

@@ -10,13 +10,12 @@ from torch import Tensor
 from apood.detectors.ap_ood.training import log_norms
 from apood.detectors.contract.base import Detector
 from apood.fitting.checkpoint import Checkpoint, run_digest
-from apood.fitting.loop import minimise
-from apood.support.arguments import number, whole_number
+from apood.fitting.optimise import minimise
+from apood.support.checks import check_integer, check_number
 from apood.support.device import resolve_device
 from apood.support.errors import DivergedWarning
 from apood.tokens.batch import TokenBatch
-from apood.tokens.loader import shuffled
-from apood.tokens.resident import placed
+from apood.tokens.loader import place_on_device, shuffle_batches
 from apood.tokens.source import TokenSource, token_budget
 
 __all__ = ["IdealisedKernel"]
@@ -65,15 +64,15 @@ class IdealisedKernel(Detector):
     def check_parameters(self) -> None:
         """Refuses constructor arguments that make no sense."""
         for name in ("heads", "steps", "batch_size"):
-            whole_number(name, getattr(self, name), least=1)
-        whole_number("seed", self.seed, least=0)
+            check_integer(name, getattr(self, name), least=1)
+        check_integer("seed", self.seed, least=0)
         if self.beta is not None:
-            number("beta", self.beta, least=0)
-        number("learning_rate", self.learning_rate, above=0)
+            check_number("beta", self.beta, least=0)
+        check_number("learning_rate", self.learning_rate, above=0)
 
     def _place(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
         """In the memory of the GPU, where there is one with room for all tokens."""
-        (own,) = placed([source], resolve_device(), _SPARE)
+        (own,) = place_on_device([source], resolve_device(), _SPARE)
         return own, aux
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
@@ -85,7 +84,7 @@ class IdealisedKernel(Detector):
         def objective(step: int) -> tuple[Tensor, Tensor]:
             nonlocal batches
             if batches is None:
-                batches = shuffled(source, seed=self.seed, batch_size=self.batch_size, start=step)
+                batches = shuffle_batches(source, seed=self.seed, batch_size=self.batch_size, start=step)
             values = self._values(source.select(next(batches)), weights)
             distances = (values - values.mean(0)).square().mean(0)
             return (distances - log_norms(weights[:, None])).sum(), distances.detach().mean()

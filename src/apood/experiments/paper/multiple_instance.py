@@ -21,8 +21,7 @@ from apood.experiments.paper.study import Scene, Study
 from apood.experiments.paper.tasks import MULTIPLE_INSTANCE, Mode
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
-from apood.tokens.source import TokenSource
-from apood.tokens.subset import split
+from apood.tokens.source import TokenSource, split
 
 __all__ = ["MULTIPLE_INSTANCE_BENCH", "MultipleInstance", "bags_of"]
 

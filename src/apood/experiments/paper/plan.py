@@ -23,9 +23,9 @@ from apood.experiments.paper.study import RecipeChoice, Scene, grid_of
 from apood.experiments.paper.survey import Survey, survey
 from apood.experiments.paper.tasks import Mode
 from apood.experiments.versions import device_name
+from apood.support.checks import format_count
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
-from apood.support.wording import counted
 
 __all__ = ["Plan", "plan_of", "refuse_little_disk"]
 
@@ -177,9 +177,9 @@ def _fits(
     queries = tried * dim + seeds * sum(_queries(row, dim) for row in rows if issubclass(row.kind, _TRAINED))
     steps, batch = settings.steps or fitted.steps, min(fitted.batch_size, train.sequences)
     operations = 6 * dim * queries * steps * batch * train.tokens
-    text = f"{counted(len(rows), 'row')} on {counted(seeds, 'split')}"
+    text = f"{format_count(len(rows), 'row')} on {format_count(seeds, 'split')}"
     if tried:
-        text = f"{counted(tried, 'setting')} of AP-OOD to choose from, then {text}"
+        text = f"{format_count(tried, 'setting')} of AP-OOD to choose from, then {text}"
     kept = [round(SHARE * train.sequences) if issubclass(row.kind, KNN) else 4 * _queries(row, dim) for row in rows]
     seconds = operations / _speed(_FITTING) + _EACH_FIT * (tried + seeds * len(rows))
     return _Work(text, seconds, 4 * dim * (seeds * sum(kept) + 4 * tried * dim))
@@ -220,7 +220,7 @@ def _size(count: int) -> str:
 
 def _duration(seconds: float) -> str:
     if seconds < 90:
-        return counted(max(1, round(seconds)), "second")
+        return format_count(max(1, round(seconds)), "second")
     if seconds < 5400:
         return f"{seconds / 60:.0f} minutes"
     return f"{seconds / 3600:.0f} hours" if seconds < 3 * 86400 else f"{seconds / 86400:.0f} days"

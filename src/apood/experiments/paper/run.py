@@ -19,7 +19,7 @@ from apood.experiments.paper.stores import Embedding, embed_all, embeddings, fil
 from apood.experiments.paper.study import RecipeChoice, Scene, Study
 from apood.experiments.versions import device_name, versions
 from apood.report.canvas import refuse_without_matplotlib
-from apood.support.arguments import one_of, whole_number
+from apood.support.checks import check_choice, check_integer
 from apood.support.errors import InputError
 from apood.support.files import read_json, refuse_unwritable
 
@@ -136,11 +136,11 @@ def prepare(name: str, options: Options, *, dry_run: bool = False) -> Prepared:
     A model of the hub is fetched, unless it is a dry run.
     """
     chosen = experiment(name)
-    one_of("profile", options.profile, get_args(Profile))
-    one_of("recipe", options.recipe, get_args(RecipeChoice))
+    check_choice("profile", options.profile, get_args(Profile))
+    check_choice("recipe", options.recipe, get_args(RecipeChoice))
     seeds = chosen.seeds if options.seeds is None else options.seeds
-    whole_number("seeds", seeds, 1)
-    whole_number("jobs", options.jobs, 1)
+    check_integer("seeds", seeds, 1)
+    check_integer("jobs", options.jobs, 1)
     refuse_without_matplotlib()  # now rather than after hours
     data = _data(chosen, options)
     if chosen.needs_aux and "aux" not in data.sources:

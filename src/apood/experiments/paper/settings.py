@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from apood.support.checks import suggest_name
 from apood.support.errors import InputError
-from apood.support.wording import meant
 
 __all__ = ["INVERSE_ROOT", "SHARE", "Beta", "Settings", "beta_of"]
 
@@ -65,7 +65,9 @@ class Settings:
         known = [field.name for field in fields(self)]
         for name, value in table.items():
             if name not in known:
-                raise InputError(f"There is no setting {name!r}{meant(name, known)}; allowed are {', '.join(known)}.")
+                raise InputError(
+                    f"There is no setting {name!r}{suggest_name(name, known)}; allowed are {', '.join(known)}."
+                )
             _check(name, value)
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
         return replace(self, **values)

@@ -27,9 +27,9 @@ from apood.encoders.factory import open_encoder
 from apood.experiments.paper.data import OOD, Data, Source, files_of
 from apood.experiments.paper.model import Model
 from apood.experiments.paper.tasks import Mode, Task
+from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.files import read_json, sha256_of, write_json
-from apood.support.wording import counted
 from apood.tokens.digest import content_digest
 from apood.tokens.store import TokenStore
 
@@ -189,7 +189,9 @@ def _total(embedding: Embedding) -> int | None:
 def refuse_too_few(role: str, count: int) -> None:
     """A split needs some sequences of every set."""
     if count < (least := _LEAST.get(role, 1)):
-        raise InputError(f"{role} has {counted(count, 'sequence')} that can be used, and at least {least} are needed.")
+        raise InputError(
+            f"{role} has {format_count(count, 'sequence')} that can be used, and at least {least} are needed."
+        )
 
 
 def records_of(embedding: Embedding, task: Task, encoder: Encoder | None = None) -> Iterator[Record | BadRecord]:

@@ -15,9 +15,8 @@ from apood.experiments.paper.model import Model
 from apood.experiments.paper.settings import SHARE, Settings, beta_of
 from apood.experiments.paper.tasks import Mode, Task
 from apood.support.errors import InputError
-from apood.tokens.source import TokenSource
+from apood.tokens.source import Subset, TokenSource, split
 from apood.tokens.store import TokenStore
-from apood.tokens.subset import Subset, split
 
 __all__ = ["RecipeChoice", "Scene", "Study", "grid_of", "with_tokens"]
 

@@ -15,7 +15,7 @@ from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.study import Study, with_tokens
 from apood.experiments.paper.tasks import Mode
 from apood.support.errors import InputError
-from apood.tokens.subset import Subset
+from apood.tokens.source import Subset
 
 __all__ = ["Result", "carry_out", "mean_auroc"]
 
