@@ -130,7 +130,7 @@ def test_a_text_of_white_space_is_empty_whatever_its_tokenizer_adds(apood, model
 
 
 def test_empty_texts_of_all_windows_are_warned_of_once(apood, calibrated, model, monkeypatch):
-    monkeypatch.setattr("apood.encoders.streaming._WINDOW_ITEMS", 2)
+    monkeypatch.setattr("apood.encoders.embed._WINDOW_ITEMS", 2)
     result = apood("score", calibrated, "-", "--model", model, input="word1 word2\n\nword3\n\nword4\n")
     assert [row["score"] is None for row in rows_of(result)] == [False, True, False, True, False]
     assert (

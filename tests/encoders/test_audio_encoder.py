@@ -12,7 +12,8 @@ import transformers
 from tiny_audio import make_audio_model, noise, tone
 
 from apood.data.sounds import Sound
-from apood.encoders.audio.encoder import AudioEncoder, is_audio_model
+from apood.encoders.audio.encoder import AudioEncoder
+from apood.encoders.base.pretrained import is_audio_model
 from apood.support.errors import InputError
 from apood.tokens.identity import same_encoder
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from plain_loop import PlainLoop
 
-from apood.encoders.text import decoding
-from apood.encoders.text.decoding import draws
+from apood.encoders.text import generation
 from apood.encoders.text.encoder import TextEncoder
+from apood.encoders.text.generation import draws
 from apood.tokens.batch import Ragged
 
 Models = Callable[[str], Path]
@@ -44,11 +44,11 @@ def test_outputs_that_have_ended_drop_out_without_a_trace(
 ) -> None:
     encoder = TextEncoder(models(family), mode="output", samples=3, max_new_tokens=20, device="cpu")
     kept: list[int] = []
-    keep = decoding._Rows.keep
-    monkeypatch.setattr(decoding._Rows, "keep", lambda self, rows: (kept.append(len(rows)), keep(self, rows)))
+    keep = generation._Rows.keep
+    monkeypatch.setattr(generation._Rows, "keep", lambda self, rows: (kept.append(len(rows)), keep(self, rows)))
     found = encoder.encode(texts[:12])
     assert kept, "no output ended early"
-    monkeypatch.setattr(decoding._Rows, "can_forget", False)  # as with the caches of older versions of transformers
+    monkeypatch.setattr(generation._Rows, "can_forget", False)  # as with the caches of older versions of transformers
     kept.clear()
     expected = encoder.encode(texts[:12])
     assert not kept and torch.equal(found.channels["input_ids"].values, expected.channels["input_ids"].values)
@@ -58,7 +58,7 @@ def test_outputs_that_have_ended_drop_out_without_a_trace(
 
 def test_numbers_that_are_not_finite_draw_a_token_all_the_same() -> None:
     logits = torch.full((2, 5), torch.nan)
-    chosen, logprobs = decoding._choose(logits, torch.tensor([0.3, -1.0]), torch.empty(0).long(), sampling=True)
+    chosen, logprobs = generation._choose(logits, torch.tensor([0.3, -1.0]), torch.empty(0).long(), sampling=True)
     assert bool((chosen < 5).all()) and bool(logprobs.isnan().all())
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_models import WORDS
 
-from apood.encoders import embed, streaming
+from apood.encoders import embed
 from apood.encoders.embed import EmbedCounts, embed_to_store
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError, StoreError
@@ -27,7 +27,7 @@ def encoder(models: Models) -> TextEncoder:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows and shards so small that a few hundred texts fill many of them."""
-    monkeypatch.setattr(streaming, "_WINDOW_ITEMS", 16)
+    monkeypatch.setattr(embed, "_WINDOW_ITEMS", 16)
     monkeypatch.setattr(embed, "TokenStoreWriter", functools.partial(TokenStoreWriter, shard_bytes=10_000))
 
 

@@ -11,8 +11,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny_models import word_tokenizer
 
-from apood.encoders.base import fingerprint as fingerprinting
-from apood.encoders.base.fingerprint import fingerprint, weight_files
+from apood.encoders.base import pretrained
+from apood.encoders.base.pretrained import find_weight_files, fingerprint
 from apood.encoders.embed import embed_to_store
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError, StoreError
@@ -73,11 +73,11 @@ def test_samples_are_told_and_make_no_other_encoder(models: Models, tmp_path: Pa
     assert embed_to_store(["word1", "word2"], drawn, tmp_path / "store", resume=True).skipped == 2
 
 
-@pytest.mark.parametrize("whole_file", [fingerprinting._WHOLE_FILE, 0])
+@pytest.mark.parametrize("whole_file", [pretrained._WHOLE_FILE, 0])
 def test_other_weights_are_another_encoder(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_file: int
 ) -> None:
-    monkeypatch.setattr(fingerprinting, "_WHOLE_FILE", whole_file)
+    monkeypatch.setattr(pretrained, "_WHOLE_FILE", whole_file)
     copy = shutil.copytree(models("bert"), tmp_path / "copy")
     assert fingerprint(copy) == fingerprint(models("bert"))
     change_one_weight(copy)
@@ -85,7 +85,7 @@ def test_other_weights_are_another_encoder(
 
 
 def test_large_files_are_sampled_tensor_by_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprinting, "_WHOLE_FILE", 0)
+    monkeypatch.setattr(pretrained, "_WHOLE_FILE", 0)
     tensors = {"a": torch.zeros(40_000), "b": torch.zeros(3)}
 
     def digest() -> str:
@@ -124,7 +124,7 @@ def test_names_count_where_a_fingerprint_is_lacking() -> None:
 def test_weights_in_several_files_are_loaded_and_counted(models: Models, tmp_path: Path) -> None:
     sharded = shutil.copytree(models("llama"), tmp_path / "sharded", ignore=shutil.ignore_patterns("*.safetensors"))
     transformers.AutoModelForCausalLM.from_pretrained(models("llama")).save_pretrained(sharded, max_shard_size="8KB")
-    files = weight_files(sharded)
+    files = find_weight_files(sharded)
     assert len(files) > 1
     one, several = (TextEncoder(folder, device="cpu").encode(["word1 word2"]) for folder in (models("llama"), sharded))
     assert torch.equal(one.values, several.values)

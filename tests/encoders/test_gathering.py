@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from apood.encoders.text.gathering import Gathering
+from apood.encoders.text.batching import RowCollector
 from apood.tokens.batch import Ragged
 
 LENGTHS = torch.tensor([3, 0, 40, 7, 7, 1, 0, 90, 2, 33])
@@ -12,7 +12,7 @@ LENGTHS = torch.tensor([3, 0, 40, 7, 7, 1, 0, 90, 2, 33])
 def gathered(device: torch.device, dim: int, *, known: bool) -> tuple[Ragged, Ragged]:
     """What comes back, and what should."""
     sequences = Ragged.from_lengths(torch.randn(int(LENGTHS.sum()), dim), LENGTHS)
-    gathering = Gathering(len(LENGTHS), (dim,), torch.bfloat16, device, LENGTHS if known else None)
+    gathering = RowCollector(len(LENGTHS), (dim,), torch.bfloat16, device, LENGTHS if known else None)
     with torch.inference_mode():
         for chosen in ([7], [2, 9], [3, 4, 5], [0, 8]):
             some = sequences.select(chosen)
@@ -33,7 +33,7 @@ def test_rows_come_back_in_the_order_of_the_items(device: str, dim: int, known: 
 def test_copies_to_pinned_memory_are_complete_whatever_the_gpu_is_busy_with() -> None:
     device = torch.device("cuda")
     lengths = torch.full((64,), 256)
-    gathering = Gathering(64, (1024,), torch.float32, device, lengths)
+    gathering = RowCollector(64, (1024,), torch.float32, device, lengths)
     for start in range(0, 64, 8):
         busy = torch.randn(4096, 4096, device=device)
         for _ in range(20):
@@ -48,5 +48,5 @@ def test_copies_to_pinned_memory_are_complete_whatever_the_gpu_is_busy_with() ->
 
 def test_nothing_is_gathered_where_there_is_nothing() -> None:
     for lengths in (None, torch.zeros(3, dtype=torch.int64)):
-        found = Gathering(3, (2,), torch.float32, torch.device("cpu"), lengths).finish()
+        found = RowCollector(3, (2,), torch.float32, torch.device("cpu"), lengths).finish()
         assert found.lengths.tolist() == [0, 0, 0] and found.values.shape == (0, 2)

@@ -9,8 +9,8 @@ import torch
 from plain_loop import PlainLoop
 from tiny_models import CAUSAL, ENCODER_DECODER
 
+from apood.encoders.text.generation import read_prompts
 from apood.encoders.text.model import TextModel
-from apood.encoders.text.prompt import read_prompts
 from apood.tokens.batch import Ragged
 
 Models = Callable[[str], Path]

@@ -21,9 +21,8 @@ from word_encoder import WordEncoder, Words
 from apood.data.inputs import shuffled
 from apood.data.record import BadRecord, Pair, Record, Skipped
 from apood.data.sounds import Sound
-from apood.encoders import embed, streaming
-from apood.encoders.embed import EmbedCounts, embed_to_store, limited
-from apood.encoders.streaming import encoded_windows
+from apood.encoders import embed
+from apood.encoders.embed import EmbedCounts, embed_to_store, encode_windows, limit_records
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError, StoreError
 from apood.tokens.batch import TokenBatch, decode_texts, encode_texts
@@ -37,7 +36,7 @@ Records = list[Record | BadRecord]
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows and shards so small that a few texts fill many of them."""
-    monkeypatch.setattr(streaming, "_WINDOW_ITEMS", 4)
+    monkeypatch.setattr(embed, "_WINDOW_ITEMS", 4)
     monkeypatch.setattr(embed, "TokenStoreWriter", functools.partial(TokenStoreWriter, shard_bytes=1000))
 
 
@@ -69,32 +68,32 @@ def same(first: TokenBatch, second: TokenBatch) -> bool:
 def test_it_equals_the_simple_loop_bit_for_bit(
     models: Callable[[str], Path], texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "_WINDOW_ITEMS", 32)
+    monkeypatch.setattr(embed, "_WINDOW_ITEMS", 32)
     encoder = TextEncoder(models("bert"), max_tokens=20, device="cpu")
-    windows = [window.batch for window in encoded_windows(records(texts), encoder)]
+    windows = [window.batch for window in encode_windows(records(texts), encoder)]
     expected = [encoder.encode(texts[start : start + 32]) for start in range(0, len(texts), 32)]
     assert len(windows) == len(expected) == 10
     assert all(map(same, windows, expected))
 
 
 def test_windows_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "_WINDOW_BYTES", 2 * 4 * 8 * 4)
-    assert [len(window.batch) for window in encoded_windows(records(TEXTS[:5]), WordEncoder())] == [2, 2, 1]
-    monkeypatch.setattr(streaming, "_SOUND_BYTES", 1000)
+    monkeypatch.setattr(embed, "_WINDOW_BYTES", 2 * 4 * 8 * 4)
+    assert [len(window.batch) for window in encode_windows(records(TEXTS[:5]), WordEncoder())] == [2, 2, 1]
+    monkeypatch.setattr(embed, "_SOUND_BYTES", 1000)
     sounds = [Record(Sound(np.zeros(100, np.float32), 16000), f"sound {i}") for i in range(5)]
-    reading = streaming._Reading(sounds, None)
+    reading = embed._Reading(sounds, None)
     assert [len(reading.next_items(100)) for _ in range(3)] == [3, 2, 0]
 
 
 def test_windows_grow_while_they_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "_FIRST_ITEMS", 1)
-    sizes = [len(window.batch) for window in encoded_windows(records(TEXTS[:22]), WordEncoder())]
+    monkeypatch.setattr(embed, "_FIRST_ITEMS", 1)
+    sizes = [len(window.batch) for window in encode_windows(records(TEXTS[:22]), WordEncoder())]
     assert sizes == [1, 1, 2, 2, 4, 4, 4, 4]
 
 
 def test_windows_shrink_where_an_interruption_would_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "_WINDOW_SECONDS", 1e-9)
-    sizes = [len(window.batch) for window in encoded_windows(records(TEXTS[:11]), WordEncoder())]
+    monkeypatch.setattr(embed, "_WINDOW_SECONDS", 1e-9)
+    sizes = [len(window.batch) for window in encode_windows(records(TEXTS[:11]), WordEncoder())]
     assert sizes == [4, 4, 1, 1, 1]
 
 
@@ -115,7 +114,7 @@ def test_the_next_window_is_prepared_while_one_runs() -> None:
             return super().run(prepared)
 
     encoder = Together()
-    assert len(list(encoded_windows(records(TEXTS[:12]), encoder))) == 3
+    assert len(list(encode_windows(records(TEXTS[:12]), encoder))) == 3
     assert encoder.ran == TEXTS[:12]
 
 
@@ -128,7 +127,7 @@ def test_only_one_window_is_read_ahead() -> None:
             given += 1
             yield Record(text, "")
 
-    windows = encoded_windows(counted(), WordEncoder())
+    windows = encode_windows(counted(), WordEncoder())
     assert [(next(windows), given)[1] for _ in range(3)] == [8, 12, 16]
     windows.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prepare")]
@@ -156,7 +155,7 @@ def test_an_error_comes_after_what_was_before_it(stage: str, place: int, tmp_pat
 
 def test_the_first_error_is_the_one_that_is_raised() -> None:
     texts = [*TEXTS[:6], "a run", "b", "c prepare", *TEXTS[:7], "d"]
-    given = encoded_windows(records(texts, bad=(12,)), WordEncoder())
+    given = encode_windows(records(texts, bad=(12,)), WordEncoder())
     assert len(next(given).batch) == 4
     with pytest.raises(InputError, match="run failed at 'a run'"):
         next(given)
@@ -223,18 +222,18 @@ def test_bad_records_are_skipped_and_counted(tmp_path: Path) -> None:
 
 def test_windows_know_the_bad_records_before_their_end() -> None:
     skipped = Skipped()
-    windows = encoded_windows(records(TEXTS[:12], bad=(1, 5, 11)), WordEncoder(), skipped)
+    windows = encode_windows(records(TEXTS[:12], bad=(1, 5, 11)), WordEncoder(), skipped)
     assert [(len(w.batch), w.skipped) for w in windows] == [(4, 1), (4, 2), (1, 3)] and skipped.count == 3
     nothing = Skipped()
-    assert not list(encoded_windows(records(TEXTS[:2], bad=(0, 1)), WordEncoder(), nothing)) and nothing.count == 2
+    assert not list(encode_windows(records(TEXTS[:2], bad=(0, 1)), WordEncoder(), nothing)) and nothing.count == 2
 
 
 def test_a_limit_counts_good_records() -> None:
     given = records(TEXTS, bad=(1, 2))
-    assert list(limited(iter(given), 3)) == given[:5]
-    assert list(limited(given, 100)) == given
+    assert list(limit_records(iter(given), 3)) == given[:5]
+    assert list(limit_records(given, 100)) == given
     endless = (record for _ in iter(int, 1) for record in given)
-    assert sum(isinstance(record, Record) for record in limited(endless, 50)) == 50
+    assert sum(isinstance(record, Record) for record in limit_records(endless, 50)) == 50
 
 
 def test_a_shuffled_run_is_resumed(tmp_path: Path) -> None:
@@ -244,7 +243,7 @@ def test_a_shuffled_run_is_resumed(tmp_path: Path) -> None:
     healed = [Record("healed", r.place) if isinstance(r, Record) and r.item == "a run" else r for r in given]
     order = [record.item for record in shuffled(healed, 5) if isinstance(record, Record)]
     for limit in (30, 99):
-        same_again = limited(shuffled(healed, 5), limit)
+        same_again = limit_records(shuffled(healed, 5), limit)
         embed_to_store(same_again, WordEncoder(), tmp_path / "store", skip_bad=True, resume=True)
         assert held(tmp_path / "store") == order[:limit]
     with pytest.raises(InputError, match="not the first 39 records given"):
@@ -311,7 +310,7 @@ MANY = [f"text number {i}" + " more" * (i % 4) for i in range(3000)]
 
 
 def embed_many(folder: Path) -> None:
-    streaming._WINDOW_ITEMS = 16
+    embed._WINDOW_ITEMS = 16
     embed.TokenStoreWriter = functools.partial(TokenStoreWriter, shard_bytes=5000)  # type: ignore[assignment, misc]
     embed_to_store(records(MANY, bad=(5, 700)), WordEncoder(), folder, skip_bad=True, resume=True)
 
@@ -356,10 +355,10 @@ def test_a_real_interrupt_while_it_waits_for_records(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[1] / "helpers")!r})
 from word_encoder import WordEncoder
-from apood.encoders import streaming
+from apood.encoders import embed
 from apood.encoders.embed import embed_to_store
 from apood.data.record import Record
-streaming._WINDOW_ITEMS = 2
+embed._WINDOW_ITEMS = 2
 try:
     embed_to_store((Record(line.strip(), "") for line in sys.stdin), WordEncoder(), {str(tmp_path / "store")!r})
 except KeyboardInterrupt:

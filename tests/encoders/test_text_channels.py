@@ -17,12 +17,10 @@ from apood.detectors.entropy import Entropy
 from apood.detectors.logits import MSP
 from apood.detectors.perplexity import Perplexity
 from apood.encoders.embed import embed_to_store
-from apood.encoders.text import token_logprobs as module
-from apood.encoders.text.decoding import draws
+from apood.encoders.text import model as module
 from apood.encoders.text.encoder import TextEncoder
-from apood.encoders.text.generation import Generator
+from apood.encoders.text.generation import Generator, draws, read_prompts
 from apood.encoders.text.model import TextModel
-from apood.encoders.text.prompt import read_prompts
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged
 from apood.tokens.store import TokenStore

@@ -18,7 +18,7 @@ from apood.backbones.training_loop import Outcome, Plan, train
 from apood.data.sounds import Sound, refusal
 from apood.encoders.audio.encoder import SPECIAL_TOKENS
 from apood.encoders.audio.spectrogram import LogMel
-from apood.encoders.base.pretrained import quiet
+from apood.encoders.base.pretrained import silence_transformers
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.support.checks import check_integer, check_number
 from apood.support.device import resolve_device
@@ -134,7 +134,7 @@ def train_audio_classifier(
         "weights": sum(parameter.numel() for parameter in model.parameters()),
         "stages": {name: _summary(outcome) for name, outcome in stages.items()},
     }
-    with quiet(), atomic_folder(folder) as temporary:
+    with silence_transformers(), atomic_folder(folder) as temporary:
         model.to("cpu").save_pretrained(temporary)
         spectrogram.save(temporary)
         details = {

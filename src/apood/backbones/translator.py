@@ -17,7 +17,7 @@ from apood.backbones.corpus import MULTIPLE, Batches, Corpus
 from apood.backbones.training_loop import Outcome, Plan, train
 from apood.backbones.vocabulary import EOS, PAD, train_vocabulary, write_tokenizer
 from apood.data.record import Pair
-from apood.encoders.base.pretrained import quiet
+from apood.encoders.base.pretrained import silence_transformers
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.device import resolve_device
@@ -134,7 +134,7 @@ def train_translator(
         watch=lambda: validation_loss(model, tested, recipe.batch_tokens),
         exchanged=(lambda: validation_loss(model, exchanged, recipe.batch_tokens)) if len(tested) > 1 else None,
     )
-    with quiet(), atomic_folder(folder) as temporary:
+    with silence_transformers(), atomic_folder(folder) as temporary:
         model.to("cpu", dtype).save_pretrained(temporary)
         write_tokenizer(vocabulary, temporary, recipe.context)
         saved = transformers.AutoModelForSeq2SeqLM.from_pretrained(temporary, local_files_only=True).float().to(place)

@@ -230,8 +230,7 @@ def _refuse_idle_options(
 
 
 def _opened(inputs: list[str], model: str, options: dict[str, Any]) -> Any:
-    from apood.encoders.audio.encoder import is_audio_model
-    from apood.encoders.base.pretrained import find_pretrained
+    from apood.encoders.base.pretrained import find_pretrained, is_audio_model
     from apood.encoders.factory import open_encoder
 
     pretrained = find_pretrained(model)
@@ -257,14 +256,14 @@ def _chosen(
 ) -> "tuple[Iterable[Record | BadRecord], int | None]":
     """The records to take, and how many that are at most, where it is known."""
     from apood.data.inputs import shuffled
-    from apood.encoders.embed import limited
+    from apood.encoders.embed import limit_records
 
     if seed is not None:
         order = list(shuffled(records, seed))
         records, total = order, len(order)
     if limit is None:
         return records, total
-    return limited(records, limit), limit if total is None else min(limit, total)
+    return limit_records(records, limit), limit if total is None else min(limit, total)
 
 
 def _embedded(

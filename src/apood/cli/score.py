@@ -160,14 +160,14 @@ def _encoded_scores(
     import numpy as np
 
     from apood.detectors.contract.base import find_nonempty
-    from apood.encoders.streaming import encoded_windows
+    from apood.encoders.embed import encode_windows
     from apood.support.progress import progress_bar
 
     scores: list[Scores] = []
     scored: list[bool] = []
     with (
         warnings.catch_warnings(),
-        closing(encoded_windows(records, encoder, skipped)) as windows,
+        closing(encode_windows(records, encoder, skipped)) as windows,
         progress_bar(None, "encoding", unit="tok") as progress,
     ):
         warnings.simplefilter("ignore", DataWarning)

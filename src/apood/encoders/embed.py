@@ -1,7 +1,7 @@
-"""Many records into a token store, resumable."""
+"""Encode a stream of records window by window, and write a resumable token store."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from typing import Any, Self
 import torch
 
 from apood.data.record import BadRecord, Pair, Record, Skipped, good_items
+from apood.data.sounds import Sound
 from apood.encoders.base.encoder import Encoder
-from apood.encoders.streaming import encoded_windows
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
@@ -20,7 +20,14 @@ from apood.tokens.batch import TokenBatch, decode_texts
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
-__all__ = ["EmbedCounts", "embed_to_store", "limited"]
+__all__ = ["EmbedCounts", "Window", "embed_to_store", "encode_windows", "limit_records"]
+
+
+_WINDOW_ITEMS = 1024
+_WINDOW_BYTES = 1 << 30
+_WINDOW_SECONDS = 15.0  # what an interruption may cost, because a window that is not complete is lost
+_FIRST_ITEMS = 64  # of a window, before it is known how long one takes
+_SOUND_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class EmbedCounts:
     outputs_cut: int = 0
 
 
-def limited(records: Iterable[Record | BadRecord], limit: int) -> Iterator[Record | BadRecord]:
+def limit_records(records: Iterable[Record | BadRecord], limit: int) -> Iterator[Record | BadRecord]:
     """The records up to and including the `limit`-th that is not bad."""
     good = 0
     for record in records:
@@ -57,6 +64,84 @@ def limited(records: Iterable[Record | BadRecord], limit: int) -> Iterator[Recor
         good += isinstance(record, Record)
         if good == limit:
             return
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive records, encoded.
+
+    Attributes:
+        batch: their states.
+        truncated: how many of them were cut at the encoder's limit.
+        skipped: how many bad records were skipped up to its end.
+    """
+
+    batch: TokenBatch
+    truncated: int
+    skipped: int
+
+
+def encode_windows(
+    records: Iterable[Record | BadRecord], encoder: Encoder, skipped: Skipped | None = None
+) -> Generator[Window]:
+    """The states of `records` in order, some at a time: enough to sort them by length, few enough to fit into memory.
+
+    While the encoder runs one window, it prepares the next in another thread.
+
+    Bad records go to `skipped`; without it the first one is an error. What is wrong with a record, or with
+    reading, is raised only after all records before it were given out; what goes wrong in the encoder, after the
+    windows before.
+    """
+    reading = _Reading(records, skipped)
+    most = max(1, min(_WINDOW_ITEMS, _WINDOW_BYTES // (encoder.max_tokens * encoder.dim * 4)))
+    size = min(_FIRST_ITEMS, most)
+    # A thread does what worker processes would: compiled tokenizers use all cores by themselves and hold no lock
+    # (Python measured beside one keeps all of its speed), while a process has to start and to load them. Records are
+    # read in the thread of the caller: another one that waits for standard input could not be interrupted.
+    with ThreadPoolExecutor(1, "prepare") as pool:
+
+        def begin() -> "tuple[Future[Any], int] | None":
+            items = reading.next_items(size)
+            return (pool.submit(encoder.prepare, items), reading.skipped.count) if items else None
+
+        ahead = begin()
+        while ahead is not None:
+            (preparing, bad), ahead = ahead, begin()
+            prepared = preparing.result()
+            started = time.perf_counter()
+            batch = encoder.run(prepared)
+            affordable = int(_WINDOW_SECONDS * len(batch) / max(time.perf_counter() - started, 1e-9))
+            size = max(1, min(2 * len(batch), affordable, most))
+            yield Window(batch, prepared.cut, bad)
+            del batch, prepared, preparing  # a window at rest needs its memory no longer
+    if reading.error is not None:
+        raise reading.error
+
+
+class _Reading:
+    """Takes items out of records until there are none or one is wrong; the error waits until it is asked for."""
+
+    def __init__(self, records: Iterable[Record | BadRecord], skipped: Skipped | None) -> None:
+        self.error: Exception | None = None
+        self.skipped = Skipped() if skipped is None else skipped
+        self._items = good_items(iter(records), skipped)
+
+    def next_items(self, count: int) -> list[Any]:
+        """At most `count` items, of sounds as many as fit into memory; none at the end and once something was wrong."""
+        items: list[Any] = []
+        sound_bytes = 0
+        while self.error is None and len(items) < count and sound_bytes < _SOUND_BYTES:
+            try:
+                item = next(self._items, None)
+            except Exception as error:
+                self.error = error
+                break
+            if item is None:
+                break
+            items.append(item)
+            if isinstance(item, Sound):
+                sound_bytes += item.samples.nbytes
+        return items
 
 
 def embed_to_store(
@@ -96,7 +181,7 @@ def embed_to_store(
         before = _behind(reading, writer, folder, encoder, skipped if skip_bad else None)
         started = time.perf_counter()
         with (
-            closing(encoded_windows(reading, encoder, skipped if skip_bad else None)) as windows,
+            closing(encode_windows(reading, encoder, skipped if skip_bad else None)) as windows,
             progress_bar(total, "encoding", unit="rec", initial=held) as progress,
             _InBackground() as background,
         ):

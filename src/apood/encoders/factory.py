@@ -2,13 +2,15 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from apood.encoders.audio.encoder import AudioEncoder, is_audio_model
-from apood.encoders.base.pretrained import Pretrained, find_pretrained
+from apood.encoders.base.pretrained import Pretrained, find_pretrained, is_audio_model
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError
 from apood.tokens.identity import FOLDER, SAMPLING, EncoderIdentity, describe_encoder, same_encoder
+
+if TYPE_CHECKING:
+    from apood.encoders.audio.encoder import AudioEncoder
 
 __all__ = ["open_encoder", "reopen_encoder"]
 
@@ -16,7 +18,7 @@ _FOR_SOUNDS = {"mode", "layer", "special_tokens", "device", "dtype"}
 _REMEMBERED = ("mode", "layer", "max_tokens", "max_new_tokens", "beams", "template", "special_tokens")
 
 
-def open_encoder(model: str | Path | Pretrained, **options: Any) -> TextEncoder | AudioEncoder:
+def open_encoder(model: str | Path | Pretrained, **options: Any) -> "TextEncoder | AudioEncoder":
     """An `AudioEncoder` for a model that takes sounds, else a `TextEncoder`; both have the arguments of theirs."""
     pretrained = find_pretrained(model)
     if not is_audio_model(pretrained.folder):
@@ -25,12 +27,14 @@ def open_encoder(model: str | Path | Pretrained, **options: Any) -> TextEncoder 
         raise InputError(f"The model {pretrained.name!r} takes sounds, for which {foreign[0]} means nothing.")
     if (mode := options.pop("mode", "input")) != "input":
         raise InputError(f"The model {pretrained.name!r} takes sounds, for which there is no mode {mode}, only input.")
+    from apood.encoders.audio.encoder import AudioEncoder
+
     return AudioEncoder(pretrained, **options)
 
 
 def reopen_encoder(
     identity: EncoderIdentity, model: str | Path | None = None, *, channels: Collection[str] = (), **options: Any
-) -> TextEncoder | AudioEncoder:
+) -> "TextEncoder | AudioEncoder":
     """The encoder that has the `identity`, and gives at least those `channels`.
 
     A model from the hub is found by its name and revision, one from a local folder where it lay, or under the

@@ -15,14 +15,14 @@ from apood.encoders.base.device import default_dtype
 from apood.encoders.base.pretrained import (
     GENERATING,
     LoadedTextModel,
+    find_kind,
     find_pretrained,
-    kind_of,
     load_config,
     load_text_model,
-    quiet,
+    silence_transformers,
 )
+from apood.encoders.text.batching import Padded
 from apood.encoders.text.model import TextModel
-from apood.encoders.text.padding import Padded
 from apood.support.errors import InputError
 from apood.tokens.batch import dtype_name
 
@@ -88,7 +88,7 @@ class Backbone:
         lengths = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
         fill = {"pad_token_id": self.loaded.padding_id, "use_cache": True}
         settings.update(**unused, **lengths, **fill, do_sample=False, num_beams=beams)
-        with quiet():
+        with silence_transformers():
             output: Tensor = model.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
             )
@@ -99,7 +99,7 @@ def folder_backbone(folder: Path, device: torch.device) -> Backbone:
     """A text model from a local folder, of any kind."""
     pretrained = find_pretrained(folder)
     dtype = default_dtype(device)
-    generates = kind_of(load_config(pretrained)) in GENERATING
+    generates = find_kind(load_config(pretrained)) in GENERATING
     loaded = load_text_model(pretrained, dtype, generates=generates, logprobs=False)
     loaded.model.to(device).eval()
     return Backbone(pretrained.name, loaded, device, dtype)
@@ -122,7 +122,7 @@ def random_backbone(device: torch.device, seed: int, *, quick: bool) -> Backbone
         **{f"{part}_attention_heads": size["attention_heads"] for part in ("encoder", "decoder")},
     )
     # drawn where it will run: a CPU takes long for half a billion numbers
-    with quiet(), torch.random.fork_rng(devices=[device] if gpu else []), device:
+    with silence_transformers(), torch.random.fork_rng(devices=[device] if gpu else []), device:
         torch.manual_seed(seed)
         model = PegasusForConditionalGeneration(config)
     dtype = default_dtype(device)

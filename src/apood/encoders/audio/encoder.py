@@ -11,29 +11,26 @@ from apood.data.sounds import Sound, refusal
 from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE, LogMel
 from apood.encoders.base.device import refuse_other_dtype
 from apood.encoders.base.encoder import layer_number
-from apood.encoders.base.pretrained import Pretrained, find_pretrained, load_config, load_model
+from apood.encoders.base.pretrained import (
+    AUDIO_MODEL_TYPE,
+    Pretrained,
+    find_pretrained,
+    is_audio_model,
+    load_config,
+    load_model,
+)
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
-from apood.support.files import read_json
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.identity import EncoderIdentity
 
-__all__ = ["SPECIAL_TOKENS", "AudioEncoder", "Spectrograms", "is_audio_model"]
+__all__ = ["SPECIAL_TOKENS", "AudioEncoder", "Spectrograms"]
 
 SPECIAL_TOKENS = 2
 """Tokens that AST puts before the patches: the class token and the distillation token."""
 
-_MODEL_TYPE = "audio-spectrogram-transformer"
 _CPU_BATCH_TOKENS = 4096
 _GPU_BATCH_TOKENS = 65536
-
-
-def is_audio_model(folder: Path) -> bool:
-    """Whether the model in `folder` takes sounds, by its configuration."""
-    try:
-        return bool(read_json(folder / "config.json").get("model_type") == _MODEL_TYPE)
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 class Spectrograms(NamedTuple):
@@ -184,7 +181,7 @@ def _load(pretrained: Pretrained, dtype: torch.dtype) -> Any:
     if not is_audio_model(pretrained.folder):
         raise InputError(
             f"The model {pretrained.name!r} is no audio spectrogram transformer: its config.json must name the "
-            f"model_type {_MODEL_TYPE!r}."
+            f"model_type {AUDIO_MODEL_TYPE!r}."
         )
     config = load_config(pretrained)
     import transformers

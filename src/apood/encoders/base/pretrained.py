@@ -1,37 +1,45 @@
-"""Finds a pretrained model in a local folder or on the Hugging Face hub and loads it, never from pickled weights."""
+"""Pretrained models: found in a folder or on the Hugging Face hub, fingerprinted, and loaded, never from pickle."""
 
 import contextlib
+import hashlib
+import json
 import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import torch
 from torch import nn
 
-from apood.encoders.base.fingerprint import fingerprint, weight_files
 from apood.support.errors import InputError
+from apood.support.files import read_json, sha256_of
 from apood.tokens.identity import FOLDER
 
 __all__ = [
+    "AUDIO_MODEL_TYPE",
     "GENERATING",
     "Kind",
     "LoadedTextModel",
     "Pretrained",
+    "find_kind",
     "find_pretrained",
-    "kind_of",
+    "find_weight_files",
+    "fingerprint",
+    "is_audio_model",
     "load_config",
     "load_model",
     "load_text_model",
     "load_tokenizer",
-    "quiet",
+    "silence_transformers",
 ]
+
 
 Kind = Literal["encoder", "classifier", "causal", "encoder-decoder"]
 GENERATING: tuple[Kind, ...] = ("causal", "encoder-decoder")
 """The kinds that have a head to generate with."""
+AUDIO_MODEL_TYPE = "audio-spectrogram-transformer"
 
 _PATH_BEGINNINGS = ("./", "../", "~")  # of what no hub id is
 _NEEDED_FILES = ["*.json", "*.txt", "*.model", "*.spm", "model.safetensors", "model-*.safetensors"]
@@ -110,7 +118,7 @@ def find_pretrained(model: str | Path | Pretrained) -> Pretrained:
         found = _from_hub(str(model))
     if not (found.folder / "config.json").is_file():
         raise InputError(f"The model folder {str(found.folder)!r} has no config.json.")
-    if not weight_files(found.folder):
+    if not find_weight_files(found.folder):
         raise InputError(
             f"The model {found.name!r} has no weights in model.safetensors (looked for in {str(found.folder)!r}): "
             "pickled weights (.bin) are never loaded, save such a model again as safetensors, or name a revision on "
@@ -119,13 +127,21 @@ def find_pretrained(model: str | Path | Pretrained) -> Pretrained:
     return found
 
 
+def is_audio_model(folder: Path) -> bool:
+    """Whether the model in `folder` takes sounds, by its configuration."""
+    try:
+        return bool(read_json(folder / "config.json").get("model_type") == AUDIO_MODEL_TYPE)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
 def _from_hub(model: str) -> Pretrained:
     _transformers()
     from huggingface_hub import snapshot_download  # comes with transformers
 
     name, _, revision = model.partition("@")
     try:
-        with contextlib.nullcontext() if sys.stderr.isatty() else quiet():
+        with contextlib.nullcontext() if sys.stderr.isatty() else silence_transformers():
             folder = snapshot_download(
                 name, revision=revision or None, allow_patterns=_NEEDED_FILES, ignore_patterns=["*/*"]
             )
@@ -142,7 +158,7 @@ def load_tokenizer(pretrained: Pretrained) -> Any:
     """The tokenizer in the model's folder."""
     transformers = _transformers()
     try:
-        with quiet(), warnings.catch_warnings():
+        with silence_transformers(), warnings.catch_warnings():
             # Marian's tokenizer asks for a package that only unusual punctuation needs.
             warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
             tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -168,7 +184,7 @@ def load_text_model(pretrained: Pretrained, dtype: torch.dtype, *, generates: bo
     An encoder-decoder model that shall not generate may come as its encoder alone. A classifier always has its head.
     """
     config = load_config(pretrained)
-    kind = kind_of(config)
+    kind = find_kind(config)
     with_head = generates or (logprobs and kind == "causal")
     may_lack = _MAY_LACK if kind != "classifier" else _COMPUTED
     model = load_model(pretrained, _auto_class(config, kind, with_head), config, dtype, may_lack)
@@ -178,7 +194,7 @@ def load_text_model(pretrained: Pretrained, dtype: torch.dtype, *, generates: bo
 
 def load_config(pretrained: Pretrained) -> Any:
     """The configuration in the model's folder."""
-    with quiet(), _told_as_unloadable(pretrained):
+    with silence_transformers(), _told_as_unloadable(pretrained):
         return _transformers().AutoConfig.from_pretrained(
             pretrained.folder, local_files_only=True, trust_remote_code=False
         )
@@ -189,7 +205,7 @@ def load_model(
 ) -> Any:
     """The weights in the folder as a model of that class; only tensors with `may_lack` in their name may be absent."""
     # Weights that a checkpoint lacks (a pooler that nobody reads) are drawn at random: not from the caller's generator.
-    with quiet(), torch.random.fork_rng(devices=[]), _told_as_unloadable(pretrained):
+    with silence_transformers(), torch.random.fork_rng(devices=[]), _told_as_unloadable(pretrained):
         model, loading = model_class.from_pretrained(
             pretrained.folder,
             config=config,
@@ -215,7 +231,7 @@ def _told_as_unloadable(pretrained: Pretrained) -> Iterator[None]:
         raise InputError(f"The model in {str(pretrained.folder)!r} cannot be loaded ({_first_line(error)}).") from error
 
 
-def kind_of(config: Any) -> Kind:
+def find_kind(config: Any) -> Kind:
     """What a model of this configuration does with text.
 
     What it was saved from decides, since one configuration serves models with and without a head.
@@ -261,7 +277,7 @@ def _dtype_argument(transformers: Any) -> str:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """No progress bars and no log lines from transformers: what matters is checked and raised by apood."""
     transformers = _transformers()
     logging = transformers.utils.logging
@@ -280,3 +296,73 @@ def _first_line(error: Exception) -> str:
     """The beginning of a library's message, which may run over many lines, to quote inside a sentence."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*vocab*.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+)
+_WHOLE_FILE = 1 << 30
+_TENSOR_SAMPLE = 1 << 16
+
+
+def fingerprint(folder: Path, *also: str) -> str:
+    """A digest of the files in `folder` that decide the tokens: configuration, weights, tokenizer, and those named.
+
+    Weight files of up to 1 GiB count byte by byte. Larger ones would take longer to hash than to load, so
+    of them count the header and the first 64 KiB of every tensor: any fine-tuning, quantising or merging
+    of adapters shows there.
+    """
+    weights = find_weight_files(folder)
+    others = {folder / name for name in ("config.json", *also)}.union(
+        *(folder.glob(pattern) for pattern in _TOKENIZER_FILES)
+    )
+    digests = {path.name: sha256_of(path) for path in others}
+    digests |= {path.name: _weights_digest(path) for path in weights}
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def find_weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the weights of the model in `folder`; none when there are none."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        return []
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise InputError(f"{index} must be a JSON index of weight files with a 'weight_map', and is not.") from error
+    for name in sorted(names):
+        if not (folder / name).is_file():
+            raise InputError(f"{index} names the weight file {name!r}, which is not in {folder}.")
+    return [folder / name for name in sorted(names)]
+
+
+def _weights_digest(path: Path) -> str:
+    if path.stat().st_size <= _WHOLE_FILE:
+        return sha256_of(path)
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for piece in _samples(file):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _samples(file: BinaryIO) -> Iterator[bytes]:
+    """The header of a safetensors file, then the beginning of each tensor."""
+    size = file.read(8)
+    header = file.read(int.from_bytes(size, "little"))
+    yield size + header
+    data = file.tell()
+    tensors = (entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__")
+    for start, stop in sorted(tensors):
+        file.seek(data + start)
+        yield file.read(min(stop - start, _TENSOR_SAMPLE))

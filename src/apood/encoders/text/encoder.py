@@ -12,12 +12,10 @@ from torch import Tensor
 from apood.data.record import Pair
 from apood.encoders.base.device import default_dtype, refuse_other_dtype
 from apood.encoders.base.pretrained import GENERATING, Pretrained, find_pretrained, load_text_model, load_tokenizer
-from apood.encoders.text.budget import Budget, generation_budget
-from apood.encoders.text.gathering import Gathering
+from apood.encoders.text.batching import Budget, RowCollector, batch_by_length, choose_batch_tokens, generation_budget
 from apood.encoders.text.generation import Generator
-from apood.encoders.text.padding import batch_tokens, length_batches
-from apood.encoders.text.probe import probe_model
-from apood.encoders.text.states import Mode, Rows, TextPass
+from apood.encoders.text.model import Mode, probe_model
+from apood.encoders.text.states import Rows, TextPass
 from apood.encoders.text.tokenising import Tokeniser
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import resolve_device
@@ -25,7 +23,7 @@ from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch, encode_texts
 from apood.tokens.identity import SAMPLING, EncoderIdentity
 
-__all__ = ["PreparedTexts", "TextEncoder", "generation_files"]
+__all__ = ["PreparedTexts", "TextEncoder", "find_generation_files"]
 
 _BATCH_STATE_BYTES = 1 << 30
 _RUN_STATE_BYTES = 1 << 30  # of a GPU's states in pinned memory
@@ -184,13 +182,13 @@ class TextEncoder:
         # A model that is asked for its hidden states keeps all of them until the end.
         states = probe.layers if probe.layer != -1 else 1
         most = _BATCH_STATE_BYTES // (states * self.dim * self._dtype.itemsize)
-        self._budget = Budget(min(batch_tokens(self.device), most), 0)
+        self._budget = Budget(min(choose_batch_tokens(self.device), most), 0)
         if outputs := max(beams if beams > 1 else 0, samples + (mode == "output")):
             self._budget = generation_budget(loaded.model, outputs, self.max_new_tokens)
         # A classifier on top of a causal model finds the last token of a row by the padding behind it.
         self._most_sequences = 1 if probe.classes and loaded.config.pad_token_id is None else None
         self.identity: EncoderIdentity = {
-            **pretrained.identity(probe.layer, mode, self.max_tokens, *generation_files(pretrained.folder, mode)),
+            **pretrained.identity(probe.layer, mode, self.max_tokens, *find_generation_files(pretrained.folder, mode)),
             **({"max_new_tokens": self.max_new_tokens} if mode != "input" else {}),
             **({"beams": beams} if beams > 1 else {}),
             **({"template": template} if template is not None else {}),
@@ -245,7 +243,7 @@ class TextEncoder:
         sources, targets, tokens = prepared.sources, prepared.targets, self._tokens(prepared)
         known = {} if tokens is None else dict.fromkeys(("states", "input_ids"), self._pass.kept(tokens).lengths)
         gathered = {
-            name: Gathering(
+            name: RowCollector(
                 len(sources), row, dtype, torch.device("cpu") if name == "input_ids" else self.device, known.get(name)
             )
             for name, (row, dtype) in self._rows.items()
@@ -283,7 +281,7 @@ class TextEncoder:
         """Which texts `run` gives to the model at once, batch by batch."""
         lengths, more = prepared.sources.lengths, self._budget.more
         targets = 0 if prepared.targets is None else prepared.targets.lengths
-        return length_batches(
+        return batch_by_length(
             torch.where(lengths > 0, lengths + targets + more, 0), self._budget.tokens, self._most_sequences
         )
 
@@ -295,7 +293,7 @@ class TextEncoder:
         return self._tokeniser.pieces(input_ids)
 
 
-def generation_files(folder: Path, mode: Mode) -> list[str]:
+def find_generation_files(folder: Path, mode: Mode) -> list[str]:
     """The files whose settings decide what is generated, and thus the states of an output."""
     return [name for name in ("generation_config.json",) if mode == "output" and (folder / name).is_file()]
 

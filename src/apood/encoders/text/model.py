@@ -1,16 +1,30 @@
-"""The passes that a text model makes over padded token ids, whatever family it is of."""
+"""A text model of any family: its passes over padded token ids, its head, and its shape."""
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from apood.encoders.base.pretrained import Kind
-from apood.encoders.text.padding import Padded
+from apood.encoders.base.encoder import layer_number
+from apood.encoders.base.pretrained import Kind, LoadedTextModel
+from apood.encoders.text.batching import Padded
+from apood.support.errors import InputError
 
-__all__ = ["Hidden", "TextModel"]
+__all__ = [
+    "Hidden",
+    "Mode",
+    "Probe",
+    "TextModel",
+    "head_logits",
+    "probe_model",
+    "refuse_unknown_head",
+    "token_logprobs",
+]
+
+
+Mode = Literal["input", "output", "reference"]
 
 
 @dataclass(frozen=True)
@@ -144,3 +158,103 @@ class TextModel:
 def _reader(model: Any) -> Any:
     """The part of a model without a causal head that reads the prompt."""
     return model.get_encoder() if model.config.is_encoder_decoder else model
+
+
+_BLOCK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 26}
+
+
+def token_logprobs(model: Any, states: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probabilities `[N]`, in float32, of `tokens [N]`, each under the distribution that a last hidden state gives.
+
+    The logits of all tokens would be far larger than the states, so they exist for a block of tokens at a time.
+    """
+    head = model.get_output_embeddings()
+    block = max(1, _BLOCK_LOGITS.get(states.device.type, 1 << 23) // head.weight.shape[0])
+    parts = []
+    for some, ids in zip(torch.split(states, block), torch.split(tokens, block), strict=True):
+        logits = head_logits(model, some).float()
+        parts.append(logits.gather(1, ids[:, None]).squeeze(1) - logits.logsumexp(1))
+    return torch.cat(parts) if parts else states.new_empty(0, dtype=torch.float32)
+
+
+def head_logits(model: Any, states: Tensor) -> Tensor:
+    """Logits `[N, vocabulary]` as the model's own forward makes them from its last hidden states `[N, D]`."""
+    config = model.config
+    if _scales_states(config):
+        states = states * config.d_model**-0.5
+    logits: Tensor = model.get_output_embeddings()(states)
+    if (bias := getattr(model, "final_logits_bias", None)) is not None:
+        logits = logits + bias
+    if (scale := getattr(config, "logit_scale", None)) is not None:
+        logits = logits * scale
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:
+        logits = logits / divisor
+    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+        logits = cap * torch.tanh(logits / cap)
+    return logits
+
+
+def _scales_states(config: Any) -> bool:
+    """T5 and its kin do so where the head is the embedding matrix; transformers 5 says it in a name of its own."""
+    tied = config.model_type in {"t5", "longt5"} and config.tie_word_embeddings
+    return bool(getattr(config, "scale_decoder_outputs", tied))
+
+
+def refuse_unknown_head(model: Any, states: Tensor, logits: Tensor, name: str) -> None:
+    """Refuses a model whose own `logits [N, vocabulary]` are not those that `head_logits` makes of its states."""
+    made = head_logits(model, states).float()
+    # In half precision the two differ by rounding, far less than by a factor or a bias that is missing.
+    tolerance = 1e-3 if states.dtype in (torch.float32, torch.float64) else 0.05
+    if not torch.allclose(made, logits.float(), rtol=tolerance, atol=tolerance * float(logits.float().abs().max())):
+        raise InputError(
+            f"The log-probabilities of {name!r} cannot be computed, since {type(model).__name__} turns states into "
+            "logits in its own way: switch them off with logprobs=False."
+        )
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The shape of a model.
+
+    Attributes:
+        dim: D of the layer asked for.
+        layer: its number, see `layer_number`.
+        layers: how many hidden states there are.
+        classes: how many logits a classifier gives; 0 for other models.
+    """
+
+    dim: int
+    layer: int
+    layers: int
+    classes: int
+
+
+def probe_model(loaded: LoadedTextModel, name: str, mode: Mode, layer: int, *, with_head: bool) -> Probe:
+    """Refuses a model without states for token ids or such a layer; `with_head`, also one whose head is unknown."""
+    # Some classifiers look at nothing but an end of sequence.
+    end = getattr(loaded.config, "eos_token_id", None) if loaded.kind == "classifier" else 0
+    one = torch.full((1, 1), end if isinstance(end, int) else 0, dtype=torch.int64, device=loaded.model.device)
+    try:
+        with torch.inference_mode():
+            layers = _hidden(loaded, mode, 0, one).layers
+    except Exception as error:  # a model for other inputs fails in its own way
+        raise InputError(
+            f"The model {name!r} ({type(loaded.model).__name__}) gives no hidden states for token ids: "
+            "allowed are text encoders, causal language models and encoder-decoder models."
+        ) from error
+    chosen = layer_number(layer, layers, name)
+    with torch.inference_mode():
+        hidden = _hidden(loaded, mode, chosen, one)
+        if with_head:
+            inputs = {"input_ids": one} if loaded.kind == "causal" else {"input_ids": one, "decoder_input_ids": one}
+            logits = loaded.model(**inputs, return_dict=True).logits
+            refuse_unknown_head(loaded.model, hidden.last.flatten(0, 1), logits.flatten(0, 1), name)
+    classes = 0 if hidden.logits is None else hidden.logits.shape[-1]
+    return Probe(hidden.states.shape[-1], chosen, layers, classes)
+
+
+def _hidden(loaded: LoadedTextModel, mode: Mode, layer: int, one: Tensor) -> Hidden:
+    model, padded = TextModel(loaded.model, loaded.kind, layer), Padded(one, None, torch.ones(1, dtype=torch.int64))
+    if mode == "input" or loaded.kind == "causal":
+        return model.read(padded)
+    return model.follow(TextModel(loaded.model, loaded.kind).read(padded).last, padded, one)

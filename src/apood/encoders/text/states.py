@@ -2,23 +2,19 @@
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from apood.encoders.base.pretrained import Kind
-from apood.encoders.text.decoding import draws
-from apood.encoders.text.generation import Generated, Generator, Samples
-from apood.encoders.text.model import Hidden, TextModel
-from apood.encoders.text.padding import Padded, places
-from apood.encoders.text.prompt import Prompt, read_prompts
-from apood.encoders.text.token_logprobs import token_logprobs
-from apood.tokens.batch import Ragged, upload
+from apood.encoders.text.batching import Padded, places
+from apood.encoders.text.generation import Generated, Generator, Prompt, Samples, draws, read_prompts
+from apood.encoders.text.model import Hidden, Mode, TextModel, token_logprobs
+from apood.tokens.batch import Ragged
+from apood.tokens.batch import upload
 
-__all__ = ["Mode", "Rows", "TextPass"]
-
-Mode = Literal["input", "output", "reference"]
+__all__ = ["Rows", "TextPass"]
 
 
 class Rows(NamedTuple):

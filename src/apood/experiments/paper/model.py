@@ -3,9 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from apood.encoders.audio.encoder import is_audio_model
-from apood.encoders.base.fingerprint import fingerprint, weight_files
-from apood.encoders.base.pretrained import GENERATING, Pretrained, find_pretrained, kind_of, load_config
+from apood.encoders.base.pretrained import (
+    GENERATING,
+    Pretrained,
+    find_kind,
+    find_pretrained,
+    find_weight_files,
+    fingerprint,
+    is_audio_model,
+    load_config,
+)
 from apood.experiments.paper.tasks import Mode, Task
 from apood.support.errors import InputError
 from apood.support.files import read_json
@@ -65,10 +72,10 @@ def look_at(given: str | None, task: Task, *, fetch: bool) -> Model | None:
         raise InputError(f"The model {name!r} takes {takes}, but the experiment {task.name} is about {task.items}.")
     config = read_json(found.folder / "config.json")
     dim = next((config[key] for key in _DIMENSIONS if isinstance(config.get(key), int)), task.dim)
-    size = sum(path.stat().st_size for path in weight_files(found.folder))
+    size = sum(path.stat().st_size for path in find_weight_files(found.folder))
     half = str(config.get("torch_dtype") or config.get("dtype")).endswith("16")
     modes = task.modes
-    if "output" in modes and kind_of(load_config(found)) not in GENERATING:
+    if "output" in modes and find_kind(load_config(found)) not in GENERATING:
         modes = ("input",)
     identity = fingerprint(found.folder) if found.revision is None else name
     return Model(name, identity, found, dim, size // (2 if half else 4), modes)

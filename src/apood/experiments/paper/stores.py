@@ -22,7 +22,7 @@ from apood.data.record import BadRecord, Record
 from apood.data.sounds import read_sounds
 from apood.encoders.audio.encoder import AudioEncoder
 from apood.encoders.base.encoder import Encoder
-from apood.encoders.embed import EmbedCounts, embed_to_store, limited
+from apood.encoders.embed import EmbedCounts, embed_to_store, limit_records
 from apood.encoders.factory import open_encoder
 from apood.experiments.paper.data import OOD, Data, Source, files_of
 from apood.experiments.paper.model import Model
@@ -143,7 +143,7 @@ def text_lengths(source: Source, limit: int) -> _Lengths:
 def _text_lengths(source: Source, limit: int, digests: tuple[str, ...]) -> _Lengths:  # noqa: ARG001
     """Read once, as long as the files are the same."""
     lengths: list[int] = []
-    for number, record in enumerate(limited(read_records(source.inputs, field=source.field), limit)):
+    for number, record in enumerate(limit_records(read_records(source.inputs, field=source.field), limit)):
         if isinstance(record, Record):
             lengths.append(len(record.item))
         elif number == 0:
@@ -203,11 +203,11 @@ def records_of(embedding: Embedding, task: Task, encoder: Encoder | None = None)
             needs = {"rate": encoder.rate, "least_samples": encoder.least_samples}
         sounds = read_sounds(source.inputs, **needs)
         own = (r for r in sounds if isinstance(r, BadRecord) or not source.labels or r.item.label in source.labels)
-        return limited(own, limit)
+        return limit_records(own, limit)
     records = read_records(source.inputs, field=source.field)
     if source.drawn:
         return _drawn(records, limit)
-    return limited(shuffled(records, 0) if source.shuffled else records, limit)
+    return limit_records(shuffled(records, 0) if source.shuffled else records, limit)
 
 
 def _drawn(records: Iterable[Record | BadRecord], count: int) -> Iterator[Record | BadRecord]:

@@ -1,41 +1,156 @@
-"""A text model that is guarded: what it reads for an input's score, it generates from."""
+"""Generators that can be guarded: models of transformers, and any callable from a text to an output."""
 
 import copy
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from apood.detectors.contract.base import Detector
+from apood.data.record import Pair
+from apood.detectors.contract.base import Detector, refuse_lacking
 from apood.encoders.base.device import default_dtype
 from apood.encoders.base.pretrained import (
     GENERATING,
     Kind,
     LoadedTextModel,
+    find_kind,
     find_pretrained,
-    kind_of,
+    find_weight_files,
+    fingerprint,
     load_text_model,
     load_tokenizer,
 )
-from apood.encoders.text.generation import Generated, cut_outputs
-from apood.encoders.text.model import TextModel
-from apood.encoders.text.padding import batch_tokens, length_batches
-from apood.encoders.text.probe import probe_model
-from apood.encoders.text.prompt import Prompt, read_prompts
-from apood.encoders.text.states import Mode, Rows, TextPass
+from apood.encoders.factory import reopen_encoder
+from apood.encoders.text.batching import batch_by_length, choose_batch_tokens
+from apood.encoders.text.encoder import TextEncoder, find_generation_files
+from apood.encoders.text.generation import Generated, Prompt, cut_outputs, read_prompts
+from apood.encoders.text.model import Mode, TextModel, probe_model
+from apood.encoders.text.states import Rows, TextPass
 from apood.encoders.text.tokenising import Tokeniser
-from apood.serving.reading import Reading
-from apood.serving.same_model import refuse_other_model
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.identity import EncoderIdentity
+from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
 
-__all__ = ["GuardedModel"]
+__all__ = ["Guardable", "GuardedCallable", "GuardedModel", "Reading", "refuse_other_model"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Some inputs that were read, and can be generated for.
+
+    Attributes:
+        indices: which of the texts that were given.
+        truncated: which of them are longer than what the detector looks at.
+        tokens: their states, and the channels that the detector looks at.
+        generate: is given which of them to generate for, by their places in `indices`, and the options of the call;
+            gives the outputs and, where outputs are checked, their states.
+    """
+
+    indices: list[int]
+    truncated: list[bool]
+    tokens: TokenBatch
+    generate: Callable[[list[int], dict[str, Any]], tuple[list[Any], TokenBatch | None]]
+
+
+class Guardable(Protocol):
+    """A generator in two steps."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while the generator is used."""
+
+    def read(self, texts: list[str]) -> Iterable[Reading]:
+        """The texts, a batch after the other, each read when it is asked for; those without tokens are in none."""
+
+
+_AT_ONCE = 64  # texts that are encoded before any of them is generated for
+
+
+class GuardedCallable:
+    """A callable, and the encoders of the detectors of its inputs and outputs, which are no part of it.
+
+    Args:
+        function: is given a text and the options of a call.
+        detector: of the inputs.
+        output_detector: of the outputs, which must then be texts.
+        encoder: that of `detector`; None to open it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        detector: Detector,
+        output_detector: Detector | None,
+        encoder: TextEncoder | None,
+    ) -> None:
+        self.lock = nullcontext()  # what the callable can bear is its own business
+        self._function = function
+        self._encoding = threading.Lock()
+        self._encoder = _encoder_of(detector, encoder, ("input",), "detector")
+        self._output_encoder: TextEncoder | None = None
+        if output_detector is not None:
+            same = self._encoder if same_encoder(output_detector.encoder_, self._encoder.identity) else None
+            self._output_encoder = _encoder_of(output_detector, same, ("input", "reference"), "output_detector")
+
+    def read(self, texts: list[str]) -> Iterator[Reading]:
+        """The texts, encoded some at a time."""
+        for start in range(0, len(texts), _AT_ONCE):
+            some = texts[start : start + _AT_ONCE]
+            with self._encoding:
+                prepared = self._encoder.prepare(some)
+                tokens = self._encoder.run(prepared)
+            indices = [index for index, length in enumerate(tokens.lengths.tolist()) if length]
+            yield Reading(
+                [start + index for index in indices],
+                [index in prepared.shortened for index in indices],
+                tokens.select(indices),
+                partial(self._generate, [some[index] for index in indices]),
+            )
+
+    def _generate(
+        self, texts: list[str], chosen: list[int], options: dict[str, Any]
+    ) -> tuple[list[Any], TokenBatch | None]:
+        """One call for each text that was chosen."""
+        texts = [texts[index] for index in chosen]
+        outputs = [self._function(text, **options) for text in texts]
+        encoder = self._output_encoder
+        if encoder is None:
+            return outputs, None
+        for output in outputs:
+            if not isinstance(output, str):
+                raise InputError(f"An output that shall be checked must be a string, got {type(output).__name__}.")
+        pairs = [Pair(text, output) for text, output in zip(texts, outputs, strict=True)]
+        with self._encoding:
+            return outputs, encoder.encode(pairs if encoder.mode == "reference" else outputs)
+
+
+def _encoder_of(detector: Detector, given: TextEncoder | None, modes: tuple[str, ...], role: str) -> TextEncoder:
+    identity = detector.encoder_
+    if identity is None:
+        raise InputError(f"The {role} does not say which encoder its tokens came from, so it cannot score texts.")
+    if identity.get("mode") not in modes:
+        raise InputError(
+            f"The {role} of a callable must be of mode {' or '.join(modes)}, and is of mode {identity.get('mode')}."
+        )
+    encoder = reopen_encoder(identity, channels=detector.requires) if given is None else given
+    if not isinstance(encoder, TextEncoder):
+        raise InputError(f"The {role} was fitted on sounds, and a guard is for texts.")
+    if not same_encoder(identity, encoder.identity):
+        raise InputError(
+            f"The encoder gives tokens from {describe_encoder(encoder.identity)}, "
+            f"the {role} was fitted on tokens from {describe_encoder(identity)}."
+        )
+    probe = encoder.encode([Pair("a", "a")] if encoder.mode == "reference" else ["a"])
+    refuse_lacking(probe, detector.name, detector.requires, f"{role}'s tokens")
+    return encoder
+
 
 _OWN_ARGUMENTS = {"inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs", "past_key_values"}
 _NEW_TOKENS = 128  # expected of an output, for the size of batches
@@ -114,7 +229,7 @@ class GuardedModel:
 
     def _batches(self, sources: Ragged) -> Iterator[Tensor]:
         lengths = torch.where(sources.lengths > 0, sources.lengths + _NEW_TOKENS, 0)
-        return length_batches(lengths, batch_tokens(self._model.device))
+        return batch_by_length(lengths, choose_batch_tokens(self._model.device))
 
     def _generate(
         self, prompt: Prompt, longer: dict[int, str], chosen: list[int], options: dict[str, Any]
@@ -235,7 +350,7 @@ def _loaded(model: Any) -> LoadedTextModel:
         # What a model in memory is, its own class says; a configuration knows it only once it was saved.
         config = copy.copy(model.config)
         config.architectures = [type(model).__name__]
-        kind = kind_of(config)
+        kind = find_kind(config)
     if kind not in GENERATING:
         raise InputError(
             "A model must be a causal language model or an encoder-decoder model of transformers, with its head, "
@@ -285,3 +400,25 @@ def _setting(name: str, layers: Sequence[Any]) -> Any:
 
 def _text_or_none(value: Any) -> str | None:
     return None if value is None else str(value)
+
+
+def refuse_other_model(model: Any, identity: EncoderIdentity) -> None:
+    """Refuses a model that comes from other files than the detector's encoder did.
+
+    A model that was loaded from a folder is known by the folder's fingerprint, one from the hub by its name and
+    revision. Of a model that was made in memory, nothing is known but its shape.
+    """
+    folder = Path(model.name_or_path or "")
+    name, revision = identity.get("model"), identity.get("revision")
+    if model.name_or_path and (folder / "config.json").is_file() and find_weight_files(folder):
+        mode: Mode = "output" if identity.get("mode") == "output" else "input"
+        known = identity.get("fingerprint")
+        other = known is not None and fingerprint(folder, *find_generation_files(folder, mode)) != known
+    else:
+        commit = getattr(model.config, "_commit_hash", None)
+        other = None not in (commit, revision) and (model.name_or_path, commit) != (name, revision)
+    if other:
+        raise InputError(
+            f"The detector was fitted on tokens from {describe_encoder(identity)}, and the model from "
+            f"{model.name_or_path!r} is another one: guard the model that it was fitted for, or fit it again."
+        )
