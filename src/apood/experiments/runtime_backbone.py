@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apood.encoders.base.device import default_dtype
+from apood.encoders.base.encoder import choose_dtype
 from apood.encoders.base.pretrained import (
     GENERATING,
     LoadedTextModel,
@@ -98,7 +98,7 @@ class Backbone:
 def folder_backbone(folder: Path, device: torch.device) -> Backbone:
     """A text model from a local folder, of any kind."""
     pretrained = find_pretrained(folder)
-    dtype = default_dtype(device)
+    dtype = choose_dtype(device)
     generates = find_kind(load_config(pretrained)) in GENERATING
     loaded = load_text_model(pretrained, dtype, generates=generates, logprobs=False)
     loaded.model.to(device).eval()
@@ -125,7 +125,7 @@ def random_backbone(device: torch.device, seed: int, *, quick: bool) -> Backbone
     with silence_transformers(), torch.random.fork_rng(devices=[device] if gpu else []), device:
         torch.manual_seed(seed)
         model = PegasusForConditionalGeneration(config)
-    dtype = default_dtype(device)
+    dtype = choose_dtype(device)
     name = "PEGASUS large" if size is _LARGE else f"PEGASUS made small, D = {size['width']}"
     loaded = LoadedTextModel(model.to(device, dtype).eval(), config, "encoder-decoder")
     return Backbone(f"{name}, random weights", loaded, device, dtype)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from apood.data.record import Pair
 from apood.detectors.contract.base import Detector, refuse_lacking
-from apood.encoders.base.device import default_dtype
+from apood.encoders.base.encoder import choose_dtype
 from apood.encoders.base.pretrained import (
     GENERATING,
     Kind,
@@ -210,7 +210,7 @@ class GuardedModel:
         pretrained = find_pretrained(model)
         tokenizer = load_tokenizer(pretrained)
         device = resolve_device()
-        loaded = load_text_model(pretrained, default_dtype(device), generates=True, logprobs=True)
+        loaded = load_text_model(pretrained, choose_dtype(device), generates=True, logprobs=True)
         return cls(loaded.model.to(device).eval(), tokenizer, detector, output_detector)
 
     def read(self, texts: list[str]) -> Iterator[Reading]:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from apood.data.sounds import Sound, refusal
 from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE, LogMel
-from apood.encoders.base.device import refuse_other_dtype
-from apood.encoders.base.encoder import layer_number
+from apood.encoders.base.encoder import check_dtype, resolve_layer
 from apood.encoders.base.pretrained import (
     AUDIO_MODEL_TYPE,
     Pretrained,
@@ -85,7 +84,7 @@ class AudioEncoder:
         dtype: torch.dtype | None = None,
     ) -> None:
         self._dtype = dtype or torch.float32
-        refuse_other_dtype(self._dtype)
+        check_dtype(self._dtype)
         self.device = resolve_device(device)
         pretrained = find_pretrained(model)
         self._spectrogram = LogMel.load(pretrained.folder)
@@ -98,7 +97,7 @@ class AudioEncoder:
         self.dim: int = config.hidden_size
         self.rate = self._spectrogram.rate
         self.truncated = 0
-        self._layer = layer_number(layer, config.num_hidden_layers + 1, pretrained.name)
+        self._layer = resolve_layer(layer, config.num_hidden_layers + 1, pretrained.name)
         self._patch, self._stride = config.patch_size, config.time_stride
         self._rows = (config.num_mel_bins - config.patch_size) // config.frequency_stride + 1
         self._columns = (config.max_length - config.patch_size) // config.time_stride + 1

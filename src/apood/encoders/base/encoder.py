@@ -1,16 +1,18 @@
-"""What every encoder does, whatever its items are: texts, pairs of texts, sounds."""
+"""The contract of encoders, and the layers and dtypes that they accept."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
+
 from apood.support.errors import InputError
-from apood.tokens.batch import TokenBatch
+from apood.tokens.batch import FLOAT_DTYPES, TokenBatch, dtype_name
 from apood.tokens.identity import EncoderIdentity
 
-__all__ = ["Encoder", "Prepared", "layer_number"]
+__all__ = ["Encoder", "Prepared", "check_dtype", "choose_dtype", "resolve_layer"]
 
 
-def layer_number(layer: int, layers: int, name: str) -> int:
+def resolve_layer(layer: int, layers: int, name: str) -> int:
     """The number of a hidden layer of the model `name`, which has so many.
 
     -1 stays; every other layer is counted from the bottom, so that one layer has one number.
@@ -51,3 +53,15 @@ class Encoder(Protocol):
 
     def encode(self, items: Sequence[Any]) -> TokenBatch:
         """Both parts."""
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Refuses what no token batch can hold."""
+    if dtype not in FLOAT_DTYPES:
+        raise InputError(f"An encoder computes in {', '.join(map(dtype_name, FLOAT_DTYPES))}, got {dtype}.")
+
+
+def choose_dtype(device: torch.device) -> torch.dtype:
+    """What a model computes in unless it is told: bfloat16 on a GPU that has it, float32 elsewhere."""
+    exact_enough = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if exact_enough else torch.float32

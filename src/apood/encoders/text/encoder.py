@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from apood.data.record import Pair
-from apood.encoders.base.device import default_dtype, refuse_other_dtype
+from apood.encoders.base.encoder import check_dtype, choose_dtype
 from apood.encoders.base.pretrained import GENERATING, Pretrained, find_pretrained, load_text_model, load_tokenizer
 from apood.encoders.text.batching import Budget, RowCollector, batch_by_length, choose_batch_tokens, generation_budget
 from apood.encoders.text.generation import Generator
@@ -121,8 +121,8 @@ class TextEncoder:
         if beams > 1 and mode != "output":
             raise InputError(f"Beams are for what a model generates, in mode output, got {beams} in mode {mode}.")
         self.device, self.mode, self.truncated = resolve_device(device), mode, 0
-        self._dtype = default_dtype(self.device) if dtype is None else dtype
-        refuse_other_dtype(self._dtype)
+        self._dtype = choose_dtype(self.device) if dtype is None else dtype
+        check_dtype(self._dtype)
 
         pretrained = find_pretrained(model)
         tokenizer = load_tokenizer(pretrained)

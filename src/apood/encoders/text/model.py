@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from apood.encoders.base.encoder import layer_number
+from apood.encoders.base.encoder import resolve_layer
 from apood.encoders.base.pretrained import Kind, LoadedTextModel
 from apood.encoders.text.batching import Padded
 from apood.support.errors import InputError
@@ -218,7 +218,7 @@ class Probe:
 
     Attributes:
         dim: D of the layer asked for.
-        layer: its number, see `layer_number`.
+        layer: its number, see `resolve_layer`.
         layers: how many hidden states there are.
         classes: how many logits a classifier gives; 0 for other models.
     """
@@ -242,7 +242,7 @@ def probe_model(loaded: LoadedTextModel, name: str, mode: Mode, layer: int, *, w
             f"The model {name!r} ({type(loaded.model).__name__}) gives no hidden states for token ids: "
             "allowed are text encoders, causal language models and encoder-decoder models."
         ) from error
-    chosen = layer_number(layer, layers, name)
+    chosen = resolve_layer(layer, layers, name)
     with torch.inference_mode():
         hidden = _hidden(loaded, mode, chosen, one)
         if with_head:
