@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from apood.tokens.batch import Ragged, rows_of_runs
-from apood.tokens.batch import upload
+from apood.tokens.batch import Ragged, rows_of_runs, upload
 
 __all__ = ["Budget", "Padded", "RowCollector", "batch_by_length", "choose_batch_tokens", "generation_budget", "places"]
 

@@ -11,8 +11,7 @@ from apood.encoders.base.pretrained import Kind
 from apood.encoders.text.batching import Padded, places
 from apood.encoders.text.generation import Generated, Generator, Prompt, Samples, draws, read_prompts
 from apood.encoders.text.model import Hidden, Mode, TextModel, token_logprobs
-from apood.tokens.batch import Ragged
-from apood.tokens.batch import upload
+from apood.tokens.batch import Ragged, upload
 
 __all__ = ["Rows", "TextPass"]
 
