@@ -25,7 +25,7 @@ from typing import Any
 
 __all__: list[str] = []
 
-_WORDS = "every request is checked against what the model has learnt before anything is generated from it".split()
+_TEXT = "every request is checked against what the model has learnt before anything is generated from it"
 
 
 @contextlib.contextmanager
@@ -66,7 +66,10 @@ def run_command(*arguments: str | Path) -> None:
 
 def write_texts(path: Path, count: int, first: int) -> None:
     """Write `count` texts of different lengths as JSON lines."""
-    texts = [" ".join((_WORDS * 4)[number % 7 : number % 7 + 8 + number % 23]) for number in range(first, first + count)]
+    texts = [
+        " ".join((_TEXT.split() * 4)[number % 7 : number % 7 + 8 + number % 23])
+        for number in range(first, first + count)
+    ]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
 
 
