@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from apood.pooling import FrozenPool, rounded
+from apood.pooling import FrozenPool, round_queries
 from apood.tokens.batch import TokenBatch
 from benchmarks.detectors import AP_OOD, MAHALANOBIS, fitted
 from benchmarks.inputs import BARE, Setting, bare_product, queries_of
@@ -38,7 +38,7 @@ def rows(setting: Setting) -> list[Row]:
     def encode() -> TokenBatch:
         return TokenBatch.from_lengths(encoder(input_ids=ids).last_hidden_state.flatten(0, 1), [shape.s] * shape.n)
 
-    tokens, queries = encode(), rounded(queries_of(shape, setting.device), torch.bfloat16)
+    tokens, queries = encode(), round_queries(queries_of(shape, setting.device), torch.bfloat16)
     pool, detectors = FrozenPool(queries, 1.0), fitted(shape, torch.bfloat16, setting.device)
     behind: dict[str, Callable[[TokenBatch], object]] = {
         FROZEN: pool,

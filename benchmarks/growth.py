@@ -2,7 +2,7 @@
 
 import torch
 
-from apood.pooling import attention_pool, rounded
+from apood.pooling import attention_pool, round_queries
 from apood.tokens.batch import dtype_name
 from benchmarks.inputs import BARE, Setting, Shape, bare_product, queries_of, tokens_of
 from benchmarks.record import Row
@@ -31,7 +31,7 @@ def rows(setting: Setting) -> list[Row]:
 
 def _row(setting: Setting, what: str, shape: Shape) -> Row:
     dtype = torch.bfloat16
-    tokens, queries = tokens_of(shape, dtype, setting.device), rounded(queries_of(shape, setting.device), dtype)
+    tokens, queries = tokens_of(shape, dtype, setting.device), round_queries(queries_of(shape, setting.device), dtype)
     found = measure(
         setting.device,
         {BARE: bare_product(tokens.values, queries), what: lambda: attention_pool(tokens, queries, 1.0)},

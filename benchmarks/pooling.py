@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from apood.pooling import Frame, FrozenPool, Pooled, attention_pool, rounded
+from apood.pooling import FrozenPool, Pooled, Preprocessing, attention_pool, round_queries
 from apood.tokens.batch import TokenBatch, dtype_name
 from benchmarks.inputs import (
     BARE,
@@ -53,10 +53,14 @@ def _rows_of(setting: Setting, shape: Shape) -> list[Row]:
 
 def _contenders(setting: Setting, shape: Shape, dtype: torch.dtype) -> dict[str, Call]:
     device = setting.device
-    queries = rounded(queries_of(shape, device), dtype)  # as a detector keeps them that has learnt from such tokens
+    queries = round_queries(
+        queries_of(shape, device), dtype
+    )  # as a detector keeps them that has learnt from such tokens
     # a small batch fits into the cache of a GPU, so that there are several
     sets = [tokens_of(shape, dtype, device, seed=seed) for seed in range(_SETS if shape == setting.small else 1)]
-    frame = Frame(unit=True, origin=torch.randn(shape.d, generator=torch.Generator().manual_seed(2)).to(device))
+    preprocessing = Preprocessing(
+        unit=True, origin=torch.randn(shape.d, generator=torch.Generator().manual_seed(2)).to(device)
+    )
     frozen = FrozenPool(queries, 1.0)
 
     def of(pool: Pool, lengths: list[int] | None = None) -> Call:
@@ -72,7 +76,7 @@ def _contenders(setting: Setting, shape: Shape, dtype: torch.dtype) -> dict[str,
         PAPER: in_turns([lambda values=values: paper_pool(values, queries) for values in padded]),  # type: ignore[misc]
         POOL: of(plain),
         FROZEN: of(frozen),
-        _FRAMED: of(lambda batch: attention_pool(batch, queries, 1.0, "dot", frame)),
+        _FRAMED: of(lambda batch: attention_pool(batch, queries, 1.0, "dot", preprocessing)),
         _EUCLIDEAN: of(lambda batch: attention_pool(batch, queries, 1.0, "euclidean")),
         LOG_NORMAL: of(plain, ragged_lengths(shape.tokens)),
         _SHORT: of(plain, [16] * (shape.tokens // 16)),

@@ -14,7 +14,7 @@ from apood.detectors.ap_ood.training import pool_corpus, squared_distances
 from apood.detectors.contract.artefact import load
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.evaluation.metrics import auroc
-from apood.pooling import Frame, attention_pool, prototype
+from apood.pooling import Preprocessing, attention_pool, compute_prototype
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 
@@ -53,14 +53,14 @@ def test_the_robust_start_is_the_mahalanobis_distance(train, test_set, normalize
     start = prepare_start(train, recipe, generator(), CPU)
     queries = start.queries(start.weights)
     mu = pool_corpus(train, queries, 0.0, recipe, start).mean
-    distances = squared_distances(attention_pool(test_set, queries, 0.0, "dot", start.frame), mu).sum(1)
+    distances = squared_distances(attention_pool(test_set, queries, 0.0, "dot", start.preprocessing), mu).sum(1)
     expected = -Mahalanobis(normalize=normalize).fit(train).score_samples(test_set)
     np.testing.assert_allclose(distances, expected, rtol=1e-4)
 
 
 def test_the_papers_start_is_standard_normal(train):
     start = prepare_start(train, resolve("paper", heads=500), generator(), CPU)
-    assert start.frame.origin is None and not start.frame.unit and start.whitening is None
+    assert start.preprocessing.origin is None and not start.preprocessing.unit and start.whitening is None
     assert start.beta == pytest.approx(DIM**-0.5)
     assert float(start.weights.mean()) == pytest.approx(0, abs=0.05)
     assert float(start.weights.std()) == pytest.approx(1, abs=0.05)
@@ -68,7 +68,7 @@ def test_the_papers_start_is_standard_normal(train):
 
 def test_a_euclidean_start_is_at_tokens(train):
     start = prepare_start(train, resolve("robust", similarity="euclidean"), generator(), CPU)
-    tokens = start.frame.apply(train.values)
+    tokens = start.preprocessing.apply(train.values)
     gaps = (start.weights.flatten(0, 1)[:, None] - tokens).abs().amax(2).amin(1)
     assert start.whitening is None and float(gaps.max()) < 1e-6
 
@@ -78,7 +78,7 @@ def test_a_temperature_is_the_spread_of_the_logits(train, temperature):
     for factor in (1.0, 1000.0):
         source = moved(train, factor)
         start = prepare_start(source, resolve("robust", unit_tokens=False, temperature=temperature), generator(), CPU)
-        z = start.frame.apply(source.values)
+        z = start.preprocessing.apply(source.values)
         logits = start.beta * torch.einsum("sd,mtd->mts", z, start.queries(start.weights))
         assert float(logits.std()) == pytest.approx(temperature, rel=1e-3)
 
@@ -139,11 +139,12 @@ def test_the_paper_skips_nothing(train):
 @pytest.mark.parametrize("recipe", ["robust", "paper"])
 def test_the_score_is_the_formula_of_what_is_learnt(train, test_set, recipe, similarity):
     detector = APOOD(recipe=recipe, similarity=similarity, steps=15, queries=2).fit(train)
-    frame = Frame(recipe == "robust", detector.origin_ if recipe == "robust" else None)
+    preprocessing = Preprocessing(recipe == "robust", detector.origin_ if recipe == "robust" else None)
     corpus, pooled = (
-        attention_pool(batch, detector.queries_, detector.beta_, similarity, frame) for batch in (train, test_set)
+        attention_pool(batch, detector.queries_, detector.beta_, similarity, preprocessing)
+        for batch in (train, test_set)
     )
-    mu = corpus.value.mean(0) if recipe == "robust" else prototype(corpus)
+    mu = corpus.value.mean(0) if recipe == "robust" else compute_prototype(corpus)
     torch.testing.assert_close(detector.prototype_, mu, rtol=1e-4, atol=1e-5)
     each = detector.log_norms_ - squared_distances(pooled, detector.prototype_)
     factors = length_factors(detector, test_set)
@@ -160,7 +161,7 @@ def test_the_score_is_the_formula_of_what_is_learnt(train, test_set, recipe, sim
 
 def test_training_lowers_the_loss(train):
     def loss(detector):
-        z = attention_pool(train, detector.queries_, detector.beta_, "dot", Frame(True, detector.origin_))
+        z = attention_pool(train, detector.queries_, detector.beta_, "dot", Preprocessing(True, detector.origin_))
         flat = detector.queries_.flatten(1).double()
         return float(squared_distances(z).mean(0).sum() - torch.linalg.slogdet(flat @ flat.T).logabsdet)
 
@@ -264,8 +265,8 @@ def test_the_student_score_is_the_definition_and_nearly_the_sum_for_small_distan
     detector = APOOD(steps=10).fit(train)
     total = detector.score_samples(test_set)
     student = detector.set_params(score="student").score_samples(test_set)
-    frame = Frame(detector.unit_tokens_, detector.origin_)
-    pooled = attention_pool(test_set, detector.queries_, detector.beta_, frame=frame)
+    preprocessing = Preprocessing(detector.unit_tokens_, detector.origin_)
+    pooled = attention_pool(test_set, detector.queries_, detector.beta_, preprocessing=preprocessing)
     squares = (pooled.value - detector.prototype_).square().double()
     distances = length_factors(detector, test_set) * (3 * (squares / 3).log1p()).sum(1)
     expected = float(detector.log_norms_.sum()) - distances

@@ -8,7 +8,7 @@ from builders import correlated_sequences
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.training import log_norms
 from apood.detectors.contract import base
-from apood.pooling import Frame, FrozenPool
+from apood.pooling import FrozenPool, Preprocessing
 from apood.pooling.eager import attention_pool_eager
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
@@ -39,9 +39,9 @@ def skipping():
 
 
 def test_scores_are_what_they_are_defined_as(detector, test_set):
-    frame = Frame(detector.unit_tokens_, detector.origin_.double())
+    preprocessing = Preprocessing(detector.unit_tokens_, detector.origin_.double())
     h = attention_pool_eager(
-        test_set.to(dtype=torch.float64), detector.queries_.double(), detector.beta_, frame=frame
+        test_set.to(dtype=torch.float64), detector.queries_.double(), detector.beta_, preprocessing=preprocessing
     ).value
     squares = (h - detector.prototype_).square()
     if detector.score == "student":

@@ -6,7 +6,7 @@ from builders import random_tokens
 
 from apood.detectors.ap_ood.recipe import prepare_start, resolve
 from apood.detectors.ap_ood.training import Training, measure_spread, pool_corpus, squared_distances
-from apood.pooling import Pooled, attention_pool, prototype
+from apood.pooling import Pooled, attention_pool, compute_prototype
 from apood.tokens.loader import copy_to_device
 from apood.tokens.source import SkipFirst, Subset
 
@@ -58,7 +58,7 @@ def test_the_pass_over_a_resident_corpus_is_that_over_its_source(kind):
         pool_corpus(own, start.queries(start.weights), 0.7, recipe, start, sample) for own in (resident, source)
     )
     assert all(map(torch.equal, found, expected))
-    pooled = attention_pool(source.select(sample), start.queries(start.weights), 0.7, frame=start.frame)
+    pooled = attention_pool(source.select(sample), start.queries(start.weights), 0.7, preprocessing=start.preprocessing)
     torch.testing.assert_close(found.sample, pooled.value)
 
 
@@ -77,10 +77,12 @@ def test_the_distance_of_aux_sequences_is_the_lesser_of_start_and_end(recipe, no
     found = []
     for weights, beta in ((start.weights, 0.0 if recipe == "robust" else start.beta), (training._weights, start.beta)):
         pools = [
-            attention_pool(own.select(slice(None)), start.queries(weights.detach()), beta, frame=start.frame)
+            attention_pool(
+                own.select(slice(None)), start.queries(weights.detach()), beta, preprocessing=start.preprocessing
+            )
             for own in (source, aux)
         ]
-        distances = squared_distances(pools[1], prototype(pools[0])).double()
+        distances = squared_distances(pools[1], compute_prototype(pools[0])).double()
         distances = distances.mean(1) if recipe == "robust" else distances.sum(1)
         found.append(-(-distances).exp().mean().log())
     nearest = training.aux_distance()
@@ -115,7 +117,7 @@ def test_the_gradients_by_hand_are_those_of_the_definition(of):
     value, log_mass = (x.requires_grad_() for x in torch.randn(2, 7, 4, dtype=torch.float64))
     pooled = Pooled(value, log_mass)
     weights = torch.randn(2, 4, dtype=torch.float64) * torch.tensor([[of != "prototype"], [of != "distances"]])
-    found, expected = measure_spread(pooled), (squared_distances(pooled).mean(0), prototype(pooled))
+    found, expected = measure_spread(pooled), (squared_distances(pooled).mean(0), compute_prototype(pooled))
     gradients = []
     for distances, mu in (found, expected):
         used = [x * w for x, w in zip((distances, mu), weights, strict=True) if bool(w.any())]

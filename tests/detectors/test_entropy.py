@@ -14,7 +14,7 @@ from scipy.special import softmax
 
 from apood.detectors.contract.artefact import load
 from apood.detectors.entropy import Entropy, pool_samples
-from apood.pooling.algebra import merge, pool_of_pools
+from apood.pooling.algebra import merge, merge_sequences
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 
@@ -76,7 +76,7 @@ def test_samples_in_any_chunks_give_the_value_of_the_whole(rows, temperature, da
     order = data.draw(st.permutations(range(len(rows))))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=5)))  # equal cuts leave a chunk empty
     chunks = torch.tensor_split(samples[order], cuts)
-    merged = functools.reduce(merge, [pool_of_pools(pool_samples(chunk, temperature)) for chunk in chunks])
+    merged = functools.reduce(merge, [merge_sequences(pool_samples(chunk, temperature)) for chunk in chunks])
     batch = inputs(rows)
     score = Entropy(temperature).fit(batch).score_samples(batch)[0]
     assert -float(merged.value) == pytest.approx(score, rel=1e-9, abs=1e-12)

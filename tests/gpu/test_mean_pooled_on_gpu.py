@@ -15,7 +15,7 @@ from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.detectors.relative_mahalanobis import RelativeMahalanobis
-from apood.pooling import Frame, mean_pool
+from apood.pooling import Preprocessing, mean_pool
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 
@@ -155,10 +155,10 @@ def test_the_recommended_fusion_waits_once_for_each_member():
     assert waits(lambda: detector.score_samples(batch)) == 3
 
 
-@pytest.mark.parametrize("frame", [None, Frame(unit=True)], ids=["as they are", "unit"])
-def test_means_are_not_waited_for(frame):
+@pytest.mark.parametrize("preprocessing", [None, Preprocessing(unit=True)], ids=["as they are", "unit"])
+def test_means_are_not_waited_for(preprocessing):
     batch = sequences(32, seed=3).to("cuda")
-    assert waits(lambda: mean_pool(batch, frame)) == 0
+    assert waits(lambda: mean_pool(batch, preprocessing)) == 0
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

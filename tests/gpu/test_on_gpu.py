@@ -6,7 +6,7 @@ import torch
 from builders import correlated_sequences
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.pooling import Frame, attention_pool, mean, mean_pool
+from apood.pooling import Preprocessing, attention_pool, mean_pool
 from apood.pooling.eager import attention_pool_eager
 from apood.tokens.batch import TokenBatch
 
@@ -31,11 +31,11 @@ def test_pooling_on_gpu_equals_the_definition(
     tokens = batch(dtype)
     generator = torch.Generator().manual_seed(1)
     queries = torch.randn(5, 3, 33, generator=generator, dtype=torch.float64)
-    frame = Frame(unit=True, origin=torch.randn(33, generator=generator, dtype=torch.float64) / 10)
+    preprocessing = Preprocessing(unit=True, origin=torch.randn(33, generator=generator, dtype=torch.float64) / 10)
     truth = queries.clone().requires_grad_()
     ours = queries.cuda().requires_grad_()
-    expected = attention_pool_eager(tokens.to(dtype=torch.float64), truth, beta, similarity, frame)
-    found = attention_pool(tokens.to("cuda"), ours, beta, similarity, frame, exact=True)
+    expected = attention_pool_eager(tokens.to(dtype=torch.float64), truth, beta, similarity, preprocessing)
+    found = attention_pool(tokens.to("cuda"), ours, beta, similarity, preprocessing, exact=True)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a.double().cpu(), b, rtol=tolerance, atol=tolerance)
     for pooled in (found, expected):
@@ -46,17 +46,19 @@ def test_pooling_on_gpu_equals_the_definition(
 
 
 @pytest.mark.parametrize("lengths", [[0, 3, 0, 40, 2000, 1], [5] * 3000], ids=["ragged", "many"])
-@pytest.mark.parametrize("frame", [None, Frame(unit=True)], ids=["as they are", "unit"])
+@pytest.mark.parametrize("preprocessing", [None, Preprocessing(unit=True)], ids=["as they are", "unit"])
 def test_means_on_gpu_are_those_on_the_cpu_and_repeat(
-    lengths: list[int], frame: Frame | None, monkeypatch: pytest.MonkeyPatch
+    lengths: list[int], preprocessing: Preprocessing | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = torch.randn(sum(lengths), 33, generator=torch.Generator().manual_seed(0)).bfloat16()
     tokens = TokenBatch.from_lengths(values, lengths)
-    found = mean_pool(tokens.to("cuda"), frame)
-    torch.testing.assert_close(found.cpu(), mean_pool(tokens, frame), rtol=0, atol=1e-6 if frame else 1e-14)
-    assert torch.equal(mean_pool(tokens.to("cuda"), frame), found)
-    monkeypatch.setattr(mean, "_GPU_NUMBERS", 10_000)
-    torch.testing.assert_close(mean_pool(tokens.to("cuda"), frame), found, rtol=0, atol=1e-14)
+    found = mean_pool(tokens.to("cuda"), preprocessing)
+    torch.testing.assert_close(
+        found.cpu(), mean_pool(tokens, preprocessing), rtol=0, atol=1e-6 if preprocessing else 1e-14
+    )
+    assert torch.equal(mean_pool(tokens.to("cuda"), preprocessing), found)
+    monkeypatch.setattr("apood.pooling.preprocessing._GPU_NUMBERS", 10_000)
+    torch.testing.assert_close(mean_pool(tokens.to("cuda"), preprocessing), found, rtol=0, atol=1e-14)
 
 
 @pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")

@@ -11,9 +11,9 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from apood.pooling.eager import attention_pool_eager
-from apood.pooling.frame import Frame
 from apood.pooling.fused import attention_pool_fused
 from apood.pooling.kernels.tuning import Blocks, ProductBlocks, Tuning, forced
+from apood.pooling.preprocessing import Preprocessing
 from apood.tokens.batch import TokenBatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,17 +61,17 @@ def error(found, expected):
     return float((found - expected)[finite].abs().max() / rms) if finite.any() else 0.0
 
 
-def errors(tokens, queries, beta, similarity="dot", frame=None, tuning=TINY, exact=False):
+def errors(tokens, queries, beta, similarity="dot", preprocessing=None, tuning=TINY, exact=False):
     """Errors of h, L and the gradient of the queries against the definition in float64."""
-    frame = frame or Frame()
+    preprocessing = preprocessing or Preprocessing()
     truth = queries.double().requires_grad_()
-    expected = attention_pool_eager(tokens.to(dtype=torch.float64), truth, beta, similarity, frame)
+    expected = attention_pool_eager(tokens.to(dtype=torch.float64), truth, beta, similarity, preprocessing)
     ours = queries.detach().clone().to(DEVICE).requires_grad_()
     g = torch.Generator().manual_seed(1)
     grads = [torch.randn(expected.value.shape, generator=g, dtype=torch.float64) for _ in range(2)]
     filled = (tokens.lengths > 0)[:, None]
     with forced(tuning) if tuning else nullcontext():
-        found = attention_pool_fused(tokens.to(DEVICE), ours, beta, similarity, frame, exact)
+        found = attention_pool_fused(tokens.to(DEVICE), ours, beta, similarity, preprocessing, exact)
         torch.autograd.backward(list(found), [x.float().to(DEVICE) for x in grads])
     # -inf of an empty sequence has no gradient
     torch.autograd.backward([expected.value, expected.log_mass.masked_fill(~filled, 0)], grads)
@@ -81,6 +81,6 @@ def errors(tokens, queries, beta, similarity="dot", frame=None, tuning=TINY, exa
 def check(lengths, dim, heads, per_head, dtype, beta=1.0, similarity="dot", unit=False, shifted=False, **options):
     """Asserts that a random batch is pooled as defined, gradients included."""
     tokens, queries, origin = random_batch(lengths, dim, heads, per_head, dtype, options.pop("spread", 1.0))
-    frame = Frame(unit, origin if shifted else None)
-    h, mass, gradient = errors(tokens, queries, beta, similarity, frame, **options)
+    preprocessing = Preprocessing(unit, origin if shifted else None)
+    h, mass, gradient = errors(tokens, queries, beta, similarity, preprocessing, **options)
     assert h < TOLERANCE[dtype] and mass < TOLERANCE[dtype] and gradient < GRADIENT[dtype], (h, mass, gradient)

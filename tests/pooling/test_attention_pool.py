@@ -8,7 +8,7 @@ from builders import random_queries, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apood.pooling import Frame, Pooled, attention_pool
+from apood.pooling import Pooled, Preprocessing, attention_pool
 from apood.pooling.eager import attention_pool_eager
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
@@ -43,11 +43,13 @@ def test_equals_its_definition(lengths, dim, heads, queries, similarity):
 @pytest.mark.parametrize("unit", [False, True])
 @pytest.mark.parametrize("origin", [None, torch.arange(5.0, dtype=torch.float64)])
 def test_the_frame_is_applied_to_the_tokens(unit, origin):
-    tokens, weights, frame = random_tokens([4, 1, 9], 5), random_queries(3, 2, 5), Frame(unit, origin)
-    seen = TokenBatch(frame.apply(tokens.values), tokens.offsets)
+    tokens, weights, preprocessing = random_tokens([4, 1, 9], 5), random_queries(3, 2, 5), Preprocessing(unit, origin)
+    seen = TokenBatch(preprocessing.apply(tokens.values), tokens.offsets)
     for pool in (attention_pool, attention_pool_eager):
         assert_same(
-            pool(tokens, weights, 0.6, "euclidean", frame), attention_pool(seen, weights, 0.6, "euclidean"), 1e-12
+            pool(tokens, weights, 0.6, "euclidean", preprocessing),
+            attention_pool(seen, weights, 0.6, "euclidean"),
+            1e-12,
         )
 
 

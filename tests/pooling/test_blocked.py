@@ -8,15 +8,18 @@ from builders import random_queries, random_tokens
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from apood.pooling import Frame, Pooled
+from apood.pooling import Pooled, Preprocessing
 from apood.pooling import blocked as module
+from apood.pooling.algebra import similarities_and_logits
 from apood.pooling.blocked import attention_pool_blocked
-from apood.pooling.eager import attention_pool_eager, similarities_and_logits
+from apood.pooling.eager import attention_pool_eager
 
 DIM, HEADS = 6, 5
 lengths_of_batches = st.lists(st.one_of(st.integers(0, 9), st.integers(10, 130)), min_size=1, max_size=9).filter(sum)
-MOVED = Frame(False, torch.ones(DIM))
-frames = st.sampled_from([Frame(), Frame(unit=True), Frame(True, torch.full((DIM,), 0.3)), MOVED])
+MOVED = Preprocessing(False, torch.ones(DIM))
+preprocessings = st.sampled_from(
+    [Preprocessing(), Preprocessing(unit=True), Preprocessing(True, torch.full((DIM,), 0.3)), MOVED]
+)
 similarities = st.sampled_from(["dot", "euclidean"])
 
 
@@ -25,18 +28,18 @@ def error(found, expected):
     return float((found.double() - expected).abs().max() / expected.square().mean().sqrt())
 
 
-def cost_of_float32(tokens, queries, beta, similarity, frame):
+def cost_of_float32(tokens, queries, beta, similarity, preprocessing):
     """How far off float32 may be, to first order, for h and L of sequences that all have tokens.
 
     A similarity is off by c u |w||z| and a logit by c u λ, where λ sums the sizes of its terms, which may cancel.
     By their derivatives this moves h by c u Σ p (|w||z| + λ |a - h|), and L by c u Σ p λ. About c = 10 roundings
-    make a logit: D of its product, then β, the frame and the norms. (Those of a sum over S tokens go either way
+    make a logit: D of its product, then β, the preprocessing and the norms. (Those of a sum over S tokens go either way
     and add up to √S / 2, which is less.)
     """
     c, u = 10, 2.0**-24
     costs = []
     for sequence in tokens:
-        z = frame.apply(sequence)
+        z = preprocessing.apply(sequence)
         a, logits = (x.flatten(1) for x in similarities_and_logits(z, queries, beta, similarity))
         p, mass = torch.softmax(logits, 1), torch.logsumexp(logits, 1)
         apart = (a - (p * a).sum(1, keepdim=True)).abs()
@@ -62,7 +65,7 @@ def gradients(pool, queries, weights):
     st.integers(1, 4),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     similarities,
-    frames,
+    preprocessings,
     st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 30.0]),
     st.sampled_from([1, 300, 2**19]),
 )
@@ -71,18 +74,20 @@ def gradients(pool, queries, weights):
 @example([96, 5, 4, 0], 4, torch.float16, "euclidean", MOVED, 30.0, 2**19)
 # a piece with nearly all of the mass: its share is off by more than its own rounding
 @example([0, 25, 0, 52], 2, torch.bfloat16, "euclidean", MOVED, 30.0, 300)
-def test_every_cut_gives_the_definition(lengths, queries, dtype, similarity, frame, most, block):
+def test_every_cut_gives_the_definition(lengths, queries, dtype, similarity, preprocessing, most, block):
     tokens = random_tokens(lengths, DIM, dtype=dtype)
     weights = random_queries(HEADS, queries, DIM, dtype=torch.float32)
     filled = torch.tensor(lengths) > 0
     exact = tokens.select(filled.nonzero()[:, 0]).to(dtype=torch.float64), weights.double()
-    wide = attention_pool_eager(*exact, 1.0, similarity, frame)
+    wide = attention_pool_eager(*exact, 1.0, similarity, preprocessing)
     beta = most / float(wide.log_mass.abs().max())  # L up to about `most`
-    expected = attention_pool_eager(*exact, beta, similarity, frame)
+    expected = attention_pool_eager(*exact, beta, similarity, preprocessing)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_THREAD_ELEMENTS", block)
-        found = attention_pool_blocked(tokens, weights, beta, similarity, frame)
-    for own, definition, cost in zip(found, expected, cost_of_float32(*exact, beta, similarity, frame), strict=True):
+        found = attention_pool_blocked(tokens, weights, beta, similarity, preprocessing)
+    for own, definition, cost in zip(
+        found, expected, cost_of_float32(*exact, beta, similarity, preprocessing), strict=True
+    ):
         assert own.dtype == torch.float32
         assert ((own[filled] - definition).abs() <= cost).all()
     assert (found.value[~filled] == 0).all() and (found.log_mass[~filled] == -torch.inf).all()
@@ -93,22 +98,24 @@ def test_every_cut_gives_the_definition(lengths, queries, dtype, similarity, fra
     lengths_of_batches,
     st.integers(1, 4),
     similarities,
-    frames,
+    preprocessings,
     st.sampled_from([0.0, 0.7, 5.0]),
     st.sampled_from([1, 300, 2**19]),
     st.sampled_from([0, 500, 2**24]),
 )
-def test_gradients_are_those_of_the_definition(lengths, queries, similarity, frame, beta, block, kept):
+def test_gradients_are_those_of_the_definition(lengths, queries, similarity, preprocessing, beta, block, kept):
     """Whether similarities were kept for the backward pass, or some, or none."""
     tokens, start = random_tokens(lengths, DIM), random_queries(HEADS, queries, DIM)
     weights = torch.linspace(-1, 2, len(lengths) * HEADS, dtype=torch.float64).view(len(lengths), HEADS)
     filled = tokens.select([i for i, length in enumerate(lengths) if length])
     rows = torch.tensor(lengths) > 0
-    expected = gradients(lambda q: attention_pool_eager(filled, q, beta, similarity, frame), start, weights[rows])
+    expected = gradients(
+        lambda q: attention_pool_eager(filled, q, beta, similarity, preprocessing), start, weights[rows]
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_THREAD_ELEMENTS", block)
         patch.setattr(module, "_KEPT_ELEMENTS", kept)
-        found = gradients(lambda q: attention_pool_blocked(tokens, q, beta, similarity, frame), start, weights)
+        found = gradients(lambda q: attention_pool_blocked(tokens, q, beta, similarity, preprocessing), start, weights)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -118,7 +125,7 @@ def test_gradients_in_float32_are_as_precise(dtype, similarity):
     tokens = random_tokens([1, 40, 300, 700], 33, dtype=dtype)
     start = random_queries(5, 3, 33, scale=0.5).float()
     weights = torch.linspace(-1, 2, 20).view(4, 5)
-    found = gradients(lambda q: attention_pool_blocked(tokens, q, 0.6, similarity, Frame()), start, weights)
+    found = gradients(lambda q: attention_pool_blocked(tokens, q, 0.6, similarity, Preprocessing()), start, weights)
     exact = tokens.to(dtype=torch.float64)
     expected = gradients(lambda q: attention_pool_eager(exact, q, 0.6, similarity), start.double(), weights.double())
     assert error(found, expected) < 1e-5
@@ -126,7 +133,7 @@ def test_gradients_in_float32_are_as_precise(dtype, similarity):
 
 def test_a_second_backward_pass_finds_what_the_first_one_found():
     tokens, queries = random_tokens([3, 40, 17], DIM), random_queries(HEADS, 2, DIM).requires_grad_()
-    loss = attention_pool_blocked(tokens, queries, 0.7, "euclidean", Frame()).value.square().sum()
+    loss = attention_pool_blocked(tokens, queries, 0.7, "euclidean", Preprocessing()).value.square().sum()
     first, second = (torch.autograd.grad(loss, queries, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second)
 
@@ -137,7 +144,7 @@ def test_queries_may_lie_in_memory_in_any_order():
     weights = torch.ones(2, HEADS, dtype=torch.float64)
 
     def pool(q):
-        return attention_pool_blocked(tokens, q, 0.7, "dot", Frame())
+        return attention_pool_blocked(tokens, q, 0.7, "dot", Preprocessing())
 
     start = turned.detach().requires_grad_()
     value, mass = pool(start)
@@ -148,16 +155,16 @@ def test_queries_may_lie_in_memory_in_any_order():
 def test_nothing_is_kept_or_recorded_without_a_gradient():
     tokens, queries = random_tokens([3, 40], DIM), random_queries(HEADS, 2, DIM).requires_grad_()
     with torch.no_grad():
-        assert not attention_pool_blocked(tokens, queries, 0.7, "dot", Frame()).value.requires_grad
-    assert not attention_pool_blocked(tokens, queries.detach(), 0.7, "dot", Frame()).value.requires_grad
-    assert attention_pool_blocked(tokens, queries, 0.7, "dot", Frame()).value.requires_grad
+        assert not attention_pool_blocked(tokens, queries, 0.7, "dot", Preprocessing()).value.requires_grad
+    assert not attention_pool_blocked(tokens, queries.detach(), 0.7, "dot", Preprocessing()).value.requires_grad
+    assert attention_pool_blocked(tokens, queries, 0.7, "dot", Preprocessing()).value.requires_grad
 
 
 def pools_of(seed):
     """Pools of another shape for every seed, all through the same memory."""
     tokens = random_tokens([seed, 2 * seed, 5, 16], DIM, seed=seed, dtype=torch.float32)
     queries = random_queries(2 + seed % 3, 1 + seed % 4, DIM, seed=seed, dtype=torch.float32)
-    return attention_pool_blocked(tokens, queries, 0.7, ["dot", "euclidean"][seed % 2], Frame())
+    return attention_pool_blocked(tokens, queries, 0.7, ["dot", "euclidean"][seed % 2], Preprocessing())
 
 
 def assert_identical(found: list[Pooled], expected: list[Pooled]):

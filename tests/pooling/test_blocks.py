@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from apood.pooling.blocks import VECTOR, cut_into_blocks
+from apood.pooling.blocked import VECTOR, cut_into_blocks
 
 ragged = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 400)), max_size=60)
 sizes = st.integers(1, 8).map(lambda n: n * VECTOR)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from faults import DIM, assert_faults_show, faulty_batch, queries
 
-from apood.pooling import Frame, attention_pool, blocked, mean_pool
+from apood.pooling import Preprocessing, attention_pool, blocked, mean_pool
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -16,8 +16,8 @@ from apood.pooling import Frame, attention_pool, blocked, mean_pool
 def test_in_every_head(length, last, dtype, elements, monkeypatch):
     monkeypatch.setattr(blocked, "_THREAD_ELEMENTS", elements)
     batches = faulty_batch(length, dtype, last=last)
-    frames = (Frame(), Frame(True, torch.ones(DIM)))
-    for how in itertools.product((0.0, 0.7), ("dot", "euclidean"), frames):
+    preprocessings = (Preprocessing(), Preprocessing(True, torch.ones(DIM)))
+    for how in itertools.product((0.0, 0.7), ("dot", "euclidean"), preprocessings):
         assert_faults_show(lambda tokens, how=how: attention_pool(tokens, queries(), *how).value, *batches)
 
 
@@ -25,4 +25,4 @@ def test_in_every_head(length, last, dtype, elements, monkeypatch):
 @pytest.mark.parametrize("unit", [False, True])
 def test_in_a_mean(length, unit):
     batches = faulty_batch(length, torch.float32, last=True)
-    assert_faults_show(lambda tokens: mean_pool(tokens, Frame(unit)).sum(1), *batches)
+    assert_faults_show(lambda tokens: mean_pool(tokens, Preprocessing(unit)).sum(1), *batches)

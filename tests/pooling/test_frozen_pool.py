@@ -4,7 +4,7 @@ import pytest
 import torch
 from builders import random_queries, random_tokens
 
-from apood.pooling import Frame, FrozenPool, attention_pool
+from apood.pooling import FrozenPool, Preprocessing, attention_pool
 from apood.support.errors import InputError
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -13,11 +13,13 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("similarity", ["dot", "euclidean"])
 def test_equals_attention_pool(similarity, dtype):
-    queries, frame = random_queries(3, 2, 5).float(), Frame(True, torch.ones(5))
-    pool = FrozenPool(queries, 0.6, similarity, frame)
+    queries, preprocessing = random_queries(3, 2, 5).float(), Preprocessing(True, torch.ones(5))
+    pool = FrozenPool(queries, 0.6, similarity, preprocessing)
     for lengths in ([4, 0, 9], [7], [600]):
         tokens = random_tokens(lengths, 5, dtype=dtype)
-        for found, expected in zip(pool(tokens), attention_pool(tokens, queries, 0.6, similarity, frame), strict=True):
+        for found, expected in zip(
+            pool(tokens), attention_pool(tokens, queries, 0.6, similarity, preprocessing), strict=True
+        ):
             assert torch.equal(found, expected)
 
 

@@ -10,7 +10,7 @@ from builders import correlated_sequences
 from fused_checking import DEVICE, TINY
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.pooling import Frame, frozen
+from apood.pooling import Preprocessing, frozen
 from apood.pooling.fused import attention_pool_fused
 from apood.pooling.kernels.tuning import forced
 
@@ -49,10 +49,10 @@ def test_scores_do_not_depend_on_who_pools(fitted, dtype, monkeypatch):
 def test_learnt_queries_lose_nothing_beside_tokens_of_their_dtype(fitted):
     dtype, detector = fitted
     batch, queries = sequences(dtype, 6).to(DEVICE), detector.queries_.to(DEVICE)
-    frame = Frame(detector.unit_tokens_, detector.origin_.to(DEVICE))
+    preprocessing = Preprocessing(detector.unit_tokens_, detector.origin_.to(DEVICE))
     with forced(TINY):
         fast, exact = (
-            attention_pool_fused(batch, queries, detector.beta_, "dot", frame, exact) for exact in (False, True)
+            attention_pool_fused(batch, queries, detector.beta_, "dot", preprocessing, exact) for exact in (False, True)
         )
     torch.testing.assert_close(fast, exact, rtol=1e-5, atol=1e-5)
 
@@ -62,13 +62,13 @@ import os, sys, torch
 device = "cuda" if torch.cuda.is_available() else "cpu"
 if device == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
-from apood.pooling import Frame
+from apood.pooling import Preprocessing
 from apood.pooling.fused import attention_pool_fused
 from apood.tokens.batch import TokenBatch
 
 tokens = TokenBatch.from_lengths(torch.randn(8, 16, device=device), [5, 3])
 queries = torch.randn(2, 2, 16, device=device, requires_grad=True)
-attention_pool_fused(tokens, queries, 1.0, "euclidean", Frame(unit=True), False).value.sum().backward()
+attention_pool_fused(tokens, queries, 1.0, "euclidean", Preprocessing(unit=True), False).value.sum().backward()
 print(bool(torch.isfinite(queries.grad).all()), "torch._dynamo" in sys.modules)
 """
 

@@ -5,7 +5,7 @@ import torch
 from faults import DIM, assert_faults_show, faulty_batch, queries
 from fused_checking import DEVICE, PLAIN, SLOTS, TINY
 
-from apood.pooling import Frame
+from apood.pooling import Preprocessing
 from apood.pooling.fused import attention_pool_fused
 from apood.pooling.kernels.tuning import forced
 
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("unit", [False, True])
 @pytest.mark.parametrize("length", [1, 70])
 def test_faults_show_in_every_head(length, similarity, unit, tuning):
-    w, frame = queries().to(DEVICE), Frame(unit, torch.ones(DIM, device=DEVICE))
+    w, preprocessing = queries().to(DEVICE), Preprocessing(unit, torch.ones(DIM, device=DEVICE))
     with forced(tuning):
         assert_faults_show(
-            lambda tokens: attention_pool_fused(tokens, w, 0.7, similarity, frame, False).value,
+            lambda tokens: attention_pool_fused(tokens, w, 0.7, similarity, preprocessing, False).value,
             *(batch.to(DEVICE) for batch in faulty_batch(length, torch.float32, last=True)),
         )

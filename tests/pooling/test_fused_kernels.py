@@ -1,4 +1,4 @@
-"""The fused kernels give what the definition gives: every shape, dtype, frame and road through the code."""
+"""The fused kernels give what the definition gives: every shape, dtype, preprocessing and road through the code."""
 
 from dataclasses import replace
 
@@ -7,12 +7,13 @@ import torch
 from fused_checking import DEVICE, PLAIN, SLOTS, SMALL, TINY, check, error, errors, random_batch
 
 from apood.pooling.eager import attention_pool_eager
-from apood.pooling.frame import Frame
-from apood.pooling.fused import attention_pool_fused
-from apood.pooling.kernels.launch import columns_of, plan_batch, pool_forward, token_stats
-from apood.pooling.kernels.launch_backward import pool_gradient
+from apood.pooling.fused import attention_pool_fused, columns_of
+from apood.pooling.kernels.backward import pool_gradient
+from apood.pooling.kernels.forward import pool_forward, token_stats
+from apood.pooling.kernels.launch import plan_batch
 from apood.pooling.kernels.plan import plan_of
 from apood.pooling.kernels.tuning import Blocks, Tuning, choose_tuning, forced
+from apood.pooling.preprocessing import Preprocessing
 
 # the interpreter computes -inf - -inf and 0 / 0 before it picks what is right
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -75,7 +76,7 @@ def test_broken_tokens_stay_in_their_sequence(similarity, road):
     for number in (torch.nan, torch.inf):
         tokens.sequence(1).fill_(number)
         with forced(ROADS[road]):
-            found = attention_pool_fused(tokens.to(DEVICE), queries.to(DEVICE), 1.0, similarity, Frame(), False)
+            found = attention_pool_fused(tokens.to(DEVICE), queries.to(DEVICE), 1.0, similarity, Preprocessing(), False)
         assert not torch.isfinite(found.value[1]).any()
         for own, truth in zip(found, expected, strict=True):
             assert error(own[[0, 2]], truth[[0, 2]]) < 1e-5
@@ -90,7 +91,7 @@ def test_one_long_sequence_among_short_ones():
 def test_nothing_to_pool(lengths):
     tokens, queries, _ = random_batch(lengths, 32, 3, 2, torch.float32)
     weights = queries.to(DEVICE).requires_grad_()
-    pooled = attention_pool_fused(tokens.to(DEVICE), weights, 1.0, "dot", Frame(), False)
+    pooled = attention_pool_fused(tokens.to(DEVICE), weights, 1.0, "dot", Preprocessing(), False)
     pooled.value.sum().backward()
     assert pooled.value.shape == pooled.log_mass.shape == (len(lengths), 3)
     assert (pooled.value == 0).all() and (pooled.log_mass == -torch.inf).all() and (weights.grad == 0).all()
@@ -119,7 +120,7 @@ def test_small_and_large_queries_keep_their_digits_in_float16():
     tokens, queries, origin = random_batch([40, 33], 32, 4, 2, torch.float16)
     for factor in (1e-6, 1e6):
         for similarity, beta in (("dot", 1 / factor), ("euclidean", 0.0)):
-            assert max(errors(tokens, queries * factor, beta, similarity, Frame(False, origin))[:2]) < 2e-3
+            assert max(errors(tokens, queries * factor, beta, similarity, Preprocessing(False, origin))[:2]) < 2e-3
 
 
 def test_tiny_gradients_do_not_vanish_in_half_precision():
@@ -128,7 +129,7 @@ def test_tiny_gradients_do_not_vanish_in_half_precision():
     with forced(TINY):
         for factor in (1.0, 2.0**-40):
             weights = queries.clone().to(DEVICE).requires_grad_()
-            pooled = attention_pool_fused(tokens.to(DEVICE), weights, 1.0, "dot", Frame(), False)
+            pooled = attention_pool_fused(tokens.to(DEVICE), weights, 1.0, "dot", Preprocessing(), False)
             ((pooled.value.sum() + 0.1 * pooled.log_mass.sum()) * factor).backward()
             grads.append(weights.grad / factor)
     torch.testing.assert_close(*grads, rtol=1e-6, atol=1e-6)
@@ -144,9 +145,9 @@ def test_exact_products_keep_queries_that_bfloat16_cannot_hold():
 @pytest.mark.parametrize("road", ROADS)
 def test_pieces_of_the_backward_pass_add_up_and_repeat(road):
     tokens, queries, origin = random_batch([20, 60, 0, 40, 3], 32, 3, 2, torch.float32)
-    frame = Frame(True, origin)
+    preprocessing = Preprocessing(True, origin)
     truth = queries.double().requires_grad_()
-    expected = attention_pool_eager(tokens.to(dtype=torch.float64), truth, 1.0, "euclidean", frame)
+    expected = attention_pool_eager(tokens.to(dtype=torch.float64), truth, 1.0, "euclidean", preprocessing)
     grads = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.ones(5, 3)
     filled = (tokens.lengths > 0)[:, None]
     torch.autograd.backward([expected.value, expected.log_mass.masked_fill(~filled, 0)], [g.double() for g in grads])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fused_checking import error, errors, random_batch
 
-from apood.pooling import Frame, FrozenPool, attention_pool
+from apood.pooling import FrozenPool, Preprocessing, attention_pool
 from apood.pooling.eager import attention_pool_eager
 from apood.pooling.kernels.tuning import Tuning, choose_tuning
 from apood.tokens.batch import TokenBatch
@@ -19,7 +19,15 @@ LARGE, SMALL = 2**18, 2**9  # tokens for which the rule takes large and small bl
 CASES = {
     "uniform": ([512, 512], 1024, 64, 4, BFLOAT, LARGE, {}),
     "ragged": ([1, 700, 3, 64, 255, 257, 9000, 0], 1024, 16, 4, BFLOAT, LARGE, {"beta": 0.5}),
-    "a frame": ([512, 600], 1024, 64, 4, BFLOAT, LARGE, {"similarity": "euclidean", "unit": True, "origin": True}),
+    "preprocessing": (
+        [512, 600],
+        1024,
+        64,
+        4,
+        BFLOAT,
+        LARGE,
+        {"similarity": "euclidean", "unit": True, "origin": True},
+    ),
     "float16": ([512, 77], 1024, 64, 4, HALF, LARGE, {}),
     "float32": ([1, 700, 40], 1024, 64, 4, FLOAT, LARGE, {}),
     "T=3, M=5, D=33": ([1, 7, 40], 33, 5, 3, BFLOAT, SMALL, {}),
@@ -42,10 +50,10 @@ def blocks_for(dtype, size, dim) -> Tuning:
 def test_every_shape_and_dtype(case):
     lengths, dim, heads, per_head, dtype, size, options = CASES[case]
     tokens, queries, origin = random_batch(lengths, dim, heads, per_head, dtype)
-    frame = Frame(options.get("unit", False), origin if options.get("origin") else None)
+    preprocessing = Preprocessing(options.get("unit", False), origin if options.get("origin") else None)
     tuning = blocks_for(dtype, size, dim)
     h, mass, gradient = errors(
-        tokens, queries, options.get("beta", 1.0), options.get("similarity", "dot"), frame, tuning
+        tokens, queries, options.get("beta", 1.0), options.get("similarity", "dot"), preprocessing, tuning
     )
     assert h < 1e-5 and mass < 1e-5 and gradient < (5e-5 if dtype == FLOAT else 1e-2), (h, mass, gradient)
 
@@ -124,10 +132,10 @@ def test_tokens_on_the_cpu_meet_queries_on_the_gpu():
 def test_a_frozen_pool_replays_graphs_without_new_memory(dtype):
     lengths = [16, 1, 100, 500, 37, 512, 700, 3]
     tokens, queries, origin = random_batch(lengths, 1024, 64, 4, dtype)
-    frame = Frame(True, origin)
-    expected = attention_pool_eager(tokens.to(dtype=torch.float64), queries.double(), 1.0, "dot", frame)
+    preprocessing = Preprocessing(True, origin)
+    expected = attention_pool_eager(tokens.to(dtype=torch.float64), queries.double(), 1.0, "dot", preprocessing)
     tokens = tokens.to("cuda")
-    pool = FrozenPool(queries.cuda(), 1.0, frame=frame)
+    pool = FrozenPool(queries.cuda(), 1.0, preprocessing=preprocessing)
     alone = [tokens.select([index]) for index in range(len(lengths))]
     found = [pool(one) for one in alone]
     for number in (torch.nan, torch.inf):  # which later calls must not see

@@ -4,11 +4,10 @@ import pytest
 import torch
 from fused_checking import DEVICE, TINY, error, random_batch
 
-from apood.pooling import Frame
+from apood.pooling import Preprocessing
 from apood.pooling.captured import PreparedPool
 from apood.pooling.eager import attention_pool_eager
-from apood.pooling.fused import pool_packed
-from apood.pooling.kernels.launch import columns_of
+from apood.pooling.fused import columns_of, pool_packed
 from apood.pooling.kernels.tuning import forced
 
 # the interpreter computes -inf - -inf and 0 / 0 before it picks what is right
@@ -39,7 +38,7 @@ def test_operators_are_registered_well(batch):
 
 
 def loss(queries, values, offsets):
-    h, mass = pool_packed(values, offsets, queries, 0.7, "dot", Frame(unit=True))
+    h, mass = pool_packed(values, offsets, queries, 0.7, "dot", Preprocessing(unit=True))
     mu = (torch.softmax(mass, 0) * h).sum(0)
     return (h - mu).square().mean()
 
@@ -58,7 +57,7 @@ def test_compiles_without_a_break(batch, dtype):
 def test_gradients_may_be_asked_for_twice_and_of_one_output(batch):
     tokens, queries, _ = batch
     weights = queries.to(DEVICE).requires_grad_()
-    h, mass = pool_packed(tokens.values.to(DEVICE), tokens.offsets, weights, 0.7, "dot", Frame())
+    h, mass = pool_packed(tokens.values.to(DEVICE), tokens.offsets, weights, 0.7, "dot", Preprocessing())
     (first,) = torch.autograd.grad(h.sum(), weights, retain_graph=True)
     (again,) = torch.autograd.grad(h.sum(), weights, retain_graph=True)
     (other,) = torch.autograd.grad(mass[:2].sum(), weights)
@@ -66,7 +65,9 @@ def test_gradients_may_be_asked_for_twice_and_of_one_output(batch):
     with pytest.raises(RuntimeError, match="second time"):
         torch.autograd.grad(h.sum(), weights)
     with torch.no_grad():
-        assert not pool_packed(tokens.values.to(DEVICE), tokens.offsets, weights, 0.7, "dot", Frame())[0].requires_grad
+        assert not pool_packed(tokens.values.to(DEVICE), tokens.offsets, weights, 0.7, "dot", Preprocessing())[
+            0
+        ].requires_grad
 
 
 def test_exports(batch):
@@ -79,7 +80,7 @@ def test_exports(batch):
             self.queries = torch.nn.Parameter(queries.to(DEVICE))
 
         def forward(self, values, offsets):
-            return pool_packed(values, offsets, self.queries, 0.7, "euclidean", Frame())
+            return pool_packed(values, offsets, self.queries, 0.7, "euclidean", Preprocessing())
 
     pool = Pool()
     total, bounds = torch.export.Dim("total", min=2), torch.export.Dim("bounds", min=3)
@@ -93,9 +94,9 @@ def test_exports(batch):
 def test_a_prepared_pool_gives_what_the_definition_gives():
     dtype = torch.bfloat16
     tokens, queries, origin = random_batch([20, 30, 5, 70, 1, 0], 32, 2, 2, dtype)
-    frame = Frame(True, origin)
-    pool = PreparedPool(queries.to(DEVICE), 1.0, "euclidean", frame, dtype)
-    truth = attention_pool_eager(tokens.to(dtype=torch.float64), queries.double(), 1.0, "euclidean", frame)
+    preprocessing = Preprocessing(True, origin)
+    pool = PreparedPool(queries.to(DEVICE), 1.0, "euclidean", preprocessing, dtype)
+    truth = attention_pool_eager(tokens.to(dtype=torch.float64), queries.double(), 1.0, "euclidean", preprocessing)
     found = [pool(tokens.values.to(DEVICE), tokens.offsets)]
     assert error(found[0].value, truth.value) < 1e-5 and error(found[0].log_mass, truth.log_mass) < 1e-5
     # one at a time, longer and shorter ones in turn through the same buffers
@@ -110,7 +111,7 @@ def test_a_prepared_pool_gives_what_the_definition_gives():
 
 def test_what_comes_after_a_prepared_pool_is_that_of_each_function(batch):
     tokens, queries, _ = batch
-    pool = PreparedPool(queries.to(DEVICE), 1.0, "dot", Frame(), torch.float32)
+    pool = PreparedPool(queries.to(DEVICE), 1.0, "dot", Preprocessing(), torch.float32)
     for part in (tokens[:1], tokens, tokens[1:2]):
         given = part.values.to(DEVICE), part.offsets
         for function in (lambda pooled: pooled.value * 2, lambda pooled: pooled.log_mass.sum(1)):
@@ -121,8 +122,8 @@ def test_what_comes_after_a_prepared_pool_is_that_of_each_function(batch):
 @pytest.mark.parametrize("unit", [False, True])
 def test_broken_tokens_of_one_caller_do_not_reach_the_next(similarity, unit):
     tokens, queries, _ = random_batch([35, 50], 32, 2, 2, torch.float32)
-    pool = PreparedPool(queries.to(DEVICE), 1.0, similarity, Frame(unit), torch.float32)
-    truth = attention_pool_eager(tokens.to(dtype=torch.float64), queries.double(), 1.0, similarity, Frame(unit))
+    pool = PreparedPool(queries.to(DEVICE), 1.0, similarity, Preprocessing(unit), torch.float32)
+    truth = attention_pool_eager(tokens.to(dtype=torch.float64), queries.double(), 1.0, similarity, Preprocessing(unit))
     for index, number in ((0, torch.nan), (1, torch.inf)):
         broken = torch.full((60, 32), number, device=DEVICE)
         assert not torch.isfinite(pool(broken, torch.tensor([0, 60])).value).any()
@@ -135,7 +136,7 @@ def test_broken_tokens_of_one_caller_do_not_reach_the_next(similarity, unit):
 @pytest.mark.parametrize("inside_first", [False, True])
 def test_a_prepared_pool_is_used_inside_and_outside_of_inference_mode(inside_first):
     tokens, queries, _ = random_batch([20], 32, 2, 2, torch.float32)
-    pool = PreparedPool(queries.to(DEVICE), 1.0, "dot", Frame(), torch.float32)
+    pool = PreparedPool(queries.to(DEVICE), 1.0, "dot", Preprocessing(), torch.float32)
     found = []
     for inside in (inside_first, not inside_first):
         with torch.inference_mode(inside):

@@ -1,4 +1,4 @@
-"""Mean pooling, and the frame in which tokens are looked at."""
+"""Mean pooling, and the preprocessing in which tokens are looked at."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from builders import random_queries, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apood.pooling import Frame, attention_pool, mean, mean_pool
+from apood.pooling import Preprocessing, attention_pool, mean_pool
 from apood.tokens.batch import FLOAT_DTYPES
 
 
@@ -20,9 +20,9 @@ def test_means_are_exact_in_float64(dtype):
 
 def test_attention_at_beta_zero_sees_the_mean_in_the_same_frame():
     tokens, weights = random_tokens([4, 9], 5), random_queries(3, 1, 5)
-    for frame in (Frame(), Frame(unit=True), Frame(True, torch.ones(5))):
-        pooled = attention_pool(tokens, weights, 0.0, "dot", frame)
-        torch.testing.assert_close(mean_pool(tokens, frame) @ weights[:, 0].T, pooled.value)
+    for preprocessing in (Preprocessing(), Preprocessing(unit=True), Preprocessing(True, torch.ones(5))):
+        pooled = attention_pool(tokens, weights, 0.0, "dot", preprocessing)
+        torch.testing.assert_close(mean_pool(tokens, preprocessing) @ weights[:, 0].T, pooled.value)
 
 
 def test_the_mean_of_nothing_is_zero():
@@ -41,9 +41,9 @@ def test_a_mean_does_not_depend_on_its_neighbours_at_all(lengths, data):
 @pytest.mark.parametrize("numbers", [3, 30, 1000])
 def test_where_blocks_are_cut_changes_nothing(numbers, monkeypatch):
     tokens = random_tokens([5, 0, 40, 1, 300], 3, dtype=torch.float32)
-    expected = mean_pool(tokens, Frame(unit=True))
-    monkeypatch.setattr(mean, "_CPU_NUMBERS", numbers)
-    assert torch.equal(mean_pool(tokens, Frame(unit=True)), expected)
+    expected = mean_pool(tokens, Preprocessing(unit=True))
+    monkeypatch.setattr("apood.pooling.preprocessing._CPU_NUMBERS", numbers)
+    assert torch.equal(mean_pool(tokens, Preprocessing(unit=True)), expected)
 
 
 def test_large_offsets_do_not_cancel():
@@ -54,22 +54,22 @@ def test_large_offsets_do_not_cancel():
 
 def test_a_unit_frame_brings_tokens_to_length_one_and_leaves_zero():
     z = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-18, 0.0], [-2e18, 0.0]])
-    found = Frame(unit=True).apply(z)
+    found = Preprocessing(unit=True).apply(z)
     torch.testing.assert_close(found, torch.tensor([[0.6, 0.8], [0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_unit_frame_never_makes_a_token_longer_than_one(dtype):
     sizes = torch.logspace(-300 if dtype == torch.float64 else -44, 15, 100, dtype=dtype)
-    found = torch.linalg.vector_norm(Frame(unit=True).apply(sizes[:, None] * torch.ones(3, dtype=dtype)), dim=1)
+    found = torch.linalg.vector_norm(Preprocessing(unit=True).apply(sizes[:, None] * torch.ones(3, dtype=dtype)), dim=1)
     assert (found <= 1 + 1e-6).all()
 
 
 def test_the_origin_is_subtracted_after_scaling():
     origin = torch.tensor([0.6, 0.0], dtype=torch.float64)
     z = torch.tensor([[3.0, 4.0]])
-    found = Frame(True, origin).apply(z)
+    found = Preprocessing(True, origin).apply(z)
     assert found.dtype == z.dtype
     torch.testing.assert_close(found, torch.tensor([[0.0, 0.8]]))
-    torch.testing.assert_close(Frame(False, origin).apply(z), torch.tensor([[2.4, 4.0]]))
-    assert torch.equal(Frame().apply(z), z)
+    torch.testing.assert_close(Preprocessing(False, origin).apply(z), torch.tensor([[2.4, 4.0]]))
+    assert torch.equal(Preprocessing().apply(z), z)

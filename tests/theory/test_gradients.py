@@ -6,18 +6,21 @@ from builders import random_queries, random_tokens
 from torch.autograd import gradcheck
 
 from apood.detectors.ap_ood.training import regularization, squared_distances
-from apood.pooling import Frame, Pooled, attention_pool, prototype
+from apood.pooling import Pooled, Preprocessing, attention_pool, compute_prototype
 from apood.pooling import blocked as blocked_module
 from apood.pooling.eager import attention_pool_eager
 
 D = 3
-FRAMES = {"as they are": Frame(), "unit, shifted": Frame(True, torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64))}
+PREPROCESSINGS = {
+    "as they are": Preprocessing(),
+    "unit, shifted": Preprocessing(True, torch.tensor([0.1, -0.2, 0.3], dtype=torch.float64)),
+}
 
 every_setting = [
     pytest.mark.parametrize("similarity", ["dot", "euclidean"]),
     pytest.mark.parametrize("queries", [1, 3]),
     pytest.mark.parametrize("beta", [0.0, 0.8]),
-    pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES.keys()),
+    pytest.mark.parametrize("preprocessing", PREPROCESSINGS.values(), ids=PREPROCESSINGS.keys()),
 ]
 
 
@@ -38,33 +41,33 @@ def lengths(request, monkeypatch):
 
 
 @for_every_setting
-def test_against_finite_differences(lengths, similarity, queries, beta, frame):
+def test_against_finite_differences(lengths, similarity, queries, beta, preprocessing):
     tokens = random_tokens(lengths, D)
     weights = random_queries(2, queries, D).requires_grad_()
-    assert gradcheck(lambda w: attention_pool(tokens, w, beta, similarity, frame), weights)
+    assert gradcheck(lambda w: attention_pool(tokens, w, beta, similarity, preprocessing), weights)
 
 
 @for_every_setting
-def test_through_the_prototype_against_finite_differences(lengths, similarity, queries, beta, frame):
+def test_through_the_prototype_against_finite_differences(lengths, similarity, queries, beta, preprocessing):
     tokens = random_tokens(lengths, D)
     weights = random_queries(2, queries, D).requires_grad_()
 
     def loss(w):
-        distances = squared_distances(attention_pool(tokens, w, beta, similarity, frame))
+        distances = squared_distances(attention_pool(tokens, w, beta, similarity, preprocessing))
         return distances.mean(0).sum() - regularization(w, "logdet")
 
     assert gradcheck(loss, weights)
 
 
 @for_every_setting
-def test_against_the_definition(lengths, similarity, queries, beta, frame):
+def test_against_the_definition(lengths, similarity, queries, beta, preprocessing):
     tokens = random_tokens(lengths, D)
     weights = random_queries(4, queries, D).requires_grad_()
     shape = (len(lengths), 4)
     factors = Pooled(*(torch.linspace(-1, 2, 4 * len(lengths), dtype=torch.float64).view(shape) for _ in range(2)))
 
     def gradient(pool):
-        pooled = pool(tokens, weights, beta, similarity, frame)
+        pooled = pool(tokens, weights, beta, similarity, preprocessing)
         loss = sum((x * factor).sum() for x, factor in zip(pooled, factors, strict=True))
         loss = loss + squared_distances(pooled).square().sum()
         return torch.autograd.grad(loss, weights)[0]
@@ -77,7 +80,7 @@ def test_the_prototype_carries_gradient():
 
     def gradient(through):
         pooled = attention_pool(tokens, weights, 0.8)
-        mu = prototype(pooled)
+        mu = compute_prototype(pooled)
         return torch.autograd.grad(squared_distances(pooled, mu if through else mu.detach()).sum(), weights)[0]
 
     assert (gradient(True) - gradient(False)).abs().max() > 1e-3

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from apood.detectors.ap_ood.training import regularization, squared_distances
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.detectors.shared.mean_pooling import compute_moments, inverse_root
-from apood.pooling import attention_pool, mean_pool, prototype
+from apood.pooling import attention_pool, compute_prototype, mean_pool
 
 DIM = 6
 
@@ -44,7 +44,9 @@ def test_equal_lengths_with_the_papers_prototype(equal_lengths, seed):
     detector = Mahalanobis().fit(train)
     root = detector.whitening_ if seed is None else rotation(DIM, seed) @ detector.whitening_
     heads = as_heads(root)
-    distances = squared_distances(attention_pool(test, heads, 0.0), prototype(attention_pool(train, heads, 0.0)))
+    distances = squared_distances(
+        attention_pool(test, heads, 0.0), compute_prototype(attention_pool(train, heads, 0.0))
+    )
     expected = -torch.from_numpy(detector.score_samples(test))
     torch.testing.assert_close(distances.sum(1), expected, rtol=1e-6, atol=0)
 
@@ -57,7 +59,7 @@ def test_ragged_lengths_need_the_plain_mean_as_prototype(ragged):
     expected = -torch.from_numpy(detector.score_samples(test))
     torch.testing.assert_close(squared_distances(pooled, corpus.value.mean(0)).sum(1), expected, rtol=1e-6, atol=0)
     # the paper's prototype weighs a sequence by its tokens, which is another vector here
-    assert not torch.allclose(squared_distances(pooled, prototype(corpus)).sum(1), expected, rtol=1e-3)
+    assert not torch.allclose(squared_distances(pooled, compute_prototype(corpus)).sum(1), expected, rtol=1e-3)
 
 
 @given(st.integers(0, 2**31), st.integers(1, 9))

@@ -9,7 +9,7 @@ from builders import random_queries, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apood.pooling import Pooled, attention_pool, merge, pool_of_pools, prototype
+from apood.pooling import Pooled, attention_pool, compute_prototype, merge, merge_sequences
 
 DIM = 4
 
@@ -37,8 +37,8 @@ def test_the_pool_of_all_sequences_is_that_of_their_concatenation(lengths, beta,
     tokens, weights = random_tokens(lengths, DIM), random_queries(3, queries, DIM)
     pooled = attention_pool(tokens, weights, beta, similarity)
     expected = row(attention_pool(whole(tokens), weights, beta, similarity), 0)
-    assert_same(pool_of_pools(pooled), expected)
-    torch.testing.assert_close(prototype(pooled), expected.value, rtol=1e-10, atol=1e-10)
+    assert_same(merge_sequences(pooled), expected)
+    torch.testing.assert_close(compute_prototype(pooled), expected.value, rtol=1e-10, atol=1e-10)
 
 
 @given(splits, betas, similarities, st.data())
@@ -57,7 +57,7 @@ def test_batches_of_any_size_give_the_prototype(count, size, beta):
     tokens, weights = random_tokens([3] * count, DIM), random_queries(2, 1, DIM)
     pooled = attention_pool(tokens, weights, beta)
     batches = [Pooled(*parts) for parts in zip(*(x.split(size) for x in pooled), strict=True)]
-    assert_same(functools.reduce(merge, map(pool_of_pools, batches)), pool_of_pools(pooled))
+    assert_same(functools.reduce(merge, map(merge_sequences, batches)), merge_sequences(pooled))
 
 
 def test_an_empty_pool_is_neutral():
@@ -66,7 +66,7 @@ def test_an_empty_pool_is_neutral():
     assert_same(merge(nothing, something), something)
     assert_same(merge(something, nothing), something)
     assert_same(merge(nothing, nothing), nothing)
-    assert_same(pool_of_pools(Pooled(torch.stack([nothing.value] * 2), torch.stack([nothing.log_mass] * 2))), nothing)
+    assert_same(merge_sequences(Pooled(torch.stack([nothing.value] * 2), torch.stack([nothing.log_mass] * 2))), nothing)
 
 
 def test_masses_far_apart_merge_without_overflow():
@@ -108,4 +108,4 @@ def test_algorithm_2_of_the_paper_to_the_letter(size, beta):
     torch.testing.assert_close(pooled.log_mass[0, 0], beta * E)
     # ours: the same batches as sequences, and the D-dimensional mu is never made
     batches = type(tokens).from_lengths(tokens.values, [len(part) for part in tokens.values.split(size)])
-    torch.testing.assert_close(prototype(attention_pool(batches, weights, beta))[0], w @ mu)
+    torch.testing.assert_close(compute_prototype(attention_pool(batches, weights, beta))[0], w @ mu)

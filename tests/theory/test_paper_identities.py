@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from apood.detectors.ap_ood.training import log_norms, squared_distances
-from apood.pooling import attention_pool, prototype
+from apood.pooling import attention_pool, compute_prototype
 
 D = 4
 TRAIN = random_tokens([5] * 8, D)
@@ -22,7 +22,7 @@ RAGGED = random_tokens([1, 2, 9, 4, 4], D, seed=3)
 
 def scores_a_head(tokens, weights, beta):
     """The -d²_j + log |w_j|² of each sequence and head."""
-    mu = prototype(attention_pool(TRAIN, weights, beta))
+    mu = compute_prototype(attention_pool(TRAIN, weights, beta))
     return log_norms(weights) - squared_distances(attention_pool(tokens, weights, beta), mu)
 
 
@@ -79,7 +79,7 @@ def test_the_kernel_view_is_the_distance(tokens, beta):
     expected = torch.stack(
         [torch.stack([(ratio(z, head) - ratio(TRAIN.values, head)) ** 2 for head in weights]) for z in tokens]
     )
-    mu = prototype(attention_pool(TRAIN, weights, beta))
+    mu = compute_prototype(attention_pool(TRAIN, weights, beta))
     torch.testing.assert_close(squared_distances(attention_pool(tokens, weights, beta), mu), expected)
 
 

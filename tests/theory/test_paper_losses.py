@@ -15,7 +15,7 @@ from apood.detectors.ap_ood.training import (
     regularization,
     squared_distances,
 )
-from apood.pooling import Frame, attention_pool, prototype
+from apood.pooling import Preprocessing, attention_pool, compute_prototype
 
 N, S, D = 6, 5, 4
 
@@ -80,7 +80,7 @@ def with_gradient(loss, weights):
 def trained_loss(sequences, aux, weights, beta, recipe, aux_weight=1.0, **arguments):
     """The loss of a step of `Training` on a batch that holds all sequences, in float64."""
     resolved = resolve(recipe, batch_size=N, steps=1, **arguments)
-    start = Start(Frame(), None, weights, beta)
+    start = Start(Preprocessing(), None, weights, beta)
     training = Training(sequences, aux, resolved, start, weights, aux_weight, seed=0)
     try:
         return training(1)[0]  # step 1 of 1: any warm-up is over
@@ -119,7 +119,7 @@ def test_the_supervised_loss_of_the_paper(sequences, outliers, aux_weight):
 @pytest.mark.parametrize("aux_weight", [0.0, 0.1, 10.0])
 def test_the_robust_supervised_loss_is_the_unsupervised_one_and_a_mean_over_aux(sequences, outliers, aux_weight):
     weights, beta = random_queries(3, 2, D, scale=0.3).requires_grad_(), 0.7
-    mu = prototype(attention_pool(sequences, weights, beta))
+    mu = compute_prototype(attention_pool(sequences, weights, beta))
     per_sequence = squared_distances(attention_pool(outliers, weights, beta), mu).mean(1)
     penalty = -torch.log(1 - torch.exp(-per_sequence)).mean()
     unsupervised = trained_loss(sequences, None, weights, beta, "robust")

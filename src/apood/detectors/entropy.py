@@ -13,7 +13,7 @@ from apood.detectors.shared.side_channel import (
     refuse_row_shape,
 )
 from apood.fitting.checkpoint import Checkpoint
-from apood.pooling.algebra import Pooled, pool_of_pools
+from apood.pooling.algebra import Pooled, merge_sequences
 from apood.support.checks import check_number
 from apood.tokens.batch import Ragged
 from apood.tokens.identity import SAMPLING
@@ -27,7 +27,7 @@ _DRAWN = SAMPLING[0]  # what only an encoder that draws samples says of itself
 def pool_samples(samples: Tensor, temperature: float) -> Pooled:
     """Each sample `(log P(y), tokens of y)` as a pool of its own: value -(1/L) log P(y), log mass log P(y) / T.
 
-    `pool_of_pools` of them is the entropy of a set of samples, and `merge` gives that of a union of disjoint
+    `merge_sequences` of them is the entropy of a set of samples, and `merge` gives that of a union of disjoint
     sets: samples may come in any number of chunks.
     """
     log_probability, tokens = samples.unbind(1)
@@ -86,4 +86,4 @@ class Entropy(SideChannelDetector):
         return find_sequences_with(wrong, rows), what
 
     def _score_rows(self, rows: Ragged) -> Tensor:
-        return -torch.stack([pool_of_pools(pool_samples(samples, self.temperature_)).value for samples in rows])
+        return -torch.stack([merge_sequences(pool_samples(samples, self.temperature_)).value for samples in rows])

@@ -1,23 +1,21 @@
 """The algebra of attention pools: one heavy operation, and what is cheap on top of it."""
 
-from apood.pooling.algebra import Pooled, merge, pool_of_pools, prototype, shares
+from apood.pooling.algebra import Pooled, compute_prototype, compute_shares, merge, merge_sequences
 from apood.pooling.attention import Similarity, attention_pool, check_beta
-from apood.pooling.frame import Frame
 from apood.pooling.frozen import FrozenPool
-from apood.pooling.mean import mean_pool
-from apood.pooling.rounding import rounded
+from apood.pooling.preprocessing import Preprocessing, mean_pool, round_queries
 
 __all__ = [
-    "Frame",
     "FrozenPool",
     "Pooled",
+    "Preprocessing",
     "Similarity",
     "attention_pool",
     "check_beta",
+    "compute_prototype",
+    "compute_shares",
     "mean_pool",
     "merge",
-    "pool_of_pools",
-    "prototype",
-    "rounded",
-    "shares",
+    "merge_sequences",
+    "round_queries",
 ]

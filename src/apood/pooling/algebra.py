@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Pooled", "merge", "pool_of_pools", "prototype", "shares"]
+__all__ = ["Pooled", "compute_prototype", "compute_shares", "merge", "merge_sequences", "similarities_and_logits"]
 
 
 class Pooled(NamedTuple):
@@ -29,18 +29,28 @@ def merge(first: Pooled, second: Pooled) -> Pooled:
     return Pooled(share * first.value + (1 - share) * second.value, log_mass)
 
 
-def shares(log_mass: Tensor) -> Tensor:
+def compute_shares(log_mass: Tensor) -> Tensor:
     """What every sequence weighs in the prototype of each head: softmax_n(L_nj)."""
     # along rows in memory, because down the columns a softmax is slow on a GPU
     return torch.softmax(log_mass.movedim(0, -1), -1).movedim(-1, 0)
 
 
-def pool_of_pools(pooled: Pooled) -> Pooled:
+def merge_sequences(pooled: Pooled) -> Pooled:
     """The pool of all sequences together, a row each head: Algorithm 2 of the paper in one step."""
-    weights = shares(pooled.log_mass).nan_to_num(nan=0.0)
+    weights = compute_shares(pooled.log_mass).nan_to_num(nan=0.0)
     return Pooled((weights * pooled.value).sum(0), torch.logsumexp(pooled.log_mass, 0))
 
 
-def prototype(pooled: Pooled) -> Tensor:
+def compute_prototype(pooled: Pooled) -> Tensor:
     """μ_j = Σ_n softmax_n(L_nj) h_nj: attention pooling over the concatenation of all sequences."""
-    return pool_of_pools(pooled).value
+    return merge_sequences(pooled).value
+
+
+def similarities_and_logits(tokens: Tensor, queries: Tensor, beta: float, similarity: str) -> tuple[Tensor, Tensor]:
+    """Similarities a and logits l of `tokens [S, D]` and `queries [M, T, D]`, both `[M, T, S]`."""
+    similarities = torch.einsum("sd,mtd->mts", tokens, queries)
+    if similarity == "dot":
+        return similarities, beta * similarities
+    # -|z - w|²/2 = z·w - |z|²/2 - |w|²/2
+    halves = tokens.square().sum(-1) / 2 + queries.square().sum(-1, keepdim=True) / 2
+    return similarities, beta * (similarities - halves)

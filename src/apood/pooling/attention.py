@@ -11,8 +11,7 @@ from torch import Tensor
 
 from apood.pooling.algebra import Pooled
 from apood.pooling.blocked import attention_pool_blocked
-from apood.pooling.coarse import attention_pool_coarse, may_be_coarse
-from apood.pooling.frame import Frame
+from apood.pooling.preprocessing import Preprocessing
 from apood.support.checks import check_choice, check_number
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
@@ -51,7 +50,7 @@ def attention_pool(
     queries: Tensor,
     beta: float,
     similarity: Similarity = "dot",
-    frame: Frame | None = None,
+    preprocessing: Preprocessing | None = None,
     *,
     exact: bool = False,
 ) -> Pooled:
@@ -65,13 +64,13 @@ def attention_pool(
     float32, on the device of `queries`: by fused kernels on a CUDA device with Triton.
 
     Args:
-        tokens: the sequences; they are looked at in `frame`.
+        tokens: the sequences; they are looked at in `preprocessing`.
         queries: `[M heads, T queries, D]`.
         beta: inverse temperature, 0 (mean pooling) included.
         similarity: what the attention follows; the pooled value is the dot product in both cases.
-        frame: the scale and origin of the tokens; None takes them as they are.
-        exact: products as precise as float32. Else 16-bit tokens may meet queries rounded to 16 bits, and a CPU that
-            multiplies bfloat16 itself may do so, at a cost below 1e-3 of h; float32 tokens are never rounded.
+        preprocessing: the scale and origin of the tokens; None takes them as they are.
+        exact: keep all digits of the queries. Otherwise the fused kernels round them to the dtype of 16-bit tokens.
+            Without kernels (on a CPU) and for float32 tokens nothing is rounded, and this makes no difference.
 
     Returns:
         Pooled values and log masses, both `[sequences, M]`.
@@ -81,11 +80,8 @@ def attention_pool(
     if tokens.dtype != torch.float64 and has_kernels(queries.device):
         from apood.pooling.fused import attention_pool_fused
 
-        return attention_pool_fused(tokens, queries, beta, similarity, frame or Frame(), exact)
-    frame = frame or Frame()
-    if not exact and may_be_coarse(tokens, queries, beta, similarity, frame):
-        return attention_pool_coarse(tokens, queries, beta, frame)
-    return attention_pool_blocked(tokens, queries, beta, similarity, frame)
+        return attention_pool_fused(tokens, queries, beta, similarity, preprocessing or Preprocessing(), exact)
+    return attention_pool_blocked(tokens, queries, beta, similarity, preprocessing or Preprocessing())
 
 
 def has_triton() -> bool:

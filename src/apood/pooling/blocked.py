@@ -1,5 +1,10 @@
 """Attention pooling block by block: exact, on any device, and without all S x M x T numbers at once.
 
+A block is a run of consecutive tokens, so its matrix product reads them where they lie, without
+padding: as many short sequences as fit, or one that is long, or one of several equal pieces of a
+longer one. Only what comes after the product is padded: the short sequences of a block are sorted by
+length and put together into rectangles.
+
 A block of tokens is multiplied with all queries; each query then pools each sequence of the block by
 itself, and the T pools of a head are merged, as are the pieces of a long sequence.
 
@@ -14,23 +19,123 @@ the queries costs up to 1e-2 of h on real embeddings, and rounding the similarit
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from apood.pooling.algebra import Pooled, merge
-from apood.pooling.blocks import VECTOR, Block, Rectangle, cut_into_blocks, rows_of
-from apood.pooling.frame import Frame
+from apood.pooling.preprocessing import Preprocessing
 from apood.tokens.batch import TokenBatch
 
-__all__ = ["LEAST_SCALE", "Blocks", "attention_pool_blocked", "space"]
+__all__ = ["LEAST_SCALE", "VECTOR", "Block", "Rectangle", "attention_pool_blocked", "cut_into_blocks"]
 
 _THREAD_ELEMENTS = 2**19  # similarities of a block for each thread of a CPU: 2 MB of float32 stay in its caches
 _CPU_ELEMENTS, _GPU_ELEMENTS = 2**23, 2**27  # of a block at most; a GPU wants large launches
 _CHUNK_QUERIES = 2048  # queries (M * T) handled at once when there are very many
 _KEPT_ELEMENTS = 2**24  # numbers that a forward pass keeps for its backward pass, give or take a block
 LEAST_SCALE = 1e-20  # a smaller β would push the similarities it multiplies out of the range of float32
+VECTOR = 16  # numbers in the widest vector of a CPU: long sequences are cut at multiples of it
+_ALONE = 4  # a sequence with more than this part of the tokens of a block is a block of its own
+_STRETCH = 2  # the longest sequence of a rectangle over its shortest: padding costs less than many small operations
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """Some `sequences` of a block, each in `longest` of its `rows`; where they are padding is true in `padding`."""
+
+    sequences: list[int]
+    longest: int
+    rows: slice | Tensor
+    padding: Tensor | None
+
+    def pick(self, of_block: Tensor) -> Tensor:
+        """The rows of `of_block [tokens, K]`, as `[sequences, longest, K]`."""
+        picked = of_block[self.rows] if isinstance(self.rows, slice) else of_block.index_select(0, self.rows)
+        return picked.view(len(self.sequences), self.longest, -1)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tokens `start : start + sum(lengths)`: `lengths[i]` of them, one after the other, of sequence `sequences[i]`."""
+
+    start: int
+    sequences: list[int]
+    lengths: list[int]
+    piece: bool = False  # of a sequence that goes on in another block
+
+    @property
+    def tokens(self) -> slice:
+        """Where the tokens lie in the batch."""
+        return slice(self.start, self.start + sum(self.lengths))
+
+    @property
+    def even(self) -> bool:
+        """Whether the sequences are a rectangle as they lie."""
+        return min(self.lengths) == max(self.lengths)
+
+    def rectangles(self, device: torch.device) -> list[Rectangle]:
+        """Covers every sequence of the block once."""
+        if self.even:
+            return [Rectangle(self.sequences, self.lengths[0], slice(None), None)]
+        starts = [0, *accumulate(self.lengths)]
+        groups: list[list[int]] = []
+        for i in sorted(range(len(self.lengths)), key=self.lengths.__getitem__):
+            if groups and self.lengths[i] <= _STRETCH * self.lengths[groups[-1][0]]:
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+        return [self._rectangle(group, starts, device) for group in groups]
+
+    def _rectangle(self, group: list[int], starts: list[int], device: torch.device) -> Rectangle:
+        sequences = [self.sequences[i] for i in group]
+        shortest, longest = self.lengths[group[0]], self.lengths[group[-1]]
+        if len(group) == 1:
+            return Rectangle(sequences, longest, slice(starts[group[0]], starts[group[0]] + longest), None)
+        lengths = torch.tensor([self.lengths[i] for i in group])[:, None]
+        steps = torch.arange(longest)
+        # padding repeats the last token of the sequence, which is always a row that exists
+        rows = torch.tensor([starts[i] for i in group])[:, None] + torch.minimum(steps, lengths - 1)
+        padding = (steps >= lengths).to(device) if shortest < longest else None
+        return Rectangle(sequences, longest, rows.flatten().to(device), padding)
+
+
+def rows_of(sequences: list[int]) -> slice | list[int]:
+    """An index of these rows: a slice, which costs next to nothing, if they follow each other."""
+    first, last = sequences[0], sequences[-1]
+    return slice(first, last + 1) if sequences == list(range(first, last + 1)) else sequences
+
+
+def cut_into_blocks(offsets: Tensor, block_tokens: int) -> Iterator[Block]:
+    """Covers every token of every sequence once, in order; empty sequences appear in no block.
+
+    Args:
+        offsets: of the sequences.
+        block_tokens: tokens of a block at most, a multiple of `VECTOR`.
+    """
+    block, size = Block(0, [], []), 0
+    for sequence, (start, stop) in enumerate(pairwise(offsets.tolist())):
+        length = stop - start
+        alone = length * _ALONE > block_tokens
+        if size and (alone or size + length > block_tokens):
+            yield block
+            size = 0
+        if alone:
+            pieces = -(-length // block_tokens)
+            # even cuts: full blocks would often leave a piece of a few tokens, which costs a whole pass
+            cuts = [-(-length * i // (pieces * VECTOR)) * VECTOR for i in range(pieces)]
+            for begin, end in pairwise([*cuts, length]):
+                yield Block(start + begin, [sequence], [end - begin], piece=pieces > 1)
+        elif length:
+            if not size:
+                block = Block(start, [], [])
+            block.sequences.append(sequence)
+            block.lengths.append(length)
+            size += length
+    if size:
+        yield block
 
 
 class _Similarities(NamedTuple):
@@ -73,8 +178,10 @@ def space(use: str, shape: torch.Size, like: Tensor) -> Tensor:
 class Blocks:
     """What the forward and the backward pass share: reading a block and its similarities."""
 
-    def __init__(self, tokens: TokenBatch, queries: Tensor, beta: float, similarity: str, frame: Frame) -> None:
-        self.tokens, self.queries, self.beta, self.frame = tokens, queries, beta, frame
+    def __init__(
+        self, tokens: TokenBatch, queries: Tensor, beta: float, similarity: str, preprocessing: Preprocessing
+    ) -> None:
+        self.tokens, self.queries, self.beta, self.preprocessing = tokens, queries, beta, preprocessing
         self.euclidean = similarity == "euclidean"
         self.scale = beta if beta >= LEAST_SCALE else 1.0
         heads, self.per_head, _ = queries.shape
@@ -89,11 +196,11 @@ class Blocks:
         return cut_into_blocks(self.tokens.offsets, self.block_tokens)
 
     def read(self, block: Block) -> Tensor:
-        """Tokens `[tokens, D]` in the frame, valid until the next block is read."""
+        """Tokens `[tokens, D]` in the preprocessing, valid until the next block is read."""
         z = self.tokens.values[block.tokens].to(self.queries.device)
         if z.dtype != self.queries.dtype:
             z = space("tokens", z.shape, self.queries).copy_(z)
-        return self.frame.apply(z)
+        return self.preprocessing.apply(z)
 
     def similarities(self, z: Tensor, heads: slice | Tensor, single: bool, keep: bool) -> _Similarities:
         """Of the tokens of a single sequence, or of many; unless they are to be kept, valid until the next call."""
@@ -206,24 +313,28 @@ class _AttentionPool(torch.autograd.Function):
     """(h, L) with gradients for the queries alone; the encoder is frozen."""
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, tokens: TokenBatch, beta: float, similarity: str, frame: Frame) -> Any:
-        pooled, ctx.kept = _pool(Blocks(tokens, queries, beta, similarity, frame), _KEPT_ELEMENTS)
+    def forward(
+        ctx: Any, queries: Tensor, tokens: TokenBatch, beta: float, similarity: str, preprocessing: Preprocessing
+    ) -> Any:
+        pooled, ctx.kept = _pool(Blocks(tokens, queries, beta, similarity, preprocessing), _KEPT_ELEMENTS)
         ctx.save_for_backward(queries, *pooled)
-        ctx.rest = (tokens, beta, similarity, frame)
+        ctx.rest = (tokens, beta, similarity, preprocessing)
         return tuple(pooled)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         queries, value, log_mass = ctx.saved_tensors
-        tokens, beta, similarity, frame = ctx.rest
-        blocks = Blocks(tokens, queries, beta, similarity, frame)
+        tokens, beta, similarity, preprocessing = ctx.rest
+        blocks = Blocks(tokens, queries, beta, similarity, preprocessing)
         return _query_gradient(blocks, ctx.kept, Pooled(value, log_mass), Pooled(*grads)), None, None, None, None
 
 
-def attention_pool_blocked(tokens: TokenBatch, queries: Tensor, beta: float, similarity: str, frame: Frame) -> Pooled:
+def attention_pool_blocked(
+    tokens: TokenBatch, queries: Tensor, beta: float, similarity: str, preprocessing: Preprocessing
+) -> Pooled:
     """`attention_pool` in float64 for float64 tokens, else in float32."""
     queries = queries.to(torch.float64 if tokens.dtype == torch.float64 else torch.float32)
     if torch.is_grad_enabled() and queries.requires_grad:
-        return Pooled(*_AttentionPool.apply(queries, tokens, beta, similarity, frame))  # type: ignore[no-untyped-call]
-    return _pool(Blocks(tokens, queries.detach(), beta, similarity, frame), 0)[0]
+        return Pooled(*_AttentionPool.apply(queries, tokens, beta, similarity, preprocessing))  # type: ignore[no-untyped-call]
+    return _pool(Blocks(tokens, queries.detach(), beta, similarity, preprocessing), 0)[0]

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from apood.pooling.algebra import Pooled
-from apood.pooling.frame import Frame
-from apood.pooling.kernels.launch import columns_of, plan_batch, pool_forward, token_stats, tune
+from apood.pooling.fused import columns_of
+from apood.pooling.kernels.forward import pool_forward, token_stats
+from apood.pooling.kernels.launch import plan_batch, tune
 from apood.pooling.kernels.plan import Plan
 from apood.pooling.kernels.tuning import Tuning
+from apood.pooling.preprocessing import Preprocessing
 
 __all__ = ["PreparedPool"]
 
@@ -29,10 +31,12 @@ _ONE_CAPTURE = Lock()  # at a time, lest the first to end let the collector loos
 class PreparedPool:
     """Pools of tokens in one dtype; 16-bit ones meet queries rounded to it."""
 
-    def __init__(self, queries: Tensor, beta: float, similarity: str, frame: Frame, dtype: torch.dtype) -> None:
+    def __init__(
+        self, queries: Tensor, beta: float, similarity: str, preprocessing: Preprocessing, dtype: torch.dtype
+    ) -> None:
         self.device, self.dtype, self.dim = queries.device, dtype, queries.shape[2]
-        self._unit, self._euclidean = frame.unit, similarity == "euclidean"
-        self._origin = None if frame.origin is None else frame.origin.to(queries.device, torch.float32)
+        self._unit, self._euclidean = preprocessing.unit, similarity == "euclidean"
+        self._origin = None if preprocessing.origin is None else preprocessing.origin.to(queries.device, torch.float32)
         self.columns = columns_of(queries, dtype, self._origin, self._euclidean)
         self._beta = torch.full((), beta, dtype=torch.float32, device=queries.device)
         self._alone: dict[tuple[int, Callable[[Pooled], Tensor]], _OneSequence] = {}

@@ -6,32 +6,27 @@ It is the truth that the fast paths are tested against, and far too slow and hun
 import torch
 from torch import Tensor
 
-from apood.pooling.algebra import Pooled
-from apood.pooling.frame import Frame
+from apood.pooling.algebra import Pooled, similarities_and_logits
+from apood.pooling.preprocessing import Preprocessing
 from apood.tokens.batch import TokenBatch
 
-__all__ = ["attention_pool_eager", "similarities_and_logits"]
-
-
-def similarities_and_logits(tokens: Tensor, queries: Tensor, beta: float, similarity: str) -> tuple[Tensor, Tensor]:
-    """Similarities a and logits l of `tokens [S, D]` and `queries [M, T, D]`, both `[M, T, S]`."""
-    similarities = torch.einsum("sd,mtd->mts", tokens, queries)
-    if similarity == "dot":
-        return similarities, beta * similarities
-    # -|z - w|²/2 = z·w - |z|²/2 - |w|²/2
-    halves = tokens.square().sum(-1) / 2 + queries.square().sum(-1, keepdim=True) / 2
-    return similarities, beta * (similarities - halves)
+__all__ = ["attention_pool_eager"]
 
 
 def attention_pool_eager(
-    tokens: TokenBatch, queries: Tensor, beta: float, similarity: str = "dot", frame: Frame | None = None
+    tokens: TokenBatch,
+    queries: Tensor,
+    beta: float,
+    similarity: str = "dot",
+    preprocessing: Preprocessing | None = None,
 ) -> Pooled:
     """`attention_pool` by its definition."""
     values, masses = [], []
     for sequence in tokens:
         z = sequence.to(queries.dtype)
         a, b = (
-            x.flatten(1) for x in similarities_and_logits(frame.apply(z) if frame else z, queries, beta, similarity)
+            x.flatten(1)
+            for x in similarities_and_logits(preprocessing.apply(z) if preprocessing else z, queries, beta, similarity)
         )
         values.append((torch.softmax(b, 1) * a).sum(1))
         masses.append(torch.logsumexp(b, 1))

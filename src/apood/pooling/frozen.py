@@ -8,7 +8,7 @@ from torch import Tensor
 
 from apood.pooling.algebra import Pooled
 from apood.pooling.attention import Similarity, attention_pool, check_dimensions, check_pool, has_kernels
-from apood.pooling.frame import Frame
+from apood.pooling.preprocessing import Preprocessing
 from apood.tokens.batch import TokenBatch
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class FrozenPool:
         queries: `[M heads, T queries, D]`, on the device to compute on.
         beta: inverse temperature.
         similarity: what the attention follows.
-        frame: the scale and origin of the tokens.
+        preprocessing: the scale and origin of the tokens.
         exact: as in `attention_pool`.
     """
 
@@ -37,13 +37,18 @@ class FrozenPool:
         queries: Tensor,
         beta: float,
         similarity: Similarity = "dot",
-        frame: Frame | None = None,
+        preprocessing: Preprocessing | None = None,
         *,
         exact: bool = False,
     ) -> None:
         check_pool(queries, beta, similarity)
         self._queries = queries.detach()
-        self._beta, self._similarity, self._frame, self._exact = beta, similarity, frame or Frame(), exact
+        self._beta, self._similarity, self._frame, self._exact = (
+            beta,
+            similarity,
+            preprocessing or Preprocessing(),
+            exact,
+        )
         self._prepared: dict[torch.dtype, PreparedPool] = {}
 
     def __call__(self, tokens: TokenBatch) -> Pooled:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from apood.pooling.algebra import Pooled
-from apood.pooling.frame import Frame
-from apood.pooling.kernels.launch import Columns, Stats, columns_of, plan_batch, pool_forward, token_stats, tune
-from apood.pooling.kernels.launch_backward import pool_gradient
+from apood.pooling.kernels.backward import pool_gradient
+from apood.pooling.kernels.forward import pool_forward, token_stats
+from apood.pooling.kernels.launch import Columns, Stats, plan_batch, tune
+from apood.pooling.preprocessing import Preprocessing, scale_to_dtype
 from apood.tokens.batch import TokenBatch
 
-__all__ = ["attention_pool_fused", "pool_packed"]
+__all__ = ["attention_pool_fused", "columns_of", "pool_packed"]
 
 
 def _operator(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,8 +151,21 @@ class _Untraced(torch.autograd.Function):
         return gradient.view(ctx.shape).to(ctx.dtype), *[None] * 6
 
 
+def columns_of(queries: Tensor, dtype: torch.dtype, origin: Tensor | None, euclidean: bool) -> Columns:
+    """`queries [M, T, D]` rounded to `dtype`, with the constants of each column from the rounded values."""
+    weights, size = scale_to_dtype(queries.detach().reshape(-1, queries.shape[2]), dtype)
+    weights = weights.contiguous()
+    if origin is None and not euclidean:
+        return Columns(weights, len(queries), None, None, size)
+    seen = weights.float() if size is None else weights.float() * size
+    # not a matrix product: those may round to tf32
+    shift = None if origin is None else (seen * origin).sum(1)
+    half = seen.square().sum(1) / 2 if euclidean else None
+    return Columns(weights, len(queries), shift, half, size)
+
+
 def pool_packed(
-    values: Tensor, offsets: Tensor, queries: Tensor, beta: float, similarity: str, frame: Frame
+    values: Tensor, offsets: Tensor, queries: Tensor, beta: float, similarity: str, preprocessing: Preprocessing
 ) -> tuple[Tensor, Tensor]:
     """(h, L) `[sequences, M]` in float32, with gradients for `queries [M, T, D]`: what a compiler can trace.
 
@@ -161,22 +175,22 @@ def pool_packed(
         queries: `[M, T, D]`, any float dtype.
         beta: inverse temperature.
         similarity: "dot" or "euclidean".
-        frame: of the tokens.
+        preprocessing: of the tokens.
     """
     euclidean = similarity == "euclidean"
-    origin = None if frame.origin is None else frame.origin.to(queries.device, torch.float32)
+    origin = None if preprocessing.origin is None else preprocessing.origin.to(queries.device, torch.float32)
     columns = columns_of(queries, values.dtype, origin, euclidean)
     inverse_temperature = torch.full((), beta, dtype=torch.float32, device=values.device)
     if torch.compiler.is_compiling():
-        needed = frame.unit or euclidean
-        scales, halves = _TOKEN_STATS(values, frame.unit, origin, euclidean) if needed else (None, None)
+        needed = preprocessing.unit or euclidean
+        scales, halves = _TOKEN_STATS(values, preprocessing.unit, origin, euclidean) if needed else (None, None)
         value, log_mass = _POOL(
             values, offsets, queries, inverse_temperature, origin, columns.weights, columns.shift, columns.half,
-            columns.size, scales if frame.unit else None, halves if euclidean else None,
+            columns.size, scales if preprocessing.unit else None, halves if euclidean else None,
         )  # fmt: skip
         return value, log_mass
     # the detour through operators costs as much as a small batch
-    stats = token_stats(values, frame.unit, origin, euclidean)
+    stats = token_stats(values, preprocessing.unit, origin, euclidean)
     if queries.requires_grad and torch.is_grad_enabled():
         value, log_mass = _Untraced.apply(queries, values, offsets, columns, stats, origin, inverse_temperature)  # type: ignore[no-untyped-call]
         return value, log_mass
@@ -184,10 +198,10 @@ def pool_packed(
 
 
 def attention_pool_fused(
-    tokens: TokenBatch, queries: Tensor, beta: float, similarity: str, frame: Frame, exact: bool
+    tokens: TokenBatch, queries: Tensor, beta: float, similarity: str, preprocessing: Preprocessing, exact: bool
 ) -> Pooled:
     """`attention_pool` for tokens other than float64, on the device of `queries`."""
     values = tokens.values.to(queries.device, non_blocking=True).contiguous()
     if exact:  # the queries then keep their digits
         values = values.float()
-    return Pooled(*pool_packed(values, tokens.offsets, queries, beta, similarity, frame))
+    return Pooled(*pool_packed(values, tokens.offsets, queries, beta, similarity, preprocessing))

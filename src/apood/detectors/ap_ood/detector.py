@@ -24,8 +24,8 @@ from apood.detectors.contract.base import Detector
 from apood.detectors.shared.log_distances import allowance, floored_log, length_law
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.optimise import minimise
-from apood.pooling import Similarity, rounded
-from apood.pooling.eager import similarities_and_logits
+from apood.pooling import Similarity, round_queries
+from apood.pooling.algebra import similarities_and_logits
 from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.device import check_device, resolve_device
 from apood.support.errors import InputError
@@ -173,7 +173,7 @@ class APOOD(Detector):
     def _contributions(self, sequence: Tensor) -> Tensor:
         learnt = self._scorer()
         skipped = int(self.skips_first_ and len(sequence) > 1)
-        z = learnt.frame.apply(sequence[skipped:].to(learnt.queries.device, torch.float32))
+        z = learnt.preprocessing.apply(sequence[skipped:].to(learnt.queries.device, torch.float32))
         a, logits = similarities_and_logits(z, learnt.queries, self.beta_, self.similarity)
         weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
         pull = (weights * (a - learnt.shortfall.prototype[:, None, None])).sum(1)
@@ -253,13 +253,15 @@ class APOOD(Detector):
         finally:
             training.close()
         weights = weights.detach()
-        queries = rounded(start.queries(weights), source.dtype)  # so that scores do not depend on the device
+        queries = round_queries(start.queries(weights), source.dtype)  # so that scores do not depend on the device
         sample = torch.linspace(0, len(source) - 1, min(len(source), _LAW_SEQUENCES)).long()
         corpus = pool_corpus(source, queries, start.beta, recipe, start, sample)
         mu = corpus.mean if recipe.mean_prototype else corpus.prototype
         self.queries_, self.prototype_ = queries.cpu(), mu.float().cpu()
         self.log_norms_ = log_norms(weights).cpu()
-        self.origin_ = torch.zeros(source.dim) if start.frame.origin is None else start.frame.origin.cpu()
+        self.origin_ = (
+            torch.zeros(source.dim) if start.preprocessing.origin is None else start.preprocessing.origin.cpu()
+        )
         self.beta_, self.unit_tokens_ = start.beta, recipe.unit_tokens
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
         self.length_law_ = torch.zeros(4, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The recipes of AP-OOD, and the start of training that a recipe asks for: tokens' frame, weights, beta."""
+"""The recipes of AP-OOD, and the start of training that a recipe asks for: tokens' preprocessing, weights, beta."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from apood.detectors.shared.mean_pooling import EIGENVALUE_FLOOR, compute_moments, inverse_root
-from apood.pooling import Frame, Similarity, check_beta
-from apood.pooling.eager import similarities_and_logits
+from apood.pooling import Preprocessing, Similarity, check_beta
+from apood.pooling.algebra import similarities_and_logits
 from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
@@ -109,19 +109,19 @@ _SINK_SPREAD = 0.1  # a first token that varies less than this share of all toke
 
 @dataclass(frozen=True)
 class Start:
-    """The tokens are looked at in `frame`; weights W stand for the queries W P there, with P the `whitening`.
+    """The tokens are looked at in `preprocessing`; weights W stand for the queries W P there, with P the `whitening`.
 
     Whitening the tokens or the queries is the same thing for dot products, (P z)ᵀ w = zᵀ (Pᵀ w), so
     the whitened space costs nothing: one learning rate then fits all backbones.
     """
 
-    frame: Frame
+    preprocessing: Preprocessing
     whitening: Tensor | None
     weights: Tensor
     beta: float
 
     def queries(self, weights: Tensor) -> Tensor:
-        """The queries in the frame that `weights` stand for."""
+        """The queries in the preprocessing that `weights` stand for."""
         return weights if self.whitening is None else weights @ self.whitening
 
 
@@ -133,7 +133,7 @@ def has_sink(source: TokenSource, unit: bool, generator: torch.Generator) -> boo
     tokens = _probe(source, generator)
     if len(tokens) < 2 or float((tokens.lengths > 1).double().mean()) < 0.5:
         return False
-    z = Frame(unit).apply(tokens.values.float())
+    z = Preprocessing(unit).apply(tokens.values.float())
     first = z[tokens.offsets[:-1].to(z.device)]
     return float(first.var(0).sum()) < _SINK_SPREAD * float(z.var(0).sum())
 
@@ -149,23 +149,23 @@ def prepare_start(source: TokenSource, recipe: Recipe, generator: torch.Generato
             f"{shape[1] * dim} of them, got {shape[0]}."
         )
     whitening = None
-    frame = Frame(recipe.unit_tokens)
+    preprocessing = Preprocessing(recipe.unit_tokens)
     if recipe.adapted:
         _, mean, covariance = compute_moments(source, "tokens" if recipe.unit_tokens else "none")
-        frame = Frame(recipe.unit_tokens, mean.float().to(device))
+        preprocessing = Preprocessing(recipe.unit_tokens, mean.float().to(device))
         if recipe.similarity == "dot":
             whitening = inverse_root(covariance, EIGENVALUE_FLOOR).float().to(device)
             weights = _rotations(shape, generator)
         else:  # a euclidean query attends to its neighbourhood, so it starts where tokens are
-            tokens = frame.apply(_probe(source, generator).values.float().to(device)).cpu()
+            tokens = preprocessing.apply(_probe(source, generator).values.float().to(device)).cpu()
             weights = tokens[torch.randint(len(tokens), shape[:2], generator=generator)]
     else:
         weights = torch.randn(shape, generator=generator)
     weights = weights.to(device)
-    start = Start(frame, whitening, weights, recipe.beta or 0.0)
+    start = Start(preprocessing, whitening, weights, recipe.beta or 0.0)
     if recipe.beta is not None:
         return start
-    return Start(frame, whitening, weights, _scale_free_beta(source, recipe, start, generator))
+    return Start(preprocessing, whitening, weights, _scale_free_beta(source, recipe, start, generator))
 
 
 def _rotations(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
@@ -182,7 +182,7 @@ def _rotations(shape: tuple[int, int, int], generator: torch.Generator) -> Tenso
 def _scale_free_beta(source: TokenSource, recipe: Recipe, start: Start, generator: torch.Generator) -> float:
     if recipe.temperature is None:
         return float(source.dim**-0.5)
-    tokens = start.frame.apply(_probe(source, generator).values.float().to(start.weights.device))
+    tokens = start.preprocessing.apply(_probe(source, generator).values.float().to(start.weights.device))
     some = start.weights.flatten(0, 1)[: source.dim].unsqueeze(0)  # D queries say enough of how all of them spread
     _, logits = similarities_and_logits(tokens, start.queries(some), 1.0, recipe.similarity)
     spread = float(logits.std())

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from apood.detectors.ap_ood.recipe import ScoreName
-from apood.pooling import Frame, FrozenPool, Pooled, Similarity, rounded
+from apood.pooling import FrozenPool, Pooled, Preprocessing, Similarity, round_queries
 from apood.tokens.batch import TokenBatch
 
 __all__ = ["Scorer", "Shortfall", "temper"]
@@ -61,7 +61,7 @@ class Scorer:
     ) -> None:
         self._settings = (device, similarity, beta, unit, score)
         self._learnt = (queries, prototype, origin, log_norms)
-        self.frame = Frame(unit, origin.to(device) if bool(origin.any()) else None)
+        self.preprocessing = Preprocessing(unit, origin.to(device) if bool(origin.any()) else None)
         self.queries = queries.to(device)
         self.shortfall = Shortfall(score, prototype.to(device), log_norms.to(device))
         self._pools: dict[torch.dtype, FrozenPool] = {}
@@ -79,7 +79,7 @@ class Scorer:
         if dtype not in self._pools:
             _, similarity, beta, _, _ = self._settings
             queries = self._learnt[0]
-            other = not torch.equal(rounded(queries, dtype), queries)  # learnt from tokens of another dtype
+            other = not torch.equal(round_queries(queries, dtype), queries)  # learnt from tokens of another dtype
             exact = other or self.queries.device.type == "cpu"  # else a CPU rounds by what lies beside a sequence
-            self._pools[dtype] = FrozenPool(self.queries, beta, similarity, self.frame, exact=exact)
+            self._pools[dtype] = FrozenPool(self.queries, beta, similarity, self.preprocessing, exact=exact)
         return self._pools[dtype]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from apood.detectors.ap_ood.recipe import HeadReduction, Recipe, Regularizer, Start
 from apood.fitting.optimise import warm_up
-from apood.pooling import Pooled, attention_pool, merge, pool_of_pools, prototype, shares
+from apood.pooling import Pooled, attention_pool, compute_prototype, compute_shares, merge, merge_sequences
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch, upload
 from apood.tokens.loader import Resident, gather_sequences, move_to_device, shuffle_batches
@@ -33,13 +33,13 @@ __all__ = [
 
 def squared_distances(pooled: Pooled, mu: Tensor | None = None) -> Tensor:
     """d²_nj = (h_nj - μ_j)² `[N, M]`; μ is the prototype of these very sequences unless it is given."""
-    return (pooled.value - (prototype(pooled) if mu is None else mu)).square()
+    return (pooled.value - (compute_prototype(pooled) if mu is None else mu)).square()
 
 
 def measure_spread(pooled: Pooled) -> tuple[Tensor, Tensor]:
     """The mean d² of each head to the prototype of these very sequences, and that prototype, both `[M]`.
 
-    Equal to `squared_distances(pooled).mean(0)` and `prototype(pooled)`, for sequences that are not empty.
+    Equal to `squared_distances(pooled).mean(0)` and `compute_prototype(pooled)`, for sequences that are not empty.
     """
     distances, mu = _Spread.apply(*pooled)  # type: ignore[no-untyped-call]
     return distances, mu
@@ -50,7 +50,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, log_mass: Tensor) -> Any:
-        weights = shares(log_mass)
+        weights = compute_shares(log_mass)
         mu = torch.linalg.vecdot(weights, value, dim=0)
         deviations = value - mu
         ctx.save_for_backward(weights, deviations)
@@ -225,7 +225,7 @@ class Training:
         found = []
         for weights, step in ((self._start.weights, 0), (self._weights, self._recipe.steps)):
             inside, outside = self._pools(*first, weights, step)
-            distances = reduce_heads(squared_distances(outside, prototype(inside)), self._recipe.head_reduction)
+            distances = reduce_heads(squared_distances(outside, compute_prototype(inside)), self._recipe.head_reduction)
             found.append(math.log(len(distances)) - torch.logsumexp(-distances, 0))
         return torch.minimum(*found)
 
@@ -239,7 +239,9 @@ class Training:
         recipe = self._recipe
         beta = self._start.beta * warm_up(step, recipe.warm_up * recipe.steps)
         queries = self._start.queries(weights)
-        pools = [attention_pool(batch, queries, beta, recipe.similarity, self._start.frame) for batch in batches]
+        pools = [
+            attention_pool(batch, queries, beta, recipe.similarity, self._start.preprocessing) for batch in batches
+        ]
         if len(pools) < len(self._sources):  # both in one
             (both,) = pools
             value, log_mass = (torch.split(x, [inside, len(x) - inside]) for x in both)
@@ -295,8 +297,8 @@ def pool_corpus(
     values, kept, first = [], [], 0
     with progress_bar(len(source), "prototype", "seq") as progress:
         for batch in _whole(source, queries.device):
-            pooled = attention_pool(batch, queries, beta, recipe.similarity, start.frame)
-            part = pool_of_pools(Pooled(*(x.double() for x in pooled)))
+            pooled = attention_pool(batch, queries, beta, recipe.similarity, start.preprocessing)
+            part = merge_sequences(Pooled(*(x.double() for x in pooled)))
             total = part if total is None else merge(total, part)
             h = pooled.value.double()
             values.append((len(batch), h.mean(0), h.var(0, correction=0)))

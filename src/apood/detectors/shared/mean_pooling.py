@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from apood.pooling import Frame, mean_pool
+from apood.pooling import Preprocessing, mean_pool
 from apood.support.errors import FitWarning, InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch
@@ -38,8 +38,8 @@ _ROUNDING = 1e-24  # relative variance that float64 rounding alone leaves of equ
 
 def pool_means(tokens: TokenBatch, normalize: Normalize) -> Tensor:
     """The mean-pooled sequences `[N, D]`, float64."""
-    means = mean_pool(tokens, Frame(unit=normalize == "tokens"))
-    return Frame(unit=normalize == "pooled").apply(means)
+    means = mean_pool(tokens, Preprocessing(unit=normalize == "tokens"))
+    return Preprocessing(unit=normalize == "pooled").apply(means)
 
 
 class Moments(NamedTuple):

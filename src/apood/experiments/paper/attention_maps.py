@@ -16,8 +16,8 @@ from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.findings import Findings, Table
 from apood.experiments.paper.study import Scene, Study
 from apood.experiments.paper.tasks import SUMMARIZATION
-from apood.pooling import Frame
-from apood.pooling.eager import similarities_and_logits
+from apood.pooling import Preprocessing
+from apood.pooling.algebra import similarities_and_logits
 from apood.report.grid import Block, Cell, Figure, Grid
 from apood.report.token_weights import WeightedTokens, token_weights_of
 
@@ -94,9 +94,9 @@ def _tokeniser(study: Study) -> Tokeniser:
 
 def _looks(model: APOOD, tokens: Tensor, dataset: str, pieces: list[str]) -> list[HeadLook]:
     skipped = int(model.skips_first_ and len(tokens) > 1)
-    frame = Frame(model.unit_tokens_, model.origin_ if bool(model.origin_.any()) else None)
+    preprocessing = Preprocessing(model.unit_tokens_, model.origin_ if bool(model.origin_.any()) else None)
     similarities, logits = similarities_and_logits(
-        frame.apply(tokens[skipped:].float()), model.queries_, model.beta_, model.similarity
+        preprocessing.apply(tokens[skipped:].float()), model.queries_, model.beta_, model.similarity
     )
     attention = torch.softmax(logits.flatten(1), 1).view_as(logits)
     deviations = (attention * similarities).sum((1, 2)) - model.prototype_

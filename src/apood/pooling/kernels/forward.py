@@ -3,16 +3,64 @@
 A program keeps the running (maximum, sum, weighted sum) of its columns over the tokens of an item, then merges the T
 columns of a head and writes one row of pools. A second kernel merges rows where a sequence has several.
 
-The frame costs nothing but a factor a token: a' = (z·w) / |z| - o·w. What is constant in a column (o·w, |w|²/2) is put
-on its pool afterwards: L - β (o·w + |w|²/2) and h - o·w.
+The preprocessing costs nothing but a factor per token: a' = (z·w) / |z| - o·w. What is constant in a column (o·w,
+|w|²/2) is put on its pool afterwards: L - β (o·w + |w|²/2) and h - o·w.
 """
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from apood.pooling.kernels.products import load_bias, only, similarities
+from apood.pooling.kernels.launch import (
+    Columns,
+    Stats,
+    constant_flags,
+    constant_tensors,
+    multiprocessors,
+    on_device,
+    present,
+    tiles_of,
+)
+from apood.pooling.kernels.plan import Plan
+from apood.pooling.kernels.products import finish_columns, load_bias, only, similarities
+from apood.pooling.kernels.short import short_pool_kernel
+from apood.pooling.kernels.tuning import Tuning
 
-__all__ = ["finish_columns", "merge_kernel", "pool_kernel"]
+__all__ = ["pool_forward", "token_stats"]
+
+_MERGED_IN_PLACE = 64  # queries of a head at most whose pools one program merges
+
+
+@triton.jit(do_not_specialize=["total"])
+def stats_kernel(
+    z, origin, scales, halves, total,
+    DIM: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, UNIT: tl.constexpr, SHIFTED: tl.constexpr,
+    HALVES: tl.constexpr,
+):  # fmt: skip
+    """Of each token 1 / |z| (UNIT) and |z'|²/2 in the preprocessing (HALVES)."""
+    tokens = tl.program_id(0).to(tl.int64) * BS + tl.arange(0, BS)
+    depth = tl.arange(0, BK)
+    scale = tl.full((BS,), 1.0, tl.float32)
+    if UNIT:
+        squares = tl.zeros((BS, BK), tl.float32)
+        for k in tl.range(0, DIM, BK):
+            mask = (tokens < total)[:, None] & (depth < DIM - k)[None, :]
+            x = tl.load(z + tokens[:, None] * DIM + k + depth[None, :], mask=mask, other=0.0).to(tl.float32)
+            squares += x * x
+        # like Preprocessing: the root of the smallest normal number, below which squares vanish
+        scale = 1.0 / tl.maximum(tl.sqrt(tl.sum(squares, 1)), 1.0842021724855044e-19)
+        tl.store(scales + tokens, scale, mask=tokens < total)
+    if HALVES:
+        squares = tl.zeros((BS, BK), tl.float32)
+        for k in tl.range(0, DIM, BK):
+            mask = (tokens < total)[:, None] & (depth < DIM - k)[None, :]
+            x = tl.load(z + tokens[:, None] * DIM + k + depth[None, :], mask=mask, other=0.0).to(tl.float32)
+            x *= scale[:, None]
+            if SHIFTED:
+                x -= tl.load(origin + k + depth, mask=depth < DIM - k, other=0.0)[None, :]
+            squares += x * x
+        tl.store(halves + tokens, tl.sum(squares, 1) / 2, mask=tokens < total)
 
 
 @triton.jit
@@ -48,21 +96,6 @@ def _tile(
         bias = load_bias(halves, tokens, here, kappa, False)
         top, mass, weighted = _absorb(only(acc, here, TMA), bias, top, mass, weighted, slope, True)
     return top, mass, weighted
-
-
-@triton.jit
-def finish_columns(
-    h, logs, column_shift, column_half, cols, columns, size, kappa, SHIFTED: tl.constexpr, EUCLIDEAN: tl.constexpr
-):
-    """Puts on the pools of columns what is constant in them; `size` is what the queries were divided by."""
-    h *= size
-    if SHIFTED:
-        shift = tl.load(column_shift + cols, mask=cols < columns, other=0.0)
-        h -= shift
-        logs -= kappa * shift
-    if EUCLIDEAN:
-        logs -= kappa * tl.load(column_half + cols, mask=cols < columns, other=0.0)
-    return h, logs
 
 
 # numbers of a batch: no new compilation for each
@@ -154,3 +187,65 @@ def merge_kernel(
     at = sequence * heads + head
     tl.store(value + at, tl.where(mass == 0, weighted, weighted / mass), mask=head < heads)
     tl.store(log_mass + at, top + tl.log(mass), mask=head < heads)
+
+
+def token_stats(values: Tensor, unit: bool, origin: Tensor | None, euclidean: bool) -> Stats:
+    """One pass over the tokens, and none where nothing is needed."""
+    total, dim = values.shape
+    scales = values.new_empty(total, dtype=torch.float32) if unit else None
+    halves = values.new_empty(total, dtype=torch.float32) if euclidean else None
+    if total and (unit or euclidean):
+        bs, bk = 4, min(1024, triton.next_power_of_2(dim))
+        with on_device(values):
+            stats_kernel[(triton.cdiv(total, bs),)](
+                values, present(origin, values), present(scales, values), present(halves, values), total,
+                DIM=dim, BS=bs, BK=bk, UNIT=unit, SHIFTED=origin is not None, HALVES=euclidean, num_warps=4,
+            )  # fmt: skip
+    return Stats(scales, halves)
+
+
+def pool_forward(
+    values: Tensor, columns: Columns, stats: Stats, beta: Tensor, plan: Plan, tuning: Tuning
+) -> tuple[Tensor, Tensor]:
+    """(h, L), both `[sequences, M]` in float32."""
+    count, heads = len(columns.weights), columns.heads
+    if len(values) == 0:  # nothing to launch, and nothing that a descriptor could describe
+        value = values.new_zeros((plan.sequences, heads), dtype=torch.float32)
+        return value, value - torch.inf
+    per_head = count // heads
+    blocks = tuning.forward
+    power_of_two = per_head & (per_head - 1) == 0
+    group = per_head if power_of_two and per_head <= min(blocks.bc, _MERGED_IN_PLACE) else 1
+    rows = len(plan.items)
+    value, mass = (values.new_empty((rows, count // group), dtype=torch.float32) for _ in range(2))
+    constants = (*constant_tensors(columns, stats, values), plan.items, beta, value, mass)
+    with on_device(values):
+        if tuning.short:
+            slots = blocks.bs // plan.chunk
+            grid = triton.cdiv(rows, slots) * triton.cdiv(count, blocks.bc)
+            short_pool_kernel[(grid,)](
+                values, columns.weights, *constants, rows, count,
+                DIM=values.shape[1], GROUP=group, BC=blocks.bc, SLOTS=slots, SLOT=plan.chunk, BK=blocks.bk,
+                **constant_flags(columns, stats), STAGES=blocks.stages, num_warps=blocks.warps,
+            )  # fmt: skip
+        else:
+            work = rows * triton.cdiv(count, blocks.bc)
+            programs = blocks.persistent * multiprocessors(values.device) if plan.even else 0
+            pool_kernel[(min(work, programs or work),)](
+                *tiles_of(values, columns.weights, blocks), *constants, work, count,
+                DIM=values.shape[1], GROUP=group, BC=blocks.bc, BS=blocks.bs, TAIL=blocks.tail, BK=blocks.bk,
+                TMA=blocks.tma, **constant_flags(columns, stats), STAGES=blocks.stages, num_warps=blocks.warps,
+            )  # fmt: skip
+        if rows == plan.sequences and group == per_head:
+            return value, mass
+        return _merged(value, mass, plan, heads, per_head // group)
+
+
+def _merged(value: Tensor, mass: Tensor, plan: Plan, heads: int, groups: int) -> tuple[Tensor, Tensor]:
+    """The pools of sequences and heads from rows `[items, heads * groups]`."""
+    out = tuple(value.new_empty((plan.sequences, heads)) for _ in range(2))
+    bh = min(256 if groups == 1 else 64, max(16, triton.next_power_of_2(heads)))
+    merge_kernel[(plan.sequences, triton.cdiv(heads, bh))](
+        value, mass, plan.first, *out, heads, GROUPS=groups, BH=bh, BE=8 if groups == 1 else 32, num_warps=4
+    )
+    return out[0], out[1]

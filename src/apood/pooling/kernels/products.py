@@ -8,7 +8,15 @@ hardly any shuffles.
 import triton
 import triton.language as tl
 
-__all__ = ["add_product", "load_bias", "only", "similarities", "similarities_of_rows"]
+__all__ = [
+    "add_product",
+    "finish_columns",
+    "load_bias",
+    "load_column_terms",
+    "only",
+    "similarities",
+    "similarities_of_rows",
+]
 
 
 @triton.jit
@@ -86,3 +94,42 @@ def load_bias(halves, tokens, here, kappa, EUCLIDEAN: tl.constexpr):
     if EUCLIDEAN:
         bias -= kappa * tl.load(halves + tokens, mask=here, other=0.0)
     return bias
+
+
+@triton.jit
+def finish_columns(
+    h, logs, column_shift, column_half, cols, columns, size, kappa, SHIFTED: tl.constexpr, EUCLIDEAN: tl.constexpr
+):
+    """Puts on the pools of columns what is constant in them; `size` is what the queries were divided by."""
+    h *= size
+    if SHIFTED:
+        shift = tl.load(column_shift + cols, mask=cols < columns, other=0.0)
+        h -= shift
+        logs -= kappa * shift
+    if EUCLIDEAN:
+        logs -= kappa * tl.load(column_half + cols, mask=cols < columns, other=0.0)
+    return h, logs
+
+
+@triton.jit
+def load_column_terms(
+    value, log_mass, grad_value, grad_mass, head_scale, column_shift, column_half, at, head, cols, inside, b, kappa,
+    size, HALF: tl.constexpr, SHIFTED: tl.constexpr, EUCLIDEAN: tl.constexpr,
+):  # fmt: skip
+    """What is constant in a column of a sequence: the logits' offset in units of log 2, u, v and grad_h."""
+    h = tl.load(value + at, mask=inside, other=0.0)
+    offset = tl.load(log_mass + at, mask=inside, other=0.0) * 1.4426950408889634
+    grad_h = tl.load(grad_value + at, mask=inside, other=0.0)
+    grad_l = tl.load(grad_mass + at, mask=inside, other=0.0)
+    if HALF:
+        scale = tl.load(head_scale + head, mask=inside, other=0.0)
+        grad_h *= scale
+        grad_l *= scale
+    if SHIFTED:
+        shift = tl.load(column_shift + cols, mask=inside, other=0.0)
+        h += shift
+        offset += kappa * shift
+    if EUCLIDEAN:
+        offset += kappa * tl.load(column_half + cols, mask=inside, other=0.0)
+    # `a` arrives divided by the size of the queries
+    return offset, b * grad_h * size, grad_h * (1 - b * h) + b * grad_l, grad_h

@@ -7,9 +7,7 @@ empty. Here items have at most SLOT tokens, a tile has SLOTS slots, and reductio
 import triton
 import triton.language as tl
 
-from apood.pooling.kernels.backward import load_column_terms
-from apood.pooling.kernels.forward import finish_columns
-from apood.pooling.kernels.products import load_bias, similarities_of_rows
+from apood.pooling.kernels.products import finish_columns, load_bias, load_column_terms, similarities_of_rows
 
 __all__ = ["short_coefficient_kernel", "short_pool_kernel"]
 
