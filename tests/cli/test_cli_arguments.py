@@ -1,4 +1,4 @@
-"""Values of `--set` by the annotations of a constructor."""
+"""Arguments: values of `--set` are read by the annotations of a constructor."""
 
 from typing import Literal
 
@@ -65,7 +65,7 @@ def test_values_are_read_by_their_annotation(setting, value):
         ("flag=maybe", "flag must be true or false, got 'maybe'."),
         ("kind=two", "kind must be one or none or null, got 'two'."),
         ("heads=all", "heads must be a whole number or auto, got 'all'."),
-        ("other=1", "there are count=1, rate=null, flag=false, kind=one, heads=auto, label=x."),
+        ("other=1", "count=1, rate=null, flag=false, kind=one, heads=auto, label=x."),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_what_is_allowed(setting, sentence):

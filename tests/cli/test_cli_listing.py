@@ -22,8 +22,8 @@ def test_methods_as_json(apood):
 def test_methods_for_people(apood):
     shown = apood("methods").stdout
     assert all(name in shown for name in METHODS)
-    assert "Needs tokens; can learn from AUX." in shown and "k=5" in shown and "No parameters." in shown
-    assert "The default of `apood fit`." in " ".join(shown.split())
+    assert "Reads tokens; can learn from AUX." in shown and "k=5" in shown and "No parameters." in shown
+    assert "This is the default of `apood fit`." in " ".join(shown.split())
 
 
 COMMANDS = [

@@ -61,7 +61,7 @@ def test_standard_output_is_a_table_only_on_a_terminal(monkeypatch):
 
 @pytest.mark.parametrize("name", ["rows", "rows.txt", "rows.json"])
 def test_an_unknown_ending_is_refused(name, tmp_path):
-    with pytest.raises(InputError, match=r"allowed are \.jsonl, \.csv, \.parquet"):
+    with pytest.raises(InputError, match=r"use \.jsonl, \.csv, \.parquet"):
         check_rows_file(tmp_path / name, force=True)
 
 

@@ -188,8 +188,8 @@ def test_a_threshold_that_refuses_only_empty_sequences_is_warned_of(apood, fitte
     result = apood(*command)
     assert result.stdout.startswith("Threshold -inf") and "at least 0.9" not in result.stdout
     assert result.stderr.splitlines()[-1] == (
-        "Warning: 4 of 20 calibration sequences are empty or as far outside, too many for an accept rate of 0.9: "
-        "the threshold is -inf and refuses nothing but such sequences."
+        "Warning: 4 of 20 calibration sequences have the score -inf, too many for an accept rate of 0.9: "
+        "the threshold is -inf, and only empty sequences will be refused."
     )
     assert json.loads(apood(*command, "--json").stdout) == {"threshold": None, "accept": 0.9, "sequences": 20}
     assert "Warning" not in apood(*command[:-1], 0.7).stderr.removeprefix("Warning: 4 of 20 sequences have no tokens")

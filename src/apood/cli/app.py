@@ -1,6 +1,7 @@
-"""The program `apood` and its commands."""
+"""The program `apood`: its commands, in the order in which the help lists them."""
 
 import signal
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -22,6 +23,40 @@ from apood.cli.train import train
 
 __all__ = ["app", "main"]
 
+_WALK = """Decide which inputs belong to the distribution that a model was trained on.
+
+The usual way from texts to decisions takes four commands:
+
+apood embed train.jsonl --model sentence-transformers/all-MiniLM-L6-v2 --out train
+
+apood fit train --out detector
+
+apood calibrate detector held-out --accept 0.95
+
+apood score detector new.jsonl --out scores.csv
+
+`held-out` is a second token store, made by `apood embed` from texts that are not in `train`."""
+
+_COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
+    "From inputs to decisions": (
+        (embed, EXAMPLES),
+        (fit, "apood fit train --out detector"),
+        (calibrate, "apood calibrate detector held-out --accept 0.95"),
+        (score, "apood score detector new.jsonl --out scores.csv"),
+    ),
+    "Which method, which settings": (
+        (evaluate, "apood evaluate detector --id test --ood news=news --ood code=code"),
+        (compare, "apood compare --id-train train --id-test test --ood news=news --ood code=code --out comparison"),
+        (select, "apood select train --aux outliers --out search"),
+        (methods, "apood methods"),
+    ),
+    "More": (
+        (inspect, "apood inspect train --verify"),
+        (datasets, "apood datasets xsum"),
+        (demo, "apood demo --out demo"),
+    ),
+}
+
 app = typer.Typer(
     name="apood",
     cls=PlainGroup,
@@ -40,38 +75,26 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="From text to a decision: apood embed, apood fit, apood calibrate, apood score.")
+@app.callback(help=_WALK, epilog="`apood COMMAND --help` explains a command. `apood demo` is a first impression.")
 def _apood(
     context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Tells whether an input belongs to the distribution a model was trained on, from its token embeddings."""
     del version  # its callback did the work
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
-for command, example in (
-    (demo, "apood demo --out demo"),
-    (embed, EXAMPLES),
-    (fit, "apood fit train --out detector"),
-    (calibrate, "apood calibrate detector held-out --accept 0.95"),
-    (score, "apood score detector new.jsonl --out scores.csv"),
-    (evaluate, "apood evaluate detector --id test --ood news=news --ood code=code"),
-    (select, "apood select train --aux outliers --out search"),
-    (compare, "apood compare --id-train train --id-test test --ood news=news --ood code=code --out comparison"),
-    (methods, "apood methods"),
-    (datasets, "apood datasets xsum"),
-    (inspect, "apood inspect train --verify"),
-):
-    app.command(epilog=f"Example: {example}")(command)
-app.add_typer(bench, name="bench")
-app.add_typer(train, name="train")
+for panel, commands in _COMMANDS.items():
+    for command, example in commands:
+        app.command(epilog=f"Example: {example}", rich_help_panel=panel)(command)
+app.add_typer(train, name="train", cls=PlainGroup, rich_help_panel="More")
+app.add_typer(bench, name="bench", rich_help_panel="More")
 
 
 def main() -> None:
-    """What the installed program runs."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's way of saying Ctrl-C
+    """Run the program: the entry point of the installed command."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler stops a job like Ctrl-C does
     app()

@@ -1,4 +1,4 @@
-"""What commands take: parameters of a method, token stores, texts and sounds, and folders to write to."""
+"""The arguments of commands: parameters of a method, token stores, texts and sounds, folders to write to."""
 
 import types
 import warnings
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _TRUTH = {"true": True, "false": False}
-_KINDS = {types.NoneType: "null", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_TYPE_NAMES = {types.NoneType: "null", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _CHANNEL_SOURCES = {
     "token_logprobs": "`apood embed` stores it for causal language models, and in --mode output or reference",
     "sample_logprobs": "`apood embed` stores it with --samples, for models that generate",
@@ -48,19 +48,22 @@ _CHANNEL_SOURCES = {
 
 
 def default_parameters(method: "type[Detector]") -> dict[str, Any]:
-    """The parameters of a method with the values that they have when nobody sets them."""
+    """Return the parameters of a method with their default values."""
     return {name: parameter.default for name, parameter in signature(method).parameters.items()}
 
 
 def format_parameter(value: Any) -> str:
-    """A parameter's value the way `--set` takes it; None is null, since `none` is often a choice of its own."""
+    """Return a value as `--set` takes it. None is written as null, because "none" is a choice of some parameters."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[str, Any]:
-    """The constructor's arguments that texts like `k=5` or `normalize=tokens` stand for."""
+    """Return the arguments of a constructor from texts such as `k=5` or `normalize=tokens`.
+
+    The annotations of the constructor decide how a value is read.
+    """
     allowed = default_parameters(method)
     annotations = get_type_hints(method.__init__)
     parsed: dict[str, Any] = {}
@@ -70,93 +73,89 @@ def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[st
             raise InputError(f"--set takes key=value, got {setting!r}.")
         if key not in allowed:
             listed = ", ".join(f"{name}={format_parameter(value)}" for name, value in allowed.items())
-            there = f"there are {listed}" if listed else "it has none"
-            raise InputError(f"The method {method.name} has no parameter {key!r}{suggest_name(key, allowed)}: {there}.")
+            choice = f"choose from {listed}" if listed else "it has none"
+            raise InputError(
+                f"The method {method.name} has no parameter {key!r}{suggest_name(key, allowed)}: {choice}."
+            )
         if key in parsed:
             raise InputError(f"The parameter {key!r} is set twice.")
-        parsed[key] = _parsed(key, text, annotations[key])
+        parsed[key] = _parse_value(key, text, annotations[key])
     return parsed
 
 
-def _parsed(key: str, text: str, annotation: Any) -> Any:
-    choices = [choice for kind in _alternatives(annotation) for choice in _readings(kind, text)]
-    if not choices:
-        if not all(_is_written(kind) for kind in _alternatives(annotation)):
-            raise InputError(f"{key} can be set in Python only: leave it out here, got {text!r}.")
-        kinds = " or ".join(dict.fromkeys(_described(kind) for kind in _alternatives(annotation)))
-        listed = [format_parameter(value) for kind in _alternatives(annotation) for value in get_args(kind)]
-        raise InputError(f"{key} must be {kinds}, got {text!r}{suggest_name(text, listed)}.")
-    return choices[0]
+def _parse_value(key: str, text: str, annotation: Any) -> Any:
+    types_allowed = _list_alternatives(annotation)
+    for allowed in types_allowed:
+        if values := _read_as(allowed, text):
+            return values[0]
+    if not all(get_origin(allowed) is Literal or allowed in _TYPE_NAMES for allowed in types_allowed):
+        raise InputError(f"{key} can be set in Python only: leave it out here, got {text!r}.")
+    described = " or ".join(dict.fromkeys(map(_describe_type, types_allowed)))
+    choices = [format_parameter(value) for allowed in types_allowed for value in get_args(allowed)]
+    raise InputError(f"{key} must be {described}, got {text!r}{suggest_name(text, choices)}.")
 
 
-def _alternatives(annotation: Any) -> list[Any]:
-    """The kinds that an annotation allows; text of any kind comes last, since everything reads as such."""
-    union = get_origin(annotation) in (Union, types.UnionType)
-    kinds = [kind for part in get_args(annotation) for kind in _alternatives(part)] if union else [annotation]
-    return sorted(kinds, key=lambda kind: kind is str)
+def _list_alternatives(annotation: Any) -> list[Any]:
+    """Return the types that an annotation allows, with `str` last because every text can be read as a `str`."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    listed = [part for each in get_args(annotation) for part in _list_alternatives(each)] if is_union else [annotation]
+    return sorted(listed, key=lambda each: each is str)
 
 
-def _readings(kind: Any, text: str) -> list[Any]:
-    """The value that `text` has as `kind`, or nothing."""
-    if get_origin(kind) is Literal:
-        return [value for value in get_args(kind) if format_parameter(value) == text]
-    if kind is types.NoneType:
+def _read_as(allowed: Any, text: str) -> list[Any]:
+    """Return a list with the value of `text` as this type, or an empty list if it has none."""
+    if get_origin(allowed) is Literal:
+        return [value for value in get_args(allowed) if format_parameter(value) == text]
+    if allowed is types.NoneType:
         return [None] if text.lower() in ("null", "none") else []
-    if kind is bool:
+    if allowed is bool:
         return [_TRUTH[text.lower()]] if text.lower() in _TRUTH else []
-    if kind in (int, float, str):
+    if allowed in (int, float, str):
         try:
-            return [kind(text)]
+            return [allowed(text)]
         except ValueError:
             return []
     return []
 
 
-def _is_written(kind: Any) -> bool:
-    """Whether there is a text for a value of this kind."""
-    return get_origin(kind) is Literal or kind in _KINDS
-
-
-def _described(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " or ".join(format_parameter(value) for value in get_args(kind))
-    return _KINDS[kind]
+def _describe_type(allowed: Any) -> str:
+    if get_origin(allowed) is Literal:
+        return " or ".join(format_parameter(value) for value in get_args(allowed))
+    return _TYPE_NAMES[allowed]
 
 
 def open_store(folder: Path, detector: "type[Detector] | Detector") -> "TokenStore":
-    """The store in `folder`, with those channels alone that the detector reads; a warning where it is not finished."""
+    """Return the store in `folder` with only the channels that the detector reads. Warn if it is incomplete."""
     from apood.tokens.store import StoreIndex, TokenStore
 
     channels = sorted(detector.requires - {"tokens"})
     index = StoreIndex.read(folder)
-    there = sorted(index.channels)
-    for lacking in (channel for channel in channels if channel not in there):
-        cure = f": {_CHANNEL_SOURCES[lacking]}" if lacking in _CHANNEL_SOURCES else ""
+    for missing in (channel for channel in channels if channel not in index.channels):
+        remedy = f": {_CHANNEL_SOURCES[missing]}" if missing in _CHANNEL_SOURCES else ""
         raise InputError(
-            f"The method {detector.name} needs {lacking}, which the token store {folder} lacks; it has "
-            f"{', '.join(['tokens', *there])}{cure}."
+            f"The method {detector.name} needs {missing}, which the token store {folder} lacks; it has "
+            f"{', '.join(['tokens', *sorted(index.channels)])}{remedy}."
         )
     warn_if_unfinished(folder, index)
     return TokenStore(folder, channels=channels)
 
 
 def warn_if_unfinished(folder: Path, index: "StoreIndex") -> None:
-    """Warns where the making of a store did not come to its end."""
+    """Warn if a store was not written to its end."""
     if index.unfinished:
         warnings.warn(describe_unfinished(folder, index.sequences), DataWarning, stacklevel=2)
 
 
 def describe_unfinished(folder: Path, sequences: int) -> str:
-    """What to say of a store whose making did not come to its end."""
+    """Return a sentence about a store that was not written to its end."""
     return (
-        f"The token store {folder} is not complete: it was interrupted after "
-        f"{format_count(sequences, 'sequence')}, or is "
-        "still being written; the command that made it goes on with --resume."
+        f"The token store {folder} is not complete: writing stopped after {format_count(sequences, 'sequence')}, or "
+        "still goes on. To complete it, run the command that made it with --resume."
     )
 
 
 def parse_named_stores(given: Sequence[str]) -> dict[str, Path]:
-    """The stores that texts like `news=stores/news` name."""
+    """Return names and folders from texts such as `news=stores/news`."""
     from apood.evaluation.rows import MEAN
 
     named: dict[str, Path] = {}
@@ -165,29 +164,29 @@ def parse_named_stores(given: Sequence[str]) -> dict[str, Path]:
         if not name or not folder:
             raise InputError(f"--ood takes NAME=STORE, got {text!r}.")
         if name == MEAN:
-            raise InputError(f"An OOD set cannot be called {MEAN!r}: that name is kept for the mean over the sets.")
+            raise InputError(f"An OOD set cannot be called {MEAN!r}: the mean over the sets has that name.")
         if name in named:
-            raise InputError(f"Two OOD sets are called {name!r}: each needs a name of its own.")
+            raise InputError(f"Two OOD sets are called {name!r}: give each its own name.")
         named[name] = Path(folder)
     return named
 
 
 def are_sounds(inputs: Sequence[str]) -> bool:
-    """Whether the inputs are sounds, by their endings."""
+    """Return whether the inputs are sounds, judged by the endings of their names."""
     from apood.data.sounds import holds_sounds
 
     return any(map(holds_sounds, inputs))
 
 
 def check_input_kind(inputs: Sequence[str], model: str, *, takes_sounds: bool) -> None:
-    """Refuses texts for a model that takes sounds, and the other way round."""
+    """Raise an error if texts are given to a model that takes sounds, or sounds to one that takes texts."""
     from apood.data.sounds import SOUND_ENDINGS, holds_sounds
 
     sound = next(filter(holds_sounds, inputs), None)
     if takes_sounds and sound is None:
         raise InputError(
-            f"The model {model!r} takes sounds, and {inputs[0]!r} holds none: allowed are folders of audio files and "
-            f"{', '.join(SOUND_ENDINGS)}."
+            f"The model {model!r} takes sounds, and {inputs[0]!r} has none: give a folder of audio files, or "
+            f"files that end in {', '.join(SOUND_ENDINGS)}."
         )
     if sound is not None and not takes_sounds:
         raise InputError(f"The model {model!r} takes texts, but {sound!r} holds sounds.")
@@ -202,28 +201,28 @@ def read_text_records(
     allow_empty: bool,
     skip_bad: bool,
 ) -> "Iterator[Record | BadRecord]":
-    """The texts of all inputs; refused when there are none, or when the first cannot be used."""
+    """Return the texts of all inputs. Raise an error if there are none, or if the first cannot be used."""
     from apood.data.inputs import read_records
 
     records = read_records(inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty)
-    options = "--field and --target-field say" if pairs else "--field says"
-    return _begun(records, f"There is no text in {', '.join(map(repr, inputs))}.", skip_bad, options)
+    options = "--field and --target-field" if pairs else "--field"
+    return _check_first(records, f"There is no text in {', '.join(map(repr, inputs))}.", skip_bad, options)
 
 
 def read_sound_records(
     inputs: Sequence[str], encoder: "AudioEncoder", *, skip_bad: bool
 ) -> "Iterator[Record | BadRecord]":
-    """The sounds of all inputs, as the encoder needs them; refused when the first cannot be used."""
+    """Return the sounds of all inputs. Raise an error if there are none, or if the first cannot be used."""
     from apood.data.sounds import read_sounds
 
     records = read_sounds(inputs, rate=encoder.rate, least_samples=encoder.least_samples)
-    return _begun(records, f"There is no sound in {', '.join(map(repr, inputs))}.", skip_bad)
+    return _check_first(records, f"There is no sound in {', '.join(map(repr, inputs))}.", skip_bad)
 
 
-def _begun(
+def _check_first(
     records: "Iterator[Record | BadRecord]", nothing: str, skip_bad: bool, options: str = ""
 ) -> "Iterator[Record | BadRecord]":
-    """The same records, after a look at the first: before a model is loaded for nothing."""
+    """Return the same records after a check of the first, so that bad input is refused before a model is loaded."""
     from apood.data.record import BadRecord, BadRecordError
     from apood.data.text_fields import LacksField
 
@@ -231,14 +230,14 @@ def _begun(
     if first is None:
         raise InputError(nothing)
     if isinstance(first, BadRecord) and not skip_bad:
-        if isinstance(first, LacksField):  # all of them may, and then leaving them out is no cure
-            raise InputError(f"{first.reason.rstrip('.')}; {options} which to read.")
+        if isinstance(first, LacksField):  # probably all records lack it, so --skip-bad would not help
+            raise InputError(f"{first.reason.rstrip('.')}; name it with {options}.")
         raise BadRecordError(first.reason)
     return chain([first], records)
 
 
 def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
-    """Says on standard error which records were left out, or how many more than a few."""
+    """Print on standard error why the first records were skipped, and how many more there are."""
     for record in first:
         typer.echo(f"Skipped: {record.reason}", err=True)
     if count > len(first):
@@ -246,22 +245,22 @@ def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
 
 
 def open_detector_encoder(detector: "Detector", model: str | None) -> "TextEncoder | AudioEncoder":
-    """The encoder whose tokens the detector was fitted on, from `model` where its files are not where they were."""
+    """Return the encoder that the detector was fitted with; `model` is its folder if that has moved."""
     from apood.encoders.factory import reopen_encoder
 
     if detector.encoder_ is None:
         raise InputError(
-            "The detector does not say which encoder its tokens came from, so it cannot score texts: "
-            "embed them as those were, and give the store."
+            "The detector does not know which encoder made its tokens, so it cannot score texts: "
+            "embed the texts with that encoder, and give the token store."
         )
     return reopen_encoder(detector.encoder_, model, channels=detector.requires)
 
 
 def refuse_occupied(target: Path, force: bool) -> None:
-    """Only a detector may be replaced, and only on purpose: it may have been given a threshold since."""
+    """Raise an error if `target` holds a detector and `force` is not set, or if it holds anything else."""
     from apood.detectors.contract.artefact import refuse_foreign
 
     recover_folder(target)
     refuse_foreign(target)
     if not force and target.is_dir() and any(target.iterdir()):
-        raise InputError(f"There is already a detector in {target}: choose another folder, or replace it with --force.")
+        raise InputError(f"{target} already holds a detector: choose another folder, or replace it with --force.")

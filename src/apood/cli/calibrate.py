@@ -15,21 +15,24 @@ __all__ = ["calibrate"]
 
 
 def calibrate(
-    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder that `apood fit` wrote.")],
+    detector_folder: Annotated[
+        Path, typer.Argument(metavar="DETECTOR", help="Folder that `apood fit` wrote; the threshold is saved there.")
+    ],
     store: Annotated[
         Path,
-        typer.Argument(metavar="STORE", help="Token store with in-distribution sequences that were not fitted on."),
+        typer.Argument(metavar="STORE", help="Token store of in-distribution sequences that were not used in the fit."),
     ],
     accept: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of in-distribution inputs to let through.")
+        float, typer.Option(metavar="SHARE", help="Share of new in-distribution inputs to accept.")
     ] = 0.95,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the threshold as an object; null where it is infinite.")
+        bool, typer.Option("--json", help="Print the result as JSON; an infinite threshold is null.")
     ] = False,
 ) -> None:
-    """Gives a detector its threshold, from held-out in-distribution sequences.
+    """Set the threshold of a detector, from held-out in-distribution sequences.
 
-    A new in-distribution input is then accepted with at least the chosen probability.
+    A new in-distribution input is then accepted with at least the probability --accept. Calibration can be repeated at
+    any time, with other sequences or another share, without a new fit.
     """
     import numpy as np
 
@@ -38,20 +41,22 @@ def calibrate(
 
     detector = load(detector_folder)
     sequences = open_store(store, detector)
-    conformal_threshold(np.zeros(len(sequences)), accept)  # refuses a bad rate or too few sequences before the work
+    conformal_threshold(
+        np.zeros(len(sequences)), accept
+    )  # fails early if the share is invalid or the sequences are too few
     detector.calibrate(sequences, accept).save(detector_folder)
     promise = f"at least {accept:.10g} of in-distribution inputs are accepted"
     if detector.was_fitted_on(sequences):
-        promise = "what share of new in-distribution inputs it accepts is not known"
+        promise = "it was fitted on these, so the share of new in-distribution inputs that it accepts is unknown"
     if np.isneginf(detector.threshold_):
         unscored = int(np.isneginf(detector.calibration_scores_.numpy()).sum())
         warnings.warn(
-            f"{unscored:,} of {len(sequences):,} calibration sequences are empty or as far outside, too many for an "
-            f"accept rate of {accept:.10g}: the threshold is -inf and refuses nothing but such sequences.",
+            f"{unscored:,} of {len(sequences):,} calibration sequences have the score -inf, too many for an accept "
+            f"rate of {accept:.10g}: the threshold is -inf, and only empty sequences will be refused.",
             DataWarning,
             stacklevel=1,
         )
-        promise = "all but empty inputs are accepted"
+        promise = "only empty inputs are refused"
     if as_json:
         print_json({"threshold": detector.threshold_, "accept": accept, "sequences": len(sequences)})
         return

@@ -15,25 +15,36 @@ __all__ = ["fit"]
 
 
 def fit(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="Token store with in-distribution sequences.")],
-    out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder of the detector to write.")],
-    method: Annotated[str, typer.Option(metavar="NAME", help="One of those that `apood methods` lists.")] = "default",
+    store: Annotated[
+        Path,
+        typer.Argument(metavar="STORE", help="Token store of in-distribution sequences, written by `apood embed`."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of a method; `apood methods` lists them.")
+    ] = "default",
     aux: Annotated[
         Path | None,
-        typer.Option(metavar="STORE", help="Token store with auxiliary outliers, where the method takes them."),
+        typer.Option(metavar="STORE", help="Token store of auxiliary outliers, for methods that learn from them."),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set a parameter of the method, as in `--set k=5`; may be repeated."
+        ),
     ] = None,
     checkpoint_seconds: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How much work an interruption may cost.")
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Seconds between two checkpoints: at most so much work is lost."),
     ] = 5.0,
-    force: Annotated[bool, typer.Option("--force", help="Replace the detector that is already there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was fitted as an object.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Learns a detector from in-distribution sequences.
+    """Fit a detector on in-distribution sequences.
 
-    The state of a long fit is kept in DETECTOR.checkpoint: after an interruption, the same command goes on from there.
+    The default method combines AP-OOD with two nearest-neighbour methods. It needs no outliers and no tuning.
+
+    A long fit writes checkpoints to DETECTOR.checkpoint. After an interruption, the same command continues from there.
     """
     from apood.detectors.contract.registry import detector_class
     from apood.fitting.checkpoint import Checkpoint
@@ -42,18 +53,18 @@ def fit(
     detector = chosen(**parse_settings(chosen, settings or []))
     detector.check_parameters()
     if aux is not None and detector.aux == "unused":
-        raise InputError(f"The method {chosen.name} learns from in-distribution data alone: leave out --aux.")
+        raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
     refuse_occupied(out, force)
     refuse_unwritable(out)
 
     checkpoint = Checkpoint(out.with_name(f"{out.name}.checkpoint"), checkpoint_seconds)
 
-    def kept() -> str:
+    def advice() -> str:
         if not checkpoint.exists():
-            return "nothing was kept; run the same command again to start anew."
-        return f"run the same command again to go on from {checkpoint.path}."
+            return "nothing was kept; run the same command again to start over."
+        return f"run the same command again to continue from {checkpoint.path}."
 
-    with advise_on_interrupt(kept):
+    with advise_on_interrupt(advice):
         sequences = open_store(store, detector)
         detector.fit(sequences, None if aux is None else open_store(aux, detector), checkpoint=checkpoint)
         detector.save(out)

@@ -16,16 +16,16 @@ _DECISION = ("threshold_", "accept_", "calibration_scores_")
 
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="STORE_OR_DETECTOR", help="A token store or a saved detector.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Read the whole store and check its hashes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Also read the whole store and check its hashes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Shows what a token store or a detector holds. A detector's hash is always checked."""
+    """Show the content of a token store or a detector. The hash of a detector is always checked."""
     if (folder / "index.json").is_file():
-        facts = _store_facts(folder, verify)
+        facts = _describe_store(folder, verify)
     elif (folder / "config.json").is_file():
-        facts = _detector_facts(folder)
+        facts = _describe_detector(folder)
     elif not folder.exists():
-        raise InputError(f"There is no token store or detector {str(folder)!r}: nothing is at that path.")
+        raise InputError(f"There is no token store or detector {str(folder)!r}: the path does not exist.")
     else:
         raise InputError(f"{folder} is neither a token store (no index.json) nor a saved detector (no config.json).")
     if as_json:
@@ -36,7 +36,7 @@ def inspect(
             typer.echo(describe_unfinished(folder, facts["sequences"]))
 
 
-def _store_facts(folder: Path, verify: bool) -> dict[str, Any]:
+def _describe_store(folder: Path, verify: bool) -> dict[str, Any]:
     import numpy as np
 
     from apood.tokens.batch import dtype_name
@@ -68,14 +68,14 @@ def _store_facts(folder: Path, verify: bool) -> dict[str, Any]:
     }
 
 
-def _detector_facts(folder: Path) -> dict[str, Any]:
+def _describe_detector(folder: Path) -> dict[str, Any]:
     from torch import Tensor
 
     from apood.detectors.contract.artefact import load
 
     detector = load(folder)
     learnt = {
-        name: list(value.shape) if isinstance(value, Tensor) else _plain(value)
+        name: list(value.shape) if isinstance(value, Tensor) else _format_members(value)
         for name, value in vars(detector).items()
         if name.endswith("_") and name not in ("dim_", "encoder_", "fitted_on_", *_DECISION)
     }
@@ -83,7 +83,7 @@ def _detector_facts(folder: Path) -> dict[str, Any]:
         "kind": "detector",
         "folder": str(folder),
         "method": detector.name,
-        "parameters": {name: _plain(getattr(detector, name)) for name in default_parameters(type(detector))},
+        "parameters": {name: _format_members(getattr(detector, name)) for name in default_parameters(type(detector))},
         "dim": detector.dim_,
         "learnt": learnt,
         "encoder": detector.encoder_,
@@ -97,6 +97,6 @@ def _detector_facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    """Detectors that a detector is made of, as they are written in Python."""
+def _format_members(value: Any) -> Any:
+    """Return a list of detectors, such as the members of a fusion, as texts."""
     return [str(item) for item in value] if isinstance(value, list) else value

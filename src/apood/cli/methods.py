@@ -9,14 +9,14 @@ from apood.cli.output import print_json
 
 __all__ = ["methods"]
 
-_AUX_SENTENCES = {"unused": ".", "optional": "; can learn from AUX.", "required": "; learns from AUX."}
+_AUX_SENTENCES = {"unused": ".", "optional": "; can learn from AUX.", "required": "; must learn from AUX."}
 
 
 def methods(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """Lists the methods: what each needs, and its parameters with their defaults."""
-    listed = _methods()
+    """List the methods: what each one reads, and its parameters with their defaults."""
+    listed = _list_methods()
     if as_json:
         print_json(listed)
         return
@@ -26,16 +26,16 @@ def methods(
 
     table = Table(box=None, show_header=False, padding=(0, 2, 1, 0))
     for method in listed:
-        needs = f"Needs {', '.join(method['requires'])}" + _AUX_SENTENCES[method["aux"]]
+        needs = f"Reads {', '.join(method['requires'])}" + _AUX_SENTENCES[method["aux"]]
         if method["default"]:
-            needs += " The default of `apood fit`."
+            needs += " This is the default of `apood fit`."
         parameters = "  ".join(f"{name}={format_parameter(value)}" for name, value in method["parameters"].items())
         lines = Text.assemble(method["summary"], "\n", needs, "\n", (parameters or "No parameters.", "dim"))
         table.add_row(Text(method["name"], style="bold"), lines)
     Console(highlight=False).print(table)
 
 
-def _methods() -> list[dict[str, Any]]:
+def _list_methods() -> list[dict[str, Any]]:
     from apood.detectors.contract.registry import DEFAULT, METHODS, detector_class
 
     made = {name: detector_class(name)() for name in METHODS}

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import errno
+import inspect
 import json
 import math
 import os
@@ -25,24 +26,24 @@ Columns = Mapping[str, Sequence[Any]]
 _FORMATS = (".jsonl", ".csv", ".parquet")
 
 _BAD_INPUT, _INTERRUPTED = 2, 130
-_START_ANEW = "Interrupted: run the same command again to start anew."
+_START_AGAIN = "Interrupted: run the same command again to start over."
 
 
 def print_json(content: Any) -> None:
-    """Readable JSON on standard output; what is not finite becomes null, since JSON has no infinities."""
-    typer.echo(json.dumps(_finite(content), indent=2, allow_nan=False, ensure_ascii=False))
+    """Print indented JSON. NaN and infinities become null, because JSON has neither."""
+    typer.echo(json.dumps(_replace_nonfinite(content), indent=2, allow_nan=False, ensure_ascii=False))
 
 
-def _finite(content: Any) -> Any:
+def _replace_nonfinite(content: Any) -> Any:
     if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
+        return {key: _replace_nonfinite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
+        return [_replace_nonfinite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Names and values in two columns, for people; facts of facts stand below one another."""
+    """Print names and values in two columns. A value that is itself a mapping is shown as one line per entry."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -51,13 +52,13 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, Text(_shown(value)))
+        table.add_row(name, Text(_format_fact(value)))
     Console(highlight=False).print(table)
 
 
-def _shown(value: Any) -> str:
+def _format_fact(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {_shown(part)}" for name, part in value.items()) or "–"
+        return "\n".join(f"{name}: {_format_fact(part)}" for name, part in value.items()) or "–"
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, int):
@@ -66,23 +67,22 @@ def _shown(value: Any) -> str:
 
 
 def check_rows_file(path: Path, *, force: bool) -> None:
-    """Refuses a file that `write_rows` could not write or, without `force`, would replace, before any work."""
+    """Raise an error if `write_rows` cannot write `path`, or would replace a file without `force`."""
     if path.suffix.lower() not in _FORMATS:
-        raise InputError(f"The ending of {path} says no known format: allowed are {', '.join(_FORMATS)}.")
+        raise InputError(f"The ending of {path} is not a known format: use {', '.join(_FORMATS)}.")
     if path.is_dir():
-        raise InputError(f"{path} is a folder, but rows are written to a file.")
+        raise InputError(f"{path} is a folder: give the name of a file.")
     if path.exists() and not force:
-        raise InputError(f"There is already a file {path}: choose another name, or replace it with --force.")
+        raise InputError(f"The file {path} exists already: choose another name, or replace it with --force.")
     if path.suffix.lower() == ".parquet":
-        _pyarrow(path)
+        _import_pyarrow(path)
     refuse_unwritable(path)
 
 
 def write_rows(columns: Columns, path: Path | None, *, as_json: bool) -> None:
-    """Writes the rows that `columns` make up, in the format that the ending of `path` says.
+    """Write rows, given as columns, in the format that the ending of `path` names.
 
-    Without a path they go to standard output: as a table on a terminal, as JSON lines elsewhere and when
-    `as_json` asks for it.
+    Without a path, rows are printed: as a table on a terminal, and as JSON lines in a pipe or with `as_json`.
     """
     if path is None:
         if as_json or not sys.stdout.isatty():
@@ -93,7 +93,7 @@ def write_rows(columns: Columns, path: Path | None, *, as_json: bool) -> None:
         return
     with atomic_file(path) as temporary:
         if path.suffix.lower() == ".parquet":
-            pyarrow = _pyarrow(path)
+            pyarrow = _import_pyarrow(path)
             pyarrow.parquet.write_table(pyarrow.table(dict(columns)), temporary)
             return
         with temporary.open("w", encoding="utf-8", newline="") as file:
@@ -107,7 +107,7 @@ def write_rows(columns: Columns, path: Path | None, *, as_json: bool) -> None:
 
 def _write_json_lines(columns: Columns, file: Any) -> None:
     for values in zip(*columns.values(), strict=True):
-        file.write(json.dumps(_finite(dict(zip(columns, values, strict=True))), allow_nan=False) + "\n")
+        file.write(json.dumps(_replace_nonfinite(dict(zip(columns, values, strict=True))), allow_nan=False) + "\n")
 
 
 def _print_table(columns: Columns) -> None:
@@ -123,7 +123,7 @@ def _print_table(columns: Columns) -> None:
     Console().print(table)
 
 
-def _pyarrow(path: Path) -> Any:
+def _import_pyarrow(path: Path) -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -133,46 +133,55 @@ def _pyarrow(path: Path) -> Any:
 
 
 class PlainGroup(TyperGroup):
-    """Commands that end with `Error: …` and exit code 2, or `Interrupted: …` and 130.
+    """A group of commands that end with one sentence and an exit code, never with a traceback.
 
-    With APOOD_DEBUG=1 in the environment an error is raised as it is, to see where it comes from.
+    Bad input ends with `Error: …` and exit code 2, Ctrl-C and SIGTERM with `Interrupted: …` and 130. If the environment
+    variable APOOD_DEBUG is set, errors are raised as they are, with their traceback.
     """
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command, with each paragraph of its help on one line, so that the help wraps only once."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help:
+            paragraphs = inspect.cleandoc(command.help).split("\n\n")
+            command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        return command
+
     def main(self, *args: Any, **options: Any) -> Any:
-        """Runs the program and exits, with one sentence for what the command line got wrong."""
+        """Run the program and exit. A wrong command line ends with one sentence."""
         options["standalone_mode"] = False
         try:
             raise SystemExit(super().main(*args, **options))
         except typer.Abort as error:
-            _end(_INTERRUPTED, _START_ANEW, error)
+            _exit_with(_INTERRUPTED, _START_AGAIN, error)
         except Exception as error:
-            if not hasattr(error, "format_message"):  # the mark of typer's own errors, whose base class is not public
+            if not hasattr(error, "format_message"):  # only typer's own errors have it; their base class is not public
                 raise
-            _end(_BAD_INPUT, f"Error: {_usage_sentence(error)}", error)
+            _exit_with(_BAD_INPUT, f"Error: {_describe_usage_error(error)}", error)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs one command, with one sentence for what its input got wrong."""
+        """Run one command. Wrong input ends with one sentence."""
         try:
             with _plain_warnings():
                 return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            _end(_INTERRUPTED, f"Interrupted: {error}" if error.args else _START_ANEW, error)
+            _exit_with(_INTERRUPTED, f"Interrupted: {error}" if error.args else _START_AGAIN, error)
         except ApoodError as error:
-            _end(_BAD_INPUT, f"Error: {error}", error)
+            _exit_with(_BAD_INPUT, f"Error: {error}", error)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # `apood … | head`: nobody reads on
+            if error.errno == errno.EPIPE:  # the reader of a pipe, as in `apood … | head`, has stopped
                 raise
-            _end(_BAD_INPUT, f"Error: {error}.", error)
+            _exit_with(_BAD_INPUT, f"Error: {error}.", error)
 
 
-def _end(code: int, message: str, error: BaseException) -> NoReturn:
+def _exit_with(code: int, message: str, error: BaseException) -> NoReturn:
     if os.environ.get("APOOD_DEBUG") and code == _BAD_INPUT:
         raise error
     typer.echo(" ".join(message.split()), err=True)
     raise SystemExit(code) from error
 
 
-def _usage_sentence(error: Any) -> str:
+def _describe_usage_error(error: Any) -> str:
     message = str(error.format_message()).strip().replace(": Value error, ", ": ")
     context = getattr(error, "ctx", None)
     if context is None or message.endswith("?"):
@@ -182,7 +191,7 @@ def _usage_sentence(error: Any) -> str:
 
 @contextlib.contextmanager
 def advise_on_interrupt(advice: Callable[[], str]) -> Iterator[None]:
-    """Says on Ctrl-C what was kept of the work inside and how to go on."""
+    """On Ctrl-C inside the block, end with the sentence that `advice` returns: what was kept, and how to continue."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -191,7 +200,7 @@ def advise_on_interrupt(advice: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """The warnings of apood as one line each; those of libraries as Python shows them."""
+    """Show the warnings of apood as one line each, and all others as Python does."""
     with warnings.catch_warnings():
         show_others = warnings.showwarning
 

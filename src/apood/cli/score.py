@@ -35,31 +35,38 @@ def score(
         list[str],
         typer.Argument(
             metavar="STORE_OR_INPUT",
-            help="A token store; or texts or sounds as `apood embed` takes them, - is standard input.",
+            help="A token store, or texts or sounds as for `apood embed`; - is standard input.",
         ),
     ],
     out: Annotated[
-        str, typer.Option(metavar="FILE", help="A .jsonl, .csv or .parquet file; - is standard output.")
+        str, typer.Option(metavar="FILE", help="File to write: .jsonl, .csv or .parquet; - is standard output.")
     ] = "-",
     field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Field or column that holds the text.", show_default="text")
+        str | None, typer.Option(metavar="NAME", help="Field or column of the text.", show_default="text")
     ] = None,
     target_field: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Field or column that holds the target, for an encoder of mode reference."),
+        typer.Option(metavar="NAME", help="Field or column of the target, for an encoder of mode reference."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="Where the detector's encoder lies now.", show_default="where it lay"),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of the encoder, if it has moved.",
+            show_default="where `apood embed` found it",
+        ),
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Give no row to records that cannot be used.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file that is already there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines also on a terminal.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records that cannot be used.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines even on a terminal.")] = False,
 ) -> None:
-    """Scores sequences: the higher the score, the more in-distribution.
+    """Score sequences, and decide which are out-of-distribution. A higher score is more in-distribution.
 
-    One row a sequence: index, score and, once the detector is calibrated, p_value and decision (ID or OOD). Texts and
-    sounds are embedded with the encoder of the detector. What has no tokens has the score -inf (null in JSON).
+    Each sequence gives one row: its index, its score and, if the detector is calibrated, its p-value and decision
+    (ID or OOD).
+
+    Texts and sounds are embedded with the encoder of the detector. An empty input has the score -inf (null in JSON) and
+    the decision OOD.
     """
     from apood.detectors.contract.artefact import load
 
@@ -70,20 +77,20 @@ def score(
     if len(inputs) == 1 and _is_store(inputs[0]):
         sequences = open_store(Path(inputs[0]), detector)
         if len(sequences) == 0:
-            raise InputError(f"The token store {inputs[0]} holds no sequences to score.")
+            raise InputError(f"The token store {inputs[0]} has no sequences.")
         scores = detector.score_samples(sequences)
-        places = list(range(len(scores)))
+        indices = list(range(len(scores)))
     else:
-        scores, places = _raw_scores(inputs, detector, model, field, target_field, skip_bad)
-    columns = _columns(detector, scores, places)
+        scores, indices = _score_inputs(inputs, detector, model, field, target_field, skip_bad)
+    columns = _make_columns(detector, scores, indices)
     write_rows(columns, file, as_json=as_json)
     if file is not None:
-        outside = f", {columns['decision'].count('OOD'):,} of them OOD" if "decision" in columns else ""
-        typer.echo(f"Scored {format_count(len(scores), 'sequence')}{outside}; written to {file}.")
+        ood = f", {columns['decision'].count('OOD'):,} of them OOD" if "decision" in columns else ""
+        typer.echo(f"Scored {format_count(len(scores), 'sequence')}{ood}; written to {file}.")
 
 
 def _is_store(name: str) -> bool:
-    """A folder is a store, unless sounds lie in it."""
+    """Return whether the name is that of a token store: a folder that is not a folder of sounds."""
     from apood.tokens.store import INDEX_FILE
 
     path = Path(name)
@@ -91,10 +98,12 @@ def _is_store(name: str) -> bool:
         return path.is_dir()
     if are_sounds([name]):
         return False
-    raise InputError(f"{name!r} is no token store (no index.json), nor a folder of sounds (no .wav or .flac in it).")
+    raise InputError(
+        f"{name!r} is neither a token store (it has no index.json) nor a folder of sounds (no .wav or .flac)."
+    )
 
 
-def _raw_scores(
+def _score_inputs(
     inputs: list[str],
     detector: "Detector",
     model: str | None,
@@ -102,17 +111,17 @@ def _raw_scores(
     target_field: str | None,
     skip_bad: bool,
 ) -> "tuple[Scores, list[int]]":
-    """The scores of texts or sounds, and which of the records they belong to."""
+    """Return the scores of texts or sounds, and the indices of their records."""
     from apood.data.record import BadRecordError, Skipped
     from apood.encoders.audio.encoder import AudioEncoder
 
     records: Iterable[Record | BadRecord] = ()
-    places: list[int] = []
+    indices: list[int] = []
     empty: list[bool] = []
     skipped = Skipped() if skip_bad else None
     try:
         if not are_sounds(inputs):
-            # An empty text is an input like others: whoever asks for a score gets one.
+            # Unlike `apood embed`, scoring accepts empty texts: every input gets a row.
             pairs = (detector.encoder_ or {}).get("mode") == "reference"
             records = read_text_records(
                 inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=True, skip_bad=skip_bad
@@ -122,41 +131,41 @@ def _raw_scores(
         check_input_kind(inputs, name, takes_sounds=isinstance(encoder, AudioEncoder))
         if isinstance(encoder, AudioEncoder):
             records = read_sound_records(inputs, encoder, skip_bad=skip_bad)
-        scores = _encoded_scores(_noted(records, places, empty), empty, encoder, detector, skipped)
+        scores = _score_records(_note_indices(records, indices, empty), empty, encoder, detector, skipped)
     except BadRecordError as error:
-        raise InputError(f"{str(error).rstrip('.')}; --skip-bad gives such records no row.") from error
+        raise InputError(f"{str(error).rstrip('.')}; skip such records with --skip-bad.") from error
     if skipped is not None:
         report_skipped(skipped.count, skipped.first)
-    return scores, places
+    return scores, indices
 
 
-def _noted(
-    records: "Iterable[Record | BadRecord]", places: list[int], empty: list[bool]
+def _note_indices(
+    records: "Iterable[Record | BadRecord]", indices: list[int], empty: list[bool]
 ) -> "Iterator[Record | BadRecord]":
-    """The same records; `places` gets the numbers of those that are not bad, `empty` whether they are empty texts."""
+    """Yield the same records. Note the index of each good record, and whether its text is empty."""
     from apood.data.record import Record
 
     for number, record in enumerate(records):
         if isinstance(record, Record):
-            places.append(number)
+            indices.append(number)
             empty.append(_is_empty(record.item))
         yield record
 
 
 def _is_empty(item: Any) -> bool:
-    """Whether a text has nothing but white space, or one of a pair."""
+    """Return whether a text, or one text of a pair, has nothing but white space."""
     texts = (item,) if isinstance(item, str) else item if isinstance(item, tuple) else ()
     return any(not text.strip() for text in texts)
 
 
-def _encoded_scores(
+def _score_records(
     records: "Iterable[Record | BadRecord]",
     empty: list[bool],
     encoder: "Encoder",
     detector: "Detector",
     skipped: "Skipped | None",
 ) -> "Scores":
-    """The scores of records, of which only a few windows are held at a time, with one warning for all windows."""
+    """Return the scores of records, encoded and scored window by window, with one warning for all empty ones."""
     import numpy as np
 
     from apood.detectors.contract.base import find_nonempty
@@ -176,14 +185,14 @@ def _encoded_scores(
             scored += find_nonempty(window.batch, detector.requires).tolist()
             progress.update(len(window.batch.values))
     if not scores:
-        raise InputError("There is nothing to score: every record is bad.")
+        raise InputError("There is nothing to score: no record can be used.")
     joined = np.concatenate(scores)
-    # An empty text is OOD, whatever the model makes of the special tokens that its tokenizer adds.
-    outside = np.array(empty) | ~np.array(scored)
-    joined[outside] = -np.inf
-    if outside.any():
+    # An empty text is OOD, even if the tokenizer adds special tokens to it.
+    ood = np.array(empty) | ~np.array(scored)
+    joined[ood] = -np.inf
+    if ood.any():
         warnings.warn(
-            f"{outside.sum()} of {len(joined)} sequences are empty or have no "
+            f"{ood.sum()} of {len(joined)} sequences are empty or have no "
             f"{' or '.join(sorted(detector.requires))}; "
             "their score is -inf and their decision OOD.",
             DataWarning,
@@ -192,13 +201,13 @@ def _encoded_scores(
     return joined
 
 
-def _columns(detector: "Detector", scores: "Scores", places: Iterable[int]) -> dict[str, list[Any]]:
-    """From one pass over the tokens, what the detector's `score_samples`, `p_values` and `predict` give."""
+def _make_columns(detector: "Detector", scores: "Scores", indices: Iterable[int]) -> dict[str, list[Any]]:
+    """Return the columns to write, with p-values and decisions from the scores, so that tokens are read only once."""
     import numpy as np
 
     from apood.decisions.conformal import conformal_p_values
 
-    columns = {"index": list(places), "score": scores.tolist()}
+    columns = {"index": list(indices), "score": scores.tolist()}
     if hasattr(detector, "threshold_"):
         columns["p_value"] = conformal_p_values(detector.calibration_scores_, scores).tolist()
         columns["decision"] = np.where(detector.decide(scores) > 0, "ID", "OOD").tolist()
