@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from apood.support.files import (
     atomic_file,
     atomic_folder,
     is_temporary,
+    lock_folder,
     read_json,
     recover_folder,
     sha256_of,
@@ -232,3 +234,43 @@ def test_what_is_no_json_is_not_written(tmp_path, content):
 def test_sha256(tmp_path):
     (tmp_path / "a").write_bytes(b"abc" * 10**6)
     assert sha256_of(tmp_path / "a") == hashlib.sha256(b"abc" * 10**6).hexdigest()
+
+
+def _count_up(folder, times):
+    for _ in range(times):
+        with lock_folder(folder):
+            number = int((folder / "number").read_text())
+            time.sleep(0.001)
+            (folder / "number").write_text(str(number + 1))
+
+
+def test_a_folder_has_one_holder_at_a_time(tmp_path):
+    (tmp_path / "number").write_text("0")
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=_count_up, args=(tmp_path, 20)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert (tmp_path / "number").read_text() == "60" and names(tmp_path) == ["number"]
+
+
+def _hold_until_killed(sender, folder):
+    with lock_folder(folder):
+        sender.send("held")
+        signal.pause()
+
+
+def test_a_killed_holder_frees_the_folder(tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_hold_until_killed, args=(sender, tmp_path))
+    process.start()
+    receiver.recv()
+    with pytest.raises(TimeoutError), lock_folder(tmp_path, wait=False):
+        pass
+    process.kill()
+    process.join()
+    with lock_folder(tmp_path, wait=False):
+        assert names(tmp_path) == [".lock"]
+    assert names(tmp_path) == []

@@ -1,7 +1,9 @@
-"""Files that are either whole or absent: temporary name first, then rename."""
+"""Files and folders that are either complete or absent, locks on folders, and digests of files.
+
+Everything is written under a temporary name and renamed at the end. Windows is untested.
+"""
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import json
@@ -16,6 +18,7 @@ from typing import Any
 from apood.support.errors import InputError
 
 __all__ = [
+    "LOCK_FILE",
     "atomic_file",
     "atomic_folder",
     "is_temporary",
@@ -28,8 +31,13 @@ __all__ = [
     "write_json",
 ]
 
+LOCK_FILE = ".lock"
+"""The file in a folder that `lock_folder` holds; it exists only while the folder is locked, or after a kill."""
+
 _TEMPORARY = ".partial-"
-_PREVIOUS = ".being-replaced"  # nobody else's name: what bears it is deleted once the new folder is in place
+_PREVIOUS = ".being-replaced"  # reserved: a folder of this name is deleted once the new folder is in place
+_PACKAGE = Path(__file__).parent.parent
+_FIT_ROOMS = ("tokens", "pooling", "fitting", "detectors")  # the code that decides what a fit learns
 
 
 def _temporary(path: Path) -> Path:
@@ -37,27 +45,17 @@ def _temporary(path: Path) -> Path:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether `path` is a leftover of an interrupted write and may be deleted."""
+    """Return whether `path` was left by an interrupted write and may be deleted."""
     return _TEMPORARY in path.name
-
-
-def _flush_folder(folder: Path) -> None:
-    """Makes a rename inside `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path; when the block ends well, it replaces `path` in one step."""
+    """Yield a temporary path that replaces `path` in one step if the block ends without an error."""
     temporary = _temporary(path)
     try:
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        _flush_file(temporary)
         temporary.replace(path)
         _flush_folder(path.parent)
     finally:
@@ -66,61 +64,54 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yields a temporary folder; when the block ends well, it replaces the folder `path`.
+    """Yield a temporary folder that replaces the folder `path` if the block ends without an error.
 
-    A folder cannot be renamed onto a non-empty one, so an old `path` is moved aside first, to a name
-    that `recover_folder` knows: a process killed between the two renames costs neither. What killed processes
-    left of their temporary folders is deleted.
+    A folder cannot be renamed onto a non-empty one, so an existing `path` is first moved aside, to a name
+    that `recover_folder` knows: a process killed between the two renames loses neither. Temporary folders of
+    killed processes are deleted.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     recover_folder(path)
-    _sweep(path)
-    temporary, lock = _locked_folder(path)
-    try:
-        yield temporary
-        _flush_tree(temporary)
-        if path.exists():
-            path.rename(_previous(path))
-        temporary.rename(path)
-        _flush_folder(path.parent)
-    finally:
-        os.close(lock)
-        _delete(temporary)
-        recover_folder(path)  # after an interrupt between the renames it brings the old folder back
-
-
-def _locked_folder(path: Path) -> tuple[Path, int]:
-    """A new temporary folder, and the lock that tells it from one whose process was killed."""
-    while True:
-        temporary = _temporary(path)
+    _delete_abandoned(path)
+    temporary = _temporary(path)
+    with _hold(_lock_of(temporary)):
         temporary.mkdir()
-        with contextlib.suppress(FileNotFoundError):  # swept before it was locked
-            lock = _lock(temporary)
-            if temporary.exists():
-                return temporary, lock
-            os.close(lock)
+        try:
+            yield temporary
+            for inner in temporary.rglob("*"):
+                (_flush_folder if inner.is_dir() else _flush_file)(inner)
+            _flush_folder(temporary)
+            if path.exists():
+                path.rename(_previous(path))
+            temporary.rename(path)
+            _flush_folder(path.parent)
+        finally:
+            _delete(temporary)
+            recover_folder(path)  # after an interrupt between the renames it brings the old folder back
 
 
-def _sweep(path: Path) -> None:
-    """Deletes the temporary folders of `path` that no living process holds."""
-    for left in path.parent.glob(f"{glob.escape(path.name)}{_TEMPORARY}*/"):
-        with contextlib.suppress(OSError):
-            lock = os.open(left, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _delete(left)
-            finally:
-                os.close(lock)
+def _lock_of(temporary: Path) -> Path:
+    """Return the lock file beside a temporary folder, held for as long as its process lives."""
+    return temporary.with_name(f"{temporary.name}{LOCK_FILE}")
+
+
+def _delete_abandoned(path: Path) -> None:
+    """Delete the temporary folders of `path` whose process no longer lives, and their lock files."""
+    for found in path.parent.glob(f"{glob.escape(path.name)}{_TEMPORARY}*"):
+        folder = found.with_name(found.name.removesuffix(LOCK_FILE))
+        if found.is_dir() or folder != found:
+            with contextlib.suppress(OSError), _hold(_lock_of(folder), wait=False):
+                _delete(folder)
 
 
 def recover_folder(path: Path) -> None:
-    """Ends an interrupted replacement of `path`: the new folder stays if it is there, else the old one returns."""
+    """Complete an interrupted replacement of `path`: keep the new folder if it exists, else restore the old one."""
     previous = _previous(path)
     if not previous.exists():
         return
     with contextlib.suppress(FileNotFoundError):  # another process was faster
         if path.exists():
-            # renamed before it is deleted, so that half a folder never returns
+            # It is renamed before it is deleted, so that a half-deleted folder is never restored.
             _delete(previous.rename(_temporary(path)))
         else:
             previous.rename(path)
@@ -130,18 +121,24 @@ def _previous(path: Path) -> Path:
     return path.parent / f"{path.name}{_PREVIOUS}"
 
 
-def _flush_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            _flush_folder(path)
-        else:
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())
-    _flush_folder(folder)
+def _flush_file(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make renames inside `folder` survive a power cut."""
+    if os.name == "nt":  # Windows does not open folders
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _delete(path: Path) -> None:
-    """Whatever it is; a link is not followed."""
+    """Delete a file, a folder or a link (not what it points to), if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -149,43 +146,66 @@ def _delete(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """One at a time: whoever else asks for this folder, in any process, waits until the block has ended."""
-    lock = _lock(folder)
+def lock_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold `folder` during the block, so that no other process or thread can hold it.
+
+    If it is held already, wait until it is free, or raise TimeoutError at once if `wait` is false.
+    """
+    with _hold(folder / LOCK_FILE, wait=wait):
+        yield
+
+
+@contextlib.contextmanager
+def _hold(lock_file: Path, *, wait: bool = True) -> Iterator[None]:
+    from filelock import FileLock  # not above: `apood --help` has no need of it
+
+    lock = FileLock(lock_file, thread_local=False)
+    # On a disk without locks nobody waits, and nothing is taken for abandoned.
+    with contextlib.suppress(OSError) if wait else contextlib.nullcontext():
+        lock.acquire(blocking=wait)
     try:
         yield
     finally:
-        os.close(lock)
-
-
-def _lock(folder: Path) -> int:
-    """A descriptor that has the folder for itself until it is closed."""
-    lock = os.open(folder, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # a disk without locks: nobody waits, and nothing is swept there
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
+        if lock.is_locked:
+            # It is deleted while it is held: whoever locks the deleted file notices and opens a new one.
+            with contextlib.suppress(OSError):
+                lock_file.unlink()
+            lock.release()
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of a file's content."""
+    """Return the hexadecimal sha256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@cache
+def source_digest() -> str:
+    """Return a sha256 of the source files that decide what a fit learns.
+
+    Cached results depend on it, because the version does not change with every commit.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(path for room in _FIT_ROOMS for path in (_PACKAGE / room).rglob("*.py")):
+        digest.update(f"{path.relative_to(_PACKAGE).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
 def write_json(path: Path, content: Any) -> None:
-    """Writes readable JSON in one step; NaN and infinity are refused rather than written as non-JSON."""
+    """Write `content` as indented JSON in one step; raise ValueError for NaN and infinity."""
     text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
     with atomic_file(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
+    """Return the content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Makes the folder that `path` will lie in, and refuses a place where nothing can be written."""
+    """Create the parent folder of `path`; raise InputError if nothing can be written there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -196,19 +216,4 @@ def refuse_unwritable(path: Path) -> None:
         raise InputError(f"Nothing can be written to {path}: its folder is read-only.")
 
 
-_ROOMS = ("tokens", "pooling", "fitting", "detectors")  # all that a fit follows from
-_PACKAGE = Path(__file__).parent.parent
-
-
-@cache
-def source_digest() -> str:
-    """A sha256 over the source files that decide what a fit learns."""
-    digest = hashlib.sha256()
-    for path in sorted(path for room in _ROOMS for path in (_PACKAGE / room).rglob("*.py")):
-        digest.update(f"{path.relative_to(_PACKAGE).as_posix()}\0".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
-# old names
-locked = lock_folder
+locked = lock_folder  # old name

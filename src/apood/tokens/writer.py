@@ -1,7 +1,6 @@
 """Tokens on disk, written: shard by shard, so that a killed process loses at most the last few."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import re
@@ -11,13 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from apood.support.errors import InputError, StoreError
-from apood.support.files import atomic_file, is_temporary
+from apood.support.files import LOCK_FILE, atomic_file, is_temporary, lock_folder
 from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, dtype_name
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.store import (
@@ -36,7 +35,6 @@ from apood.tokens.store import (
 
 __all__ = ["TokenStoreWriter"]
 
-_LOCK_FILE = ".lock"
 _SHARD_FILE = re.compile(r"shard-\d{5,}\.safetensors")
 _SHARDS_AT_ONCE = 4  # checksums and disks are slower than a GPU: shards are written side by side
 
@@ -78,7 +76,7 @@ class TokenStoreWriter:
         with self._disk_errors():
             self._folder.mkdir(parents=True, exist_ok=True)
             self._refuse_foreign_folder()
-            self._lock: IO[str] | None = self._take_lock()
+            self._lock: contextlib.ExitStack | None = self._take_lock()
             try:
                 self._index = self._begin(asked, resume)
                 self._shards, self._appended = len(self._index.shards), self._index.sequences
@@ -97,23 +95,20 @@ class TokenStoreWriter:
         if (self._folder / INDEX_FILE).exists():
             return
         for path in sorted(self._folder.iterdir()):
-            if path.name != _LOCK_FILE and not is_temporary(path):
+            if path.name != LOCK_FILE and not is_temporary(path):
                 raise StoreError(
                     f"The folder {self._folder} is no token store and holds {path.name!r}; "
                     "a new store needs a new or empty folder."
                 )
 
-    def _take_lock(self) -> IO[str]:
-        """Keeps a second writer out for as long as the returned file is open."""
-        file = (self._folder / _LOCK_FILE).open("w")
+    def _take_lock(self) -> contextlib.ExitStack:
+        """Keeps a second writer out until the returned stack is closed."""
+        lock = contextlib.ExitStack()
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            if isinstance(error, BlockingIOError):
-                raise StoreError(f"Another writer is at work on the token store {self._folder}.") from error
-            raise
-        return file
+            lock.enter_context(lock_folder(self._folder, wait=False))
+        except TimeoutError as error:
+            raise StoreError(f"Another writer is at work on the token store {self._folder}.") from error
+        return lock
 
     def _begin(self, asked: StoreIndex, resume: bool) -> StoreIndex:
         """The index to go on from: that of the store that is there, or a new one without shards."""
