@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 
 from apood.backbones.audio_classifier import AudioRecipe, split_sounds, train_audio_classifier
 from apood.backbones.training_loop import Plan as Schedule
-from apood.data.record import Record
-from apood.data.sounds import Sound, read_sounds
+from apood.data.record import Record, Sound
+from apood.data.sounds import read_sounds
 from apood.encoders.audio.encoder import AudioEncoder
 from apood.encoders.embed import embed_to_store
 from apood.evaluation.comparison import Contender, compare

@@ -16,7 +16,7 @@ from apood.backbones.audio_classifier import AudioRecipe, split_sounds, train_au
 from apood.backbones.masked_autoencoder import MaskedAutoencoder, grid_positions, patches_of
 from apood.backbones.sound_batches import Augmentation, SoundBatches, Spectra
 from apood.backbones.training_loop import Plan
-from apood.data.sounds import Sound
+from apood.data.record import Sound
 from apood.encoders.audio.encoder import AudioEncoder
 from apood.encoders.audio.spectrogram import LogMel
 from apood.fitting.checkpoint import Checkpoint
@@ -161,7 +161,7 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
     assert "at least 2 classes, got 0" in refused([])
     assert "the class 'rare' to validate on, but none to learn from" in refused(good, [*good, rare])
     assert "no sounds of the class 'noise' to validate on" in refused(good, good[::2])
-    assert "has 16,000 samples a second, but 8,000" in refused([*good, Sound(tone(1, 0), 16_000, "tone")])
+    assert "has 16,000 samples per second, but 8,000" in refused([*good, Sound(tone(1, 0), 16_000, "tone")])
     assert "is too short" in refused([*good, Sound(tone(0.1, 0), RATE, "tone")])
     for options, message in [
         ({"width": 18}, "multiple of 4 and of the number of heads, 2, got 18"),

@@ -248,9 +248,9 @@ def test_a_file_without_fields_has_none_to_choose(apood, refused, model, tmp_pat
     (tmp_path / "a.txt").write_text("word1\n")
     command = ("embed", tmp_path / "a.txt", "--model", model, "--out", tmp_path / "store", "--field")
     told = refused(*command, "body")
-    assert told == f"'{tmp_path / 'a.txt'}' has one text a line and no fields, so there is no field 'body'."
+    assert told == f"'{tmp_path / 'a.txt'}' has one text per line, so there is no field 'body'."
     command_of_stdin = ("embed", "-", "--model", model, "--out", tmp_path / "store", "--field", "body")
-    assert refused(*command_of_stdin, input="word1\n").startswith("Standard input has one text a line and no fields")
+    assert refused(*command_of_stdin, input="word1\n").startswith("Standard input has one text per line")
     apood(*command, "text")
 
 
@@ -326,7 +326,7 @@ def test_sounds_are_embedded_and_scored(apood, refused, audio_model, sounds, tmp
     apood("fit", tmp_path / "store", "--method", "mahalanobis", "--out", tmp_path / "detector")
     (tmp_path / "x.mp3").write_bytes(b"ID3")
     told = refused("score", tmp_path / "detector", tmp_path / "x.mp3")
-    assert "is not known by its ending" in told and told.endswith("; sounds are .wav, .flac, .npz.")
+    assert "cannot be told from its ending" in told and told.endswith("; sounds are .wav, .flac, .npz.")
     (tmp_path / "none").mkdir()
     told = refused("score", tmp_path / "detector", tmp_path / "none")
     assert "index.json" in told and ".wav or .flac" in told

@@ -33,7 +33,7 @@ def test_the_list_as_json(apood):
 def test_one_of_them(apood, name):
     shown = " ".join(apood("datasets", name).stdout.split())
     assert "input newsroom:FILE" in shown and "role OOD" in shown and "target summary" in shown
-    assert "needs a request to Cornell" in shown and "Ask for the data with the form" in shown
+    assert "needs a request to Cornell" in shown and "lil.nlp.cornell.edu" in shown
     assert "not verified" not in shown
 
 

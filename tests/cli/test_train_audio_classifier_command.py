@@ -95,7 +95,7 @@ def test_bad_sounds_are_named_and_skipped_where_that_is_wanted(
     assert message.endswith("add --skip-bad to leave such sounds out.")
     result = apood(*command, "--skip-bad", "--json")
     assert json.loads(result.stdout)["skipped"] == 3
-    assert "has 16,000 samples a second, but 8,000 are needed" in result.stderr
+    assert "has 16,000 samples per second, but 8,000 are needed" in result.stderr
     assert "short.wav' is too short" in result.stderr
 
 

@@ -58,7 +58,7 @@ def test_every_preset_is_complete(preset: Preset):
 @pytest.mark.parametrize("preset", ON_HUB, ids=lambda preset: preset.name)
 def test_a_preset_on_the_hub_names_it(preset: Preset):
     split = preset.where.split(", ")[-1]
-    found = HubData.parse(preset.stands_for(split).removeprefix("hf:"))
+    found = HubData.parse(preset.make_input(split).removeprefix("hf:"))
     assert found.split == split and re.fullmatch(r"[\w-]+/[\w-]+", found.path)
     assert ("login" in preset.needs) == bool(preset.get)
 
@@ -102,15 +102,14 @@ def test_segments(tmp_path: Path):
 
 
 def test_sounds_are_no_texts():
-    assert "holds sounds, not texts" in refused("mimii-dg:machines") and "as in 'machines'" in refused(
-        "mimii-dg:machines"
-    )
+    message = refused("mimii-dg:machines")
+    assert "sounds, not texts" in message and "example 'machines'" in message
 
 
 def test_names_without_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert refused("xsum").endswith("the data set of that name is given as 'xsum:train'.")
-    assert refused("xsum:").endswith("(train, validation, test), as in 'xsum:train'.")
+    assert refused("xsum:").endswith("train, validation, test after the colon, for example 'xsum:train'.")
     hint = "`apood datasets {}` says how to get the set."
     assert refused("newsroom:missing.jsonl") == f"There is no file 'missing.jsonl'; {hint.format('newsroom')}"
     assert refused("opus-law:missing").endswith(hint.format("opus-law"))

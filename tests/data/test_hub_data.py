@@ -1,6 +1,7 @@
 """Data sets of the hub, read from local folders that are laid out like one, and from a hub that says no."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -124,9 +125,7 @@ def test_code_is_never_run(tmp_path: Path) -> None:
     script = tmp_path / "own" / "own.py"
     script.parent.mkdir()
     script.write_text("raise SystemExit('run after all')\n")
-    assert refused(f"hf:{script.parent}:train").endswith(
-        "is loaded by code of its own, which is never run: give the files of the data themselves."
-    )
+    assert "own code, which apood never runs" in refused(f"hf:{script.parent}:train")
 
 
 def test_a_folder_without_data(tmp_path: Path) -> None:
@@ -166,9 +165,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], None]]
 @pytest.mark.parametrize(
     ("status", "code", "advice"),
     [
-        (404, "RepoNotFound", "There is no data set for 'hf:owner/name:train' on the hub"),
-        (404, "RevisionNotFound", "There is no data set for 'hf:owner/name:train' on the hub"),
-        (403, "GatedRepo", "agreed to its conditions: do so on the page of 'owner/name'"),
+        (404, "RepoNotFound", "no data set 'hf:owner/name:train'"),
+        (404, "RevisionNotFound", "no data set 'hf:owner/name:train'"),
+        (403, "GatedRepo", "accept them on the page of 'owner/name'"),
     ],
 )
 def test_what_the_hub_refuses(hub: Callable[[int, str], None], status: int, code: str, advice: str) -> None:
@@ -188,7 +187,7 @@ records = read_records(["hf:{folder}:train"], field="document")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-LOCAL_FOLDER = "give the files themselves, or a local folder with the files of the data set, as in hf:./folder:train."
+LOCAL_FOLDER = "a local folder with the files of the data set, for example hf:./folder:train."
 
 
 @pytest.mark.parametrize("source", ["hf:owner/name:train", "xsum:train"])
@@ -207,7 +206,7 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """
-    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("InputError The Hugging Face hub cannot be reached")
     assert done.stdout.strip().endswith(LOCAL_FOLDER)

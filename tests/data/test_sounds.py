@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from tiny_audio import RATE, noise, tone
 
-from apood.data.record import BadRecord, Record
-from apood.data.sounds import Sound, holds_sounds, read_sounds
+from apood.data.inputs import holds_sounds
+from apood.data.record import BadRecord, Record, Sound
+from apood.data.sounds import read_sounds
 from apood.support.errors import InputError
 
 
@@ -110,18 +111,18 @@ def test_sounds_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     whole = Path(write(tmp_path / "whole.flac", noise(1, 0))).read_bytes()
     (tmp_path / "half.flac").write_bytes(whole[: len(whole) // 2])
     assert "half.flac" in reason(str(tmp_path / "half.flac"))
-    assert "holds no samples" in reason(write(tmp_path / "none.wav", np.zeros(0)))
+    assert "has no samples" in reason(write(tmp_path / "none.wav", np.zeros(0)))
     assert "is silent" in reason(write(tmp_path / "zero.wav", np.zeros(1000)))
     assert "is silent" in reason(write(tmp_path / "constant.wav", np.full(1000, 0.25)))
     broken = tone(0.1, 0)
     broken[7] = np.nan
     assert "not a finite number, at position 7" in reason(write(tmp_path / "nan.wav", broken, subtype="FLOAT"))
-    assert "goes up to 1000, but" in reason(archive(tmp_path / "scale.npz", audio=np.array([[0.0, 1000.0]]), sr=RATE))
+    assert "up to 1000, but" in reason(archive(tmp_path / "scale.npz", audio=np.array([[0.0, 1000.0]]), sr=RATE))
 
 
 def test_the_rate_and_the_length_that_an_encoder_needs_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.wav", tone(0.1, 0))
-    assert "has 8,000 samples a second, but 16,000 are needed" in reason(path, rate=16_000)
+    assert "has 8,000 samples per second, but 16,000 are needed" in reason(path, rate=16_000)
     assert "it has 800 samples, and at least 801 are needed" in reason(path, least_samples=801)
     assert len(sounds_of(path, rate=RATE, least_samples=800)) == 1
 
@@ -133,8 +134,8 @@ def test_the_rate_and_the_length_that_an_encoder_needs_are_named(tmp_path: Path)
         ({"audio": [[0.5]]}, "has no array 'sr'"),
         ({"audio": [0.5], "sr": RATE}, "got float64 of shape [1]"),
         ({"audio": [[1]], "sr": RATE}, "got int64"),
-        ({"audio": [[0.5]], "sr": [1, 2]}, "one number of samples a second"),
-        ({"audio": [[0.5]], "sr": 0}, "one number of samples a second"),
+        ({"audio": [[0.5]], "sr": [1, 2]}, "one number of samples per second"),
+        ({"audio": [[0.5]], "sr": 0}, "one number of samples per second"),
         ({"audio": [[0.5]], "sr": RATE, "label": ["a", "b"]}, "has 2 labels for 1 sounds"),
         ({"audio": np.array([[None]], dtype=object), "sr": RATE}, "cannot be read as an npz archive"),
     ],

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apood.data.inputs import read_records, shuffled
+from apood.data.inputs import read_records, shuffle_records
 from apood.data.record import BadRecord, Pair, Record
 from apood.support.errors import InputError
 
@@ -129,7 +129,7 @@ def test_pairs(tmp_path: Path) -> None:
     assert bad == f"Field 'fr' in line 3 of {path!r} is empty."
     assert items(path, field="en") == ["yes", "no"]
     assert "does not say where its targets are" in refused(path, field="en", pairs=True)
-    assert "one text a line, so there is no field 'fr'" in refused(write(tmp_path / "a.txt", "x\n"), target_field="fr")
+    assert "no field 'fr'" in refused(write(tmp_path / "a.txt", "x\n"), target_field="fr")
 
 
 def test_several_inputs_are_read_one_after_the_other_and_lazily(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_patterns_match_files_in_sorted_order(tmp_path: Path, monkeypatch: pytes
 def test_shuffling_depends_on_the_seed_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "".join(f"{i}\n" for i in range(50)) + "\n")
     records = list(read_records([path]))
-    once, again, other = (list(shuffled(iter(records), seed)) for seed in (1, 1, 2))
+    once, again, other = (list(shuffle_records(iter(records), seed)) for seed in (1, 1, 2))
     assert once == again != other
     assert once != records and sorted(once, key=records.index) == records
     assert sum(isinstance(record, BadRecord) for record in once) == 1
@@ -277,7 +277,7 @@ def test_what_is_not_there_is_refused_before_the_first_text(tmp_path: Path) -> N
     unknown = write(tmp_path / "a.docx", "")
     for inputs, message in [
         ([good, str(tmp_path / "none.jsonl")], "There is no file"),
-        ([good, str(tmp_path)], f"is a folder: give the files in it, as in '{tmp_path}/*.jsonl'"),
+        ([good, str(tmp_path)], f"is a folder: give the files in it, for example '{tmp_path}/*.jsonl'"),
         (
             [good, unknown],
             "allowed are .jsonl, .ndjson, .json, .csv, .tsv, .txt, .sgm (each also with .gz) and .parquet",
@@ -306,7 +306,7 @@ def test_what_is_not_there_is_refused_before_the_first_text(tmp_path: Path) -> N
         ('{"text": true}', "must be a string, got a boolean"),
         ('{"text": ["x"]}', "must be a string, got a list"),
         ('{"text": ""}', "is empty"),
-        ('{"text": " \\t\\n\\u00a0"}', "is empty, but for white space"),
+        ('{"text": " \\t\\n\\u00a0"}', "is empty except for white space"),
         ('{"text": "x\\ud83d"}', "has half of a surrogate pair"),
         (b'{"text": "caf\xe9"}', "is not UTF-8: byte 14 of the line cannot be decoded"),
     ],

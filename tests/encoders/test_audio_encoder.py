@@ -11,7 +11,7 @@ import torch
 import transformers
 from tiny_audio import make_audio_model, noise, tone
 
-from apood.data.sounds import Sound
+from apood.data.record import Sound
 from apood.encoders.audio.encoder import AudioEncoder
 from apood.encoders.base.pretrained import is_audio_model
 from apood.support.errors import InputError
@@ -143,7 +143,7 @@ def test_the_identity_knows_the_spectrogram(folder: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("sound", "message"),
     [
-        (Sound(np.ones(9000, np.float32), 8000), "Sound 1 has 8,000 samples a second, but 16,000 are needed"),
+        (Sound(np.ones(9000, np.float32), 8000), "Sound 1 has 8,000 samples per second, but 16,000 are needed"),
         (Sound(tone(0.1, 0, 16_000), 16_000), "Sound 1 is too short: it has 1,600 samples, and at least 2,800"),
         (Sound(np.zeros(9000, np.float32), 16_000), "Sound 1 is silent"),
         ("a.wav", "takes sounds, got str at index 1"),

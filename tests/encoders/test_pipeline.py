@@ -18,9 +18,8 @@ import pytest
 import torch
 from word_encoder import WordEncoder, Words
 
-from apood.data.inputs import shuffled
-from apood.data.record import BadRecord, Pair, Record, Skipped
-from apood.data.sounds import Sound
+from apood.data.inputs import shuffle_records
+from apood.data.record import BadRecord, Pair, Record, Skipped, Sound
 from apood.encoders import embed
 from apood.encoders.embed import EmbedCounts, embed_to_store, encode_windows, limit_records
 from apood.encoders.text.encoder import TextEncoder
@@ -239,15 +238,15 @@ def test_a_limit_counts_good_records() -> None:
 def test_a_shuffled_run_is_resumed(tmp_path: Path) -> None:
     given = records([*TEXTS[:20], "a run", *TEXTS[20:]], bad=(3, 9))
     with pytest.raises(InputError, match="run failed"):
-        embed_to_store(shuffled(given, 5), WordEncoder(), tmp_path / "store", skip_bad=True)
+        embed_to_store(shuffle_records(given, 5), WordEncoder(), tmp_path / "store", skip_bad=True)
     healed = [Record("healed", r.place) if isinstance(r, Record) and r.item == "a run" else r for r in given]
-    order = [record.item for record in shuffled(healed, 5) if isinstance(record, Record)]
+    order = [record.item for record in shuffle_records(healed, 5) if isinstance(record, Record)]
     for limit in (30, 99):
-        same_again = limit_records(shuffled(healed, 5), limit)
+        same_again = limit_records(shuffle_records(healed, 5), limit)
         embed_to_store(same_again, WordEncoder(), tmp_path / "store", skip_bad=True, resume=True)
         assert held(tmp_path / "store") == order[:limit]
     with pytest.raises(InputError, match="not the first 39 records given"):
-        embed_to_store(shuffled(healed, 6), WordEncoder(), tmp_path / "store", skip_bad=True, resume=True)
+        embed_to_store(shuffle_records(healed, 6), WordEncoder(), tmp_path / "store", skip_bad=True, resume=True)
 
 
 class Sources(WordEncoder):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from apood.data.sounds import Sound
+from apood.data.record import Sound
 
 RATE = 8000
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from apood.backbones.masked_autoencoder import MaskedAutoencoder, grid_positions
 from apood.backbones.sound_batches import Augmentation, SoundBatches, Spectra
 from apood.backbones.training_loop import Outcome, Plan, train
-from apood.data.sounds import Sound, refusal
+from apood.data.record import Sound
+from apood.data.sounds import find_sound_problem
 from apood.encoders.audio.encoder import SPECIAL_TOKENS
 from apood.encoders.audio.spectrogram import LogMel
 from apood.encoders.base.pretrained import silence_transformers
@@ -237,7 +238,7 @@ def _stride(frames: int, patch: int) -> int:
 def _refuse_unusable(sounds: Sequence[Sound], spectrogram: LogMel, recipe: AudioRecipe) -> None:
     least = spectrogram.samples_of(recipe.patch)
     for index, sound in enumerate(sounds):
-        why = refusal(sound, f"Sound {index}", rate=spectrogram.rate, least_samples=least)
+        why = find_sound_problem(sound, f"Sound {index}", rate=spectrogram.rate, least_samples=least)
         if why is not None:
             raise InputError(why)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from apood.backbones.training_loop import Batch
-from apood.data.sounds import Sound
+from apood.data.record import Sound
 from apood.encoders.audio.spectrogram import LogMel
 from apood.support.progress import track
 

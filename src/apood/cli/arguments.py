@@ -173,14 +173,14 @@ def parse_named_stores(given: Sequence[str]) -> dict[str, Path]:
 
 def are_sounds(inputs: Sequence[str]) -> bool:
     """Return whether the inputs are sounds, judged by the endings of their names."""
-    from apood.data.sounds import holds_sounds
+    from apood.data.inputs import holds_sounds
 
     return any(map(holds_sounds, inputs))
 
 
 def check_input_kind(inputs: Sequence[str], model: str, *, takes_sounds: bool) -> None:
     """Raise an error if texts are given to a model that takes sounds, or sounds to one that takes texts."""
-    from apood.data.sounds import SOUND_ENDINGS, holds_sounds
+    from apood.data.inputs import SOUND_ENDINGS, holds_sounds
 
     sound = next(filter(holds_sounds, inputs), None)
     if takes_sounds and sound is None:
@@ -223,14 +223,13 @@ def _check_first(
     records: "Iterator[Record | BadRecord]", nothing: str, skip_bad: bool, options: str = ""
 ) -> "Iterator[Record | BadRecord]":
     """Return the same records after a check of the first, so that bad input is refused before a model is loaded."""
-    from apood.data.record import BadRecord, BadRecordError
-    from apood.data.text_fields import LacksField
+    from apood.data.record import BadRecord, BadRecordError, MissingField
 
     first = next(records, None)
     if first is None:
         raise InputError(nothing)
     if isinstance(first, BadRecord) and not skip_bad:
-        if isinstance(first, LacksField):  # probably all records lack it, so --skip-bad would not help
+        if isinstance(first, MissingField):  # probably all records lack it, so --skip-bad would not help
             raise InputError(f"{first.reason.rstrip('.')}; name it with {options}.")
         raise BadRecordError(first.reason)
     return chain([first], records)

@@ -255,11 +255,11 @@ def _chosen(
     records: "Iterable[Record | BadRecord]", total: int | None, limit: int | None, seed: int | None
 ) -> "tuple[Iterable[Record | BadRecord], int | None]":
     """The records to take, and how many that are at most, where it is known."""
-    from apood.data.inputs import shuffled
+    from apood.data.inputs import shuffle_records
     from apood.encoders.embed import limit_records
 
     if seed is not None:
-        order = list(shuffled(records, seed))
+        order = list(shuffle_records(records, seed))
         records, total = order, len(order)
     if limit is None:
         return records, total

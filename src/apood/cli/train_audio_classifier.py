@@ -11,7 +11,7 @@ from apood.support.checks import suggest_name
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
-    from apood.data.sounds import Sound
+    from apood.data.record import Sound
 
 __all__ = ["audio_classifier"]
 
@@ -91,7 +91,7 @@ def audio_classifier(
 def _read(inputs: Sequence[str], chosen: Sequence[str] | None, patch: int, skip_bad: bool) -> "tuple[list[Sound], int]":
     """The sounds of the classes, all of one rate, and how many were skipped because they cannot be used."""
     from apood.data.record import BadRecord, Record
-    from apood.data.sounds import read_sounds, refusal
+    from apood.data.sounds import find_sound_problem, read_sounds
     from apood.encoders.audio.spectrogram import LogMel
 
     sounds: list[Sound] = []
@@ -102,7 +102,9 @@ def _read(inputs: Sequence[str], chosen: Sequence[str] | None, patch: int, skip_
             reason: str | None = record.reason
         else:
             rate = sounds[0].rate if sounds else record.item.rate
-            reason = refusal(record.item, record.place, rate=rate, least_samples=LogMel(rate).samples_of(patch))
+            reason = find_sound_problem(
+                record.item, record.place, rate=rate, least_samples=LogMel(rate).samples_of(patch)
+            )
         if reason is not None:
             leave_out(reason, "sounds", skip_bad=skip_bad)
             skipped += 1

@@ -1,1 +1,1 @@
-"""Inputs: files, folders and hub data sets, read as records of texts or sounds."""
+"""Reading inputs: files, folders and data sets of the hub become records of texts or sounds."""

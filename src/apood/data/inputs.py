@@ -1,29 +1,29 @@
-"""From what a user names as input to records: which reader, and which fields."""
+"""Inputs as users write them: which files a name stands for, and which reader takes it."""
 
 import glob
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from apood.data.hub import HubData
-from apood.data.line_formats import LINE_FORMATS, WITHOUT_FIELDS, read_lines, read_stdin, refuse_fields
-from apood.data.moses import Moses
-from apood.data.parquet import read_parquet
-from apood.data.presets import PRESETS
-from apood.data.record import BadRecord, Record
-from apood.data.sounds import SOUND_ENDINGS
-from apood.data.text_fields import DEFAULT_FIELD, TextFields
+from apood.data.record import DEFAULT_FIELD, BadRecord, Record, TextFields
+from apood.data.text_files import Reader, choose_reader, find_parallel_files, read_parallel_files, read_stdin
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError
 
-__all__ = ["read_records", "shuffled"]
+__all__ = [
+    "AUDIO_ENDINGS", "SOUND_ENDINGS", "find_files", "holds_sounds", "read_records", "shuffle_records",
+]  # fmt: skip
+
+AUDIO_ENDINGS = (".wav", ".flac")
+"""The endings of files with one sound each."""
+
+SOUND_ENDINGS = (*AUDIO_ENDINGS, ".npz")
+"""The endings of all files with sounds."""
 
 _STDIN = "-"
-_GLOB = frozenset("*?[")
-Reader = Callable[[], Iterator[Record | BadRecord]]
 
 
 def read_records(
@@ -34,56 +34,77 @@ def read_records(
     pairs: bool = False,
     allow_empty: bool = False,
 ) -> Iterator[Record | BadRecord]:
-    """The records of all inputs in order, read as they are asked for.
+    """Return an iterator over the records of all inputs in order. They are read when they are asked for.
 
     An input is one of these:
 
-    - a path, whose ending decides the format: .jsonl, .ndjson, .json (one JSON object a line; blank lines are
-      skipped), .csv, .tsv (with a header), .txt (one text a line), .sgm (one `<seg>` a line), each also with .gz, and
-      .parquet. A pattern such as `data/**/*.jsonl` stands for the files that match it, sorted
-    - `-`, standard input: JSON lines if its first line looks like an object, {...}, else one text a line
+    - a path, whose ending decides the format: .jsonl, .ndjson, .json (one JSON object per line; blank lines are
+      skipped), .csv, .tsv (with a header), .txt (one text per line), .sgm (one `<seg>` per line), each also with .gz,
+      and .parquet. A pattern such as `data/**/*.jsonl` stands for the files that match it, sorted by path
+    - `-`, standard input: JSON lines if its first line looks like an object, {...}, else one text per line
     - `hf:OWNER/NAME:SPLIT`, a data set of the Hugging Face hub (`apood.data.hub`)
-    - `moses:PREFIX:en-fr`, the two files PREFIX.en and PREFIX.fr, line by line translations of each other
+    - `moses:PREFIX:en-fr`, the two files PREFIX.en and PREFIX.fr, which are translations of each other line by line
     - `NAME:SPLIT` or `NAME:PATH`, a data set of the paper (`apood.data.presets`)
 
-    Text is UTF-8. A record that cannot be used is given out as a `BadRecord`; what makes a whole input unusable raises
-    an `InputError`, before the first record if that can be told without reading.
+    Text is UTF-8. A record that cannot be used is yielded as a `BadRecord`. An input that cannot be used at all raises
+    an `InputError`, before the first record if possible.
 
     Args:
         inputs: what to read.
-        field: name of the field that holds the text; dots lead into objects, as in `translation.en`. By default that
-            of the preset, the source language of parallel text, otherwise "text".
-        target_field: the same for the target. Items are then a `Pair` each.
-        pairs: items are pairs, with the target where the preset or the parallel text has it.
-        allow_empty: take texts without anything but white space for records too.
+        field: name of the field that holds the text. Dots lead into objects: `translation.en`. The default is the
+            field of the preset, the source language of parallel text, otherwise "text".
+        target_field: name of the field that holds the target. Each item is then a `Pair`.
+        pairs: make each item a pair, with the target field of the preset or of the parallel text as the default.
+        allow_empty: accept texts that are empty or only white space.
     """
     if not inputs:
         raise InputError("There is nothing to read: give at least one file, or - for standard input.")
     if list(inputs).count(_STDIN) > 1:
         raise InputError("Standard input (-) can be read only once, but it is given more than once.")
-    wanted = _Wanted(field, target_field, pairs or target_field is not None, allow_empty)
-    readers = [reader for name in inputs for reader in _readers(name, wanted)]
+    request = _Request(field, target_field, pairs or target_field is not None, allow_empty)
+    readers = [reader for name in inputs for reader in _choose_readers(name, request)]
     return itertools.chain.from_iterable(reader() for reader in readers)
 
 
-def shuffled(records: Iterable[Record | BadRecord], seed: int) -> Iterator[Record | BadRecord]:
-    """The records in an order that only the seed decides; all of them are held in memory for it."""
+def shuffle_records(records: Iterable[Record | BadRecord], seed: int) -> Iterator[Record | BadRecord]:
+    """Return the records in a random order that depends only on the seed. All are held in memory."""
     held = list(records)
     random.Random(seed).shuffle(held)
     return iter(held)
 
 
+def find_files(name: str, inside: Collection[str] = ()) -> list[Path]:
+    """Return the files that `name` stands for, sorted by path and each once.
+
+    A name is a path or, if nothing exists there, a pattern such as `data/**/*.jsonl`. A folder stands for the files in
+    it, and in the folders below, whose ending is in `inside`. Patterns and folders leave out hidden files.
+    """
+    path = Path(name)
+    # glob.glob, because Path.glob takes no absolute patterns and matches hidden files
+    roots = [path] if path.exists() else [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207
+    below = (file for root in roots if inside and root.is_dir() for file in root.rglob("*"))
+    wanted = (file for file in below if file.suffix.lower() in inside and not file.name.startswith("."))
+    return sorted({file for file in itertools.chain(roots, wanted) if file.is_file()})
+
+
+def holds_sounds(name: str) -> bool:
+    """Return whether an input is for `read_sounds`, by its ending or by the files in a folder or behind a pattern."""
+    if Path(name).suffix.lower() in SOUND_ENDINGS and not Path(name).is_dir():
+        return True
+    return any(file.suffix.lower() in SOUND_ENDINGS for file in find_files(name, AUDIO_ENDINGS))
+
+
 @dataclass(frozen=True)
-class _Wanted:
-    """What the caller asked for, to which each input has its own defaults."""
+class _Request:
+    """The fields that the caller asked for; each kind of input has its own defaults."""
 
     field: str | None
     target_field: str | None
     pairs: bool
     allow_empty: bool
 
-    def fields(self, name: str, default: str = DEFAULT_FIELD, target: str | None = None) -> TextFields:
-        source = self.field or default
+    def choose_fields(self, name: str, source: str = DEFAULT_FIELD, target: str | None = None) -> TextFields:
+        source = self.field or source
         if not self.pairs:
             return TextFields(source, None, self.allow_empty)
         target = self.target_field or target
@@ -94,64 +115,59 @@ class _Wanted:
         return TextFields(source, target, self.allow_empty)
 
 
-def _readers(name: str, wanted: _Wanted) -> list[Reader]:
-    """How the input is read, after a look at what is there: one reader a file."""
+def _choose_readers(name: str, request: _Request) -> list[Reader]:
+    """Return one reader per file, after a check that the input exists."""
     kind, colon, rest = name.partition(":")
     if name == _STDIN:
-        return [partial(read_stdin, wanted.fields("standard input"))]
-    if colon and kind == "hf":
-        return [partial(HubData.parse(rest).read, wanted.fields(name))]
-    if colon and kind == "moses":
-        moses = Moses.parse(rest)
-        source = wanted.field or next(iter(moses.files))
-        return [partial(moses.read, wanted.fields(name, source, moses.other(source)))]
-    if colon and kind in PRESETS:
-        preset = PRESETS[kind]
-        own = replace(
-            wanted,
-            field=wanted.field or preset.field,
-            target_field=(wanted.target_field or preset.target) if wanted.pairs else None,
-        )
-        full = preset.stands_for(rest)
-        try:
-            return _readers(full, own)
-        except InputError as error:
-            if not preset.get:
-                raise
-            raise InputError(f"{str(error).rstrip('.')}; `apood datasets {kind}` says how to get the set.") from error
-    return [_file_reader(path, wanted.fields(path)) for path in _files(name)]
+        return [partial(read_stdin, request.choose_fields("standard input"))]
+    if not colon:
+        return _choose_file_readers(name, request)
+    if kind == "hf":
+        from apood.data.hub import HubData
+
+        return [partial(HubData.parse(rest).read, request.choose_fields(name))]
+    if kind == "moses":
+        files = find_parallel_files(rest)
+        source = request.field or next(iter(files))
+        target = next((language for language in reversed(files) if language != source), None)
+        return [partial(read_parallel_files, files, request.choose_fields(name, source, target))]
+
+    from apood.data.presets import PRESETS
+
+    if kind not in PRESETS:
+        return _choose_file_readers(name, request)
+    preset = PRESETS[kind]
+    request = replace(
+        request,
+        field=request.field or preset.field,
+        target_field=(request.target_field or preset.target) if request.pairs else None,
+    )
+    given = preset.make_input(rest)
+    try:
+        return _choose_readers(given, request)
+    except InputError as error:
+        if not preset.get:
+            raise
+        raise InputError(f"{str(error).rstrip('.')}; `apood datasets {kind}` says how to get the set.") from error
 
 
-def _files(name: str) -> list[str]:
-    """The file itself, or those that the pattern matches."""
+def _choose_file_readers(name: str, request: _Request) -> list[Reader]:
     path = Path(name)
     if path.is_dir():
-        raise InputError(f"{name!r} is a folder: give the files in it, as in {str(path / '*.jsonl')!r}.")
-    if path.is_file():
-        return [name]
-    if _GLOB.intersection(name):
-        matches = glob.glob(name, recursive=True)  # noqa: PTH207 Path.glob would take hidden files too
-        found = sorted(match for match in matches if Path(match).is_file())
-        if not found:
-            raise InputError(f"No file matches {name!r}.")
-        return found
+        raise InputError(f"{name!r} is a folder: give the files in it, for example {str(path / '*.jsonl')!r}.")
+    files = [name] if path.is_file() else [str(file) for file in find_files(name)]
+    if not files:
+        raise InputError(_explain_absence(name))
+    sounds = f"sounds are {', '.join(SOUND_ENDINGS)}"
+    return [choose_reader(file, request.choose_fields(file), sounds) for file in files]
+
+
+def _explain_absence(name: str) -> str:
+    from apood.data.presets import PRESETS
+
+    if glob.has_magic(name):
+        return f"No file matches {name!r}."
     if name in PRESETS:
-        preset = PRESETS[name]
-        raise InputError(f"There is no file {name!r}; the data set of that name is given as {preset.usage!r}.")
+        return f"There is no file {name!r}; the data set of that name is given as {PRESETS[name].usage!r}."
     kind, colon, _ = name.partition(":")
-    raise InputError(f"There is no file {name!r}{suggest_name(kind, PRESETS) if colon else ''}.")
-
-
-def _file_reader(name: str, fields: TextFields) -> Reader:
-    endings = [ending.lower() for ending in Path(name).suffixes]
-    if endings[-1:] == [".parquet"]:
-        return partial(read_parquet, name, fields)
-    ending = next((e for e in reversed(endings) if e != ".gz"), "")
-    if ending not in LINE_FORMATS:
-        raise InputError(
-            f"The format of {name!r} is not known by its ending: allowed are {', '.join(LINE_FORMATS)} "
-            f"(each also with .gz) and .parquet for texts; sounds are {', '.join(SOUND_ENDINGS)}."
-        )
-    if ending in WITHOUT_FIELDS:
-        refuse_fields(repr(name), fields)
-    return partial(read_lines, name, ending, fields)
+    return f"There is no file {name!r}{suggest_name(kind, PRESETS) if colon else ''}."

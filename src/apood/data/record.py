@@ -1,26 +1,46 @@
-"""What an input holds, one piece at a time: an item to encode, or the reason why there is none."""
+"""Records: what an input holds, item by item, and which fields of a row the texts are taken from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from apood.support.checks import suggest_name
 from apood.support.errors import InputError
 
-__all__ = ["BadRecord", "BadRecordError", "Pair", "Record", "Skipped", "good_items"]
+__all__ = [
+    "DEFAULT_FIELD", "BadRecord", "BadRecordError", "MissingField", "Pair", "Record", "Skipped", "Sound",
+    "TextFields", "describe_json_type", "make_bad_record", "make_sentence", "unpack_records",
+]  # fmt: skip
 
-_SHOWN = 5
+DEFAULT_FIELD = "text"
+"""The field that holds the text if no other is named."""
+
+_MOST_REASONS = 5
+_MOST_NAMES = 20
 
 
 class Pair(NamedTuple):
-    """A source text and the target that a model is held to."""
+    """A source text and its target: a translation, a summary or an answer."""
 
     source: str
     target: str
 
 
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """Mono samples in float32 with full scale at ±1. The rate is in samples per second."""
+
+    samples: NDArray[np.float32]
+    rate: int
+    label: str | None = None
+
+
 @dataclass(frozen=True)
 class Record:
-    """An item and where it came from, in words: "line 12 of 'a.jsonl'"."""
+    """An item (a text, a `Pair` or a `Sound`) and its place in words, such as "line 12 of 'a.jsonl'"."""
 
     item: Any
     place: str
@@ -28,32 +48,37 @@ class Record:
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A record that cannot be used: where it is, and why as a whole sentence that names the place."""
+    """A record that cannot be used: its place, and the reason as a sentence that names the place."""
 
     place: str
     reason: str
 
 
+@dataclass(frozen=True)
+class MissingField(BadRecord):
+    """A record without the requested field. Perhaps every record lacks it, and another name was meant."""
+
+
 class BadRecordError(InputError):
-    """A record that cannot be used, where none may be left out."""
+    """A record cannot be used, and none may be skipped."""
 
 
 @dataclass
 class Skipped:
-    """Bad records that were left out: how many, and the first few of them."""
+    """The number of bad records that were skipped, and the first few of them."""
 
     count: int = 0
     first: list[BadRecord] = field(default_factory=list)
 
     def add(self, record: BadRecord) -> None:
-        """Leaves out one more."""
+        """Count one more bad record."""
         self.count += 1
-        if len(self.first) < _SHOWN:
+        if len(self.first) < _MOST_REASONS:
             self.first.append(record)
 
 
-def good_items(records: Iterator[Record | BadRecord], skipped: Skipped | None) -> Iterator[Any]:
-    """What the records hold; bad ones go to `skipped`, and without it the first is an error."""
+def unpack_records(records: Iterable[Record | BadRecord], skipped: Skipped | None) -> Iterator[Any]:
+    """Yield the items of good records. Bad ones are added to `skipped`; if it is None, the first one raises."""
     for record in records:
         if isinstance(record, Record):
             yield record.item
@@ -61,3 +86,91 @@ def good_items(records: Iterator[Record | BadRecord], skipped: Skipped | None) -
             raise BadRecordError(record.reason)
         else:
             skipped.add(record)
+
+
+@dataclass(frozen=True)
+class TextFields:
+    """The fields that hold the texts: `source` and, for pairs, `target`. Dots lead into objects: `translation.en`."""
+
+    source: str
+    target: str | None = None
+    allow_empty: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The source field and, for pairs, the target field."""
+        return [self.source] if self.target is None else [self.source, self.target]
+
+    def make_record(self, values: Mapping[str, Any], place: str) -> Record | BadRecord:
+        """Return the text or the pair that is among `values`."""
+        texts = []
+        for name in self.names:
+            found, text = _look_up(values, name)
+            if not found:
+                return MissingField(place, _describe_missing(name, values, place))
+            if problem := self._find_problem(text):
+                return make_bad_record(place, problem, name)
+            texts.append(text)
+        return Record(texts[0] if self.target is None else Pair(*texts), place)
+
+    def make_plain_record(self, text: str, place: str) -> Record | BadRecord:
+        """Return a record of a text that has no field."""
+        problem = self._find_problem(text)
+        return make_bad_record(place, problem) if problem else Record(text, place)
+
+    def refuse_missing(self, values: Mapping[str, Any], where: str) -> None:
+        """Raise an error if a field is not among `values`, the fields that all records of the input have."""
+        for name in self.names:
+            if not _look_up(values, name)[0]:
+                raise InputError(_describe_missing(name, values, where))
+
+    def _find_problem(self, text: Any) -> str | None:
+        if not isinstance(text, str):
+            return f"must be a string, got {describe_json_type(text)}"
+        if not self.allow_empty and not text.strip():
+            return "is empty except for white space" if text else "is empty"
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # JSON can express it, but tokenizers and stores cannot
+            return "has half of a surrogate pair, which is no character"
+        return None
+
+
+def make_bad_record(place: str, problem: str, name: str | None = None) -> BadRecord:
+    """Return a bad record whose reason is a sentence about its place, or about the field `name` there."""
+    return BadRecord(place, make_sentence(f"{f'field {name!r} in ' if name else ''}{place} {problem}"))
+
+
+def make_sentence(words: str) -> str:
+    """Return `words` with a capital letter and a full stop."""
+    return f"{words[:1].upper()}{words[1:]}."
+
+
+def describe_json_type(value: Any) -> str:
+    """Return the name of the type of `value` in JSON, with its article."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
+
+
+def _look_up(values: Mapping[str, Any], name: str) -> tuple[bool, Any]:
+    """Return whether the field exists, and its value. A key may contain dots, so the whole name is tried first."""
+    if name in values:
+        return True, values[name]
+    first, dot, rest = name.partition(".")
+    inner = values.get(first)
+    return _look_up(inner, rest) if dot and isinstance(inner, Mapping) else (False, None)
+
+
+def _describe_missing(name: str, values: Mapping[str, Any], where: str) -> str:
+    names = list(_list_fields(values))
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    listed = (", ".join(map(repr, names[:_MOST_NAMES])) or "none") + more
+    return make_sentence(f"{where} has no field {name!r}{suggest_name(name, names)}: there are {listed}")
+
+
+def _list_fields(values: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from (f"{name}.{inner}" for inner in _list_fields(value))
+        else:
+            yield name

@@ -10,8 +10,7 @@ from typing import Any, Self
 
 import torch
 
-from apood.data.record import BadRecord, Pair, Record, Skipped, good_items
-from apood.data.sounds import Sound
+from apood.data.record import BadRecord, Pair, Record, Skipped, Sound, unpack_records
 from apood.encoders.base.encoder import Encoder
 from apood.support.checks import format_count
 from apood.support.errors import InputError
@@ -124,7 +123,7 @@ class _Reading:
     def __init__(self, records: Iterable[Record | BadRecord], skipped: Skipped | None) -> None:
         self.error: Exception | None = None
         self.skipped = Skipped() if skipped is None else skipped
-        self._items = good_items(iter(records), skipped)
+        self._items = unpack_records(iter(records), skipped)
 
     def next_items(self, count: int) -> list[Any]:
         """At most `count` items, of sounds as many as fit into memory; none at the end and once something was wrong."""
@@ -249,7 +248,7 @@ def _behind(
     held, item = writer.sequences, None
     covered = writer.tally.get("sequences", held)
     uncounted = []
-    items = good_items(records, skipped)
+    items = unpack_records(records, skipped)
     for number in range(held):
         item = next(items, None)
         if item is None:

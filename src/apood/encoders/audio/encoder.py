@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from apood.data.sounds import Sound, refusal
+from apood.data.record import Sound
+from apood.data.sounds import find_sound_problem
 from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE, LogMel
 from apood.encoders.base.encoder import check_dtype, resolve_layer
 from apood.encoders.base.pretrained import (
@@ -117,7 +118,7 @@ class AudioEncoder:
         for index, sound in enumerate(sounds):
             if not isinstance(sound, Sound):
                 raise InputError(f"An audio encoder takes sounds, got {type(sound).__name__} at index {index}.")
-            why = refusal(sound, f"Sound {index}", rate=self.rate, least_samples=self.least_samples)
+            why = find_sound_problem(sound, f"Sound {index}", rate=self.rate, least_samples=self.least_samples)
             if why is not None:
                 raise InputError(why)
             cut += self._spectrogram.frames_of(len(sound.samples)) > self._spectrogram.frames

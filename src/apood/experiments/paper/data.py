@@ -3,11 +3,10 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from glob import glob
 from pathlib import Path
 from typing import Any
 
-from apood.data.inputs import read_records
+from apood.data.inputs import AUDIO_ENDINGS, find_files, read_records
 from apood.data.presets import PRESETS
 from apood.data.sounds import read_sounds
 from apood.evaluation.rows import MEAN
@@ -176,10 +175,8 @@ def _shared(one: Source, other: Source) -> str | None:
 
 
 def files_of(name: str) -> list[Path]:
-    """The file itself, or all below a folder, or all that a pattern matches; none where the name is that of no file."""
-    given = Path(name)
-    roots = [given] if given.exists() else [Path(match) for match in glob(name, recursive=True)]  # noqa: PTH207
-    return sorted({file for root in roots for file in (root, *root.rglob("*")) if file.is_file()})
+    """Return the files that an input stands for; none if it names something else than files."""
+    return find_files(name, AUDIO_ENDINGS)
 
 
 def paper_data(task: Task, folder: Path | None, skipped: Sequence[str] = ()) -> Data:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from apood.data.inputs import read_records, shuffled
+from apood.data.inputs import read_records, shuffle_records
 from apood.data.record import BadRecord, Record
 from apood.data.sounds import read_sounds
 from apood.encoders.audio.encoder import AudioEncoder
@@ -207,7 +207,7 @@ def records_of(embedding: Embedding, task: Task, encoder: Encoder | None = None)
     records = read_records(source.inputs, field=source.field)
     if source.drawn:
         return _drawn(records, limit)
-    return limit_records(shuffled(records, 0) if source.shuffled else records, limit)
+    return limit_records(shuffle_records(records, 0) if source.shuffled else records, limit)
 
 
 def _drawn(records: Iterable[Record | BadRecord], count: int) -> Iterator[Record | BadRecord]:

@@ -1,0 +1,272 @@
+"""Reading texts from files: JSON lines, CSV, TSV, plain text, SGML segments, Parquet and parallel text.
+
+A line that cannot be used becomes a `BadRecord`, and reading goes on after it.
+"""
+
+import csv
+import gzip
+import html
+import itertools
+import json
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+from apood.data.record import (
+    DEFAULT_FIELD,
+    BadRecord,
+    Record,
+    TextFields,
+    describe_json_type,
+    make_bad_record,
+    make_sentence,
+)
+from apood.support.errors import InputError
+
+__all__ = ["Reader", "choose_reader", "find_parallel_files", "read_parallel_files", "read_stdin"]
+
+_SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.IGNORECASE)
+_PARQUET_ROWS = 1024  # read at a time
+_STDIN = "standard input"
+
+Records = Iterator[Record | BadRecord]
+Reader = Callable[[], Records]
+
+
+class _Line(NamedTuple):
+    """A line with its end. If it is not UTF-8, `wrong_byte` is the position, from 1, of the first wrong byte."""
+
+    number: int
+    text: str
+    wrong_byte: int | None
+
+
+def choose_reader(path: str, fields: TextFields, other_formats: str) -> Reader:
+    """Return a function that reads the file. Its ending decides the format.
+
+    Args:
+        path: the file.
+        fields: the fields that hold the texts.
+        other_formats: what the message about an unknown ending says after the formats of texts.
+    """
+    endings = [ending.lower() for ending in Path(path).suffixes]
+    if endings[-1:] == [".parquet"]:
+        return partial(_read_parquet, path, fields)
+    ending = next((e for e in reversed(endings) if e != ".gz"), "")
+    if ending not in _LINE_READERS:
+        raise InputError(
+            f"The format of {path!r} cannot be told from its ending: allowed are {', '.join(_LINE_READERS)} "
+            f"(each also with .gz) and .parquet for texts; {other_formats}."
+        )
+    if ending in _WITHOUT_FIELDS:
+        _refuse_fields(repr(path), fields)
+    return lambda: _LINE_READERS[ending](_read_lines(path), repr(path), fields)
+
+
+def read_stdin(fields: TextFields) -> Records:
+    """Yield the records of standard input: JSON lines if the first line looks like {...}, else one text per line."""
+    lines = _decode(sys.stdin.buffer)
+    head: list[_Line] = []
+    for line in lines:
+        head.append(line)
+        if line.text.strip():
+            break
+    first = head[-1].text.strip() if head else ""
+    is_json = first.startswith("{") and first.endswith("}")
+    if not is_json and (first or fields.target is not None):
+        _refuse_fields(_STDIN, fields)
+    read = _read_json_lines if is_json else _read_plain
+    yield from read(itertools.chain(head, lines), _STDIN, fields)
+
+
+def find_parallel_files(given: str) -> dict[str, str]:
+    """Return the file of each language of `PREFIX:en-fr`: PREFIX.en and PREFIX.fr, which may be compressed (.gz)."""
+    prefix, _, pair = given.rpartition(":")
+    languages = pair.split("-")
+    if not prefix or len(languages) != 2 or not all(languages) or languages[0] == languages[1]:
+        raise InputError(
+            "Parallel text is given as moses:PREFIX:SOURCE-TARGET, for example moses:corpus/EMEA.en-fr:en-fr, "
+            f"got 'moses:{given}'."
+        )
+    files = {}
+    for language in languages:
+        path = f"{prefix}.{language}"
+        found = next((name for name in (path, f"{path}.gz") if Path(name).is_file()), None)
+        if found is None:
+            raise InputError(f"There is no file {path!r}, nor {path + '.gz'!r}, which parallel text needs.")
+        files[language] = found
+    return files
+
+
+def read_parallel_files(files: Mapping[str, str], fields: TextFields) -> Records:
+    """Yield the lines of the source's file, or pairs of lines. Lines of the same number are translations."""
+    for name in fields.names:
+        if name not in files:
+            raise InputError(
+                f"{' and '.join(map(repr, files.values()))} have no field {name!r}: "
+                f"there are {' and '.join(map(repr, files))}."
+            )
+    paths = [files[name] for name in fields.names]
+    # Counted before the first pair: pairs that are shifted by a line look like good ones.
+    counts = [sum(1 for _ in _read_lines(path)) for path in paths] if len(paths) > 1 else []
+    if len(set(counts)) > 1:
+        raise InputError(
+            f"Line i of one file belongs to line i of the other, but {paths[0]!r} has {counts[0]:,} lines "
+            f"and {paths[1]!r} has {counts[1]:,}."
+        )
+    for lines in zip(*map(_read_lines, paths), strict=True):
+        wrong = next(((line, path) for line, path in zip(lines, paths, strict=True) if line.wrong_byte), None)
+        if wrong:
+            yield _refuse_line(wrong[0], repr(wrong[1]))
+        else:
+            texts = map(_strip_end, lines)
+            place = f"line {lines[0].number} of {' and '.join(map(repr, paths))}"
+            yield fields.make_record(dict(zip(fields.names, texts, strict=True)), place)
+
+
+def _read_lines(path: str) -> Iterator[_Line]:
+    try:
+        with gzip.open(path) if path.lower().endswith(".gz") else Path(path).open("rb") as file:
+            yield from _decode(cast(BinaryIO, file))
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path!r} cannot be read ({error}).") from error
+
+
+def _decode(file: Iterable[bytes]) -> Iterator[_Line]:
+    for number, line in enumerate(file, start=1):
+        encoding = "utf-8-sig" if number == 1 else "utf-8"
+        try:
+            yield _Line(number, line.decode(encoding), None)
+        except UnicodeDecodeError as error:
+            yield _Line(number, line.decode(encoding, errors="replace"), error.start + 1)
+
+
+def _refuse_line(line: _Line, file: str) -> BadRecord:
+    return make_bad_record(
+        f"line {line.number} of {file}", f"is not UTF-8: byte {line.wrong_byte} of the line cannot be decoded"
+    )
+
+
+def _refuse_fields(what: str, fields: TextFields) -> None:
+    """Raise an error if the user named a field of an input that has none."""
+    if fields.target is not None:
+        raise InputError(make_sentence(f"{what} has one text per line, so there is no field {fields.target!r}"))
+    if fields.source != DEFAULT_FIELD:
+        raise InputError(make_sentence(f"{what} has one text per line, so there is no field {fields.source!r}"))
+
+
+def _strip_end(line: _Line) -> str:
+    return line.text.removesuffix("\n").removesuffix("\r")
+
+
+def _read_plain(lines: Iterable[_Line], file: str, fields: TextFields) -> Records:
+    for line in lines:
+        if line.wrong_byte is not None:
+            yield _refuse_line(line, file)
+        else:
+            yield fields.make_plain_record(_strip_end(line), f"line {line.number} of {file}")
+
+
+def _read_segments(lines: Iterable[_Line], file: str, fields: TextFields) -> Records:
+    """Read the files of the WMT test sets: segments `<seg id="1">…</seg>`, one per line, between lines of markup."""
+    for record in _read_plain((line for line in lines if "<seg" in line.text.lower()), file, fields):
+        if isinstance(record, BadRecord):
+            yield record
+        elif segment := _SEGMENT.search(record.item):
+            yield fields.make_plain_record(html.unescape(segment[1]).strip(), record.place)
+        else:
+            yield make_bad_record(record.place, "has a segment that does not end on its line")
+
+
+def _read_json_lines(lines: Iterable[_Line], file: str, fields: TextFields) -> Records:
+    for line in lines:
+        place = f"line {line.number} of {file}"
+        if line.wrong_byte is not None:
+            yield _refuse_line(line, file)
+        elif line.text.strip():
+            try:
+                values = json.loads(line.text)
+            except (ValueError, RecursionError) as error:
+                yield make_bad_record(place, f"is not valid JSON ({error})")
+                continue
+            if isinstance(values, dict):
+                yield fields.make_record(values, place)
+            else:
+                yield make_bad_record(place, f"must be a JSON object, got {describe_json_type(values)}")
+
+
+def _read_csv(lines: Iterable[_Line], file: str, fields: TextFields, delimiter: str = ",") -> Records:
+    csv.field_size_limit(sys.maxsize)  # the default refuses texts of 128 KiB
+    wrong: list[_Line] = []  # lines of the current row that are not UTF-8
+
+    def iterate_texts() -> Iterator[str]:
+        for line in lines:
+            if line.wrong_byte is not None:
+                wrong.append(line)
+            yield line.text
+
+    rows = csv.reader(iterate_texts(), delimiter=delimiter, strict=True)
+    width, columns = 0, dict[str, int]()
+    while True:
+        place = f"line {rows.line_num + 1} of {file}"  # where the row begins; it may span several lines
+        wrong.clear()
+        bad = None
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            row, bad = [], make_bad_record(place, f"is not valid CSV ({error})")
+        if row is None:
+            return
+        if wrong:
+            bad = _refuse_line(wrong[0], file)
+        if bad and not width:  # a table without its header cannot be read at all
+            raise InputError(bad.reason)
+        if bad:
+            yield bad
+        elif row and not width:
+            fields.refuse_missing(dict.fromkeys(row), f"the header of {file}")
+            width, columns = len(row), {name: row.index(name) for name in fields.names}
+        elif row and len(row) == width:
+            yield fields.make_record({name: row[column] for name, column in columns.items()}, place)
+        elif row:
+            yield make_bad_record(place, f"has {len(row)} cells, but the header has {width}")
+
+
+def _read_parquet(path: str, fields: TextFields) -> Records:
+    """Read only the columns that hold the fields."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputError(f"Reading {path!r} needs the package pyarrow: pip install 'apood[hf]'.") from error
+
+    def list_fields(kind: object) -> object:
+        return {inner.name: list_fields(inner.type) for inner in kind} if pyarrow.types.is_struct(kind) else None  # type: ignore[attr-defined]
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            fields.refuse_missing({field.name: list_fields(field.type) for field in schema}, repr(path))
+            columns = {name if name in schema.names else name.partition(".")[0] for name in fields.names}
+            batches = file.iter_batches(_PARQUET_ROWS, columns=sorted(columns))
+            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows, start=1):
+                yield fields.make_record(row, f"row {number} of {path!r}")
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path!r} cannot be read as Parquet ({error}).") from error
+
+
+_WITHOUT_FIELDS = (".txt", ".sgm")
+_LINE_READERS: dict[str, Callable[[Iterable[_Line], str, TextFields], Records]] = {
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".json": _read_json_lines,
+    ".csv": _read_csv,
+    ".tsv": partial(_read_csv, delimiter="\t"),
+    ".txt": _read_plain,
+    ".sgm": _read_segments,
+}
