@@ -1,15 +1,24 @@
-# Every target sets up .venv by itself, and again when pyproject.toml or constraints.txt changed.
+# Every target sets up .venv by itself, and again after a change of pyproject.toml or constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
+DEMO_READY := .venv/.demo-ready
 READY := .venv/.ready
+# The variable, unlike pip's option -c, also pins what a build itself needs.
+INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e
+# Debian's packages of the programs that tests marked `partners` need.
+PARTNERS := texlive-latex-base texlive-latex-recommended
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-partners check format bench clean
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/apood demo --out demo
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto
+
+test-partners: $(READY)
+	command -v pdflatex || (apt-get update && apt-get install -y --no-install-recommends $(PARTNERS))
+	$(BIN)/pytest -q -m partners
 
 check: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks docs/images
@@ -23,11 +32,17 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
-$(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	# the variable, unlike -c, also pins what the build itself needs
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	touch $(READY)
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+$(DEMO_READY): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[demo]'
+	touch $@
+
+# The development tools include everything that the demo needs.
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[dev]'
+	touch $@ $(DEMO_READY)
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

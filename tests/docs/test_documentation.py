@@ -191,7 +191,7 @@ def check_command(command: Command, where: str) -> None:
     if program == "apood":
         run_apood(arguments, command.output, where)
     elif program == "make":
-        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         assert set(arguments) <= set(targets), where
     elif program == "pip":
         assert arguments[0] == "install", where
