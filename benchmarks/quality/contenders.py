@@ -15,8 +15,6 @@ from apood.detectors.relative_mahalanobis import RelativeMahalanobis
 
 __all__ = ["CONTENDERS", "DEFAULT", "SUPERVISED", "Contestant"]
 
-_SHRINKAGE = 0.1  # without it MiniLM's covariance, which is singular, is refused
-
 DEFAULT = "default (fusion)"
 
 
@@ -51,11 +49,6 @@ SUPERVISED = [
     Contestant("AP-OOD, AUX", "ap-ood", lambda seed: APOOD(seed=seed), aux=True, seeded=True),
     Contestant("Deep SAD", "deep-sad", lambda seed: DeepSAD(seed=seed), aux=True, seeded=True),
     Contestant("binary logits", "binary-logits", lambda _: BinaryLogits(), aux=True),
-    Contestant(
-        "relative Mahalanobis",
-        "relative-mahalanobis",
-        lambda _: RelativeMahalanobis(shrinkage=_SHRINKAGE),
-        aux=True,
-    ),
+    Contestant("relative Mahalanobis", "relative-mahalanobis", lambda _: RelativeMahalanobis(), aux=True),
 ]
 CONTENDERS += SUPERVISED

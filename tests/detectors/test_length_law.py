@@ -1,4 +1,4 @@
-"""What length alone does to distances."""
+"""How distances fall with the length of a sequence."""
 
 import numpy as np
 import pytest
@@ -7,39 +7,44 @@ import torch
 from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.detectors.shared.log_distances import allowance, length_law
+from apood.detectors.shared.log_distances import LengthLaw
 from apood.evaluation.metrics import auroc
 
 
 def test_the_law_is_the_regression_line():
     lengths = torch.arange(5, 205)
     logs = torch.stack([-0.5 * lengths.double().log() + 3, 0.2 * lengths.double().log()], 1)
-    low, mean, high, *slopes = length_law(logs, lengths).tolist()
-    inner = lengths.double().log().clamp(low, high)
-    assert mean == pytest.approx(float(inner.mean()))
-    np.testing.assert_allclose(slopes, np.polyfit(inner, logs, 1)[0], rtol=1e-9)
+    law = LengthLaw.fit(logs, lengths)
+    inner = lengths.double().log().clamp(law.shortest, law.longest)
+    assert law.mean == pytest.approx(float(inner.mean()))
+    np.testing.assert_allclose(law.slopes, np.polyfit(inner, logs, 1)[0], rtol=1e-9)
 
 
-def test_nobody_is_excused_for_being_where_distances_are_large():
-    law = torch.tensor([1.0, 3.0, 5.0, -0.5, 0.2])
-    lengths = torch.tensor([1, 20, 100, 1000])
-    found = allowance(law, lengths)
+def test_only_lengths_with_smaller_distances_get_an_allowance():
+    law = LengthLaw(1.0, 3.0, 5.0, (-0.5, 0.2))
+    found = law.allowances(torch.tensor([1, 20, 100, 1000]))
     logs = np.log([np.e, 20, 100, np.exp(5.0)])
     np.testing.assert_allclose(found[:, 0], np.minimum(-0.5 * (logs - 3), 0))
     np.testing.assert_allclose(found[:, 1], np.minimum(0.2 * (logs - 3), 0))
 
 
+def test_it_is_stored_as_one_tensor():
+    law = LengthLaw(1.0, 3.0, 5.0, (-0.5, 0.2))
+    assert law.to_tensor().tolist() == [1.0, 3.0, 5.0, -0.5, 0.2]
+    assert LengthLaw.from_tensor(law.to_tensor()) == law
+
+
 def test_chance_is_no_law():
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(3, 300, (40,), generator=generator)
-    slopes = [length_law(torch.randn(40, 1, generator=generator), lengths)[3] for _ in range(200)]
+    slopes = [LengthLaw.fit(torch.randn(40, 1, generator=generator), lengths).slopes[0] for _ in range(200)]
     assert sum(slope != 0 for slope in slopes) < 25  # some 5% of 200 pass by chance
 
 
 def test_equal_lengths_and_unknown_distances_have_no_law():
-    assert length_law(torch.randn(50, 2), torch.full((50,), 7)).tolist()[3:] == [0.0, 0.0]
+    assert LengthLaw.fit(torch.randn(50, 2), torch.full((50,), 7)).slopes == (0.0, 0.0)
     unknown = torch.full((50, 1), torch.nan)
-    assert length_law(unknown, torch.arange(1, 51))[3] == 0
+    assert LengthLaw.fit(unknown, torch.arange(1, 51)).slopes == (0.0,)
 
 
 def test_long_foreign_sequences_are_no_longer_the_most_ordinary_ones():

@@ -126,7 +126,7 @@ def test_all_methods_that_the_data_allow_are_compared(toml):
         assert fits == any(method.method == name for method in alone.values()), name
         if requirement.aux == "required" and requirement.requires == {"tokens"}:
             assert all(method.uses_aux for method in learning.values() if method.method == name)
-    assert learning["relative-mahalanobis, shrinkage=0.1"].uses_aux  # without shrinkage many stores do not allow it
+    assert learning["relative-mahalanobis"].uses_aux
 
 
 def test_no_method_is_compared_with_itself(toml):

@@ -1,5 +1,6 @@
 """`apood inspect`."""
 
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,7 +76,7 @@ def _describe_detector(folder: Path) -> dict[str, Any]:
 
     detector = load(folder)
     learnt = {
-        name: list(value.shape) if isinstance(value, Tensor) else _format_members(value)
+        name: list(value.shape) if isinstance(value, Tensor) else _to_plain(value)
         for name, value in vars(detector).items()
         if name.endswith("_") and name not in ("dim_", "encoder_", "fitted_on_", *_DECISION)
     }
@@ -83,7 +84,7 @@ def _describe_detector(folder: Path) -> dict[str, Any]:
         "kind": "detector",
         "folder": str(folder),
         "method": detector.name,
-        "parameters": {name: _format_members(getattr(detector, name)) for name in default_parameters(type(detector))},
+        "parameters": {name: _to_plain(getattr(detector, name)) for name in default_parameters(type(detector))},
         "dim": detector.dim_,
         "learnt": learnt,
         "encoder": detector.encoder_,
@@ -97,6 +98,8 @@ def _describe_detector(folder: Path) -> dict[str, Any]:
     }
 
 
-def _format_members(value: Any) -> Any:
-    """Return a list of detectors, such as the members of a fusion, as texts."""
+def _to_plain(value: Any) -> Any:
+    """Return a list of detectors, such as the members of a fusion, as texts, and a dataclass as its fields."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     return [str(item) for item in value] if isinstance(value, list) else value

@@ -36,9 +36,9 @@ def methods(
 
 
 def _list_methods() -> list[dict[str, Any]]:
-    from apood.detectors.contract.registry import DEFAULT, METHODS, detector_class
+    from apood.detectors.contract.registry import DEFAULT, detector_class, list_methods
 
-    made = {name: detector_class(name)() for name in METHODS}
+    made = {name: detector_class(name)() for name in list_methods()}
     return [
         {
             "name": name,

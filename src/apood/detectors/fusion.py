@@ -13,7 +13,7 @@ from torch import Tensor
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.knn import KNN, MahalanobisKNN
-from apood.detectors.shared.log_distances import allowance, floored_log, length_law
+from apood.detectors.shared.log_distances import LengthLaw, floored_log
 from apood.detectors.shared.mean_pooling import describe_shortage
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.checks import check_integer
@@ -80,7 +80,7 @@ class Fusion(Detector):
     means_: Tensor
     spreads_: Tensor
     floors_: Tensor
-    length_law_: Tensor
+    length_law_: LengthLaw
 
     def __init__(self, members: list[Detector] | None = None, seed: int = 0, device: str = "auto") -> None:
         self.members = members
@@ -165,8 +165,8 @@ class Fusion(Detector):
         lower, median = logs.nanquantile(torch.tensor([0.25, 0.5], dtype=logs.dtype), 0)
         self.floors_ = median - _FLOOR * (median - lower)
         floored = torch.maximum(logs, self.floors_)
-        self.length_law_ = length_law(floored, held_out.lengths)
-        compared = floored - allowance(self.length_law_, held_out.lengths)
+        self.length_law_ = LengthLaw.fit(floored, held_out.lengths)
+        compared = floored - self.length_law_.allowances(held_out.lengths)
         self.means_ = compared.nanmean(0)
         self.spreads_ = (compared - self.means_).square().nanmean(0).sqrt()
         self.members_ = members
@@ -187,7 +187,7 @@ class Fusion(Detector):
     def _standardised(self, scores: list[Tensor], lengths: Tensor) -> Tensor:
         """The z of each member from its scores, `[N, members]`."""
         logs = _log_distances(self.members_, scores).clamp_min(self.floors_)
-        return (logs - allowance(self.length_law_, lengths) - self.means_) / self.spreads_
+        return (logs - self.length_law_.allowances(lengths) - self.means_) / self.spreads_
 
     def _scaled(self, number: int, source: TokenSource) -> Tensor:
         """The contributions of all tokens according to one member."""

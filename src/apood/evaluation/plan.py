@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.contract.registry import METHODS, detector_class
+from apood.detectors.contract.registry import detector_class, list_methods
 from apood.evaluation.rows import MEAN
 from apood.support.checks import check_integer, format_count, suggest_name
 from apood.support.errors import ApoodError, InputError
@@ -26,9 +26,6 @@ _RAW_AND_NORMALIZED = ({"normalize": "none"}, {"normalize": "pooled"})
 _VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "mahalanobis": _RAW_AND_NORMALIZED,  # published both ways; which is better depends on the encoder
     "knn": _RAW_AND_NORMALIZED,
-    "relative-mahalanobis": (
-        {"shrinkage": 0.1},
-    ),  # without, it is refused after a layer norm, which most encoders have
 }
 _ONLY_WITH_AUX = "deep-sad"  # deep-svdd otherwise
 _NEVER_WITH_AUX = "fusion"  # its member ap-ood shows what AUX are worth
@@ -257,7 +254,7 @@ def _lacking(method: Method, stores: Mapping[str, TokenStore]) -> tuple[str, str
 def _all_methods(plan: Plan, stores: Mapping[str, TokenStore]) -> tuple[Method, ...]:
     """Every registered method that the stores allow, with AUX too where that is a choice and makes a difference."""
     found: list[Method] = []
-    for name in METHODS:
+    for name in list_methods():
         alone = [Method(name, parameters) for parameters in _VARIANTS.get(name, ({},))]
         use = alone[0].detector().aux
         variants = [] if name == _ONLY_WITH_AUX or (use == "required" and plan.aux is None) else alone

@@ -21,7 +21,7 @@ from apood.detectors.ap_ood.recipe import (
 from apood.detectors.ap_ood.scorer import Scorer, Shortfall, temper
 from apood.detectors.ap_ood.training import Training, estimate_batch_bytes, log_norms, pool_corpus
 from apood.detectors.contract.base import Detector
-from apood.detectors.shared.log_distances import allowance, floored_log, length_law
+from apood.detectors.shared.log_distances import LengthLaw, floored_log
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.optimise import minimise
 from apood.pooling import Similarity, round_queries
@@ -118,7 +118,7 @@ class APOOD(Detector):
     unit_tokens_: bool
     skips_first_: bool
     mean_distance_: float
-    length_law_: Tensor
+    length_law_: LengthLaw
 
     def __init__(
         self,
@@ -264,12 +264,12 @@ class APOOD(Detector):
         )
         self.beta_, self.unit_tokens_ = start.beta, recipe.unit_tokens
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
-        self.length_law_ = torch.zeros(4, dtype=torch.float64)
+        self.length_law_ = LengthLaw()
         if recipe.adapted:  # how the distance of ID sequences falls with their length
             lengths = whole.lengths[sample]
             lacking = Shortfall(self.score, self.prototype_, self.log_norms_).of(corpus.sample.cpu())
             distances = self.log_distances(self._best().double() - lacking.double())
-            self.length_law_ = length_law(distances[:, None], lengths)
+            self.length_law_ = LengthLaw.fit(distances[:, None], lengths)
         nearest = training.aux_distance()
         outliers = None if nearest is None else Outliers(float(nearest), self.aux_weight, recipe.head_reduction)
         warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
@@ -296,10 +296,9 @@ class APOOD(Detector):
 
     def _length_factors(self, lengths: Tensor) -> Tensor:
         """What the distance of a sequence is multiplied by for its length: 1, or more for a long one."""
-        law = self.length_law_
-        if not law[3]:  # lengths do not matter
-            return torch.ones(len(lengths), dtype=law.dtype)
-        return (-allowance(law, lengths)[:, 0]).exp()
+        if not any(self.length_law_.slopes):  # a shortcut, because a single sequence is scored in microseconds
+            return torch.ones(len(lengths), dtype=torch.float64)
+        return (-self.length_law_.allowances(lengths)[:, 0]).exp()
 
 
 def _without_first(source: TokenSource) -> TokenSource:

@@ -1,9 +1,9 @@
-"""A saved detector: a folder of `config.json` and `model.safetensors`, whole or absent, never pickle.
+"""A saved detector: a folder of `config.json` and `model.safetensors`, complete or absent, never pickle.
 
-`config.json` says which method it is, its constructor's arguments and what it learnt that is not a
-tensor; `model.safetensors` holds the tensors. The hashes of both stand in the configuration. A detector
-that is made of others has them in `members/0`, `members/1`, ..., each a saved detector itself, and the
-hashes of their configurations in its own.
+`config.json` holds the name of the method, the constructor's arguments, and the learnt attributes that are no tensors;
+`model.safetensors` holds the tensors. The configuration also holds the hash of either. The members of a detector that
+is made of others are in `members/0`, `members/1`, ..., each a saved detector itself; the hashes of their
+configurations are in the configuration of the whole.
 """
 
 import contextlib
@@ -29,45 +29,6 @@ from apood.support.version import __version__
 
 __all__ = ["build_detector", "describe_detector", "from_json", "load", "refuse_foreign", "save_detector", "to_json"]
 
-
-def describe_detector(detector: Detector) -> dict[str, Any]:
-    """Which detector it is before it learns anything."""
-    parameters = detector.get_params(deep=False)
-    return {"method": detector.name, "parameters": {key: to_json(value) for key, value in parameters.items()}}
-
-
-def build_detector(description: dict[str, Any]) -> Detector:
-    """The detector that `describe_detector` has described."""
-    parameters = {key: from_json(value) for key, value in description["parameters"].items()}
-    return detector_class(description["method"])(**parameters)
-
-
-def to_json(value: Any) -> Any:
-    """A value as JSON has it, which has no infinities and no detectors."""
-    if isinstance(value, Detector):
-        return describe_detector(value)
-    if isinstance(value, list):
-        return [to_json(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    return value
-
-
-def from_json(value: Any) -> Any:
-    """What `to_json` was given."""
-    match value:
-        case {"float": text, **rest} if not rest:
-            return float(text)
-        case {"method": str(), "parameters": dict(), **rest} if not rest:
-            return build_detector(value)
-        case list():
-            return [from_json(item) for item in value]
-        case _:
-            return value
-
-
 _SCHEMA = 1
 _CONFIG, _TENSORS, _MEMBERS = "config.json", "model.safetensors", "members"
 _HASH = "config_sha256"  # of the rest of the configuration
@@ -80,28 +41,30 @@ _FIELDS = {
     _MEMBERS: list,
     _HASH: str,
 }
-_CALIBRATION = {"accept_", "threshold_", "calibration_scores_"}  # not there before `calibrate`
+_CALIBRATION = {"accept_", "threshold_", "calibration_scores_"}  # absent before `calibrate`
 
 
 def save_detector(detector: Detector, folder: Path) -> None:
-    """Writes `detector` to `folder`, replacing an older artefact there in one step."""
+    """Write `detector` to `folder`, replacing an older artefact there in one step."""
     refuse_foreign(folder)
     try:
         with atomic_folder(folder) as temporary:
             _write(detector, temporary)
-    except (OSError, SafetensorError) as error:  # the latter is what a full disk raises
+    except (OSError, SafetensorError) as error:  # a full disk raises the latter
         cause = getattr(error, "strerror", None) or error
         raise ArtefactError(f"The detector cannot be written to {folder}: {cause}.") from error
 
 
 def _write(detector: Detector, folder: Path) -> str:
-    """Fills a new folder; gives the hash of the configuration, which stands for all that is in it."""
+    """Write `detector` to a new folder, and return the hash of its configuration, which covers all files."""
     learnt = {key: value for key, value in vars(detector).items() if key.endswith("_")}
     members = []
     for number, member in enumerate(learnt.pop("members_", [])):
         place = folder / _MEMBERS / str(number)
         place.mkdir(parents=True)
         members.append(_write(member, place))
+    # an object such as a LengthLaw is stored as a tensor; on loading, the annotated type restores it
+    learnt |= {key: value.to_tensor() for key, value in learnt.items() if hasattr(value, "to_tensor")}
     tensors = {key: value.detach().cpu().contiguous() for key, value in learnt.items() if isinstance(value, Tensor)}
     save_file(tensors, folder / _TENSORS)
     config = {
@@ -114,14 +77,27 @@ def _write(detector: Detector, folder: Path) -> str:
     } | ({_MEMBERS: members} if members else {})
     digest = _config_hash(config)
     write_json(folder / _CONFIG, config | {_HASH: digest})
-    shutil.copymode(folder / _CONFIG, folder / _TENSORS)  # safetensors lets nobody but the owner read what it writes
+    shutil.copymode(folder / _CONFIG, folder / _TENSORS)  # safetensors writes files that only the owner can read
     return digest
 
 
 def load(folder: str | Path) -> Detector:
-    """Reads a detector that `save` wrote; refuses what is truncated, changed, or from a newer apood."""
+    """Return the detector that `save` wrote to `folder`.
+
+    Raises:
+        ArtefactError: if there is no detector, or it is incomplete, was changed, or is from a newer apood.
+
+    Examples:
+        >>> import tempfile
+        >>> import apood
+        >>> detector = apood.KNN(k=1).fit([[[0.0, 1.0]], [[1.0, 0.0]]])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     detector.save(f"{folder}/knn")
+        ...     print(apood.load(f"{folder}/knn"))
+        KNN(k=1)
+    """
     folder = Path(folder)
-    with contextlib.suppress(OSError):  # where nothing may be renamed, the next line says what is missing
+    with contextlib.suppress(OSError):  # without permission to rename, the next line reports what is missing
         recover_folder(folder)
     return _read(folder, _read_config(folder))
 
@@ -137,24 +113,25 @@ def _read(folder: Path, config: dict[str, Any]) -> Detector:
     learnt = {key: from_json(value) for key, value in config["learnt"].items()} | tensors
     if members:
         learnt["members_"] = members
-    learnable = _learnable(type(detector))
-    if unknown := sorted(learnt.keys() - learnable):
+    learnable = _find_learnable(type(detector))
+    if unknown := sorted(learnt.keys() - learnable.keys()):
         raise ArtefactError(f"{folder} holds {unknown[0]!r}, which {detector.name} does not learn.")
-    if missing := sorted(learnable - _CALIBRATION - learnt.keys()):
+    if missing := sorted(learnable.keys() - _CALIBRATION - learnt.keys()):
         raise ArtefactError(f"{folder} is incomplete: it does not hold {missing[0]}.")
     for key, value in learnt.items():
-        setattr(detector, key, value)
+        stored_as_tensor = hasattr(learnable[key], "from_tensor") and isinstance(value, Tensor)
+        setattr(detector, key, learnable[key].from_tensor(value) if stored_as_tensor else value)
     return detector
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Saving replaces the whole folder, so it may hold nothing but a detector; other models have a config.json too."""
+    """Raise an error if `folder` holds anything but a saved detector, because saving replaces the whole folder."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     others = set(folder.glob("*")) - {folder / name for name in (_CONFIG, _TENSORS, _MEMBERS)}
     try:
         if not others:
-            others = set(folder.rglob("*")) - _content(folder, _read_config(folder))
+            others = set(folder.rglob("*")) - _list_content(folder, _read_config(folder))
     except ArtefactError as error:
         raise ArtefactError(f"{folder} exists and is not a saved detector; choose another folder.") from error
     if others:
@@ -162,17 +139,18 @@ def refuse_foreign(folder: Path) -> None:
         raise ArtefactError(f"{folder} exists and is not just a saved detector ({other}); choose another folder.")
 
 
-def _content(folder: Path, config: dict[str, Any]) -> set[Path]:
-    """All files and folders of a saved detector."""
+def _list_content(folder: Path, config: dict[str, Any]) -> set[Path]:
+    """Return all files and folders of a saved detector."""
     expected = {folder / _CONFIG, folder / _TENSORS}
     for place, own in _read_member_configs(folder, config):
-        expected |= {place.parent, place} | _content(place, own)
+        expected |= {place.parent, place} | _list_content(place, own)
     return expected
 
 
-def _learnable(kind: type) -> set[str]:
-    """The names of what a detector may learn, annotated on its class or on a base of it."""
-    return {key for base in kind.__mro__ for key in inspect.get_annotations(base) if key.endswith("_")}
+def _find_learnable(kind: type) -> dict[str, Any]:
+    """Return the learnt attributes that a class and its bases annotate, with their types."""
+    annotations = [inspect.get_annotations(base) for base in reversed(kind.__mro__)]
+    return {key: annotation for own in annotations for key, annotation in own.items() if key.endswith("_")}
 
 
 def _config_hash(config: dict[str, Any]) -> str:
@@ -197,11 +175,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
     schema = fields.get("schema")
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise ArtefactError(f"{path} is not the configuration of a detector: it has no proper 'schema'.")
-    if schema > _SCHEMA:  # whatever else it may hold
+    if schema > _SCHEMA:  # checked first, because a newer configuration may hold anything
         raise ArtefactError(
             f"{folder} was made by a newer apood: it has schema {schema}, this one reads up to {_SCHEMA}."
         )
-    given = {_MEMBERS: []} | fields  # most detectors have none
+    given = {_MEMBERS: []} | fields  # most detectors have no members
     if wrong := [key for key, kind in _FIELDS.items() if not isinstance(given.get(key), kind)]:
         raise ArtefactError(f"{path} is not the configuration of a detector: it has no proper {wrong[0]!r}.")
     if _config_hash(fields) != fields[_HASH]:
@@ -210,7 +188,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_member_configs(folder: Path, config: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:
-    """The folders of the members and their configurations, which must be those that `config` knows."""
+    """Return the folders of the members with their configurations, whose hashes must be those in `config`."""
     found = []
     for number, digest in enumerate(config.get(_MEMBERS, [])):
         place = folder / _MEMBERS / str(number)
@@ -227,7 +205,7 @@ def _read_tensors(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:
     if sha256_of(path) != config["sha256"]:
         raise ArtefactError(f"{path} is not the file that was saved: its sha256 differs (truncated or changed).")
     try:
-        # copied out of the file, where their places are not aligned, since sums are rounded by alignment
+        # copied, because tensors in the file are not aligned, and the rounding of a sum depends on alignment
         tensors = {key: tensor.clone() for key, tensor in load_file(path).items()}
     except SafetensorError as error:
         raise ArtefactError(f"{path} cannot be read: {error}.") from error
@@ -235,3 +213,41 @@ def _read_tensors(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:
     if found != config["tensors"]:
         raise ArtefactError(f"The tensors in {path} do not have the names, shapes and dtypes that {_CONFIG} states.")
     return tensors
+
+
+def describe_detector(detector: Detector) -> dict[str, Any]:
+    """Return the method and the constructor's arguments as JSON."""
+    parameters = detector.get_params(deep=False)
+    return {"method": detector.name, "parameters": {key: to_json(value) for key, value in parameters.items()}}
+
+
+def build_detector(description: dict[str, Any]) -> Detector:
+    """Return the detector that `describe_detector` described, not fitted."""
+    parameters = {key: from_json(value) for key, value in description["parameters"].items()}
+    return detector_class(description["method"])(**parameters)
+
+
+def to_json(value: Any) -> Any:
+    """Return `value` as JSON, which knows neither infinities nor detectors."""
+    if isinstance(value, Detector):
+        return describe_detector(value)
+    if isinstance(value, list):
+        return [to_json(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """Return the value that `to_json` converted."""
+    match value:
+        case {"float": text, **rest} if not rest:
+            return float(text)
+        case {"method": str(), "parameters": dict(), **rest} if not rest:
+            return build_detector(value)
+        case list():
+            return [from_json(item) for item in value]
+        case _:
+            return value
