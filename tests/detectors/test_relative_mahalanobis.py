@@ -37,7 +37,7 @@ def test_it_equals_scipy(data, how):
         inverse = np.linalg.inv(np.cov(corpus.T, bias=True))
         return cdist(test, [corpus.mean(0)], "mahalanobis", VI=inverse)[:, 0] ** 2
 
-    scores = RelativeMahalanobis(normalize=how).fit(data[0], data[1]).score_samples(data[2])
+    scores = RelativeMahalanobis(normalize=how, shrinkage=0).fit(data[0], data[1]).score_samples(data[2])
     np.testing.assert_allclose(scores, distances(aux) - distances(train), rtol=1e-6, atol=1e-6)
 
 
@@ -56,12 +56,12 @@ def test_it_equals_scikit_learn(data, how, shrinkage):
 
 def test_it_is_the_difference_of_two_mahalanobis_distances(train, aux, test_set):
     inside, outside = (Mahalanobis().fit(corpus).score_samples(test_set) for corpus in (train, aux))
-    scores = RelativeMahalanobis().fit(train, aux).score_samples(test_set)
+    scores = RelativeMahalanobis(shrinkage=0).fit(train, aux).score_samples(test_set)
     np.testing.assert_allclose(scores, inside - outside, rtol=1e-6, atol=1e-6)
 
 
 def test_what_both_corpora_share_cancels(train):
-    scores = RelativeMahalanobis().fit(train, train).score_samples(train)
+    scores = RelativeMahalanobis(shrinkage=0).fit(train, train).score_samples(train)
     np.testing.assert_allclose(scores, 0, atol=1e-9)
 
 
@@ -73,10 +73,10 @@ def test_too_few_sequences_are_refused_unless_shrunk(train, aux, role, numbers):
         r"add sequences, or set shrinkage, for example to 0\.5\.$"
     )
     with pytest.raises(InputError, match=sentence):
-        RelativeMahalanobis().fit(*few)
+        RelativeMahalanobis(shrinkage=0).fit(*few)
     scores = RelativeMahalanobis(shrinkage=0.1).fit(*few).score_samples(train)
     assert np.isfinite(scores).all()
-    RelativeMahalanobis().fit(train[:9], aux[:9])
+    RelativeMahalanobis(shrinkage=0).fit(train[:9], aux[:9])
 
 
 def test_too_few_are_refused_before_the_corpus_is_read(train, aux, monkeypatch):
@@ -84,7 +84,7 @@ def test_too_few_are_refused_before_the_corpus_is_read(train, aux, monkeypatch):
 
     monkeypatch.setattr(relative_mahalanobis, "compute_moments", lambda *_: pytest.fail("read for nothing"))
     with pytest.raises(InputError, match="more than 8 AUX sequences, got 3"):
-        RelativeMahalanobis().fit(train, aux[:3])
+        RelativeMahalanobis(shrinkage=0).fit(train, aux[:3])
 
 
 def test_a_single_sequence_has_no_covariance(train, aux):
@@ -102,7 +102,7 @@ def test_a_hyperplane_is_refused_unless_shrunk():
     flat = [TokenBatch(b.values - b.values.mean(1, keepdim=True), b.offsets) for b in flat]
     for corpora, role in ((flat, "ID"), ((train, flat[1]), "AUX")):
         with pytest.raises(InputError, match=rf"^The covariance of the {role} sequences has no inverse, .*shrinkage"):
-            RelativeMahalanobis().fit(*corpora)
+            RelativeMahalanobis(shrinkage=0).fit(*corpora)
     assert np.isfinite(RelativeMahalanobis(shrinkage=0.01).fit(*flat).score_samples(flat[0])).all()
 
 
@@ -117,7 +117,7 @@ def test_rounding_does_not_hide_a_hyperplane(dtype):
         rf"^The covariance of the ID sequences has no inverse, .* rounding of {str(dtype)[6:]} \(as after a layer"
     )
     with pytest.raises(InputError, match=sentence):
-        RelativeMahalanobis().fit(*corpora)
+        RelativeMahalanobis(shrinkage=0).fit(*corpora)
     RelativeMahalanobis(shrinkage=0.01).fit(*corpora)
 
 
@@ -125,7 +125,7 @@ def test_shrinkage_as_advised_is_enough_where_one_direction_outweighs_all_others
     stretch = torch.tensor([1000.0] + [1.0] * (DIM - 1))
     corpora = [TokenBatch((b.values * stretch).to(torch.bfloat16), b.offsets) for b in (train, aux)]
     with pytest.raises(InputError, match=r"has no inverse, .* rounding of bfloat16 "):
-        RelativeMahalanobis().fit(*corpora)
+        RelativeMahalanobis(shrinkage=0).fit(*corpora)
     RelativeMahalanobis(shrinkage=1e-4).fit(*corpora)
 
 

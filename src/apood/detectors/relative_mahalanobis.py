@@ -25,14 +25,14 @@ class RelativeMahalanobis(Detector):
     Ren et al. 2023 (arXiv 2209.15558), whose relative distance is d²_ID - d²_AUX. Both are Mahalanobis distances,
     d²(z̄) = (z̄ - μ)ᵀ Σ⁻¹ (z̄ - μ), each with the mean and the covariance of its own mean-pooled sequences.
 
-    Departures: Σ is the covariance divided by the number of sequences, in float64, in one streaming pass. It is replaced
-    by (1 - α) Σ + α tr(Σ)/D I, with α the `shrinkage`. As published, α is 0. Then Σ has no inverse, and `fit` refuses
-    it, unless there are more than D sequences of either kind and the encoder does not end in a layer norm, which
-    confines the tokens to a hyperplane. The AP-OOD paper leaves the method out for fewer than 1,024 AUX sequences for
-    this reason. The default of 0.1 works with any data, and shrinks both covariances because the score is the
-    difference of two large numbers: on the texts of `apood demo` (MiniLM, about 400 AUX sequences of one kind, OOD
-    texts of the other kinds) the mean AUROC is 37 with 0.1 and 29 with eigenvalues clamped at 10⁻⁴ of their mean, as
-    `Mahalanobis` does. Both are below 50: the method works only for OOD texts that are like the AUX sequences.
+    Departures: Σ is the covariance divided by the number of sequences, in float64, in one streaming pass. It is
+    replaced by (1 - α) Σ + α tr(Σ)/D I, with α the `shrinkage`. As published, α is 0. Then Σ has no inverse, and `fit`
+    refuses it, unless there are more than D sequences of either kind and the encoder does not end in a layer norm,
+    which confines the tokens to a hyperplane. The AP-OOD paper leaves the method out for fewer than 1,024 AUX sequences
+    for this reason. The default of 0.1 works with any data. It is more than `Mahalanobis` needs, because the score is
+    the difference of two large numbers: on the texts of `apood demo` (MiniLM, about 400 AUX sequences of one kind, OOD
+    texts of the other kinds) the mean AUROC is 37 with 0.1, and 29 with eigenvalues raised to 10⁻⁴ of their mean as in
+    `Mahalanobis`. Both are below 50: OOD texts that are unlike the AUX sequences are not found.
 
     Args:
         normalize: "none" as published; "tokens" or "pooled" to compare directions only.

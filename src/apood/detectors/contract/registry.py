@@ -63,7 +63,7 @@ def detector_class(method: str) -> type[Detector]:
 def _find_entry_points() -> dict[str, EntryPoint]:
     """Return the entry points of other distributions by name; they cannot replace a method of apood."""
     found: dict[str, EntryPoint] = {}
-    for point in entry_points(group=_GROUP):
+    for point in sorted(entry_points(group=_GROUP), key=_describe):
         if point.name in METHODS:
             continue
         if point.name in found:
