@@ -21,23 +21,24 @@ from apood.data.record import Record, Sound
 from apood.data.sounds import read_sounds
 from apood.encoders.audio.encoder import AudioEncoder
 from apood.encoders.embed import embed_to_store
-from apood.evaluation.comparison import Contender, compare
-from apood.evaluation.plan import Method, Plan
-from apood.evaluation.rows import MEAN
+from apood.evaluation.comparison import compare
+from apood.evaluation.comparison_plan import ComparisonPlan
+from apood.evaluation.entry import Entry
+from apood.evaluation.result import MEAN, Result
 from apood.fitting.checkpoint import Checkpoint
 
 _MACHINES = "esc50_machine"
 _HELD_OUT = ("engine", "hand_saw")
 _METHODS = (
-    Method("mahalanobis"),
-    Method("mahalanobis", {"normalize": "pooled"}),
-    Method("knn", {"k": 1}),
-    Method("deep-svdd"),
-    Method("msp"),
-    Method("energy"),
-    Method("ap-ood"),
-    Method("ap-ood", {"recipe": "paper", "heads": 128, "queries": 8}, "ap-ood, the paper's M = 128, T = 8"),
-    Method("fusion"),
+    Entry("mahalanobis"),
+    Entry("mahalanobis", {"normalize": "pooled"}),
+    Entry("knn", {"k": 1}),
+    Entry("deep-svdd"),
+    Entry("msp"),
+    Entry("energy"),
+    Entry("ap-ood"),
+    Entry("ap-ood", {"recipe": "paper", "heads": 128, "queries": 8}, "ap-ood, the paper's M = 128, T = 8"),
+    Entry("fusion"),
 )
 
 
@@ -45,7 +46,7 @@ def sounds_of(path: Path) -> list[Sound]:
     return [record.item for record in read_sounds([str(path)]) if isinstance(record, Record)]
 
 
-def one_seed(data: Path, work: Path, seed: int, pretraining: int, steps: int) -> tuple[list[Contender], float, float]:
+def one_seed(data: Path, work: Path, seed: int, pretraining: int, steps: int) -> tuple[list[Result], float, float]:
     """The methods on the tokens of one classifier, its accuracy, and how many minutes its training took."""
     machines = sounds_of(data / f"{_MACHINES}.npz")
     known = [sound for sound in machines if sound.label not in _HELD_OUT]
@@ -66,7 +67,7 @@ def one_seed(data: Path, work: Path, seed: int, pretraining: int, steps: int) ->
     encoder = AudioEncoder(work / "model")
     for name, own in sets.items():
         embed_to_store([Record(sound, f"sound {i}") for i, sound in enumerate(own)], encoder, work / name)
-    plan = Plan(
+    plan = ComparisonPlan(
         {name: work / name for name in sets if name not in ("train", "test")},
         id_train=work / "train",
         id_test=work / "test",
@@ -75,21 +76,21 @@ def one_seed(data: Path, work: Path, seed: int, pretraining: int, steps: int) ->
         share=1,
         seed=seed,
     )
-    return compare(plan).contenders, report["accuracy"], minutes
+    return compare(plan).results, report["accuracy"], minutes
 
 
-def table(runs: Sequence[list[Contender]]) -> None:
-    datasets = [row["dataset"] for row in runs[0][0].splits[0].rows]
+def table(runs: Sequence[list[Result]]) -> None:
+    datasets = [row["dataset"] for row in runs[0][0].runs[0].rows]
     names = [name if name != MEAN else "mean" for name in datasets]
     print(f"| AUROC / FPR95, % | {' | '.join(names)} |\n|{' --- |' * (1 + len(names))}")
-    for contenders in zip(*runs, strict=True):
+    for results in zip(*runs, strict=True):
         cells = [
             " / ".join(
-                f"{fmean(own.figure(name, metric).mean for own in contenders):.1f}" for metric in ("auroc", "fpr95")
+                f"{fmean(own.summarize(name, metric).mean for own in results):.1f}" for metric in ("auroc", "fpr95")
             )
             for name in datasets
         ]
-        print(f"| {contenders[0].method.label} | {' | '.join(cells)} |")
+        print(f"| {results[0].entry.label} | {' | '.join(cells)} |")
 
 
 def main() -> None:
@@ -102,11 +103,11 @@ def main() -> None:
     runs = []
     for seed in range(options.seeds):
         with TemporaryDirectory(prefix="apood-audio-") as work:
-            contenders, accuracy, minutes = one_seed(
+            results, accuracy, minutes = one_seed(
                 options.data, Path(work), seed, options.pretraining_steps, options.steps
             )
         print(f"seed {seed}: validation accuracy {100 * accuracy:.1f}%, trained in {minutes:.1f} minutes", flush=True)
-        runs.append(contenders)
+        runs.append(results)
     print()
     table(runs)
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 
-from apood.evaluation.comparison import Contender, compare
-from apood.evaluation.plan import Plan
+from apood.evaluation.comparison import compare
+from apood.evaluation.comparison_plan import ComparisonPlan
+from apood.evaluation.result import Result
 from apood.tokens.batch import TokenBatch
 from apood.tokens.writer import TokenStoreWriter
 
@@ -38,19 +39,18 @@ def write(folder: Path, sequences: int, seed: int, shift: float = 0.0) -> Path:
     return folder
 
 
-def report(contenders: list[Contender], total: float) -> None:
-    def seconds(contender: Contender) -> tuple[float, float]:
-        (split,) = contender.splits
-        return split.fit_seconds, 3 * split.seconds_per_thousand
+def report(results: list[Result], total: float) -> None:
+    def seconds(result: Result) -> tuple[float, float]:
+        return result.fit_seconds, 3 * result.seconds_per_thousand
 
-    (baseline, *_) = (sum(seconds(own)) for own in contenders if own.method.method == _BASELINE)
+    (baseline, *_) = (sum(seconds(own)) for own in results if own.entry.method == _BASELINE)
     print("| method | fit, s | score 3000, s | fit and score, ratio to Mahalanobis |\n| --- | ---: | ---: | ---: |")
-    for own in contenders:
+    for own in results:
         if own.failures:
-            print(f"| {own.method.label}: {own.failures[0]} | – | – | – |")
+            print(f"| {own.entry.label}: {own.failure_notes[0]} | – | – | – |")
             continue
         fit, score = seconds(own)
-        print(f"| {own.method.label} | {fit:.2f} | {score:.2f} | {(fit + score) / baseline:.1f} |")
+        print(f"| {own.entry.label} | {fit:.2f} | {score:.2f} | {(fit + score) / baseline:.1f} |")
     print(f"\nall: {total:.0f} s, {torch.get_num_threads()} threads, torch {torch.__version__}")
 
 
@@ -60,7 +60,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        plan = Plan(
+        plan = ComparisonPlan(
             id_train=write(folder / "train", 1500, 0),
             id_test=write(folder / "test", 500, 1),
             aux=None if options.without_aux else write(folder / "aux", 500, 2, shift=3.0),
@@ -70,7 +70,7 @@ def main() -> None:
         )
         started = time.perf_counter()
         comparison = compare(plan, cache=folder / "cache")
-        report(comparison.contenders, time.perf_counter() - started)
+        report(comparison.results, time.perf_counter() - started)
 
 
 if __name__ == "__main__":

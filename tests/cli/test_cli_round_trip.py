@@ -9,7 +9,7 @@ import torch
 
 from apood.detectors.contract.artefact import load
 from apood.encoders.text.encoder import TextEncoder
-from apood.evaluation.rows import mean_row, result_rows
+from apood.evaluation.result import compute_mean_row, compute_rows
 from apood.tokens.batch import decode_texts
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
@@ -215,8 +215,8 @@ def test_evaluate_gives_the_rows_of_the_library_and_their_means(apood, calibrate
     expected = []
     for detector in (load(calibrated), load(fitted)):
         id_scores = detector.score_samples(TokenStore(stores / "test"))
-        own = result_rows(detector.name, id_scores, {name: detector.score_samples(s) for name, s in sets.items()})
-        expected += [*own, mean_row(own)]
+        own = compute_rows(detector.name, id_scores, {name: detector.score_samples(s) for name, s in sets.items()})
+        expected += [*own, compute_mean_row(own)]
     assert rows == expected
     assert rows[0]["auroc"] > 70  # the two kinds of texts do differ
 

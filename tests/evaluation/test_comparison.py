@@ -19,7 +19,7 @@ from apood.detectors.mahalanobis import Mahalanobis
 from apood.evaluation.comparison import METRICS, Spread, compare
 from apood.evaluation.metrics import auroc, fpr95
 from apood.evaluation.plan import Method, Plan
-from apood.evaluation.rows import MEAN
+from apood.evaluation.result import MEAN
 from apood.evaluation.splits import split_data
 from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import Ragged, TokenBatch

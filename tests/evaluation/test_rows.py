@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from apood.evaluation.metrics import aupr_id, aupr_ood, auroc, fpr95
-from apood.evaluation.rows import MEAN, ResultRow, mean_row, result_rows
+from apood.evaluation.result import MEAN, ResultRow, compute_mean_row, compute_rows
 from apood.support.errors import InputError
 
 
@@ -18,7 +18,7 @@ def scores():
 
 def test_a_row_holds_every_metric_in_percent(scores):
     id_scores, ood_scores = scores
-    rows = result_rows("knn", id_scores, ood_scores)
+    rows = compute_rows("knn", id_scores, ood_scores)
     assert [(row["method"], row["dataset"], row["n_id"], row["n_ood"]) for row in rows] == [
         ("knn", "near", 60, 40),
         ("knn", "far", 60, 30),
@@ -31,14 +31,14 @@ def test_a_row_holds_every_metric_in_percent(scores):
 
 
 def test_rows_survive_json(scores):
-    rows = result_rows("knn", *scores)
-    rows.append(mean_row(rows))
+    rows = compute_rows("knn", *scores)
+    rows.append(compute_mean_row(rows))
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
 
 
 def test_the_mean_counts_every_dataset_alike(scores):
-    rows = result_rows("knn", *scores)
-    mean = mean_row(rows)
+    rows = compute_rows("knn", *scores)
+    mean = compute_mean_row(rows)
     assert mean["dataset"] == MEAN
     assert mean["auroc"] == pytest.approx((rows[0]["auroc"] + rows[1]["auroc"]) / 2, abs=1e-4)
     assert mean["aupr_ood"] == pytest.approx((rows[0]["aupr_ood"] + rows[1]["aupr_ood"]) / 2, abs=1e-4)
@@ -50,15 +50,15 @@ def test_the_mean_counts_every_dataset_alike(scores):
 
 def test_a_mean_is_of_one_method(scores):
     with pytest.raises(InputError, match="one method, got 2: knn, mahalanobis"):
-        mean_row(result_rows("mahalanobis", *scores) + result_rows("knn", *scores))
+        compute_mean_row(compute_rows("mahalanobis", *scores) + compute_rows("knn", *scores))
     with pytest.raises(InputError, match="one method, got 0: none"):
-        mean_row([])
+        compute_mean_row([])
 
 
 def test_messages_name_the_method_and_the_dataset():
     with pytest.raises(InputError, match="The far scores of knn hold 1 NaN of 1, the first at index 0"):
-        result_rows("knn", [1.0], {"near": [0.0], "far": [math.nan]})
+        compute_rows("knn", [1.0], {"near": [0.0], "far": [math.nan]})
     with pytest.raises(InputError, match="The ID scores of knn hold 1 NaN"):
-        result_rows("knn", [math.nan], {"near": [0.0]})
+        compute_rows("knn", [math.nan], {"near": [0.0]})
     with pytest.raises(InputError, match="cannot be called 'mean'"):
-        result_rows("knn", [1.0], {"mean": [0.0]})
+        compute_rows("knn", [1.0], {"mean": [0.0]})

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import apood
 from apood.encoders.text.encoder import TextEncoder
-from apood.evaluation.rows import MEAN, ResultRow
+from apood.evaluation.result import MEAN, ResultRow
 from apood.experiments.demo import _middling_refused, run_demo
 from apood.experiments.demo_model import minilm_folder
 from apood.support.errors import InputError

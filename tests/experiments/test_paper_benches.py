@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.evaluation.rows import MEAN
+from apood.evaluation.result import MEAN
 from apood.experiments.paper.catalogue import CATALOGUE
 from apood.experiments.paper.published import published
 from apood.experiments.paper.run import Options, prepare

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from apood.evaluation.comparison import SplitResult
-from apood.evaluation.rows import MEAN, ResultRow
+from apood.evaluation.result import MEAN, ResultRow, Run
 from apood.experiments.paper.catalogue import CATALOGUE, experiment
 from apood.experiments.paper.claims import Check, ahead_of, best_mean, rising
 from apood.experiments.paper.entries import Entry
@@ -66,13 +65,13 @@ def test_sets_are_known_by_the_names_of_their_presets():
 
 def result(label: str, auroc: float, fpr95: float = 50.0, **entry: Any) -> Result:
     row = cast(ResultRow, {"method": label, "dataset": MEAN, "auroc": auroc, "fpr95": fpr95})
-    return Result("input", Entry(label, "knn", **entry), {}, [SplitResult(0, None, [row], None, 0.0, 0.0, 0, [])])
+    return Result("input", Entry(label, "knn", **entry), {}, [Run(0, None, [row], None, 0.0, 0.0, 0, [])])
 
 
 def test_a_row_whose_fits_warned_bears_the_mark_of_its_note():
     plain, warned = result("a", 90.0), result("b", 80.0)
     warned = replace(warned, splits=[replace(warned.splits[0], warnings=["odd!"])])
-    failed = replace(warned, entry=Entry("c", "knn"), failures=["split 2: no"])
+    failed = replace(warned, entry=Entry("c", "knn"), failures={2: "no"})
     study = cast(Study, SimpleNamespace(ood=(MEAN,), seeds=1, recipe="paper", left_out=(), selections={}))
     (table,) = tables_of(study, [plain, warned, failed], None)
     assert table.grid.methods == ["a", "b †", "c †"]
@@ -91,7 +90,7 @@ def size(heads: int, queries: int, auroc: float) -> Result:
 def test_scaling_says_what_failed_what_warned_and_of_which_sets_the_papers_mean_is():
     warned = size(1, 4, 91.0)
     warned = replace(warned, splits=[replace(warned.splits[0], warnings=["odd!"])])
-    failed = replace(size(1, 1, 90.0), splits=[], failures=["split 1: no memory"])
+    failed = replace(size(1, 1, 90.0), splits=[], failures={1: "no memory"})
     largest = size(1024, 16, 95.0)
     best = {(1, 4): warned, (1024, 16): largest}
     study = cast(Study, SimpleNamespace(ood=("CNN/DM", "more"), seeds=1, left_out=("Newsroom",)))
@@ -155,7 +154,7 @@ def test_a_row_that_is_not_in_the_paper_refutes_none_of_its_claims():
 
 
 def test_nothing_is_told_of_a_row_that_failed():
-    failed = replace(result("b", 80.0), failures=["split 1: too little memory"])
+    failed = replace(result("b", 80.0), failures={1: "too little memory"})
     assert held(best_mean("a"), [result("a", 90.0), failed]) is None
     assert held(ahead_of(["a", "b"], ["c"]), [result("a", 90.0), failed, result("c", 70.0)]) is None
 
@@ -179,7 +178,7 @@ def test_best_with_every_count():
     ahead = result("Deep SAD", 95.0, aux=8)
     lost = _always_best("input", [*rows, ahead])
     assert (lost.holds, lost.because) == (False, "N' = 8: AP-OOD 90.00, Deep SAD 95.00")
-    assert _always_best("input", [*rows, replace(ahead, failures=["split 1: no"])]).holds is None
+    assert _always_best("input", [*rows, replace(ahead, failures={1: "no"})]).holds is None
 
 
 def test_lower_is_better_of_some():

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from apood.evaluation.splits import SplitData
-from apood.experiments.paper.entries import Entry
-from apood.experiments.paper.trials import _split_result, _Trial
+from apood.evaluation.entry import Entry
+from apood.evaluation.split import Split
+from apood.evaluation.study import run_entry
+from apood.experiments.paper.trials import _for_row
 from apood.tokens.batch import Ragged, TokenBatch
 
 
@@ -22,7 +23,7 @@ def outputs(lengths: list[int]) -> TokenBatch:
 def test_an_empty_output_among_those_that_are_scored_costs_no_row(tmp_path: Path) -> None:
     """What looks at no tokens is fitted on the test set, where an empty output is scored, but nothing to fit on."""
     bare = TokenBatch.from_lengths(torch.zeros(6, 4), [3, 3])  # training sequences have no channels
-    data = SplitData(train=bare, aux=None, test=outputs([3, 0, 2, 4] * 5), validation=None, ood={"x": outputs([3] * 6)})
-    row = Entry("Perplexity", "perplexity")
-    found = _split_result(_Trial("output", row, 0, row.kind(), data, tmp_path))
+    data = Split(train=bare, test=outputs([3, 0, 2, 4] * 5), ood={"x": outputs([3] * 6)})
+    row = Entry("perplexity")
+    found = run_entry(row, _for_row(row, data), tmp_path)
     assert (found.rows[0]["dataset"], found.rows[0]["n_id"], found.rows[0]["n_ood"]) == ("x", 20, 6)

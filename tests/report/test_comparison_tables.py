@@ -11,7 +11,7 @@ from rich.console import Console
 
 from apood.evaluation.comparison import Comparison, Contender, SplitResult
 from apood.evaluation.plan import Method, Plan
-from apood.evaluation.rows import mean_row
+from apood.evaluation.result import compute_mean_row
 from apood.report.comparison import fit_notes, grid_of_comparison
 from apood.report.files import write_comparison
 from apood.report.grid import marks
@@ -33,7 +33,9 @@ def contender(method, *splits, accepted=None, warnings=()):
     results = []
     for split in splits:
         rows = [row(method.label, dataset, *values) for dataset, values in split.items()]
-        results.append(SplitResult(0, None, [*rows, mean_row(rows)], accepted, 12.3, 0.0123, 2_500_000, list(warnings)))
+        results.append(
+            SplitResult(0, None, [*rows, compute_mean_row(rows)], accepted, 12.3, 0.0123, 2_500_000, list(warnings))
+        )
     return Contender(method, results)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from apood.evaluation.rows import mean_row, result_rows
+from apood.evaluation.result import compute_mean_row, compute_rows
 from apood.report.grid import Block, Figure, Grid, grid_of_rows
 from apood.report.latex import latex_table
 from apood.report.tables import TerminalTable, markdown_table
@@ -18,7 +18,7 @@ def make_rows(methods, datasets):
     return [
         row
         for quality, method in enumerate(methods)
-        for row in result_rows(
+        for row in compute_rows(
             method,
             generator.normal(1 + quality, 1, 50),
             {dataset: generator.normal(size=40) for dataset in datasets},
@@ -46,7 +46,7 @@ def test_every_figure_is_whole_at_every_width(width):
         assert figures(row) in text
         assert f"{row['fpr95']:.0f} ±{(row['fpr95_high'] - row['fpr95_low']) / 2:.0f}" in text
     for method in ("knn", "mahalanobis-normalised-mean"):
-        assert f"{mean_row([row for row in rows if row['method'] == method])['auroc']:.1f}" in text
+        assert f"{compute_mean_row([row for row in rows if row['method'] == method])['auroc']:.1f}" in text
 
 
 @pytest.mark.parametrize(("width", "blocks"), [(120, 1), (80, 2)])
@@ -76,7 +76,7 @@ def test_markdown():
     assert rule == "| --- | ---: | ---: | ---: |"
     assert worse.startswith(f"| worse | {figures(rows[0])} / {rows[0]['fpr95']:.0f} ±")
     assert better.startswith(f"| better | **{figures(rows[2])}** / {rows[2]['fpr95']:.0f} ±")
-    mean = mean_row(rows[2:])
+    mean = compute_mean_row(rows[2:])
     assert better.endswith(f"| **{mean['auroc']:.1f}** / {mean['fpr95']:.0f} |")
     assert not blank
     assert "AUROC" in legend
@@ -90,7 +90,7 @@ def test_markdown_shows_figures_as_they_are():
 
 def test_mean_rows_may_be_among_the_rows():
     rows = make_rows(["knn"], ["a", "b"])
-    assert markdown_table(grid_of_rows([*rows, mean_row(rows)])) == markdown_table(grid_of_rows(rows))
+    assert markdown_table(grid_of_rows([*rows, compute_mean_row(rows)])) == markdown_table(grid_of_rows(rows))
 
 
 def test_a_method_that_lacks_a_dataset_has_no_mean():
@@ -109,7 +109,7 @@ def test_no_rows_are_refused():
     with pytest.raises(InputError, match="at least one row of a dataset"):
         grid_of_rows([])
     with pytest.raises(InputError, match="at least one row of a dataset, got 1 rows"):
-        grid_of_rows([mean_row(make_rows(["knn"], ["a"]))])
+        grid_of_rows([compute_mean_row(make_rows(["knn"], ["a"]))])
 
 
 def test_latex_spells_the_signs_that_pdflatex_lacks():

@@ -156,7 +156,7 @@ def describe_unfinished(folder: Path, sequences: int) -> str:
 
 def parse_named_stores(given: Sequence[str]) -> dict[str, Path]:
     """Return names and folders from texts such as `news=stores/news`."""
-    from apood.evaluation.rows import MEAN
+    from apood.evaluation.result import MEAN
 
     named: dict[str, Path] = {}
     for text in given:

@@ -12,7 +12,7 @@ from apood.support.errors import InputError, StoreError
 from apood.support.files import refuse_unwritable
 
 if TYPE_CHECKING:
-    from apood.evaluation.plan import Plan
+    from apood.evaluation.comparison_plan import ComparisonPlan
 
 __all__ = ["compare"]
 
@@ -93,7 +93,7 @@ def compare(
     from apood.tokens.store import StoreIndex
 
     refuse_without_jinja()
-    plan = _from_options(given) if plan_file is None else _from_file(plan_file)
+    plan = _read_options(given) if plan_file is None else _read_file(plan_file)
     for folder in plan.stores.values():
         with suppress(StoreError):  # told below, with what the store is for
             warn_if_unfinished(folder, StoreIndex.read(folder))
@@ -116,17 +116,18 @@ def compare(
     typer.echo(f"\nWritten to {out}: {', '.join(path.name for path in written)}.")
 
 
-def _from_file(path: Path) -> "Plan":
-    from apood.evaluation.plan_file import read_plan
+def _read_file(path: Path) -> "ComparisonPlan":
+    from apood.evaluation.comparison_plan import read_plan
 
     return read_plan(path)
 
 
-def _from_options(given: dict[str, Any]) -> "Plan":
-    from apood.evaluation.plan import Method, Plan
+def _read_options(given: dict[str, Any]) -> "ComparisonPlan":
+    from apood.evaluation.comparison_plan import ComparisonPlan
+    from apood.evaluation.entry import Entry
 
-    methods = tuple(Method(name) for name in given.pop("methods", ()))
-    return Plan(ood=parse_named_stores(given.pop("ood", ())), methods=methods, **given)
+    methods = tuple(Entry(name) for name in given.pop("methods", ()))
+    return ComparisonPlan(ood=parse_named_stores(given.pop("ood", ())), methods=methods, **given)
 
 
 def _option(key: str) -> str:

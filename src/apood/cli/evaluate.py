@@ -12,7 +12,7 @@ from apood.support.errors import InputError
 
 if TYPE_CHECKING:
     from apood.detectors.contract.base import Detector
-    from apood.evaluation.rows import ResultRow
+    from apood.evaluation.result import ResultRow
 
 __all__ = ["evaluate"]
 
@@ -41,7 +41,7 @@ def evaluate(
         raise InputError("Choose one of --json and --markdown.")
     named = parse_named_stores(ood_stores)
     from apood.detectors.contract.artefact import load
-    from apood.evaluation.rows import mean_row, result_rows
+    from apood.evaluation.result import compute_mean_row, compute_rows
 
     detectors = [load(folder) for folder in detector_folders]
     labels = _labels(detectors, detector_folders)
@@ -49,8 +49,8 @@ def evaluate(
     for label, detector in zip(labels, detectors, strict=True):
         sources = {name: open_store(folder, detector) for name, folder in named.items()}
         id_scores = detector.score_samples(open_store(id_store, detector))
-        own = result_rows(label, id_scores, {name: detector.score_samples(source) for name, source in sources.items()})
-        rows += [*own, mean_row(own)]
+        own = compute_rows(label, id_scores, {name: detector.score_samples(source) for name, source in sources.items()})
+        rows += [*own, compute_mean_row(own)]
     _show(rows, as_json=as_json, markdown=markdown)
 
 

@@ -38,7 +38,7 @@ def delong(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> Esti
 
 
 def _placements(scores: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each score the share of `others` below it, ties counted half."""
+    """For each score the share of `others` below it, ties format_count half."""
     known = np.sort(others)
     below = np.searchsorted(known, scores, side="left") + np.searchsorted(known, scores, side="right")
     return np.asarray(below / (2 * len(known)), dtype=np.float64)

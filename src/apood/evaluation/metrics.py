@@ -22,7 +22,7 @@ _CACHE_FRIENDLY = 2**17  # counts held at once while resampling
 
 
 def auroc(id_scores: Scores, ood_scores: Scores) -> Estimate:
-    """The probability that an ID input scores higher than an OOD input, ties counted half; interval by DeLong."""
+    """The probability that an ID input scores higher than an OOD input, ties format_count half; interval by DeLong."""
     return delong(*_both(id_scores, ood_scores))
 
 

@@ -1,25 +1,27 @@
-"""Model selection: which settings of a method tell ID from outliers best, judged by sequences that no fit has seen."""
+"""Model selection: which settings of a method separate ID from outliers best, on sequences that no fit has seen."""
 
 import itertools
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from sklearn.base import clone
 
-from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.artefact import to_json
 from apood.detectors.contract.base import Detector, refuse_lacking, refuse_unfit
-from apood.evaluation.grid import Candidate, candidates, reseeded
+from apood.detectors.contract.held_out import HeldOutFit
+from apood.evaluation.entry import Entry
 from apood.evaluation.intervals import Estimate
-from apood.evaluation.trial import HeldOut, Outcome, Trial
-from apood.evaluation.workers import Failure, Share, outcomes, share_cores
-from apood.support.checks import check_integer
-from apood.support.device import resolve_device
+from apood.evaluation.metrics import auroc
+from apood.evaluation.result import Result, Run
+from apood.evaluation.split import Split, narrow_channels
+from apood.evaluation.study import Jobs, fit_entry, run_study
+from apood.support.checks import check_integer, suggest_name
 from apood.support.errors import InputError
 from apood.tokens.digest import content_digest
 from apood.tokens.identity import describe_other, same_encoder
@@ -27,6 +29,7 @@ from apood.tokens.source import TokenSource, as_source, split
 
 __all__ = ["HELD_OUT_PROMISE", "Point", "Selection", "select"]
 
+_AUX = "AUX"
 HELD_OUT_PROMISE = (
     "Without outliers nothing tells which settings find them best: the held-out ID loss does not (its rank correlation "
     "with AUROC changes sign between encoders, and losses of different numbers of heads or queries are not on one "
@@ -36,7 +39,7 @@ HELD_OUT_PROMISE = (
 
 @dataclass(frozen=True)
 class Point:
-    """Some settings and what came of them.
+    """Some settings and their results.
 
     Attributes:
         settings: the parameters that were tried; empty for the detector as it was given.
@@ -46,14 +49,14 @@ class Point:
         held_out: mean over the seeds; None with outliers, or if it failed.
         fit_seconds: of all seeds together.
         warnings: of all seeds, each once.
-        failure: why there is no result.
+        failure: the reason why there is no result.
     """
 
     settings: dict[str, Any]
     given: bool
     auroc: Estimate | None = None
     per_seed: tuple[float, ...] = ()
-    held_out: HeldOut | None = None
+    held_out: HeldOutFit | None = None
     fit_seconds: float = 0.0
     warnings: tuple[str, ...] = ()
     failure: str | None = None
@@ -64,12 +67,12 @@ class Point:
         return self.held_out is not None and self.held_out.disaster
 
     def as_json(self) -> dict[str, Any]:
-        """AUROC in percent, as in all results on disk; what is not finite is None."""
-        facts: dict[str, Any] = {"settings": _plain(self.settings), "given": self.given}
+        """Return plain JSON: AUROC in percent, as in all results on disk, and None for values that are not finite."""
+        facts: dict[str, Any] = {"settings": _to_json(self.settings), "given": self.given}
         if self.auroc is not None:
             ends = zip(("auroc", "auroc_low", "auroc_high"), self.auroc, strict=True)
-            facts |= {name: _percent(value) for name, value in ends}
-            facts["per_seed"] = [_percent(value) for value in self.per_seed]
+            facts |= {name: _to_percent(value) for name, value in ends}
+            facts["per_seed"] = [_to_percent(value) for value in self.per_seed]
         if self.held_out is not None:
             values = self.held_out._asdict() | {"ratio": self.held_out.ratio}
             facts |= {f"held_out_{name}" if name in ("loss", "distance") else name: v for name, v in values.items()}
@@ -80,15 +83,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Selection:
-    """All points, best first and failed ones last, and the one that was chosen.
+    """All points, best first and failed ones last, and the chosen one.
 
     Attributes:
-        method: the name of the method.
-        supervised: whether AUX sequences were learnt from.
-        sequences: how many went where.
-        points: with outliers ranked by AUROC; without, by how much farther held-out sequences are than training ones.
-        best: the chosen point; None where everything is a disaster.
-        detector: the chosen point's detector, fitted (with the first seed) on the sequences that it was judged with.
+        method: name of the method.
+        supervised: whether the fits learnt from AUX sequences.
+        sequences: number of sequences by their use.
+        points: ranked by AUROC; without outliers, by how much farther held-out sequences are than training sequences.
+        best: the chosen point; None if all points are disasters.
+        detector: the detector of the chosen point, fitted with the first seed on the sequences of the search.
     """
 
     method: str
@@ -114,15 +117,23 @@ class Selection:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the detector."""
+        """Return everything but the detector as plain JSON."""
         return {
             "method": self.method,
             "supervised": self.supervised,
             "sequences": self.sequences,
             "promise": self.promise,
-            "best": None if self.best is None else _plain(self.best.settings),
+            "best": None if self.best is None else _to_json(self.best.settings),
             "points": [point.as_json() for point in self.points],
         }
+
+
+class _Candidate(NamedTuple):
+    """An entry to try, with the settings that set it apart; `given` marks the detector as it was given."""
+
+    settings: dict[str, Any]
+    given: bool
+    entry: Entry
 
 
 def select(
@@ -137,81 +148,81 @@ def select(
     validation_share: float = 0.2,
     aux_share: float = 0.25,
     cache: Path | str | None = None,
-    jobs: int | Literal["auto"] | None = None,
+    jobs: Jobs = None,
 ) -> Selection:
-    """Fits `detector` as it is and with every setting of a grid, and chooses one.
+    """Fit `detector` as it is and with every setting of a grid, and choose one.
 
-    With AUX sequences, the one with the highest AUROC of ID validation against AUX validation sequences. Without, see
-    `HELD_OUT_PROMISE`; only AP-OOD can do that. A setting that fails is reported as such and stops nothing.
+    With AUX sequences, the choice is the one with the highest AUROC of ID validation against AUX validation sequences.
+    Without, see `HELD_OUT_PROMISE`; only methods with a `held_out_fit`, such as AP-OOD, allow that. A setting that
+    fails is reported and stops nothing.
 
     Args:
         detector: unfitted; settings of the grid replace its own.
         train: ID sequences to fit on.
         validation: ID sequences to judge by; None splits `validation_share` off `train`.
-        aux: auxiliary outliers to judge by; where they are learnt from too, `aux_share` of them to judge by.
-        supervised: whether to learn from AUX sequences; methods that cannot do without always do.
+        aux: auxiliary outliers to judge by; if the fits learn from them too, `aux_share` of them to judge by.
+        supervised: whether to learn from AUX sequences; methods that require them always do.
         grid: values to try for each parameter, in all combinations; None is the method's `hyperparameter_space`.
-        seeds: how many seeds to average over, from the detector's own on.
+        seeds: number of seeds to average over, starting with the detector's own.
         validation_share: see `validation`.
         aux_share: see `aux`.
-        cache: where every fit is kept, so that it is never done again.
-        jobs: processes to work in ("auto": as many as there are cores for); None works in this one.
+        cache: folder that keeps every fit, so that none is made twice.
+        jobs: number of processes ("auto": as many as there are cores); None works in this process.
     """
     learns = supervised or detector.aux == "required"
-    if jobs is not None and jobs != "auto":
-        check_integer("jobs", jobs, least=1)
-    given = {"ID": train, "ID validation": validation, "AUX": aux}
-    sources = {role: as_source(source) for role, source in given.items() if source is not None}
+    given = {"ID": train, "ID validation": validation, _AUX: aux}
+    sources = {role: _open_source(source, detector) for role, source in given.items() if source is not None}
     _refuse_useless(detector, sources, learns)
     data = _divide(sources, learns, validation_share, aux_share)
-    tried = candidates(detector, grid, data.train.dim, learns)
-    if seeds != 1 and any("seed" in candidate.settings for candidate in tried):
-        raise InputError("A grid that searches the seed leaves nothing to average over: seeds must be 1.")
-    attempts = [reseeded(candidate.detector, seeds) for candidate in tried]
+    candidates = _list_candidates(detector, grid, data.train.dim, learns)
+    _check_seeds(detector, candidates, seeds)
     for role, source in sources.items():
         refuse_unfit(source, detector.requires, role)
 
+    splits = [replace(data, seed=seed) for seed in range(seeds)]
     with tempfile.TemporaryDirectory(prefix="apood-") if cache is None else nullcontext(cache) as folder:
-        trial = Trial(**data._asdict(), cache=Path(folder))
-        detectors = list(itertools.chain(*attempts))
-        done = outcomes(trial, detectors, None if jobs is None else _share(detectors, jobs), "select")
-        points = [_point(c, done[i * seeds : (i + 1) * seeds]) for i, c in enumerate(tried)]
-        best = _chosen(points)
-        found = None if best is None else trial.fitted(attempts[points.index(best)][0])
+        results = run_study(
+            [(candidate.entry, splits) for candidate in candidates],
+            cache=Path(folder),
+            jobs=jobs,
+            tabulate=False,
+            fail_on_divergence=True,
+            what="settings",
+            label="select",
+        )
+        points = [_make_point(*pair) for pair in zip(candidates, results, strict=True)]
+        best = _choose(points)
+        chosen = None if best is None else candidates[points.index(best)].entry
+        fitted = None if chosen is None else fit_entry(chosen, data, Path(folder)).fit_or_load()
     return Selection(
         method=detector.name,
         supervised=learns,
         sequences={
             "train": len(data.train),
-            "validation": len(data.validation),
+            "validation": len(data.test),
             "aux_train": 0 if data.aux is None else len(data.aux),
-            "aux_validation": 0 if data.outliers is None else len(data.outliers),
+            "aux_validation": sum(map(len, data.ood.values())),
         },
         points=sorted(points, key=_rank),
         best=best,
-        detector=found,
+        detector=fitted,
     )
 
 
-class _Data(NamedTuple):
-    """What is fitted on (`train`, `aux`) and what is judged by (`validation`, `outliers`)."""
-
-    train: TokenSource
-    validation: TokenSource
-    aux: TokenSource | None
-    outliers: TokenSource | None
+def _open_source(data: Any, detector: Detector) -> TokenSource:
+    return narrow_channels(as_source(data), detector.requires)
 
 
 def _refuse_useless(detector: Detector, sources: Mapping[str, TokenSource], learns: bool) -> None:
-    """Refuses data that the method cannot be fitted on or judged by, before any of it is read."""
+    """Raise an InputError for data that the method cannot be fitted on or judged by, before any of it is read."""
     if learns and detector.aux == "unused":
         raise InputError(f"{detector.name} learns from in-distribution data alone: it cannot be supervised.")
-    if learns and "AUX" not in sources:
+    if learns and _AUX not in sources:
         raise InputError(f"To learn from AUX sequences, {detector.name} has to be given some.")
-    if "AUX" not in sources and not isinstance(detector, APOOD):
+    if _AUX not in sources and not detector.has_held_out_fit:
         raise InputError(
             f"Settings of {detector.name} can only be chosen with AUX sequences: "
-            "what the held-out ID loss shows without them is known of ap-ood alone."
+            "it has no criterion for held-out ID sequences alone, as ap-ood has."
         )
     inside = sources["ID"]
     known: dict[str, str] = {}
@@ -231,17 +242,19 @@ def _refuse_useless(detector: Detector, sources: Mapping[str, TokenSource], lear
             raise InputError(f"The {role} sequences are the {other} sequences: each must be a set of its own.")
 
 
-def _divide(sources: Mapping[str, TokenSource], learns: bool, validation_share: float, aux_share: float) -> _Data:
-    train, validation, outliers = (sources.get(role) for role in ("ID", "ID validation", "AUX"))
+def _divide(sources: Mapping[str, TokenSource], learns: bool, validation_share: float, aux_share: float) -> Split:
+    """Return the sequences to fit on, and as test and OOD sequences those to judge by."""
+    train, validation, outliers = (sources.get(role) for role in ("ID", "ID validation", _AUX))
     assert train is not None
     if validation is None:
-        train, validation = _split(train, validation_share, "ID", "validation_share")
-    if outliers is None or not learns:
-        return _Data(train, validation, None, outliers)
-    return _Data(train, validation, *_split(outliers, aux_share, "AUX", "aux_share"))
+        train, validation = _split_off(train, validation_share, "ID", "validation_share")
+    learnt = None
+    if outliers is not None and learns:
+        learnt, outliers = _split_off(outliers, aux_share, _AUX, "aux_share")
+    return Split(train, validation, {} if outliers is None else {_AUX: outliers}, aux=learnt)
 
 
-def _split(source: TokenSource, share: float, role: str, name: str) -> tuple[TokenSource, TokenSource]:
+def _split_off(source: TokenSource, share: float, role: str, name: str) -> tuple[TokenSource, TokenSource]:
     if not 0 < share < 1:
         raise InputError(f"{name} must lie between 0 and 1, got {share}.")
     rest, taken = split(source, share, seed=0)
@@ -253,46 +266,91 @@ def _split(source: TokenSource, share: float, role: str, name: str) -> tuple[Tok
     return rest, taken
 
 
-def _share(detectors: Sequence[Detector], jobs: int | Literal["auto"]) -> Share:
-    if jobs != "auto":
-        return share_cores(len(detectors), jobs)
-    # several fits on one GPU share its memory: that is for the user to decide
-    on_gpu = resolve_device(detectors[0].get_params(deep=False).get("device", "cpu")).type == "cuda"
-    return share_cores(len(detectors), 1 if on_gpu else None)
+def _list_candidates(
+    detector: Detector, grid: Mapping[str, Sequence[Any]] | None, dim: int, learns: bool
+) -> list[_Candidate]:
+    """Return the detector as it is and with each setting of the grid, each once, after checking their parameters."""
+    detector.check_parameters()
+    own = detector.get_params(deep=False)
+    if grid is None:
+        space = detector.hyperparameter_space(dim, supervised=learns)
+        if not any(space):
+            raise InputError(
+                f"{detector.name} has no settings that are usually searched: name some in a grid, "
+                "or choose a method that has, such as ap-ood."
+            )
+    else:
+        space = _list_combinations(detector, grid)
+    if not any(own | settings == own for settings in space):
+        space = [{}, *space]
+    found: list[_Candidate] = []
+    known: list[dict[str, Any]] = []
+    for settings in space:
+        changed: Detector = clone(detector).set_params(**settings)
+        changed.check_parameters()
+        if (parameters := own | settings) not in known:
+            known.append(parameters)
+            name = ", ".join(f"{key}={value}" for key, value in settings.items()) or "the settings as given"
+            entry = Entry(type(detector), changed.get_params(deep=False), name, aux="all" if learns else 0)
+            found.append(_Candidate(settings, parameters == own, entry))
+    return found
 
 
-def _point(candidate: Candidate, of_seeds: Sequence[Outcome | Failure]) -> Point:
+def _list_combinations(detector: Detector, grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    allowed = detector.get_params(deep=False)
+    if not grid:
+        raise InputError("The grid is empty: it names no parameter.")
+    for name, values in grid.items():
+        if name not in allowed:
+            there = f"there are {', '.join(allowed)}" if allowed else "it has none"
+            raise InputError(
+                f"{detector.name} has no parameter {name!r}{suggest_name(name, allowed)} to search: {there}."
+            )
+        if not len(values):
+            raise InputError(f"The grid is empty: it has no value for {name}.")
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _check_seeds(detector: Detector, candidates: Sequence[_Candidate], seeds: int) -> None:
+    check_integer("seeds", seeds, least=1)
+    if seeds > 1 and not candidates[0].entry.seeded:
+        raise InputError(f"{detector.name} has no seed: it gives the same result each time, so seeds must be 1.")
+    if seeds > 1 and any("seed" in candidate.settings for candidate in candidates):
+        raise InputError("A grid that searches the seed leaves nothing to average over: seeds must be 1.")
+
+
+def _make_point(candidate: _Candidate, result: Result) -> Point:
     settings, given, _ = candidate
-    for outcome in of_seeds:
-        if isinstance(outcome, Failure):
-            return Point(settings, given, failure=outcome.reason)
-    done = [outcome for outcome in of_seeds if isinstance(outcome, Outcome)]
-    estimates = [outcome.auroc for outcome in done if outcome.auroc is not None]
-    held_out = [outcome.held_out for outcome in done if outcome.held_out is not None]
+    if result.failures:
+        return Point(settings, given, failure=next(iter(result.failures.values())))
+    estimates = [_estimate_auroc(run) for run in result.runs if run.ood_scores]
+    held_out = [run.held_out for run in result.runs if run.held_out is not None]
     return Point(
         settings,
         given,
         auroc=Estimate(*np.mean(estimates, axis=0).tolist()) if estimates else None,
         per_seed=tuple(estimate.value for estimate in estimates),
-        held_out=HeldOut(*np.mean(held_out, axis=0).tolist()) if held_out else None,
-        fit_seconds=sum(outcome.fit_seconds for outcome in done),
-        warnings=tuple(dict.fromkeys(warning for outcome in done for warning in outcome.warnings)),
+        held_out=HeldOutFit(*np.mean(held_out, axis=0).tolist()) if held_out else None,
+        fit_seconds=sum(run.fit_seconds for run in result.runs),
+        warnings=tuple(dict.fromkeys(warning for run in result.runs for warning in run.warnings)),
     )
 
 
-def _chosen(points: Sequence[Point]) -> Point | None:
-    """The best, the detector as given among equals; without outliers that detector, unless it is a disaster."""
-    there = [point for point in points if point.failure is None]
-    if not there:
-        raise InputError(f"None of the {len(points)} settings could be fitted; the first: {points[0].failure}")
-    if there[0].held_out is None:
-        return min(there, key=_rank)
-    sound = [point for point in there if not point.disaster]
+def _estimate_auroc(run: Run) -> Estimate:
+    return auroc(run.test_scores, run.ood_scores[_AUX])
+
+
+def _choose(points: Sequence[Point]) -> Point | None:
+    """Return the best point; without outliers the detector as given, unless it is a disaster."""
+    fitted = [point for point in points if point.failure is None]
+    if fitted[0].held_out is None:
+        return min(fitted, key=_rank)
+    sound = [point for point in fitted if not point.disaster]
     return next((point for point in sound if point.given), min(sound, key=_rank, default=None))
 
 
 def _rank(point: Point) -> tuple[bool, float, bool]:
-    """Sorts the best first and failed ones last."""
+    """Return a sorting key: the best first, the detector as given first among equals, and failed points last."""
     if point.auroc is not None:
         return False, -point.auroc.value, not point.given
     if point.held_out is not None:
@@ -300,9 +358,9 @@ def _rank(point: Point) -> tuple[bool, float, bool]:
     return True, 0.0, not point.given
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _to_json(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: to_json(value) for name, value in settings.items()}
 
 
-def _percent(share: float) -> float:
+def _to_percent(share: float) -> float:
     return round(100 * share, 4)

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from apood.support.errors import ApoodError
 from apood.support.progress import progress_bar, relabel
 
-__all__ = ["Failure", "Share", "attempt", "in_processes", "outcomes", "share_cores"]
+__all__ = ["Failure", "Share", "attempt", "in_processes", "run_tasks", "share_cores"]
 
 _TO_LEAVE = 10.0  # seconds for a process that is not wanted any more
 Task = TypeVar("Task")
@@ -59,25 +59,25 @@ def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
         return Failure(" ".join(f"{type(error).__name__}: {error}".split()), foreseen=False)
 
 
-def outcomes(
+def run_tasks(
     function: Callable[[Task], Result],
     tasks: Sequence[Task],
     share: Share | None,
     label: str,
-    name_of: Callable[[Task], str] | None = None,
+    on_done: Callable[[Task, Result | Failure], object],
 ) -> list[Result | Failure]:
-    """What came of each task, under a progress bar: in this process, or in those of a `share`."""
+    """Return the outcome of each task, in this process or in those of a `share`, under a progress bar."""
     found: dict[int, Result | Failure] = {}
     with progress_bar(len(tasks), label) as progress:
 
         def in_this_process() -> Iterator[tuple[int, Result | Failure]]:
             for index, task in enumerate(tasks):
-                if name_of is not None:
-                    relabel(progress, f"{label}: {name_of(task)}")
+                relabel(progress, f"{label}: {task}")
                 yield index, attempt(function, task)
 
         for index, outcome in in_this_process() if share is None else in_processes(function, tasks, share):
             found[index] = outcome
+            on_done(tasks[index], outcome)
             progress.update()
     return [found[index] for index in range(len(tasks))]
 
@@ -86,7 +86,7 @@ def in_processes(
     function: Callable[[Task], Result], tasks: Sequence[Task], share: Share
 ) -> Iterator[tuple[int, Result | Failure]]:
     """The number of each task with its result, as they come; the processes end with the iteration, however it ends."""
-    context = multiprocessing.get_context("spawn")  # a fork would inherit locked threads
+    context = multiprocessing.get_context("spawn")  # a fork would inherit lock_folder threads
     waiting = deque(enumerate(tasks))
     processes: dict[Connection, BaseProcess] = {}
     busy: dict[Connection, int] = {}

@@ -22,7 +22,7 @@ from apood.detectors.knn import KNN
 from apood.detectors.length import Length
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.encoders.text.encoder import TextEncoder
-from apood.evaluation.rows import ResultRow, mean_row, result_rows
+from apood.evaluation.result import ResultRow, compute_mean_row, compute_rows
 from apood.experiments.demo_model import minilm_folder
 from apood.experiments.demo_texts import DemoTexts, demo_texts
 from apood.explain.terminal import marked_text
@@ -74,8 +74,8 @@ def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list
         begun = time.monotonic()
         detector.fit(train).calibrate(calibration)
         scores[name] = {"ID": detector.score_samples(test)} | {k: detector.score_samples(v) for k, v in ood.items()}
-        of_method = result_rows(name, scores[name]["ID"], {k: v for k, v in scores[name].items() if k != "ID"})
-        rows += [*of_method, mean_row(of_method)]
+        of_method = compute_rows(name, scores[name]["ID"], {k: v for k, v in scores[name].items() if k != "ID"})
+        rows += [*of_method, compute_mean_row(of_method)]
         console.print(f"   {name}: {time.monotonic() - begun:.0f} s")
     console.print(
         TerminalTable(grid_of_rows(rows), title="AUROC (higher is better) above FPR95 (lower is better), percent")

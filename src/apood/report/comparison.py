@@ -1,10 +1,11 @@
-"""The grid of a comparison: methods that learn from AUX apart from the others, and what each method costs."""
+"""The table of a comparison: metrics, costs and notes."""
 
 import re
 from collections.abc import Iterable, Sequence
 
-from apood.evaluation.comparison import Comparison, Contender, SplitResult
-from apood.evaluation.plan import ACCEPT
+from apood.evaluation.comparison import Comparison
+from apood.evaluation.result import Result, Run
+from apood.evaluation.study import ACCEPT
 from apood.report.grid import Block, Cell, Figure, Grid, marks
 from apood.support.checks import format_count
 
@@ -18,50 +19,48 @@ _INTERVAL = "± half of the 95% interval"
 
 
 def grid_of_comparison(comparison: Comparison) -> Grid:
-    """AUROC and FPR95 on every OOD set, the best and the second of each block marked, and the costs."""
-    alone = [contender for contender in comparison.contenders if not contender.method.uses_aux]
-    supervised = [contender for contender in comparison.contenders if contender.method.uses_aux]
+    """Return AUROC and FPR95 on every OOD set, with the best and the second of each block marked, and the costs.
+
+    Methods that learn from AUX sequences have a block of their own.
+    """
+    alone = [result for result in comparison.results if not result.entry.uses_aux]
+    supervised = [result for result in comparison.results if result.entry.uses_aux]
     groups = {"without AUX": alone, "with AUX": supervised} if supervised else {None: alone}
     cells: dict[tuple[str, str], Cell] = {}
     for group in groups.values():
-        whole = [contender for contender in group if not contender.failures]
+        whole = [result for result in group if not result.failures]
         for dataset in comparison.datasets:
             cells |= {(name, dataset): cell for name, cell in _metric_cells(whole, dataset).items()}
-        for contender in whole:
-            cells |= {(_name(contender), column): (Figure(text),) for column, text in _costs(contender).items()}
+        for result in whole:
+            cells |= {(row_name(result), column): (Figure(text),) for column, text in _costs(result).items()}
     costs = [column for column in (_FIT, _SCORE, _SIZE, _ACCEPTED) if any(column == known for _, known in cells)]
-    blocks = [Block(title, [_name(contender) for contender in group]) for title, group in groups.items() if group]
-    return Grid(blocks, [*comparison.datasets, *costs], cells, _legend(comparison), _notes(comparison.contenders))
+    blocks = [Block(title, [row_name(result) for result in group]) for title, group in groups.items() if group]
+    return Grid(blocks, [*comparison.datasets, *costs], cells, _legend(comparison), fit_notes(comparison.results))
 
 
-def _name(contender: Contender) -> str:
-    return row_name(contender.method.label, contender.splits)
+def row_name(result: Result, label: str | None = None) -> str:
+    """Return the label of a result in a table, with the mark of its note if a fit warned."""
+    label = result.entry.label if label is None else label
+    return f"{label} {_WARNED}" if any(run.warnings for run in result.runs) else label
 
 
-def row_name(label: str, splits: Sequence[SplitResult]) -> str:
-    """What a method is called in a table: with the mark of its note where a fit warned."""
-    return f"{label} {_WARNED}" if any(split.warnings for split in splits) else label
-
-
-def _metric_cells(group: Sequence[Contender], dataset: str) -> dict[str, Cell]:
+def _metric_cells(group: Sequence[Result], dataset: str) -> dict[str, Cell]:
     shown = {}
     for metric, highest in (("auroc", True), ("fpr95", False)):
-        values = {_name(contender): contender.figure(dataset, metric).mean for contender in group}
+        values = {row_name(result): result.summarize(dataset, metric).mean for result in group}
         ranks = marks(values, 1, highest=highest, second=True)
         shown[metric] = {
-            _name(contender): Figure(
-                f"{values[_name(contender)]:.1f}{_reach(contender, dataset, metric)}", ranks[_name(contender)]
-            )
-            for contender in group
+            name: Figure(f"{values[name]:.1f}{_deviation(result, dataset, metric)}", ranks[name])
+            for name, result in zip(values, group, strict=True)
         }
     return {name: (figure, shown["fpr95"][name]) for name, figure in shown["auroc"].items()}
 
 
-def _reach(contender: Contender, dataset: str, metric: str) -> str:
-    """The standard deviation over the splits; of a single one half of its 95% interval, which a mean does not have."""
-    reach = contender.figure(dataset, metric).std
+def _deviation(result: Result, dataset: str, metric: str) -> str:
+    """Return the standard deviation over the splits; for a single split, half of the 95% interval if there is one."""
+    reach = result.summarize(dataset, metric).std
     if reach is None:
-        (row,) = [dict(row) for row in contender.splits[0].rows if row["dataset"] == dataset]
+        (row,) = [dict(row) for row in result.runs[0].rows if row["dataset"] == dataset]
         low, high = row[f"{metric}_low"], row[f"{metric}_high"]
         if not isinstance(low, float) or not isinstance(high, float):
             return ""
@@ -69,19 +68,19 @@ def _reach(contender: Contender, dataset: str, metric: str) -> str:
     return f" ±{reach:.1f}" if reach < 9.95 else f" ±{reach:.0f}"
 
 
-def _costs(contender: Contender) -> dict[str, str]:
+def _costs(result: Result) -> dict[str, str]:
     costs = {
-        _FIT: _rounded(contender.fit_seconds),
-        _SCORE: _rounded(contender.seconds_per_thousand),
-        _SIZE: _rounded(contender.artefact_bytes / 1e6),
+        _FIT: _round(result.fit_seconds),
+        _SCORE: _round(result.seconds_per_thousand),
+        _SIZE: _round(result.artefact_bytes / 1e6),
     }
-    if contender.accepted is not None:
-        costs[_ACCEPTED] = f"{contender.accepted.mean:.1f}"
+    if result.accepted is not None:
+        costs[_ACCEPTED] = f"{result.accepted.mean:.1f}"
     return costs
 
 
-def _rounded(value: float) -> str:
-    """Two digits at least where they mean something: 123, 12, 1.2, 0.12, 0.012."""
+def _round(value: float) -> str:
+    """Return at least two significant digits, as far as they mean something: 123, 12, 1.2, 0.12, 0.012."""
     digits = 0 if value >= 10 else 1 if value >= 1 else 2 if value >= 0.1 else 3
     return f"{value:.{digits}f}"
 
@@ -89,8 +88,8 @@ def _rounded(value: float) -> str:
 def _legend(comparison: Comparison) -> str:
     plan = comparison.plan
     spread = f"mean ± standard deviation over {plan.splits} splits" if plan.splits > 1 else _INTERVAL
-    if plan.splits > 1 and any(len(c.splits) == 1 for c in comparison.contenders if not c.failures):
-        spread += f" ({_INTERVAL} for methods without a seed, to which splits of whole stores are all the same)"
+    if plan.splits > 1 and any(len(result.runs) == 1 for result in comparison.results if not result.failures):
+        spread += f" ({_INTERVAL} for methods without a seed, for which splits of whole stores are all the same)"
     sentences = [
         f"AUROC (higher is better) and FPR95 (lower is better) in percent, {spread}; the best of a column is bold, the "
         "second underlined.",
@@ -101,32 +100,29 @@ def _legend(comparison: Comparison) -> str:
     return " ".join(sentences)
 
 
-def _notes(contenders: Sequence[Contender]) -> list[str]:
-    return fit_notes([(one.method.label, one.splits, one.failures) for one in contenders])
+def fit_notes(results: Iterable[Result]) -> list[str]:
+    """Return notes on failures and warnings of fits: how many there were, and the first.
 
-
-def fit_notes(rows: Iterable[tuple[str, Sequence[SplitResult], Sequence[str]]]) -> list[str]:
-    """Why methods have no figures, and what their fits warned of, each kind: how often, and the first of its reasons.
-
-    A row is a label, its splits, and why others failed. Rows with the same note share it.
+    Results with the same note share it. Every kind of warning has its own note.
     """
     found: dict[tuple[str, str], list[str]] = {}
-    for label, splits, failures in rows:
+    for result in results:
+        label, failures = result.entry.label, result.failure_notes
         if failures:
-            count = f"{len(failures)} of {format_count(len(splits) + len(failures), 'split')} failed, the first:"
+            count = f"{len(failures)} of {format_count(len(result.runs) + len(failures), 'split')} failed, the first:"
             found.setdefault((_FAILED, f"{count} {failures[0]}"), []).append(label)
-        for first, times in _kinds(splits):
-            count = f"{times} of {format_count(len(splits), 'fit')} warned, the first:"
+        for first, times in _count_warnings(result.runs):
+            count = f"{times} of {format_count(len(result.runs), 'fit')} warned, the first:"
             found.setdefault((_WARNED, f"{count} {first}"), []).append(label)
     return [f"{mark} {', '.join(labels)}: {reason}" for (mark, reason), labels in found.items()]
 
 
-def _kinds(splits: Sequence[SplitResult]) -> list[tuple[str, int]]:
-    """The first of every kind of warning, and of how many fits it came; those of a kind differ in figures alone."""
+def _count_warnings(runs: Sequence[Run]) -> list[tuple[str, int]]:
+    """Return the first warning of every kind, and the number of fits with that kind; a kind differs in digits alone."""
     kinds: dict[str, list[str]] = {}
-    for split in splits:
+    for run in runs:
         own: dict[str, str] = {}
-        for message in split.warnings:
+        for message in run.warnings:
             own.setdefault(_FIGURE.sub("", message), message)
         for kind, message in own.items():
             kinds.setdefault(kind, []).append(message)

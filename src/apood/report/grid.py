@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from apood.evaluation.rows import MEAN, ResultRow, mean_row
+from apood.evaluation.result import MEAN, ResultRow, compute_mean_row
 from apood.support.errors import InputError
 
 __all__ = ["Block", "Cell", "Figure", "Grid", "Mark", "grid_of_rows", "marks"]
@@ -70,7 +70,7 @@ def grid_of_rows(rows: Sequence[ResultRow]) -> Grid:
     known = {(row["method"], row["dataset"]): row for row in found}
     for method in methods:
         if all((method, dataset) in known for dataset in datasets):
-            known[method, MEAN] = mean_row([known[method, dataset] for dataset in datasets])
+            known[method, MEAN] = compute_mean_row([known[method, dataset] for dataset in datasets])
     cells: dict[tuple[str, str], Cell] = {}
     for column in [*datasets, MEAN]:
         own = {method: known[method, column] for method in methods if (method, column) in known}

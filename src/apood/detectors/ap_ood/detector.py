@@ -1,5 +1,6 @@
 """AP-OOD: attention pooling for out-of-distribution detection."""
 
+import copy
 import math
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
@@ -20,7 +21,8 @@ from apood.detectors.ap_ood.recipe import (
 )
 from apood.detectors.ap_ood.scorer import Scorer, Shortfall, temper
 from apood.detectors.ap_ood.training import Training, estimate_batch_bytes, log_norms, pool_corpus
-from apood.detectors.contract.base import Detector
+from apood.detectors.contract.base import Detector, Scores
+from apood.detectors.contract.held_out import HeldOutFit
 from apood.detectors.shared.log_distances import LengthLaw, floored_log
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.optimise import minimise
@@ -108,6 +110,7 @@ class APOOD(Detector):
 
     name = "ap-ood"
     aux = "optional"
+    has_held_out_fit = True
     propagates_nonfinite = True
 
     queries_: Tensor
@@ -221,6 +224,17 @@ class APOOD(Detector):
         sizes = [{"queries": queries, "heads": dim // queries} for queries in (1, 4, 16, 64) if dim % queries == 0]
         weights: list[dict[str, Any]] = [{"aux_weight": weight} for weight in (0.1, 1.0, 10.0)] if supervised else [{}]
         return [{"beta": beta} | size | weight for beta in betas for size in sizes for weight in weights]
+
+    def held_out_fit(self, tokens: TokenSource, scores: Scores) -> HeldOutFit:
+        """Return the paper's loss and the mean d² per head of held-out ID sequences, given their scores."""
+        if self.score != "sum":
+            summed = copy.copy(self)
+            summed.score = "sum"
+            scores = summed.score_samples(tokens)
+        # The score is s = Σ_j (log |W_j|² - d²_j).
+        loss = -float(scores.mean())
+        distance = (loss + float(self.log_norms_.double().sum())) / len(self.log_norms_)
+        return HeldOutFit(loss, distance, self.mean_distance_)
 
     def _place(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
         """In the memory of the GPU, where there is one with room for all tokens."""

@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from apood.decisions.conformal import benjamini_hochberg, conformal_p_values, conformal_threshold
+from apood.detectors.contract.held_out import HeldOutFit
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import progress_bar
@@ -134,6 +135,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     requires: ClassVar[frozenset[str]] = frozenset({"tokens"})
     aux: ClassVar[AuxUse] = "unused"
     propagates_nonfinite: ClassVar[bool] = False
+    has_held_out_fit: ClassVar[bool] = False
 
     dim_: int
     encoder_: EncoderIdentity | None
@@ -172,6 +174,13 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """Settings worth trying on tokens of dimension `dim`, with AUX sequences (`supervised`) or without."""
         return [{}]
+
+    def held_out_fit(self, tokens: TokenSource, scores: Scores) -> HeldOutFit:  # noqa: ARG002
+        """Return how well the fitted model describes held-out ID sequences, given their scores.
+
+        `apood select` uses it where there are no outliers. A method that implements it sets `has_held_out_fit`.
+        """
+        raise InputError(f"{self.name} cannot be judged without outliers.")
 
     # what a user calls
 

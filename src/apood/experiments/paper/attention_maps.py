@@ -10,7 +10,7 @@ from torch import Tensor
 from apood.detectors.ap_ood.detector import APOOD
 from apood.encoders.base.pretrained import find_pretrained, load_tokenizer
 from apood.encoders.text.tokenising import Tokeniser
-from apood.evaluation.runs import fitted
+from apood.evaluation.fit_cache import CachedFit
 from apood.experiments.paper.bench import Experiment
 from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.findings import Findings, Table
@@ -61,8 +61,8 @@ class AttentionMaps(Experiment):
     def carry_out(self, study: Study) -> Findings:
         """The heads with the largest positive and negative deviation before it is squared."""
         (mode,) = study.modes
-        data = study.split(mode, 0, (_IDS,))
-        model = fitted(_ROW.detector(study, mode, 0), study.split(mode, 0).train, None, study.cache)
+        data = study.split(mode, 0)
+        model = CachedFit(_ROW.detector(study, mode, 0), data.train, None, study.cache).fit_or_load()
         assert isinstance(model, APOOD) and study.model is not None
         tokeniser = _tokeniser(study)
         looks: list[HeadLook] = []

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from apood.evaluation.rows import MEAN
+from apood.evaluation.result import MEAN
 from apood.experiments.paper.claims import Check
 from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.findings import Claim, Draw, Findings

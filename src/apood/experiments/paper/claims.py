@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from apood.evaluation.rows import MEAN
+from apood.evaluation.result import MEAN
 from apood.experiments.paper.findings import Claim
 from apood.experiments.paper.trials import Result
 

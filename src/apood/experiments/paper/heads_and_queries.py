@@ -13,10 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.training import log_norms, squared_distances
-from apood.evaluation.comparison import Spread
-from apood.evaluation.runs import fitted, run
+from apood.evaluation.fit_cache import CachedFit
+from apood.evaluation.result import Spread
 from apood.experiments.paper.bench import Experiment, results_as_json
 from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.findings import Claim, Findings, Table
@@ -71,7 +70,7 @@ class HeadsAndQueries(Experiment):
         learnt = {
             label: [_distances(study, row, number) for number in range(study.seeds)] for label, row in whole.items()
         }
-        ratios = {label: Spread.of([one.ratio for one in own]) for label, own in learnt.items()}
+        ratios = {label: Spread.from_values([one.ratio for one in own]) for label, own in learnt.items()}
         points = {row.parameters["queries"]: ratios[label] for label, row in whole.items()}
         results = {
             "relative_difference_from_training_alone": apart,
@@ -142,12 +141,10 @@ def _distances(study: Study, row: Result, number: int) -> _Distances:
     """Of a fit that is done, and read from the cache with its scores."""
     data = study.split(row.mode, number)
     detector = row.entry.detector(study, row.mode, number)
-    done = run(detector, data.train, None, {"test": data.test}, study.cache)
-    model = fitted(detector, data.train, None, study.cache)
-    assert isinstance(model, APOOD)
-    # s = Σ_j (log |W_j|² - d²_j)
-    held_out = (float(model.log_norms_.double().sum()) - float(done.scores["test"].mean())) / len(model.log_norms_)
-    return _Distances(model.mean_distance_, held_out)
+    fit = CachedFit(detector, data.train, None, study.cache)
+    scores, _ = fit.score(data.test)
+    held_out = fit.fit_or_load().held_out_fit(data.test, scores)
+    return _Distances(held_out.training_distance, held_out.distance)
 
 
 def _apart_grid(apart: dict[str, float]) -> Grid:
@@ -164,7 +161,7 @@ def _distance_grid(rows: Sequence[Result], learnt: dict[str, list[_Distances]], 
     cells: dict[tuple[str, str], Cell] = {}
     for label, own in learnt.items():
         for name, column in columns.items():
-            mean, deviation = Spread.of([getattr(one, name) for one in own])
+            mean, deviation = Spread.from_values([getattr(one, name) for one in own])
             reach = "" if deviation is None else f" ±{deviation:.2f}"
             cells[names[label], column] = (Figure(f"{mean:.2f}{reach}"),)
     legend = "Mean squared distance a head of ID sequences that were learnt from and of others; a ratio of 1 is ideal."

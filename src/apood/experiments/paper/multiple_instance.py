@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from apood.evaluation.splits import SplitData
+from apood.evaluation.split import Split
 from apood.experiments.paper.bench import Bench
 from apood.experiments.paper.data import OOD, Data, Source
 from apood.experiments.paper.entries import Entry
@@ -48,7 +48,7 @@ class _Bags(Study):
         assert self._train is not None  # a manifest has either
         return Scene(mode, self._train.dim, 0, self.settings)
 
-    def split(self, mode: Mode, number: int, channels: Sequence[str] = ()) -> SplitData:  # noqa: ARG002
+    def split(self, mode: Mode, number: int) -> Split:  # noqa: ARG002
         """The bags of a split, scaled by those that it learns from."""
         assert self._train is not None
         train, test = self._train, self._test
@@ -62,7 +62,7 @@ class _Bags(Study):
             return TokenBatch((bags.values - mean) / scale, bags.offsets)
 
         ood: dict[str, TokenSource] = {name: scaled(bags) for name, bags in self._others.items()}
-        return SplitData(train=scaled(train), aux=None, test=scaled(test), validation=None, ood=ood)
+        return Split(scaled(train), scaled(test), ood, seed=number)
 
 
 @dataclass(frozen=True)

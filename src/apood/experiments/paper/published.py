@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from apood.evaluation.rows import MEAN
+from apood.evaluation.result import MEAN
 
 __all__ = ["BEST_SCALING", "Figures", "Published", "published"]
 

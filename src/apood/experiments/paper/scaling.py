@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from apood.evaluation.rows import MEAN
+from apood.evaluation.result import MEAN
 from apood.experiments.paper.bench import Experiment, results_as_json
 from apood.experiments.paper.claims import rising
 from apood.experiments.paper.entries import Entry
@@ -70,7 +70,7 @@ def _grid(results: Sequence[Result], best: Sizes, study: Study) -> Grid:
     cells: dict[tuple[str, str], Cell] = {}
     for (heads, queries), result in best.items():
         theirs = f" ({BEST_SCALING:.1f})" if (heads, queries) == (_HEADS[-1], _QUERIES[-1]) else ""
-        figure = Figure(row_name(shown(result.figure(MEAN, "auroc")) + theirs, result.splits))
+        figure = Figure(row_name(result.outcome, shown(result.figure(MEAN, "auroc")) + theirs))
         cells[f"M = {heads}", f"T = {queries}"] = (figure, Figure(f"β = {result.parameters['beta']:.3g}"))
     spread = f", mean ± standard deviation over {study.seeds} splits" if study.seeds > 1 else ""
     paper = published("summarization")
@@ -84,7 +84,7 @@ def _grid(results: Sequence[Result], best: Sizes, study: Study) -> Grid:
     ]
     # a beta that was not the best may have warned, but none of its figures is here
     told = [result for result in results if result.failures or result in best.values()]
-    notes = fit_notes((result.entry.label, result.splits, result.failures) for result in told)
+    notes = fit_notes(result.outcome for result in told)
     rows = [f"M = {heads}" for heads in _HEADS]
     return Grid([Block(None, rows)], [f"T = {queries}" for queries in _QUERIES], cells, " ".join(sentences), notes)
 

@@ -1,6 +1,6 @@
 """What an experiment works with once its stores are there: splits of them, settings, and fits that are kept."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +9,7 @@ import torch
 
 from apood.detectors.ap_ood.detector import APOOD
 from apood.evaluation.selection import Selection, select
-from apood.evaluation.splits import SplitData
+from apood.evaluation.split import Split, draw_share
 from apood.experiments.paper.data import OOD, Data
 from apood.experiments.paper.model import Model
 from apood.experiments.paper.settings import SHARE, Settings, beta_of
@@ -74,7 +74,7 @@ class Study:
         self.ood, self.left_out = tuple(data.ood), data.left_out
         self._stores = dict(stores)
         self.selections: dict[tuple[Mode, bool], Selection] = {}
-        self._splits: dict[tuple[Mode, int, tuple[str, ...]], SplitData] = {}
+        self._splits: dict[tuple[Mode, int], Split] = {}
 
     @property
     def modes(self) -> list[Mode]:
@@ -83,34 +83,32 @@ class Study:
 
     def scene(self, mode: Mode) -> Scene:
         """What decides which rows the table of a mode has."""
-        train = self._opened(mode, "id_train" if (mode, "id_train") in self._stores else "id", ())
-        aux = self._opened(mode, "aux", ()) if (mode, "aux") in self._stores else None
+        train = self._opened(mode, "id_train" if (mode, "id_train") in self._stores else "id")
+        aux = self._opened(mode, "aux") if (mode, "aux") in self._stores else None
         return Scene(mode, train.dim, 0 if aux is None else round(SHARE * len(with_tokens(aux))), self.settings)
 
-    def split(self, mode: Mode, number: int, channels: Sequence[str] = ()) -> SplitData:
-        """The data of split `number`, what is scored with those channels; many rows share it."""
-        known = mode, number, tuple(channels)
-        if known not in self._splits:
-            self._splits[known] = self._split(*known)
-        return self._splits[known]
+    def split(self, mode: Mode, number: int) -> Split:
+        """Return the data of split `number`; many rows share it."""
+        if (mode, number) not in self._splits:
+            self._splits[mode, number] = self._draw_split(mode, number)
+        return self._splits[mode, number]
 
-    def _split(self, mode: Mode, number: int, channels: Sequence[str]) -> SplitData:
+    def _draw_split(self, mode: Mode, number: int) -> Split:
         train: TokenSource
         test: TokenSource
         if (mode, "id") in self._stores:
-            train, rest = split(with_tokens(self._opened(mode, "id", channels)), _TEST_SHARE, number)
+            train, rest = split(with_tokens(self._opened(mode, "id")), _TEST_SHARE, number)
             test = split(rest, min(1.0, self.settings.evaluated / len(rest)), number)[1]
         else:
-            whole = with_tokens(self._opened(mode, "id_train", ()))
-            train = whole if self._train_share == 1 else self._drawn(whole, number)
-            test = self._drawn(self._opened(mode, "id_test", channels), number)
+            train = draw_share(with_tokens(self._opened(mode, "id_train")), self._train_share, number)
+            test = draw_share(self._opened(mode, "id_test"), SHARE, number)
         has_aux = (mode, "aux") in self._stores
-        return SplitData(
+        return Split(
             train=train,
-            aux=self._drawn(with_tokens(self._opened(mode, "aux", ())), number) if has_aux else None,
             test=test,
-            validation=None,
-            ood={name: self._drawn(self._opened(mode, OOD + name, channels), number) for name in self.ood},
+            ood={name: draw_share(self._opened(mode, OOD + name), SHARE, number) for name in self.ood},
+            aux=draw_share(with_tokens(self._opened(mode, "aux")), SHARE, number) if has_aux else None,
+            seed=number,
         )
 
     def selected(self, mode: Mode, *, supervised: bool) -> dict[str, Any]:
@@ -141,12 +139,8 @@ class Study:
             raise InputError(f"None of the settings of AP-OOD could be fitted to choose from; the first: {reason}")
         return dict(best.settings)
 
-    def _opened(self, mode: Mode, role: str, channels: Sequence[str]) -> TokenStore:
-        return TokenStore(self._stores[mode, role], channels=channels)
-
-    def _drawn(self, source: TokenSource, number: int) -> TokenSource:
-        """At least one sequence, however few there are."""
-        return split(source, max(SHARE, 1 / len(source)), number)[1]
+    def _opened(self, mode: Mode, role: str) -> TokenStore:
+        return TokenStore(self._stores[mode, role])
 
 
 def with_tokens(source: TokenSource) -> TokenSource:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.evaluation.comparison import Spread
-from apood.evaluation.rows import MEAN
+from apood.evaluation.result import MEAN, Spread
 from apood.experiments.paper.findings import Table
 from apood.experiments.paper.published import Published
 from apood.experiments.paper.study import Study
@@ -48,7 +47,7 @@ def _grid(study: Study, results: Sequence[Result], paper: Published | None) -> G
 
 def name_of(result: Result) -> str:
     """What a row is called: with the mark of its note where a fit warned."""
-    return row_name(result.entry.label, result.splits)
+    return row_name(result.outcome)
 
 
 def _line(
@@ -123,4 +122,4 @@ def notes_of(study: Study, results: Sequence[Result]) -> list[str]:
     if any(result.entry.selected for result in results) and study.recipe == "paper":
         notes.append(_chosen(study, results))
     notes += [_given(study, result) for result in results if result.entry.kind is APOOD and not result.entry.selected]
-    return [*notes, *fit_notes((result.entry.label, result.splits, result.failures) for result in results)]
+    return [*notes, *fit_notes(result.outcome for result in results)]

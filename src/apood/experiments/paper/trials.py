@@ -1,123 +1,96 @@
 """Every row of a table on every split, fitted and scored once and kept."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import apood.evaluation.result as study_results
 from apood.detectors.contract.artefact import to_json
-from apood.detectors.contract.base import Detector
-from apood.evaluation.comparison import SplitResult, Spread, split_result
-from apood.evaluation.rows import MEAN
-from apood.evaluation.splits import SplitData
-from apood.evaluation.workers import Failure, attempt, outcomes, share_cores
+from apood.evaluation.entry import Entry as StudyEntry
+from apood.evaluation.result import MEAN, Run, Spread
+from apood.evaluation.split import Split
+from apood.evaluation.study import run_study
+from apood.evaluation.workers import Failure, attempt
 from apood.experiments.paper.entries import Entry
 from apood.experiments.paper.study import Study, with_tokens
 from apood.experiments.paper.tasks import Mode
 from apood.support.errors import InputError
-from apood.tokens.source import Subset
 
 __all__ = ["Result", "carry_out", "mean_auroc"]
 
 
 @dataclass(frozen=True)
 class Result:
-    """A row of a mode's table and what came of it on each split; one that failed on some has no figures."""
+    """A row of a mode's table and its runs; one that failed on some splits has no figures."""
 
     mode: Mode
     entry: Entry
     parameters: dict[str, Any]
-    splits: list[SplitResult]
-    failures: list[str] = field(default_factory=list)
+    splits: list[Run]
+    failures: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> study_results.Result:
+        """The same as a result of the study engine."""
+        return study_results.Result(StudyEntry(self.entry.kind, name=self.entry.label), self.splits, self.failures)
 
     def figure(self, dataset: str, metric: str) -> Spread:
-        """A metric on one OOD set (or `MEAN`), in percent."""
-        rows = [row for split in self.splits for row in split.rows if row["dataset"] == dataset]
-        return Spread.of([cast(float, dict(row)[metric]) for row in rows])
+        """Return a metric on one OOD set (or `MEAN`), in percent."""
+        return self.outcome.summarize(dataset, metric)
 
     def as_json(self) -> dict[str, Any]:
-        """All figures as plain JSON."""
+        """Return all figures as plain JSON."""
         facts = {
             "mode": self.mode,
             "row": self.entry.label,
             "method": self.entry.kind.name,
             "parameters": {name: to_json(value) for name, value in self.parameters.items()},
             "aux": self.entry.aux,
-            "failures": self.failures,
-            "splits": [vars(split) for split in self.splits],
+            "failures": self.outcome.failure_notes,
+            "splits": [run.to_json() for run in self.splits],
         }
         if self.failures:
             return facts
-        datasets = dict.fromkeys(row["dataset"] for split in self.splits for row in split.rows)
         figures = {
             dataset: {metric: self.figure(dataset, metric)._asdict() for metric in ("auroc", "fpr95")}
-            for dataset in datasets
+            for dataset in self.outcome.datasets
         }
         return facts | {"results": figures}
 
 
-class _Trial(NamedTuple):
-    """One row on one split, with all that a process of its own needs for it."""
-
-    mode: Mode
-    entry: Entry
-    number: int
-    detector: Detector
-    data: SplitData
-    cache: Path
-
-    def __str__(self) -> str:
-        return f"{self.mode}: {self.entry.label}, split {self.number + 1}"
-
-
 def carry_out(study: Study, entries: Mapping[Mode, Sequence[Entry]]) -> list[Result]:
-    """The results of all rows; one that cannot be fitted or scored stops no other, and all together are an error."""
+    """Return the results of all rows; one that fails stops no other, and all together are an error."""
     rows = [(mode, entry) for mode, own in entries.items() for entry in own]
-    wanted = [(mode, entry, number) for mode, entry in rows for number in range(study.seeds)]
-    trials = [attempt(lambda one: _trial(study, *one), one) for one in wanted]
-    ready = [trial for trial in trials if isinstance(trial, _Trial)]
-    share = share_cores(len(ready), study.jobs) if study.jobs > 1 else None
-    done = iter(outcomes(_split_result, ready, share, "fit", str))
-    found = [next(done) if isinstance(trial, _Trial) else trial for trial in trials]
-    results = [
-        _result(study, mode, entry, found[row * study.seeds :][: study.seeds]) for row, (mode, entry) in enumerate(rows)
-    ]
+    ready = [attempt(lambda row: _resolve(study, *row), row) for row in rows]
+    runnable = [row for row in ready if not isinstance(row, Failure)]
+    done = iter(run_study(runnable, cache=study.cache, jobs=study.jobs if study.jobs > 1 else None, what="rows"))
+    results = []
+    for (mode, entry), row in zip(rows, ready, strict=True):
+        if isinstance(row, Failure):
+            results.append(Result(mode, entry, {}, [], dict.fromkeys(range(1, study.seeds + 1), row.reason)))
+        else:
+            outcome = next(done)
+            parameters = outcome.entry.make_detector().get_params(deep=False)
+            results.append(Result(mode, entry, parameters, outcome.runs, outcome.failures))
     if results and all(result.failures for result in results):
         first = results[0]
         raise InputError(
             f"None of the {len(results)} rows could be fitted and scored; "
-            f"the first: {first.entry.label} ({first.mode}), {first.failures[0]}"
+            f"the first: {first.entry.label} ({first.mode}), {first.outcome.failure_notes[0]}"
         )
     return results
 
 
-def _trial(study: Study, mode: Mode, entry: Entry, number: int) -> _Trial:
-    """With the settings that the row takes, which may have to be chosen now."""
-    detector = entry.detector(study, mode, number)
-    data = study.split(mode, number, sorted(detector.requires - {"tokens"}))
-    return _Trial(mode, entry, number, detector, data, study.cache)
+def _resolve(study: Study, mode: Mode, entry: Entry) -> tuple[StudyEntry, list[Split]]:
+    """Return the row with the settings that it takes, which may have to be chosen now, and its splits."""
+    parameters = entry.detector(study, mode, 0).get_params(deep=False)
+    row = StudyEntry(entry.kind, parameters, entry.label, entry.aux)
+    return row, [_for_row(row, study.split(mode, number)) for number in range(study.seeds)]
 
 
-def _result(study: Study, mode: Mode, entry: Entry, own: Sequence[SplitResult | Failure]) -> Result:
-    failures = [
-        f"split {number}: {outcome.reason}"
-        for number, outcome in enumerate(own, start=1)
-        if isinstance(outcome, Failure)
-    ]
-    done = [outcome for outcome in own if isinstance(outcome, SplitResult)]
-    parameters = entry.detector(study, mode, 0).get_params(deep=False) if done else {}
-    return Result(mode, entry, parameters, done, failures)
-
-
-def _split_result(trial: _Trial) -> SplitResult:
-    _, entry, number, detector, data, cache = trial
-    aux = None
-    if entry.aux:
-        assert data.aux is not None, "rows with AUX are asked for where there are some"
-        aux = Subset(data.aux, slice(entry.aux))
-    # what looks at no tokens learns nothing, and samples are drawn for what is scored alone
-    train = data.train if "tokens" in detector.requires else with_tokens(data.test)
-    return split_result(entry.label, number, detector, data._replace(train=train, aux=aux), cache)
+def _for_row(row: StudyEntry, data: Split) -> Split:
+    """Return the split; a method that reads no tokens learns nothing, and only what is scored has its channels."""
+    return data if "tokens" in row.requires else replace(data, train=with_tokens(data.test))
 
 
 def mean_auroc(result: Result) -> float:

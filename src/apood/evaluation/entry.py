@@ -1,0 +1,92 @@
+"""Entries of a study: detectors with settings and a label."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any, Literal
+
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.registry import detector_class
+from apood.support.checks import check_integer, suggest_name
+from apood.support.errors import InputError
+
+__all__ = ["Entry"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A detector with settings and a label: one row of a table.
+
+    Attributes:
+        method: name in the registry, or class, of the detector.
+        parameters: arguments of its constructor. A `seed` is added to the seed of each split.
+        name: label in the results. None makes one from the method and its parameters.
+        aux: how many AUX sequences it learns from: "all", or the first so many. A method that requires AUX sequences
+            learns from all of them if this is 0.
+    """
+
+    method: str | type[Detector]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    aux: int | Literal["all"] = 0
+
+    @property
+    def kind(self) -> type[Detector]:
+        """The class of the detector."""
+        return detector_class(self.method) if isinstance(self.method, str) else self.method
+
+    @property
+    def label(self) -> str:
+        """The label in the results."""
+        if self.name is not None:
+            return self.name
+        method = self.method if isinstance(self.method, str) else self.method.name
+        aux = [] if self.aux == 0 else ["AUX"] if self.aux == "all" else [f"{self.aux} AUX"]
+        return ", ".join([method, *(f"{key}={value}" for key, value in self.parameters.items()), *aux])
+
+    @property
+    def uses_aux(self) -> bool:
+        """Whether it learns from AUX sequences."""
+        return self.aux != 0 or self.make_detector().aux == "required"
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """What it reads: tokens, channels, or both."""
+        return self.make_detector().requires
+
+    @property
+    def seeded(self) -> bool:
+        """Whether its training is random."""
+        return "seed" in signature(self.kind).parameters
+
+    @property
+    def identity(self) -> tuple[str, dict[str, Any], int | str]:
+        """What makes two fits on the same data the same, whatever their labels."""
+        detector = self.make_detector()
+        return detector.name, detector.get_params(deep=False), self.aux or ("all" if self.uses_aux else 0)
+
+    def make_detector(self, seed: int = 0) -> Detector:
+        """Return the unfitted detector, with `seed` added to its own."""
+        parameters = dict(self.parameters)
+        if self.seeded:
+            parameters["seed"] = parameters.get("seed", 0) + seed
+        return self.kind(**parameters)
+
+    def check(self) -> None:
+        """Raise an InputError if the method, a parameter or the use of AUX sequences is not allowed."""
+        kind = self.kind
+        allowed = list(signature(kind).parameters)
+        for key in self.parameters:
+            if key not in allowed:
+                there = f"there are {', '.join(allowed)}" if allowed else "it has none"
+                raise InputError(f"{kind.name} has no parameter {key!r}{suggest_name(key, allowed)}; {there}.")
+        try:
+            detector = self.make_detector()
+            detector.check_parameters()
+        except (InputError, TypeError, ValueError) as error:
+            reason = str(error).rstrip(".")
+            raise InputError(f"the parameters of {kind.name} are not allowed: {reason}.") from error
+        if self.aux != "all":
+            check_integer("aux", self.aux, 0)
+        if self.aux != 0 and detector.aux == "unused":
+            raise InputError(f"{kind.name} learns from in-distribution data alone, so it cannot use AUX sequences.")

@@ -1,0 +1,214 @@
+"""Fits and scores that are kept on disk, so that none is made twice.
+
+The cache has one folder for each fit. Its name is a digest of the method, its parameters, the code and the data:
+
+- `detector`: the fitted detector, as `Detector.save` writes it;
+- `fit.json`: the seconds, the warnings and whether the training diverged; written last, it marks a complete fit;
+- `fit.checkpoint` and `begun.json`: only while a fit is not complete;
+- `scores-….safetensors`: one for each set that was scored, named by the digest of its data.
+
+Files that cannot be read, or that belong to something else, are made anew.
+"""
+
+import contextlib
+import hashlib
+import json
+import shutil
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+from sklearn.base import clone
+
+from apood.detectors.contract.artefact import describe_detector, load
+from apood.detectors.contract.base import Detector, Scores
+from apood.fitting.checkpoint import Checkpoint
+from apood.support.errors import ArtefactError, DivergedWarning, FitWarning, InputError
+from apood.support.files import atomic_file, lock_folder, read_json, refuse_unwritable, source_digest, write_json
+from apood.support.version import __version__
+from apood.tokens.digest import content_digest
+from apood.tokens.source import TokenSource
+
+__all__ = ["CachedFit"]
+
+
+class CachedFit:
+    """A detector that is fitted, or read from the cache, when something first needs it.
+
+    Attributes:
+        unfitted: the detector as it was given, which stays unfitted.
+        folder: the folder of this fit in the cache.
+    """
+
+    def __init__(self, detector: Detector, train: TokenSource, aux: TokenSource | None, cache: Path) -> None:
+        detector.check_parameters()
+        self.unfitted, self._train, self._aux = detector, train, aux
+        self._known: Detector | None = None
+        self.folder = cache / _make_key(detector, train, aux)
+        refuse_unwritable(self.folder / "detector")
+
+    def fit_or_load(self) -> Detector:
+        """Return the fitted detector."""
+        if self._known is None:
+            with lock_folder(self.folder):  # equal fits may be asked for at once: one is made, the others read it
+                self._known = self._read() or self._fit()
+        return self._known
+
+    def read_facts(self) -> dict[str, Any]:
+        """Return the seconds, warnings and size of the fit, which is made first if it is missing."""
+        facts = _read_facts(self.folder)
+        if facts is None:
+            self.fit_or_load()
+            facts = _read_facts(self.folder)
+        assert facts is not None  # the fit has just written them
+        return facts
+
+    def score(self, source: TokenSource) -> tuple[Scores, float]:
+        """Return the scores of a set and the seconds that scoring took."""
+        digest = content_digest(source)
+        path = self.folder / f"scores-{digest[:24]}.safetensors"
+        kept = _read_scores(path, digest, len(source))
+        if kept is not None:
+            return kept
+        detector = self.fit_or_load()
+        begun = time.perf_counter()
+        scores = detector.score_samples(source)
+        seconds = time.perf_counter() - begun
+        with atomic_file(path) as temporary:
+            temporary.write_bytes(save({"scores": scores}, {"set": digest, "seconds": repr(seconds)}))
+        return scores, seconds
+
+    def _read(self) -> Detector | None:
+        if _read_facts(self.folder) is None:
+            return None
+        try:
+            found = load(self.folder / "detector")
+        except (ArtefactError, OSError):
+            return None
+        return found if type(found) is type(self.unfitted) else None  # a subclass may share its base's name
+
+    def _fit(self) -> Detector:
+        folder, checkpoint = self.folder, Checkpoint(self.folder / "fit.checkpoint")
+        try:
+            detector, facts = self._fit_from(checkpoint)
+        except ArtefactError as error:
+            if error.__cause__ is not None:  # the disk failed, and the checkpoint is worth keeping
+                raise
+            checkpoint.delete()  # it belongs to another fit
+            detector, facts = self._fit_from(checkpoint)
+        artefact = folder / "detector"
+        if artefact.exists():  # it could not be read
+            shutil.rmtree(artefact)
+        detector.save(artefact)
+        size = sum(file.stat().st_size for file in artefact.rglob("*") if file.is_file())
+        write_json(folder / "fit.json", {"bytes": size, **facts})
+        checkpoint.delete()
+        (folder / "begun.json").unlink()
+        return detector
+
+    def _fit_from(self, checkpoint: Checkpoint) -> tuple[Detector, dict[str, Any]]:
+        """Return a fitted copy, with the seconds and the warnings of the fit."""
+        detector: Detector = clone(self.unfitted)
+        before = _begin(self.folder / "begun.json", checkpoint)
+        begun = time.perf_counter()
+        with _catch_fit_warnings() as caught:
+            detector.fit(self._train, self._aux, checkpoint=checkpoint)
+        return detector, {
+            "seconds": before + time.perf_counter() - begun,
+            "warnings": [text for _, text in caught],
+            "diverged": next((text for category, text in caught if issubclass(category, DivergedWarning)), None),
+        }
+
+
+def _make_key(detector: Detector, train: TokenSource, aux: TokenSource | None) -> str:
+    content = {
+        "class": f"{type(detector).__module__}.{type(detector).__qualname__}",
+        "detector": describe_detector(detector),
+        "apood": [__version__, source_digest()],
+        "data": [None if source is None else content_digest(source) for source in (train, aux)],
+    }
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=_refuse_value).encode()).hexdigest()
+    return f"{detector.name}-{digest[:24]}"
+
+
+def _refuse_value(value: Any) -> Any:
+    raise InputError(f"A fit cannot be cached if one of its parameters is {value!r}, which is no plain value.")
+
+
+def _read_facts(folder: Path) -> dict[str, Any] | None:
+    facts = _read_object(folder / "fit.json")
+    kinds = {"seconds": float, "bytes": int, "warnings": list, "diverged": str | None}
+    return facts if all(isinstance(facts.get(key), kind) for key, kind in kinds.items()) else None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, empty if there is none."""
+    try:
+        content = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _begin(path: Path, checkpoint: Checkpoint) -> float:
+    """Write to `path` that a fit begins now, and return the seconds of work that its checkpoint already holds.
+
+    A killed process cannot write anything at its end, but the time at which its checkpoint was written is known. A
+    checkpoint that cannot be read is deleted.
+    """
+    noted, before = _read_object(path), 0.0
+    for file in checkpoint.path.parent.glob(f"{checkpoint.path.name}*"):
+        try:
+            with safe_open(file, "np"):
+                pass
+        except (SafetensorError, OSError):
+            file.unlink()
+        else:
+            seconds, at = noted.get("seconds"), noted.get("at")
+            if isinstance(seconds, float) and isinstance(at, float):
+                before = max(before, seconds + max(0.0, file.stat().st_mtime - at))
+    write_json(path, {"seconds": before, "at": time.time()})
+    return before
+
+
+def _read_scores(path: Path, digest: str, count: int) -> tuple[Scores, float] | None:
+    try:
+        with safe_open(path, "np") as file:
+            metadata = file.metadata() or {}
+            scores: Scores = file.get_tensor("scores")
+        seconds = float(metadata["seconds"])
+    except (SafetensorError, OSError, KeyError, ValueError):
+        return None
+    if metadata.get("set") != digest or scores.shape != (count,) or scores.dtype != np.float64:
+        return None
+    return scores, seconds
+
+
+@contextlib.contextmanager
+def _catch_fit_warnings() -> Iterator[list[tuple[type[Warning], str]]]:
+    """Collect the warnings of fits for the tables, and show all others as usual."""
+    caught: list[tuple[type[Warning], str]] = []
+    with warnings.catch_warnings():
+        show_others = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, FitWarning):
+                caught.append((category, str(message)))
+            else:
+                show_others(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        warnings.simplefilter("always", FitWarning)
+        yield caught
