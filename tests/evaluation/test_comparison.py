@@ -16,11 +16,11 @@ from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.evaluation.comparison import METRICS, Spread, compare
+from apood.evaluation.comparison import compare
+from apood.evaluation.comparison_plan import ComparisonPlan, draw_splits
+from apood.evaluation.entry import Entry
 from apood.evaluation.metrics import auroc, fpr95
-from apood.evaluation.plan import Method, Plan
-from apood.evaluation.result import MEAN
-from apood.evaluation.splits import split_data
+from apood.evaluation.result import MEAN, METRICS, Spread
 from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.writer import TokenStoreWriter
@@ -46,9 +46,9 @@ def stores(tmp_path_factory):
 
 @pytest.fixture
 def plan(stores):
-    return Plan(
+    return ComparisonPlan(
         ood={"near": stores / "near", "far": stores / "far"}, id_train=stores / "train", id_test=stores / "test",
-        methods=[Method("mahalanobis"), Method("knn", {"k": 2})], splits=2,
+        methods=[Entry("mahalanobis"), Entry("knn", {"k": 2})], splits=2,
     )  # fmt: skip
 
 
@@ -71,10 +71,10 @@ def content(comparison):
 
 
 def test_figures_are_those_of_fits_by_hand(plan):
-    found = compare(plan).contenders[1]
+    found = compare(plan).results[1]
     values = {"auroc": [], "fpr95": [], "mean": []}
     for number in range(2):
-        data = split_data(plan, number, plan.methods[1])
+        data = draw_splits(plan)[number]
         detector = KNN(k=2).fit(data.train)
         inside = detector.score_samples(data.test)
         outside = {name: detector.score_samples(source) for name, source in data.ood.items()}
@@ -82,7 +82,7 @@ def test_figures_are_those_of_fits_by_hand(plan):
         values["fpr95"].append(100 * fpr95(inside, outside["near"]).value)
         values["mean"].append(100 * fmean(auroc(inside, own).value for own in outside.values()))
     for dataset, metric, key in (("near", "auroc", "auroc"), ("near", "fpr95", "fpr95"), (MEAN, "auroc", "mean")):
-        assert found.figure(dataset, metric) == pytest.approx((fmean(values[key]), stdev(values[key])), abs=1e-3)
+        assert found.summarize(dataset, metric) == pytest.approx((fmean(values[key]), stdev(values[key])), abs=1e-3)
 
 
 def test_everything_is_in_the_json(plan, stores):
@@ -101,17 +101,17 @@ def test_everything_is_in_the_json(plan, stores):
 
 def test_the_accept_rate_is_that_of_the_test_sequences(plan, stores):
     plan = replace(plan, id_validation=stores / "validation", splits=1, share=1)
-    found = compare(plan).contenders[0]
-    data = split_data(plan, 0, plan.methods[0])
+    found = compare(plan).results[0]
+    data = draw_splits(plan)[0]
     detector = Mahalanobis().fit(data.train)
     threshold = conformal_threshold(detector.score_samples(data.validation))
     expected = 100 * np.mean(detector.score_samples(data.test) >= threshold)
     assert found.accepted == (pytest.approx(expected, abs=1e-3), None)
-    assert compare(replace(plan, id_validation=None)).contenders[0].accepted is None
+    assert compare(replace(plan, id_validation=None)).results[0].accepted is None
 
 
 def test_a_single_split_has_no_deviation():
-    assert Spread.of([3.0]) == (3.0, None) and Spread.of([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
+    assert Spread.from_values([3.0]) == (3.0, None) and Spread.from_values([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
 
 
 def test_nothing_is_done_twice(plan, fits, tmp_path, stores):
@@ -121,20 +121,20 @@ def test_nothing_is_done_twice(plan, fits, tmp_path, stores):
     assert content(compare(plan, cache=tmp_path)) == content(first)
     assert fits == []
 
-    more = replace(plan, ood={**plan.ood, "aux": stores / "aux"}, methods=[*plan.methods, Method("length")], splits=3)
+    more = replace(plan, ood={**plan.ood, "aux": stores / "aux"}, methods=[*plan.methods, Entry("length")], splits=3)
     again = compare(more, cache=tmp_path)
     assert sorted(fits) == ["knn", "length", "length", "length", "mahalanobis"]
-    for before, after in zip(first.contenders, again.contenders, strict=False):
-        for split, later in zip(before.splits, after.splits, strict=False):
+    for before, after in zip(first.results, again.results, strict=False):
+        for split, later in zip(before.runs, after.runs, strict=False):
             assert split.rows[:2] == later.rows[:2]
 
 
 def test_whole_sets_are_fitted_once_where_no_seed_makes_a_difference(plan, fits):
-    small = Method("ap-ood", {"steps": 2, "heads": 2})
-    found = compare(replace(plan, share=1, methods=[Method("knn"), small]))
+    small = Entry("ap-ood", {"steps": 2, "heads": 2})
+    found = compare(replace(plan, share=1, methods=[Entry("knn"), small]))
     assert sorted(fits) == ["ap-ood", "ap-ood", "knn"]
-    assert found.contenders[0].figure("near", "auroc").std is None
-    assert [len(contender.splits) for contender in found.contenders] == [1, 2]
+    assert found.results[0].summarize("near", "auroc").std is None
+    assert [len(result.runs) for result in found.results] == [1, 2]
 
 
 def test_methods_learn_from_aux_only_when_asked_to(plan, stores, monkeypatch):
@@ -146,8 +146,8 @@ def test_methods_learn_from_aux_only_when_asked_to(plan, stores, monkeypatch):
         original(self, source, aux, checkpoint)
 
     monkeypatch.setattr(APOOD, "_fit", fit)
-    alone = Method("ap-ood", {"steps": 2, "heads": 2})
-    found = compare(replace(plan, aux=stores / "aux", methods=[alone, replace(alone, aux=True)], splits=1))
+    alone = Entry("ap-ood", {"steps": 2, "heads": 2})
+    found = compare(replace(plan, aux=stores / "aux", methods=[alone, replace(alone, aux="all")], splits=1))
     assert learnt_from == [None, 10]
     assert [method["aux"] for method in found.to_json()["methods"]] == [False, True]
 
@@ -168,37 +168,37 @@ def test_an_interrupted_comparison_goes_on(plan, fits, tmp_path, monkeypatch):
     fits.clear()
     again = compare(plan, cache=tmp_path)
     assert fits == []  # the fit was kept, though not yet scored with
-    assert [c.splits[1].rows for c in again.contenders] == [c.splits[1].rows for c in whole.contenders]
+    assert [c.runs[1].rows for c in again.results] == [c.runs[1].rows for c in whole.results]
 
 
 def test_processes_give_the_same_results(plan, tmp_path):
     together = compare(plan, cache=tmp_path, jobs=2)
-    for own, other in zip(together.contenders, compare(plan).contenders, strict=True):
-        for split, alike in zip(own.splits, other.splits, strict=True):
+    for own, other in zip(together.results, compare(plan).results, strict=True):
+        for split, alike in zip(own.runs, other.runs, strict=True):
             for row, same in zip(split.rows, alike.rows, strict=True):
                 assert row == pytest.approx(same, abs=1e-3)
 
 
 def test_bad_plans_are_refused_before_any_work(plan, fits):
     with pytest.raises(InputError, match="There is no method 'svm'"):
-        compare(replace(plan, methods=[*plan.methods, Method("svm")]))
+        compare(replace(plan, methods=[*plan.methods, Entry("svm")]))
     with pytest.raises(InputError, match="jobs must be at least 1"):
         compare(plan, jobs=0)
     assert fits == []
 
 
-TOO_MANY = Method("knn", {"k": 50})
+TOO_MANY = Entry("knn", {"k": 50})
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_method_that_cannot_be_fitted_stops_no_other(plan, tmp_path, jobs):
     found = compare(replace(plan, methods=[TOO_MANY, *plan.methods]), cache=tmp_path, jobs=jobs)
-    failed, *others = found.contenders
+    failed, *others = found.results
     reason = "k=50 neighbours need at least as many ID sequences, got 48."
-    assert failed.failures == [f"split 1: {reason}", f"split 2: {reason}"] and failed.splits == []
-    assert [(len(other.splits), other.failures) for other in others] == [(2, [])] * 2
+    assert failed.failures == {1: reason, 2: reason} and failed.runs == []
+    assert [(len(other.runs), other.failures) for other in others] == [(2, {})] * 2
     written = content(found)["methods"]
-    assert written[0]["failures"] == failed.failures and "results" not in written[0]
+    assert written[0]["failures"] == [f"split {number}: {reason}" for number in (1, 2)] and "results" not in written[0]
     assert written[1]["failures"] == [] and "results" in written[1]
 
 
@@ -210,8 +210,8 @@ def test_a_split_that_fails_by_surprise_is_told_beside_the_others(plan, monkeypa
         raise RuntimeError("a surprise")
 
     monkeypatch.setattr(KNN, "_fit", fit_once)
-    _, found = compare(plan).contenders
-    assert found.failures == ["split 1: RuntimeError: a surprise"] and [split.seed for split in found.splits] == [1]
+    _, found = compare(plan).results
+    assert found.failures == {1: "RuntimeError: a surprise"} and [run.seed for run in found.runs] == [1]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -221,7 +221,7 @@ def test_when_every_method_fails_the_first_reason_is_given(plan, jobs):
 
 
 def test_seeds_are_results(plan):
-    small = Method("ap-ood", {"steps": 2, "heads": 2, "seed": 10})
+    small = Entry("ap-ood", {"steps": 2, "heads": 2, "seed": 10})
     found = content(compare(replace(plan, seed=3, methods=[*plan.methods, small])))["methods"]
     seeds = [[(split["seed"], split["training_seed"]) for split in method["splits"]] for method in found]
     assert seeds == [[(3, None), (4, None)], [(3, None), (4, None)], [(3, 13), (4, 14)]]
@@ -234,9 +234,9 @@ def test_parameters_may_be_infinite(tmp_path):
         batch = TokenBatch.from_lengths(torch.empty(0, 6), [0] * count)
         with TokenStoreWriter(tmp_path / name, dim=6) as writer:
             writer.append(batch.with_channels(sample_logprobs=Ragged.from_lengths(samples, [4] * count)))
-    plan = Plan(
+    plan = ComparisonPlan(
         ood={"other": tmp_path / "other"}, id_train=tmp_path / "train", id_test=tmp_path / "test",
-        methods=[Method("entropy", {"temperature": math.inf})], splits=1,
+        methods=[Entry("entropy", {"temperature": math.inf})], splits=1,
     )  # fmt: skip
     (found,) = content(compare(plan))["methods"]
     assert found["parameters"] == {"temperature": {"float": "inf"}} and found["failures"] == []
@@ -251,6 +251,6 @@ def test_warnings_of_fits_are_results(plan, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Mahalanobis, "_fit", fit_with_a_warning)
     for _ in range(2):
-        first, second = compare(plan, cache=tmp_path).contenders
-        assert [split.warnings for split in first.splits] == [["did not converge"]] * 2
-        assert [split.warnings for split in second.splits] == [[], []]
+        first, second = compare(plan, cache=tmp_path).results
+        assert [split.warnings for split in first.runs] == [["did not converge"]] * 2
+        assert [split.warnings for split in second.runs] == [[], []]

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from apood.evaluation.comparison import Comparison, Contender, SplitResult
-from apood.evaluation.plan import Method, Plan
-from apood.evaluation.result import compute_mean_row
+from apood.evaluation.comparison import Comparison
+from apood.evaluation.comparison_plan import ComparisonPlan
+from apood.evaluation.entry import Entry
+from apood.evaluation.result import Result, Run, compute_mean_row
 from apood.report.comparison import fit_notes, grid_of_comparison
 from apood.report.files import write_comparison
 from apood.report.grid import marks
@@ -28,18 +29,18 @@ def row(method, dataset, auroc, fpr):
     return {"method": method, "dataset": dataset, **values, **intervals, "n_id": 10, "n_ood": 10}
 
 
-def contender(method, *splits, accepted=None, warnings=()):
+def make_result(entry, *splits, accepted=None, warnings=()):
     """Each split is {dataset: (AUROC, FPR95)}."""
     results = []
     for split in splits:
-        rows = [row(method.label, dataset, *values) for dataset, values in split.items()]
-        results.append(
-            SplitResult(0, None, [*rows, compute_mean_row(rows)], accepted, 12.3, 0.0123, 2_500_000, list(warnings))
-        )
-    return Contender(method, results)
+        rows = [row(entry.label, dataset, *values) for dataset, values in split.items()]
+        results.append(Run(0, None, [*rows, compute_mean_row(rows)], accepted, 12.3, 0.0123, 2_500_000, list(warnings)))
+    return Result(entry, results)
 
 
-PLAN = Plan(ood={"a": Path("a"), "b": Path("b")}, id_train=Path("t"), id_test=Path("e"), aux=Path("x"), splits=2)
+PLAN = ComparisonPlan(
+    ood={"a": Path("a"), "b": Path("b")}, id_train=Path("t"), id_test=Path("e"), aux=Path("x"), splits=2
+)
 
 
 @pytest.fixture
@@ -48,13 +49,15 @@ def comparison():
     return Comparison(
         PLAN,
         [
-            contender(
-                Method("knn", name="third"), {"a": (70.0, 50.0), "b": (70, 50)}, {"a": (72.0, 54.0), "b": (70, 50)}
+            make_result(
+                Entry("knn", name="third"), {"a": (70.0, 50.0), "b": (70, 50)}, {"a": (72.0, 54.0), "b": (70, 50)}
             ),
-            contender(Method("ap-ood", name="learns", aux=True), *[{"a": (99.0, 1.0), "b": (99.0, 1.0)}] * 2),
-            contender(Method("length", name="first"), *[{"a": (90.0, 20.0), "b": (80.0, 40.0)}] * 2, warnings=["odd!"]),
-            contender(Method("mahalanobis", name="second"), *[{"a": (80.0, 30.0), "b": (80.04, 40.0)}] * 2),
-            contender(Method("ap-ood", name="learns less", aux=True), *[{"a": (99.02, 2.0), "b": (50.0, 2.0)}] * 2),
+            make_result(Entry("ap-ood", name="learns", aux="all"), *[{"a": (99.0, 1.0), "b": (99.0, 1.0)}] * 2),
+            make_result(
+                Entry("length", name="first"), *[{"a": (90.0, 20.0), "b": (80.0, 40.0)}] * 2, warnings=["odd!"]
+            ),
+            make_result(Entry("mahalanobis", name="second"), *[{"a": (80.0, 30.0), "b": (80.04, 40.0)}] * 2),
+            make_result(Entry("ap-ood", name="learns less", aux="all"), *[{"a": (99.02, 2.0), "b": (50.0, 2.0)}] * 2),
         ],
     )
 
@@ -184,7 +187,7 @@ def test_the_terminal_table_is_as_wide_as_the_terminal(comparison, width):
 
 
 def test_blocks_only_where_there_are_two(comparison):
-    alone = Comparison(PLAN, [c for c in comparison.contenders if not c.method.uses_aux])
+    alone = Comparison(PLAN, [result for result in comparison.results if not result.entry.uses_aux])
     assert [(block.title, len(block.methods)) for block in grid_of_comparison(comparison).blocks] == [
         ("without AUX", 3),
         ("with AUX", 2),
@@ -193,16 +196,16 @@ def test_blocks_only_where_there_are_two(comparison):
 
 
 def test_the_accept_rate_is_a_column_where_there_is_one(comparison):
-    plan = Plan(ood={"a": Path("a")}, id_validation=Path("v"), splits=1)
-    grid = grid_of_comparison(Comparison(plan, [contender(Method("knn"), {"a": (90.0, 20.0)}, accepted=93.75)]))
+    plan = ComparisonPlan(ood={"a": Path("a")}, id_validation=Path("v"), splits=1)
+    grid = grid_of_comparison(Comparison(plan, [make_result(Entry("knn"), {"a": (90.0, 20.0)}, accepted=93.75)]))
     assert grid.columns[-1] == "ID let through, %" and grid.cells["knn", grid.columns[-1]][0].text == "93.8"
     assert "95%" in grid.legend and "ID let through, %" not in grid_of_comparison(comparison).columns
 
 
 def test_a_method_that_failed_has_no_figures_and_a_reason(comparison):
-    third, learns, first, second, _ = comparison.contenders
-    failed = Contender(first.method, first.splits[:1], ["split 2: it is too odd."])
-    learnt = Contender(learns.method, [], ["split 1: no.", "split 2: nor here."])
+    third, learns, first, second, _ = comparison.results
+    failed = Result(first.entry, first.runs[:1], {2: "it is too odd."})
+    learnt = Result(learns.entry, [], {1: "no.", 2: "nor here."})
     grid = grid_of_comparison(Comparison(PLAN, [third, failed, second, learnt]))
     reasons = ["– first: 1 of 2 splits failed, the first: split 2: it is too odd.",
                "– learns: 2 of 2 splits failed, the first: split 1: no."]  # fmt: skip
@@ -217,8 +220,8 @@ def test_a_method_that_failed_has_no_figures_and_a_reason(comparison):
 
 
 def test_methods_with_one_split_among_many_show_their_interval():
-    alone = contender(Method("knn"), {"a": (90.0, 20.0), "b": (80.0, 40.0)})
-    trained = contender(Method("ap-ood"), *[{"a": (80.0, 30.0), "b": (70.0, 40.0)}] * 2)
+    alone = make_result(Entry("knn"), {"a": (90.0, 20.0), "b": (80.0, 40.0)})
+    trained = make_result(Entry("ap-ood"), *[{"a": (80.0, 30.0), "b": (70.0, 40.0)}] * 2)
     grid = grid_of_comparison(Comparison(PLAN, [alone, trained]))
     assert grid.cells["knn", "a"][0].text == "90.0 ±1.5" and grid.cells["knn", "mean"][0].text == "85.0"
     assert grid.cells["ap-ood", "a"][0].text == "80.0 ±0.0"
@@ -227,8 +230,8 @@ def test_methods_with_one_split_among_many_show_their_interval():
 
 
 def test_a_single_split_shows_its_interval():
-    plan = Plan(ood={"a": Path("a")}, splits=1)
-    grid = grid_of_comparison(Comparison(plan, [contender(Method("knn"), {"a": (90.0, 20.0)})]))
+    plan = ComparisonPlan(ood={"a": Path("a")}, splits=1)
+    grid = grid_of_comparison(Comparison(plan, [make_result(Entry("knn"), {"a": (90.0, 20.0)})]))
     assert [figure.text for figure in grid.cells["knn", "a"]] == ["90.0 ±1.5", "20.0 ±1.5"]
     assert [figure.text for figure in grid.cells["knn", "mean"]] == ["90.0", "20.0"]
     assert "95% interval" in grid.legend
@@ -251,8 +254,8 @@ NASTY = '<script>alert("x")</script> & {{ 7 * 7 }} [a](b) $x_1$ 50% \\input{x} #
 
 @pytest.fixture
 def nasty():
-    plan = Plan(ood={NASTY: Path("a")}, splits=1)
-    own = contender(Method("knn", name=NASTY), {NASTY: (90.0, 20.0)}, warnings=[f"because of {NASTY}"])
+    plan = ComparisonPlan(ood={NASTY: Path("a")}, splits=1)
+    own = make_result(Entry("knn", name=NASTY), {NASTY: (90.0, 20.0)}, warnings=[f"because of {NASTY}"])
     return grid_of_comparison(Comparison(plan, [own]))
 
 
@@ -296,9 +299,9 @@ def test_latex_is_a_whole_table(comparison):
 
 
 def test_a_row_that_begins_with_a_bracket_is_no_length():
-    plan = Plan(ood={"a": Path("a")}, splits=1)
+    plan = ComparisonPlan(ood={"a": Path("a")}, splits=1)
     text = latex_table(
-        grid_of_comparison(Comparison(plan, [contender(Method("knn", name="[2] knn"), {"a": (9.0, 2.0)})]))
+        grid_of_comparison(Comparison(plan, [make_result(Entry("knn", name="[2] knn"), {"a": (9.0, 2.0)})]))
     )
     assert "{[}2{]} knn & " in text and not re.search(r"^\s*\[", text, re.MULTILINE)
 
@@ -310,8 +313,8 @@ def test_markdown_escapes_names(nasty):
 
 
 def test_names_are_no_markup_of_the_terminal():
-    plan = Plan(ood={"[bold]a": Path("a")}, splits=1)
-    grid = grid_of_comparison(Comparison(plan, [contender(Method("knn", name="[red]knn"), {"[bold]a": (90.0, 20.0)})]))
+    plan = ComparisonPlan(ood={"[bold]a": Path("a")}, splits=1)
+    grid = grid_of_comparison(Comparison(plan, [make_result(Entry("knn", name="[red]knn"), {"[bold]a": (90.0, 20.0)})]))
     assert "[red]knn" in render(grid) and "[bold]a" in render(grid)
 
 
@@ -328,8 +331,8 @@ def test_files(comparison, tmp_path):
 def test_every_kind_of_warning_is_told_once():
     """Those of a kind differ in figures alone; another kind is not hidden behind the first."""
     warned = [["d² is 9.1, not 1", "few"], ["d² is 1e+03, not 1"], ["few", "few"]]
-    splits = [SplitResult(0, None, [], None, 0.0, 0.0, 0, warnings) for warnings in warned]
-    assert fit_notes([("a", splits, [])]) == [
+    runs = [Run(0, None, [], None, 0.0, 0.0, 0, warnings) for warnings in warned]
+    assert fit_notes([Result(Entry("knn", name="a"), runs)]) == [
         "† a: 2 of 3 fits warned, the first: d² is 9.1, not 1",
         "† a: 2 of 3 fits warned, the first: few",
     ]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from apood.decisions.conformal import conformal_threshold
 from apood.detectors.contract.base import Scores
@@ -18,6 +17,7 @@ from apood.evaluation.result import Result, Run, compute_mean_row, compute_rows
 from apood.evaluation.split import Split
 from apood.evaluation.workers import Failure, Share, run_tasks, share_cores
 from apood.support.checks import check_integer
+from apood.support.device import resolve_device
 from apood.support.errors import ApoodError, InputError
 
 __all__ = ["ACCEPT", "Jobs", "fit_entry", "refuse_all_failed", "run_entry", "run_study"]
@@ -135,7 +135,7 @@ def _share_cores(tasks: Sequence[_Task], jobs: Jobs) -> Share | None:
         return share_cores(len(tasks), jobs)
     # Several fits on one GPU share its memory, which is for the user to decide.
     device = tasks[0].entry.make_detector().get_params(deep=False).get("device", "cpu")
-    return share_cores(len(tasks), 1 if torch.cuda.is_available() and device != "cpu" else None)
+    return share_cores(len(tasks), 1 if resolve_device(device).type == "cuda" else None)
 
 
 def run_entry(entry: Entry, split: Split, cache: Path, *, tabulate: bool = True) -> Run:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.contract.held_out import HeldOutFit
 from apood.detectors.contract.registry import METHODS, detector_class
 from apood.detectors.entropy import Entropy
 from apood.detectors.knn import KNN
@@ -158,6 +159,14 @@ def test_a_disaster_is_not_kept():
     assert alone.best is None and alone.detector is None and alone.as_json()["best"] is None
 
 
+@pytest.mark.parametrize(
+    ("distance", "training_distance", "disaster"),
+    [(3.99, 1.0, False), (4.0, 1.0, True), (3.99, 3.99, False), (4.0, 4.0, True), (float("nan"), 1.0, True)],
+)
+def test_a_disaster_begins_at_a_ratio_or_a_training_distance_of_4(distance, training_distance, disaster):
+    assert HeldOutFit(0.0, distance, training_distance).disaster is disaster
+
+
 def test_infinite_settings_are_written():
     generator = torch.Generator().manual_seed(0)
 
@@ -187,7 +196,7 @@ def test_a_training_that_diverges_has_failed():
 
 
 def test_when_everything_fails_the_first_reason_is_given():
-    with pytest.raises(InputError, match="None of the 2 settings could be fitted; the first: k=500 neighbours need"):
+    with pytest.raises(InputError, match=r"None of the 2 settings could be .*k=500 neighbours need"):
         select(KNN(k=500), TRAIN, VALIDATION, AUX, grid={"k": [600]})
 
 
