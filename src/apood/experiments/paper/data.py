@@ -9,7 +9,7 @@ from typing import Any
 from apood.data.inputs import AUDIO_ENDINGS, find_files, read_records
 from apood.data.presets import PRESETS
 from apood.data.sounds import read_sounds
-from apood.evaluation.rows import MEAN
+from apood.evaluation.result import MEAN
 from apood.experiments.paper.settings import Settings
 from apood.experiments.paper.tasks import Task
 from apood.support.checks import suggest_name
