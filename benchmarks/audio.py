@@ -16,7 +16,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 
 from apood.backbones.audio_classifier import AudioRecipe, split_sounds, train_audio_classifier
-from apood.backbones.training_loop import Plan as Schedule
+from apood.backbones.training_loop import Schedule
 from apood.data.record import Record, Sound
 from apood.data.sounds import read_sounds
 from apood.encoders.audio.encoder import AudioEncoder

@@ -15,14 +15,14 @@ from torch import Tensor
 from apood.backbones.audio_classifier import AudioRecipe, split_sounds, train_audio_classifier
 from apood.backbones.masked_autoencoder import MaskedAutoencoder, grid_positions, patches_of
 from apood.backbones.sound_batches import Augmentation, SoundBatches, Spectra
-from apood.backbones.training_loop import Plan
+from apood.backbones.training_loop import Schedule
 from apood.data.record import Sound
 from apood.encoders.audio.encoder import AudioEncoder
 from apood.encoders.audio.spectrogram import LogMel
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import ArtefactError, InputError
 
-PRETRAINING, PLAN = Plan(6, 1e-3, warm_up=0.1), Plan(40, 3e-3, warm_up=0.1)
+PRETRAINING, PLAN = Schedule(6, 1e-3, warm_up=0.1), Schedule(40, 3e-3, warm_up=0.1)
 TINY = AudioRecipe(PRETRAINING, PLAN, batch=8, mel_bins=32, patch=16, width=16, blocks=2, heads=2)
 
 
@@ -76,7 +76,7 @@ def test_the_same_seed_gives_the_same_weights(model: Path, tmp_path: Path) -> No
 
 
 class Dying(Checkpoint):
-    """A checkpoint whose process ends after so many saves."""
+    """A checkpoint that interrupts the training after so many saves."""
 
     def __init__(self, path: Path, saves: list[int]) -> None:
         super().__init__(path, every_seconds=0)
@@ -110,9 +110,9 @@ def test_pretraining_can_be_left_out_and_changes_the_weights(model: Path, tmp_pa
     assert weights(tmp_path / "alone") != weights(model)
 
 
-@pytest.mark.parametrize(("seconds", "tokens"), [(10.24, 128), (5.0, 128), (10.0, 128), (2.0, 128), (20.0, 252)])
+@pytest.mark.parametrize(("seconds", "tokens"), [(2.0, 128), (10.24, 128), (20.0, 252)])
 def test_the_paper_s_shape_gives_128_tokens_up_to_its_window(tmp_path: Path, seconds: float, tokens: int) -> None:
-    once = AudioRecipe(None, Plan(1, 1e-3), batch=2, seconds=seconds)
+    once = AudioRecipe(None, Schedule(1, 1e-3), batch=2, seconds=seconds)
     report = trained(tmp_path / "paper", once)
     assert report["tokens"] == tokens
     config = json.loads((tmp_path / "paper" / "config.json").read_text())
@@ -124,7 +124,7 @@ def test_the_paper_s_shape_gives_128_tokens_up_to_its_window(tmp_path: Path, sec
 def test_the_window_is_that_of_the_longest_sound(tmp_path: Path) -> None:
     sounds = [*labelled_sounds(4, 0.5), *labelled_sounds(1, 0.9)]
     train_audio_classifier(
-        sounds, sounds, tmp_path / "a", replace(TINY, plan=Plan(1, 1e-3)), checkpoint=Checkpoint(tmp_path / "c")
+        sounds, sounds, tmp_path / "a", replace(TINY, plan=Schedule(1, 1e-3)), checkpoint=Checkpoint(tmp_path / "c")
     )
     frames = json.loads((tmp_path / "a" / "preprocessor_config.json").read_text())["max_length"]
     assert 88 <= frames <= 88 + 31  # 0.9 seconds, rounded up to whole columns
@@ -165,9 +165,9 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
     assert "is too short" in refused([*good, Sound(tone(0.1, 0), RATE, "tone")])
     for options, message in [
         ({"width": 18}, "multiple of 4 and of the number of heads, 2, got 18"),
-        ({"hidden_share": 1.0}, "share of hidden patches"),
+        ({"hidden_share": 1.0}, "hidden patches"),
         ({"mel_bins": 8}, "mel bins must be at least 16"),
-        ({"seconds": 0}, "window, in seconds,"),
+        ({"seconds": 0}, "window"),
     ]:
         assert message in refused(good, **options)
 
@@ -218,7 +218,7 @@ def test_the_error_of_the_autoencoder_is_that_on_hidden_patches() -> None:
     assert float(autoencoder(features, order).detach()) == pytest.approx(5.0, abs=1e-2)
 
 
-def test_every_place_of_the_grid_has_a_position_of_its_own() -> None:
+def test_every_place_of_the_grid_has_its_own_position() -> None:
     positions = grid_positions(4, 32, 32)
     assert positions.shape == (128, 32)
     assert float((torch.cdist(positions, positions) + 9 * torch.eye(128)).min()) > 0.1
@@ -236,33 +236,33 @@ def batches(sounds: list[Sound], size: int = 4, **augmentation: Any) -> SoundBat
 def test_every_sound_is_seen_once_before_any_is_seen_again() -> None:
     sounds = labelled_sounds(5, 0.3)
     own = batches(sounds)
-    seen = torch.cat([own._chosen(step) for step in range(5)]).tolist()
+    seen = torch.cat([own._choose(step) for step in range(5)]).tolist()
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
     assert seen[:10] != seen[10:]
-    assert batches(sounds, size=99).labelled(0).tensors["targets"].shape == (10, 2)
+    assert batches(sounds, size=99).make_labelled(0).tensors["targets"].shape == (10, 2)
 
 
 def test_shifts_keep_what_a_sound_consists_of() -> None:
     sounds = labelled_sounds(2, 0.4)
     own = batches(sounds)
-    features = own.labelled(0).tensors["features"]
-    for window, index in zip(features, own._chosen(0).tolist(), strict=True):
-        whole = own._spectra.features[index].float()
+    features = own.make_labelled(0).tensors["features"]
+    for window, index in zip(features, own._choose(0).tolist(), strict=True):
+        whole = own.spectra.features[index].float()
         torch.testing.assert_close(window[: len(whole)].sort(0).values, whole.sort(0).values)
-    longer = batches(labelled_sounds(2, 2.0)).labelled(0).tensors["features"]
+    longer = batches(labelled_sounds(2, 2.0)).make_labelled(0).tensors["features"]
     assert longer.shape == (4, 60, 16)
 
 
 def test_augmentations_do_what_they_say() -> None:
     sounds = labelled_sounds(4, 0.7)
-    plain = batches(sounds).labelled(0).tensors
+    plain = batches(sounds).make_labelled(0).tensors
     assert set(plain["targets"].flatten().tolist()) == {0.0, 1.0}
-    mixed = batches(sounds, mixing=5.0).labelled(0).tensors["targets"]
+    mixed = batches(sounds, mixing=5.0).make_labelled(0).tensors["targets"]
     torch.testing.assert_close(mixed.sum(1), torch.ones(4))
     assert bool((mixed.max(1).values >= 0.5).all()) and bool(((mixed > 0) & (mixed < 1)).any())
-    hidden = batches(sounds, hidden_bins=8).labelled(0).tensors["features"]
+    hidden = batches(sounds, hidden_bins=8).make_labelled(0).tensors["features"]
     blank = (hidden == 0).all(1).sum(1)
     assert 0 < int(blank.max()) <= 8
-    louder = batches(sounds, gain=3.0).labelled(0).tensors["features"] - plain["features"]
+    louder = batches(sounds, gain=3.0).make_labelled(0).tensors["features"] - plain["features"]
     shifts = louder[:, :40].flatten(1).median(1).values
     assert float(shifts.abs().max()) <= 3.1 and len(set(shifts.tolist())) == 4

@@ -14,12 +14,12 @@ from safetensors import safe_open
 
 from apood.backbones import translator
 from apood.backbones.bleu import bleu, translate, translation_loss, validation_loss
-from apood.backbones.corpus import Batches, Corpus, Sentences, padded_pairs
-from apood.backbones.training_loop import Plan
+from apood.backbones.corpus import Batches, Corpus, Sentences, pad_pairs
+from apood.backbones.training_loop import Schedule
 from apood.backbones.translator import (
     SIZES,
     Recipe,
-    held_out,
+    split_pairs,
     train_translator,
 )
 from apood.backbones.vocabulary import (
@@ -37,8 +37,10 @@ from apood.support.errors import ArtefactError, InputError
 PAIRS = word_pairs(2000)
 LEARNED, TESTED = PAIRS[:1940], PAIRS[1940:]
 TEXTS = [text for pair in PAIRS for text in pair]
-RECIPE = Recipe(Plan(240, 3e-3, warm_up=0.2, watch_every=120), "tiny", 35, 32, 256, dropout=0.0, label_smoothing=0.0)
-SHORT = Recipe(Plan(6, 3e-3), "tiny", 35, 32, 512)
+RECIPE = Recipe(
+    Schedule(240, 3e-3, warm_up=0.2, validate_every=120), "tiny", 35, 32, 256, dropout=0.0, label_smoothing=0.0
+)
+SHORT = Recipe(Schedule(6, 3e-3), "tiny", 35, 32, 512)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def vocabulary() -> bytes:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """For matrices as small as here, threads that wait for each other cost more than they give."""
+    """Several threads are slower for matrices as small as these."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -109,19 +111,19 @@ def test_the_tokenizer_gives_the_same_ids(vocabulary, tmp_path):
 @pytest.mark.parametrize(
     ("texts", "size", "message"),
     [
-        (TEXTS, 5000, r"^A vocabulary of 5000 pieces cannot be learned from these texts: they allow \d+ at most\.$"),
-        (TEXTS, 10, r"^A vocabulary of 10 pieces .* texts: their characters alone need \d+\.$"),
-        ([" ", ""], 10, r"^A vocabulary of 10 pieces cannot be learned from these texts: they hold no words\.$"),
-        (TEXTS, 3, r"^The size of the vocabulary must be at least 8, got 3\.$"),
+        (TEXTS, 5000, r"5000 pieces .* allow \d+ at most"),
+        (TEXTS, 10, r"10 pieces .* characters alone need \d+"),
+        ([" ", ""], 10, "10 pieces .* no words"),
+        (TEXTS, 3, "at least 8, got 3"),
     ],
 )
-def test_vocabularies_that_cannot_be_are_refused(texts, size, message):
+def test_impossible_vocabularies_are_refused(texts, size, message):
     with pytest.raises(InputError, match=message):
         train_vocabulary(texts, size)
 
 
 def corpus_of(lengths: list[tuple[int, int]]) -> Corpus:
-    """Pairs with so many ids; those of pair i are 10 + i, so that they can be told apart."""
+    """Return pairs of the given lengths. All ids of pair i are 10 + i."""
 
     def side(which: int) -> Sentences:
         counts = np.array([pair[which] for pair in lengths])
@@ -141,7 +143,7 @@ def corpus_of(lengths: list[tuple[int, int]]) -> Corpus:
 def test_every_pair_is_in_one_batch_of_an_epoch_and_no_batch_is_too_large(lengths, batch_tokens, seed):
     corpus = corpus_of(lengths)
     batches = Batches(corpus, batch_tokens, seed)
-    planned = batches.epoch(0)
+    planned = batches.plan_epoch(0)
     assert sorted(np.concatenate(planned).tolist()) == list(range(len(lengths)))
     for step, chosen in enumerate(planned):
         tensors, tokens = batches(step)
@@ -160,7 +162,7 @@ def test_batches_follow_from_the_number_of_the_step():
     corpus = corpus_of([(2 + i % 17, 2 + i % 23) for i in range(300)])
     in_order = Batches(corpus, 128, 0)
     expected = [in_order(step) for step in range(200)]
-    count = len(in_order.epoch(0))
+    count = len(in_order.plan_epoch(0))
     assert count < 200, "more than an epoch"
     assert not torch.equal(expected[0].tensors["sources"], expected[count].tensors["sources"])
     for step in (199, 0, count, 42):
@@ -175,7 +177,7 @@ def test_little_of_a_batch_is_padding():
     lengths = dice.integers(2, 200, 5000)
     corpus = corpus_of([(int(n), max(2, int(n) - 3)) for n in lengths])
     batches = Batches(corpus, 8192, 0)
-    planned = len(batches.epoch(0))
+    planned = len(batches.plan_epoch(0))
     padded = sum(batches(step).tensors["sources"].numel() for step in range(planned))
     assert lengths.sum() / padded > 0.9
 
@@ -183,16 +185,15 @@ def test_little_of_a_batch_is_padding():
 def test_pairs_that_cannot_be_used_are_left_out_and_counted(vocabulary):
     word = TEXTS[0].split()[0]
     texts = [word, " ", word, " ".join([word] * 16), " ".join([word] * 15)]
-    corpus = Corpus.of(vocabulary, texts, [word, word, "", word, word], context=16)
+    pairs = list(map(Pair, texts, [word, word, "", word, word]))
+    corpus = Corpus.encode(vocabulary, pairs, context=16)
     assert (len(corpus), corpus.empty, corpus.too_long, corpus.kept.tolist()) == (2, 2, 1, [0, 4])
 
 
 def test_the_loss_is_the_mean_over_the_real_tokens(trained):
     """Padding and the sizes of batches do not change it; it is the model's own loss of each pair."""
     model, tokenizer = load(trained[0])
-    corpus = Corpus.of(
-        (trained[0] / "source.spm").read_bytes(), [p.source for p in TESTED[:9]], [p.target for p in TESTED[:9]], 32
-    )
+    corpus = Corpus.encode((trained[0] / "source.spm").read_bytes(), TESTED[:9], 32)
     losses, tokens = [], []
     with torch.no_grad():
         for pair in TESTED[:9]:
@@ -200,7 +201,7 @@ def test_the_loss_is_the_mean_over_the_real_tokens(trained):
             given = tokenizer(pair.source, return_tensors="pt")
             losses.append(float(model(**given, labels=labels).loss))
             tokens.append(labels.numel())
-        smoothed = translation_loss(model, padded_pairs(corpus, np.arange(9)).tensors, 0.1)
+        smoothed = translation_loss(model, pad_pairs(corpus, np.arange(9)).tensors, 0.1)
     expected = np.average(losses, weights=tokens)
     for batch_tokens in (8, 30, 1000):
         assert validation_loss(model, corpus, batch_tokens) == pytest.approx(expected, rel=1e-4)
@@ -240,7 +241,7 @@ def test_the_folder_is_an_ordinary_one(trained):
     found = tokenizer.batch_decode(output, skip_special_tokens=True)
     assert sum(text == translated(source) for text, source in zip(found, sources, strict=True)) > 0.8 * len(sources)
     vocabulary = (folder / "source.spm").read_bytes()
-    corpus = Corpus.of(vocabulary, sources, [pair.target for pair in TESTED], 32)
+    corpus = Corpus.encode(vocabulary, TESTED, 32)
     assert translate(model, corpus, vocabulary, beams=1, batch_tokens=64) == found
     assert report["weights"] == sum(parameter.numel() for parameter in model.parameters())
 
@@ -285,37 +286,36 @@ def test_an_interrupted_training_ends_like_an_uninterrupted_one(tmp_path, monkey
 def test_the_state_of_another_training_is_refused(tmp_path):
     train_in(tmp_path / "a")
     for recipe, pairs in (
-        (Recipe(Plan(6, 1e-3), "tiny", 35, 32, 512), LEARNED[:200]),
-        (Recipe(Plan(6, 3e-3), "tiny", 34, 32, 512), LEARNED[:200]),
-        (SHORT, LEARNED[:199]),
+        (Recipe(Schedule(6, 1e-3), "tiny", 35, 32, 512), LEARNED[:200]),  # the state of the training
+        (SHORT, LEARNED[:199]),  # that of the vocabulary
     ):
         with pytest.raises(ArtefactError, match="other settings, data"):
             train_in(tmp_path / "a", recipe, pairs)
     checkpoint = Checkpoint(tmp_path / "a.checkpoint", 0)
-    assert isinstance(checkpoint, Checkpoint) and checkpoint.exists()
+    assert checkpoint.exists()
     checkpoint.delete()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_pairs_are_held_out_by_the_seed():
-    learned, tested = held_out(PAIRS, 50, seed=0)
+def test_pairs_are_split_pairs_by_the_seed():
+    learned, tested = split_pairs(PAIRS, 50, seed=0)
     assert len(tested) == 50 and len(learned) == 1950
     assert sorted(learned + tested) == sorted(PAIRS)
-    assert held_out(PAIRS, 50, seed=0)[1] == tested != held_out(PAIRS, 50, seed=1)[1]
-    assert len(held_out(PAIRS, 1000, seed=0)[1]) == 100, "one in twenty at most"
-    assert len(held_out(PAIRS[:2], 1000, seed=0)[1]) == 1
-    with pytest.raises(InputError, match=r"^There must be at least 2 pairs .* got 1\.$"):
-        held_out(PAIRS[:1], 10, seed=0)
+    assert split_pairs(PAIRS, 50, seed=0)[1] == tested != split_pairs(PAIRS, 50, seed=1)[1]
+    assert len(split_pairs(PAIRS, 1000, seed=0)[1]) == 100, "one in twenty at most"
+    assert len(split_pairs(PAIRS[:2], 1000, seed=0)[1]) == 1
+    with pytest.raises(InputError, match=r"at least 2 pairs.* got 1"):
+        split_pairs(PAIRS[:1], 10, seed=0)
 
 
 @pytest.fixture(scope="module")
 def untrained():
-    """As deep as what people train."""
-    return translator._new_model(Recipe(Plan(1, 1e-3), "small", 35, 32, 512))
+    """An untrained model as deep as those that are trained in practice."""
+    return translator._make_model(Recipe(Schedule(1, 1e-3), "small", 35, 32, 512))
 
 
 def test_weights_start_as_large_as_they_should(untrained):
-    """Matrices like Xavier's, the first one of each residual branch smaller; a padding token is nothing."""
+    """Matrices start as Xavier's, the first one of each residual branch smaller; the padding token is zero."""
     embeddings = untrained.get_input_embeddings().weight.detach()
     assert not embeddings[PAD].any()
     assert float(embeddings[PAD + 1 :].std()) == pytest.approx(384**-0.5, rel=0.05)
@@ -328,7 +328,7 @@ def test_weights_start_as_large_as_they_should(untrained):
 
 
 def test_an_untrained_encoder_tells_tokens_apart(untrained):
-    """However deep it is: where all states are alike from the start, they may stay so."""
+    """If all states were alike from the start, they might stay so."""
     ids = torch.arange(PAD + 1, 35)[None]
     with torch.no_grad():
         states = untrained.eval().get_encoder()(input_ids=ids).last_hidden_state[0]
@@ -336,9 +336,9 @@ def test_an_untrained_encoder_tells_tokens_apart(untrained):
     assert float(cosines[~torch.eye(len(cosines), dtype=torch.bool)].mean()) < 0.5
 
 
-def test_exchanged_sources_are_those_of_other_pairs_of_like_length():
+def test_exchanged_sources_belong_to_pairs_of_similar_length():
     corpus = corpus_of([(2 + 7 * i % 31, 2 + 7 * i % 31) for i in range(31)])
-    exchanged = corpus.exchanged()
+    exchanged = corpus.exchange_sources()
     first_ids = exchanged.sources.ids[exchanged.sources.starts]
     assert sorted(first_ids.tolist()) == list(range(10, 41)), "each is used once"
     assert (first_ids != np.arange(10, 41)).all(), "but not with its own target"
@@ -348,8 +348,8 @@ def test_exchanged_sources_are_those_of_other_pairs_of_like_length():
 
 @pytest.fixture
 def deaf(monkeypatch):
-    """Translators whose encoder says the same of every token, whatever they learn."""
-    make = translator._new_model
+    """Make translators whose encoder gives every token the same state, whatever they learn."""
+    make = translator._make_model
 
     def made(recipe):
         model = make(recipe)
@@ -357,20 +357,16 @@ def deaf(monkeypatch):
             parameter.requires_grad_(False).zero_()
         return model
 
-    monkeypatch.setattr(translator, "_new_model", made)
+    monkeypatch.setattr(translator, "_make_model", made)
 
 
-IMPATIENT = Recipe(Plan(10, 3e-3, watch_every=2), "tiny", 35, 32, 512)
-PATIENT = Recipe(Plan(10, 3e-3, warm_up=0.6, watch_every=2), "tiny", 35, 32, 512)
+IMPATIENT = Recipe(Schedule(10, 3e-3, validate_every=2), "tiny", 35, 32, 512)
+PATIENT = Recipe(Schedule(10, 3e-3, warm_up=0.6, validate_every=2), "tiny", 35, 32, 512)
 
 
 @pytest.mark.usefixtures("deaf")
 def test_a_translator_that_ignores_its_sources_is_not_trained_to_the_end(tmp_path, capsys):
-    message = (
-        r"^The training failed: at step {} the model ignores its inputs, since the validation loss with those of other "
-        r"examples, (\d\.\d+), is hardly larger than with its own, \1; "
-        r"choose a lower learning rate or a longer warm-up\.$"
-    )
+    message = r"at step {} the model ignores its inputs.* (\d\.\d+), is hardly larger than with its own, \1;"
     for step in (4, 6):  # at step 2 it was too early to say; the second time it goes on from the checkpoint
         with pytest.raises(InputError, match=message.format(step)):
             train_in(tmp_path / "a", IMPATIENT, every_seconds=1e9)
@@ -390,7 +386,7 @@ def test_a_translator_is_given_time_to_warm_up(tmp_path):
 
 
 @pytest.mark.usefixtures("deaf")
-def test_sources_cannot_be_exchanged_where_there_is_one(tmp_path):
+def test_a_single_source_cannot_be_exchanged(tmp_path):
     report = train_in(tmp_path / "a", IMPATIENT, tested=TESTED[:1])
     assert "loss with other sources" not in report["validation"]
 
@@ -398,33 +394,23 @@ def test_sources_cannot_be_exchanged_where_there_is_one(tmp_path):
 def test_the_small_translator_is_small():
     """Its weights in float16 and its vocabulary fit into 60 MB."""
     with torch.device("meta"):
-        model = translator._new_model(Recipe(Plan(1, 1e-3), "small"))
+        model = translator._make_model(Recipe(Schedule(1, 1e-3), "small"))
     assert 2 * sum(parameter.numel() for parameter in model.parameters()) < 57e6
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"size": "huge"}, "The size must be one of base, small, tiny, got 'huge'."),
-        ({"context": 30}, "The context must be a multiple of 8, got 30."),
-        ({"batch_tokens": 100}, "The number of tokens in a batch must be at least 512, got 100."),
-        ({"dropout": 1.0}, "The dropout must be a finite number >= 0 and < 1, got 1.0."),
-        ({"label_smoothing": -0.1}, "The label smoothing must be a finite number >= 0 and < 1, got -0.1."),
-    ],
-)
-def test_recipes_that_make_no_sense_are_refused(setting, message):
-    with pytest.raises(InputError) as caught:
-        Recipe(Plan(1, 1e-3), **setting)
-    assert str(caught.value) == message
+def test_impossible_recipes_are_refused():
+    for name, value in {
+        "size": "huge", "context": 30, "batch_tokens": 100, "dropout": 1.0, "label_smoothing": -0.1
+    }.items():  # fmt: skip
+        with pytest.raises(InputError, match=str(value)):
+            Recipe(Schedule(1, 1e-3), **{name: value})
 
 
-def test_pairs_of_which_none_can_be_used_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"^There are no pairs to learn from\.$"):
+def test_sets_without_a_usable_pair_are_refused(tmp_path):
+    with pytest.raises(InputError, match="no pairs to learn from"):
         train_in(tmp_path / "a", pairs=[])
-    with pytest.raises(InputError, match=r"^There are no pairs to validate on\.$"):
+    with pytest.raises(InputError, match="no pairs to validate on"):
         train_in(tmp_path / "a", tested=[])
     long = Pair(" ".join(TEXTS[0].split()[:1] * 40), "baran")
-    with pytest.raises(
-        InputError, match=r"^None of the 1 pairs to validate on .* 1 have one of more than 32 tokens\.$"
-    ):
+    with pytest.raises(InputError, match=r"1 pairs to validate on .* 1 have a side of more than 32 tokens"):
         train_in(tmp_path / "a", tested=[long])

@@ -52,7 +52,7 @@ def test_the_best_detector_can_be_used_at_once(apood, refused, stores, tmp_path)
     assert "decision" in apood("score", out / "detector", stores / "other").stdout
 
     # what was found is only replaced on purpose
-    assert "There is already a detector" in refused(*command, "--out", out)
+    assert "--force" in refused(*command, "--out", out)
     assert "nowhere" in refused("select", tmp_path / "nowhere", "--out", out, "--force")
 
 

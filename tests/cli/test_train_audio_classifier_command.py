@@ -92,7 +92,7 @@ def test_bad_sounds_are_named_and_skipped_where_that_is_wanted(
     command = ["train", "audio-classifier", spoilt, "--out", tmp_path / "model", "--steps", 1, *SMALL]
     message = refused(*command)
     assert "a-text.wav' cannot be read as audio" in message
-    assert message.endswith("add --skip-bad to leave such sounds out.")
+    assert message.endswith("add --skip-bad to skip such sounds.")
     result = apood(*command, "--skip-bad", "--json")
     assert json.loads(result.stdout)["skipped"] == 3
     assert "has 16,000 samples per second, but 8,000 are needed" in result.stderr
@@ -113,7 +113,7 @@ def test_what_cannot_be_trained_is_refused(refused: Callable[..., str], sounds: 
     assert "too few of 'high' (1), 'low' (1)" in refused("train", "audio-classifier", few, "--out", out)
     out.mkdir()
     (out / "precious.txt").touch()
-    assert "There is already something in" in refused(*command)
+    assert "already exists and is not empty" in refused(*command)
 
 
 def test_a_killed_training_goes_on_as_if_nothing_had_happened(
@@ -131,7 +131,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     os.kill(begun.pid, signal.SIGKILL)
     begun.wait()
     assert not killed.exists()
-    assert "add --resume to go on with it" in refused(*command, killed)
+    assert "add --resume to continue it" in refused(*command, killed)
     apood(*command, killed, "--resume")
     assert not list(tmp_path.glob("*.checkpoint*"))
     expected, found = load_file(whole / "model.safetensors"), load_file(killed / "model.safetensors")

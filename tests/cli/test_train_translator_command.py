@@ -64,7 +64,7 @@ def test_bad_records_are_named_or_skipped(apood, refused, pairs, tmp_path):
     with pairs.open("a", encoding="utf-8") as file:
         file.write('{"en": "one", "fr": " "}\n{"en": "two"}\n')
     message = refused(*command(pairs, tmp_path / "model", "--steps", 1))
-    assert "line 121 of" in message and "empty" in message and message.endswith("--skip-bad to leave such records out.")
+    assert "line 121 of" in message and "empty" in message and message.endswith("--skip-bad to skip such records.")
     result = apood(*command(pairs, tmp_path / "model", "--steps", 1, "--skip-bad", "--json"))
     assert json.loads(result.stdout)["skipped"] == 2
     assert result.stderr.count("Skipped: ") == 2 and "no field 'fr': there are 'en'" in result.stderr
@@ -76,12 +76,12 @@ def test_what_cannot_be_is_refused_in_a_sentence(refused, pairs, tmp_path):
     (tmp_path / "occupied" / "file").touch()
     out = tmp_path / "model"
     for arguments, message in (
-        (command(tmp_path / "empty.jsonl", out), "There must be at least 2 pairs to learn from and to validate on"),
+        (command(tmp_path / "empty.jsonl", out), "at least 2 pairs"),
         (command(tmp_path / "none.jsonl", out), "There is no file"),
         (command(pairs, out, "--vocabulary", 500), "A vocabulary of 500 pieces cannot be learned from these texts"),
         (command(pairs, out, "--context", 20), "The context must be a multiple of 8, got 20."),
         (command(pairs, out, "--learning-rate", 0), "The learning rate must be a finite number > 0"),
-        (command(pairs, tmp_path / "occupied"), "There is already something in"),
+        (command(pairs, tmp_path / "occupied"), "already exists and is not empty"),
         (("train", "translator", pairs, "--out", out), "does not say where its targets are"),
     ):
         assert message in refused(*arguments)
@@ -110,9 +110,9 @@ def test_an_interrupted_training_goes_on(apood, refused, pairs, tmp_path):
         process.kill()
         process.wait()
     assert process.stderr.read() == (
-        f"Interrupted: the state is in {checkpoint}; add --resume to the same command to go on from there.\n"
+        f"Interrupted: the state is in {checkpoint}; add --resume to the same command to continue from there.\n"
     )
-    assert "add --resume to go on with it, or delete it first" in refused(*given)
+    assert "add --resume to continue it" in refused(*given)
     assert "other settings, data" in refused(*command(pairs, out, "--steps", 3, "--resume"))
     assert not out.exists() and checkpoint.exists()
     checkpoint.unlink()

@@ -1,1 +1,1 @@
-"""Training of the paper's own models: a translator and a sound classifier."""
+"""Training the backbones that the paper trains itself: a translator and a classifier of sounds."""

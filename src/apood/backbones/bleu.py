@@ -1,4 +1,4 @@
-"""How good a translator is on held-out pairs: the loss of a token, and BLEU of greedy and beam search."""
+"""The quality of a translator on held-out pairs: its loss per token, and BLEU of greedy and beam search."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from apood.backbones.corpus import Corpus, padded_pairs
+from apood.backbones.corpus import Corpus, pad_pairs
 from apood.backbones.vocabulary import EOS, PAD, decode_ids
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
@@ -18,7 +18,7 @@ __all__ = ["bleu", "load_sacrebleu", "translate", "translation_loss", "validatio
 
 
 def translation_loss(model: Any, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
-    """The mean cross-entropy of the target tokens, end-of-sequence included, in nats."""
+    """Return the mean cross-entropy of the target tokens, including end-of-sequence, in nats."""
     logits = model(
         input_ids=tensors["sources"],
         attention_mask=tensors["sources"] != PAD,
@@ -32,12 +32,12 @@ def translation_loss(model: Any, tensors: Mapping[str, Tensor], label_smoothing:
 
 @torch.no_grad()
 def validation_loss(model: Any, corpus: Corpus, batch_tokens: int) -> float:
-    """The loss of all target tokens of a corpus, without dropout and label smoothing; leaves evaluation mode on."""
+    """Return the loss of all target tokens, without dropout and label smoothing. The model stays in evaluation mode."""
     model.eval()
     device = model.device
     summed = torch.zeros((), dtype=torch.float64, device=device)
     for chosen in _by_length(corpus.longest, batch_tokens):
-        tensors = {name: tensor.to(device) for name, tensor in padded_pairs(corpus, chosen).tensors.items()}
+        tensors = {name: tensor.to(device) for name, tensor in pad_pairs(corpus, chosen).tensors.items()}
         with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
             loss = translation_loss(model, tensors)
         summed += loss.double() * int(corpus.targets.lengths[chosen].sum())
@@ -46,14 +46,14 @@ def validation_loss(model: Any, corpus: Corpus, batch_tokens: int) -> float:
 
 @torch.inference_mode()
 def translate(model: Any, corpus: Corpus, vocabulary: bytes, *, beams: int, batch_tokens: int) -> list[str]:
-    """What a model makes of the sources: greedily for one beam, else the best of `beams` by mean log-probability."""
+    """Translate the sources greedily (one beam), or take the best of `beams` by mean log-probability."""
     model.eval()
     device = model.device
     found: list[list[int]] = [[]] * len(corpus)
     lengths = corpus.sources.lengths
     with progress_bar(len(corpus), f"translating with {beams} {'beams' if beams > 1 else 'beam'}") as progress:
         for chosen in _by_length(lengths, max(1, batch_tokens // beams)):
-            sources = corpus.sources.padded(chosen).to(device)
+            sources = corpus.sources.pad(chosen).to(device)
             with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
                 outputs = model.generate(
                     input_ids=sources,
@@ -61,25 +61,25 @@ def translate(model: Any, corpus: Corpus, vocabulary: bytes, *, beams: int, batc
                     num_beams=beams,
                     do_sample=False,
                     length_penalty=1.0,
-                    # of a sentence that does not end the rest is noise, which would only cost time
+                    # the rest of a sentence that does not end is noise and would only cost time
                     max_length=min(model.config.max_position_embeddings, 2 * int(lengths[chosen].max()) + 16),
                 )
             for i, output in zip(chosen.tolist(), outputs.tolist(), strict=True):
-                ids = output[1:]  # behind the token that the decoder starts with
+                ids = output[1:]  # the decoder starts with a token of its own
                 found[i] = ids[: ids.index(EOS)] if EOS in ids else ids
             progress.update(len(chosen))
     return decode_ids(vocabulary, found)
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """The BLEU of a corpus in percent and the signature that says how sacrebleu computed it."""
+    """Return the corpus BLEU in percent and sacrebleu's signature, which says how it was computed."""
     metric = load_sacrebleu().BLEU()
     score = metric.corpus_score(list(translations), [list(references)])
     return float(score.score), str(metric.get_signature())
 
 
 def load_sacrebleu() -> Any:
-    """The package, or how to install it."""
+    """Return the package, or raise an error that says how to install it."""
     try:
         import sacrebleu
     except ImportError as error:
@@ -88,7 +88,7 @@ def load_sacrebleu() -> Any:
 
 
 def _by_length(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
-    """All positions, from the longest down, as many at a time as the budget holds when filled up to the first."""
+    """Yield all positions from the longest down, as many at a time as the budget holds, padded to the first."""
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):

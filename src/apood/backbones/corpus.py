@@ -1,6 +1,7 @@
-"""Pairs of texts as ids, and the batches of a training made of them: each pair once an epoch, with little padding."""
+"""Pairs of texts as ids, and the batches of a training: each pair once per epoch, with little padding."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,11 +11,12 @@ from torch import Tensor
 
 from apood.backbones.training_loop import Batch
 from apood.backbones.vocabulary import PAD, encode_texts
+from apood.data.record import Pair
 
-__all__ = ["MULTIPLE", "Batches", "Corpus", "Sentences", "padded_pairs"]
+__all__ = ["MULTIPLE", "Batches", "Corpus", "Sentences", "pad_pairs"]
 
-_WINDOW = 64  # batches' worth of pairs that are sorted by length together
-MULTIPLE = 8  # lengths that the fast kernels of a GPU like
+_WINDOW = 64  # pairs of this many batches are sorted by length together
+MULTIPLE = 8  # of which lengths are multiples, for the fast kernels of a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +28,8 @@ class Sentences:
     lengths: NDArray[np.int64]
 
     @classmethod
-    def of(cls, vocabulary: bytes, texts: list[str]) -> "Sentences":
-        """Encodes `texts`, each with an end-of-sequence id."""
+    def encode(cls, vocabulary: bytes, texts: Sequence[str]) -> "Sentences":
+        """Encode texts, each with an end-of-sequence id."""
         ids, lengths = encode_texts(vocabulary, texts)
         return cls(ids, np.cumsum(lengths) - lengths, lengths)
 
@@ -35,13 +37,13 @@ class Sentences:
         return len(self.lengths)
 
     def select(self, chosen: NDArray[np.int64]) -> "Sentences":
-        """Some of the texts, without a copy of their ids."""
+        """Return some of the texts, without a copy of their ids."""
         return Sentences(self.ids, self.starts[chosen], self.lengths[chosen])
 
-    def padded(self, chosen: NDArray[np.int64]) -> Tensor:
-        """The ids of some texts as int64 rows of one length, a multiple of 8, filled up with padding."""
+    def pad(self, chosen: NDArray[np.int64]) -> Tensor:
+        """Return the ids of some texts as int64 rows, padded to one length, a multiple of 8."""
         lengths = self.lengths[chosen]
-        columns = np.arange(_rounded(lengths).max())
+        columns = np.arange(_round_up(lengths).max())
         inside = columns < lengths[:, None]
         places = np.where(inside, self.starts[chosen, None] + columns, 0)
         return torch.from_numpy(np.where(inside, self.ids[places], PAD).astype(np.int64))
@@ -53,10 +55,10 @@ class Corpus:
 
     Attributes:
         sources: one side of the pairs.
-        targets: the other.
-        kept: their positions among the pairs given.
-        empty: how many pairs were left out because a side has no token.
-        too_long: how many were left out because a side has too many.
+        targets: the other side.
+        kept: positions of these pairs among all pairs.
+        empty: number of pairs left out because a side has no token.
+        too_long: number of pairs left out because a side has too many tokens.
     """
 
     sources: Sentences
@@ -66,23 +68,21 @@ class Corpus:
     too_long: int
 
     @classmethod
-    def of(cls, vocabulary: bytes, sources: list[str], targets: list[str], context: int) -> "Corpus":
-        """Encodes pairs of texts; a side may have up to `context` ids, the end-of-sequence id among them."""
-        both = Sentences.of(vocabulary, sources), Sentences.of(vocabulary, targets)
-        shorter = np.minimum(both[0].lengths, both[1].lengths)
-        longer = np.maximum(both[0].lengths, both[1].lengths)
-        empty, too_long = shorter < 2, longer > context
-        usable = np.flatnonzero(~empty & ~too_long)
-        return cls(
-            both[0].select(usable), both[1].select(usable), usable, int(empty.sum()), int((too_long & ~empty).sum())
-        )
+    def encode(cls, vocabulary: bytes, pairs: Sequence[Pair], context: int) -> "Corpus":
+        """Encode pairs of texts. A side may have up to `context` ids, including the end-of-sequence id."""
+        sources = Sentences.encode(vocabulary, [pair.source for pair in pairs])
+        targets = Sentences.encode(vocabulary, [pair.target for pair in pairs])
+        empty = np.minimum(sources.lengths, targets.lengths) < 2
+        too_long = ~empty & (np.maximum(sources.lengths, targets.lengths) > context)
+        kept = np.flatnonzero(~empty & ~too_long)
+        return cls(sources.select(kept), targets.select(kept), kept, int(empty.sum()), int(too_long.sum()))
 
     def __len__(self) -> int:
         return len(self.sources)
 
     @property
     def tokens(self) -> int:
-        """The ids of both sides."""
+        """The number of ids of both sides."""
         return int(self.sources.lengths.sum() + self.targets.lengths.sum())
 
     @property
@@ -90,15 +90,15 @@ class Corpus:
         """The length of the longer side of each pair."""
         return np.maximum(self.sources.lengths, self.targets.lengths)
 
-    def exchanged(self) -> "Corpus":
-        """Each target with the source of another pair, the next longer one, so that lengths give little away."""
+    def exchange_sources(self) -> "Corpus":
+        """Return each target with the source of the next longer pair, so that lengths reveal little."""
         order = np.argsort(self.longest, kind="stable")
         source_of = np.empty_like(order)
         source_of[order] = np.roll(order, -1)
         return replace(self, sources=self.sources.select(source_of))
 
     def digest(self) -> str:
-        """The same for the same pairs in the same order."""
+        """Return a digest of the pairs and their order."""
         digest = hashlib.sha256()
         for side in (self.sources, self.targets):
             for part in (side.ids, side.starts, side.lengths):
@@ -106,31 +106,34 @@ class Corpus:
         return digest.hexdigest()
 
 
-def padded_pairs(corpus: Corpus, chosen: NDArray[np.int64]) -> Batch:
-    """What a model takes to be held to the targets of some pairs; its size counts the ids of both sides."""
-    sources, targets = corpus.sources.padded(chosen), corpus.targets.padded(chosen)
+def pad_pairs(corpus: Corpus, chosen: NDArray[np.int64]) -> Batch:
+    """Return the sources, the targets and the inputs of the decoder of some pairs, as a batch."""
+    sources, targets = corpus.sources.pad(chosen), corpus.targets.pad(chosen)
     given = targets.roll(1, dims=1)
-    given[:, 0] = PAD  # what Marian's decoder starts with
+    given[:, 0] = PAD  # Marian's decoder starts with it
     size = corpus.sources.lengths[chosen].sum() + corpus.targets.lengths[chosen].sum()
     return Batch({"sources": sources, "given": given, "targets": targets}, int(size))
 
 
 class Batches:
-    """The batches of a training, by the number of the step.
+    """The batches of a training by the number of the step.
 
-    An epoch shuffles all pairs, sorts them by length within windows, cuts them into batches of at most `batch_tokens`
-    ids on the longer side, padding included, and shuffles the batches.
+    Each epoch shuffles all pairs, sorts them by length within windows, cuts them into batches of at most `batch_tokens`
+    ids on the longer side, including padding, and shuffles the batches.
     """
 
     def __init__(self, corpus: Corpus, batch_tokens: int, seed: int) -> None:
         self._corpus, self._batch_tokens, self._seed = corpus, batch_tokens, seed
-        self._longest = _rounded(corpus.longest)
+        self._longest = _round_up(corpus.longest)
         self._window = max(1, int(_WINDOW * batch_tokens / self._longest.mean()))
-        self._epoch, self._first = 0, 0
-        self._planned = self.epoch(0)
+        self._start(0, 0)
 
-    def epoch(self, number: int) -> list[NDArray[np.int64]]:
-        """The pairs of every batch of an epoch."""
+    def _start(self, epoch: int, first: int) -> None:
+        """Go to an epoch, whose first step has the number `first`."""
+        self._epoch, self._first, self._planned = epoch, first, self.plan_epoch(epoch)
+
+    def plan_epoch(self, number: int) -> list[NDArray[np.int64]]:
+        """Return the pairs of every batch of an epoch."""
         dice = np.random.default_rng([self._seed, number])
         order = dice.permutation(len(self._corpus))
         batches = []
@@ -141,7 +144,7 @@ class Batches:
         return [batches[i] for i in dice.permutation(len(batches))]
 
     def _cut(self, window: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """As many pairs at a time as the budget holds; the last of a batch, in order of length, is its longest."""
+        """Cut as many pairs at a time as the budget holds. They are sorted, so the last of a batch is its longest."""
         batches = []
         while len(window):
             most = max(1, self._batch_tokens // int(self._longest[window[0]]))
@@ -152,16 +155,13 @@ class Batches:
         return batches
 
     def __call__(self, step: int) -> Batch:
-        """The batch of a step; cheap for steps in order."""
+        """Return the batch of a step. Steps in order are cheap."""
         if step < self._first:
-            self._epoch, self._first = 0, 0
-            self._planned = self.epoch(0)
+            self._start(0, 0)
         while step >= self._first + len(self._planned):
-            self._first += len(self._planned)
-            self._epoch += 1
-            self._planned = self.epoch(self._epoch)
-        return padded_pairs(self._corpus, self._planned[step - self._first])
+            self._start(self._epoch + 1, self._first + len(self._planned))
+        return pad_pairs(self._corpus, self._planned[step - self._first])
 
 
-def _rounded(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _round_up(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return -(-lengths // MULTIPLE) * MULTIPLE

@@ -1,4 +1,4 @@
-"""Pretraining of a spectrogram transformer: guess the hidden patches of a spectrogram from the visible ones."""
+"""Pretraining of a spectrogram transformer: guessing the hidden patches of a spectrogram from the visible ones."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ __all__ = ["MaskedAutoencoder", "grid_positions", "patches_of"]
 
 
 class MaskedAutoencoder(nn.Module):
-    """The mean squared error with which a small decoder guesses hidden patches, each normalised by itself.
+    """The mean squared error of a small decoder's guesses of hidden patches, each of which is normalised.
 
     Huang et al. 2022, Masked Autoencoders that Listen (arXiv 2207.06405), after He et al. 2021 (arXiv 2111.06377):
-    the encoder sees the visible patches alone, the decoder their states and one learnt token in every other place.
+    the encoder sees only the visible patches; the decoder sees their states and one learnt token in all other places.
 
-    Departures: the decoder is one ordinary block of the encoder's width, since the spectrogram has few patches.
+    Departure: the decoder is one ordinary block of the encoder's width, since the spectrogram has few patches.
 
     Args:
-        encoder: a `transformers.ASTModel`; what it learns here stays in it.
-        hidden_share: of the patches, that the encoder does not see.
+        encoder: a `transformers.ASTModel`, which is trained in place.
+        hidden_share: share of the patches that the encoder does not see.
     """
 
     _positions: Tensor
@@ -44,11 +44,11 @@ class MaskedAutoencoder(nn.Module):
         self._leave = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, config.patch_size**2))
 
     def forward(self, features: Tensor, order: Tensor) -> Tensor:
-        """The error on `features [n, frames, mel_bins]`; the first patches in `order [n, patches]` are seen."""
+        """Return the error on `features [n, frames, mel_bins]`; the first in `order [n, patches]` are visible."""
         visible, hidden = order[:, : self._visible], order[:, self._visible :]
         states = self._encode(features, visible)
         blanks = self._blank.expand(*hidden.shape, -1)
-        # states and blanks lie in the given order: back to the places of the patches
+        # states and blanks are in the given order: put them back in the places of the patches
         placed = _pick(torch.cat([self._enter(states), blanks], 1), order.argsort(1))
         guesses = self._leave(_pick(self._decoder(placed + self._positions), hidden))
         targets = _pick(patches_of(features, *self._sizes), hidden)
@@ -56,7 +56,7 @@ class MaskedAutoencoder(nn.Module):
         return nn.functional.mse_loss(guesses.float(), targets)
 
     def _encode(self, features: Tensor, visible: Tensor) -> Tensor:
-        """The states of the visible patches; a hook hides the others, since AST takes whole spectrograms only."""
+        """Return the states of the visible patches. A hook hides the others: AST takes only whole spectrograms."""
 
         def hide(_module: nn.Module, _arguments: Any, embedded: Tensor) -> Tensor:
             return torch.cat([embedded[:, :SPECIAL_TOKENS], _pick(embedded[:, SPECIAL_TOKENS:], visible)], 1)
@@ -70,13 +70,13 @@ class MaskedAutoencoder(nn.Module):
 
 
 def patches_of(features: Tensor, size: int, frequency_stride: int, time_stride: int) -> Tensor:
-    """The patches `[n, patches, size²]` of features `[n, frames, mel_bins]`, in the order of AST's tokens."""
+    """Return the patches `[n, patches, size²]` of features `[n, frames, mel_bins]`, in the order of AST's tokens."""
     grid = features.transpose(1, 2).unfold(1, size, frequency_stride).unfold(2, size, time_stride)
     return grid.flatten(3).flatten(1, 2)
 
 
 def grid_positions(rows: int, columns: int, width: int) -> Tensor:
-    """Sines and cosines of a patch's row, then of its column: `[rows * columns, width]`."""
+    """Return sines and cosines of each patch's row, then of its column: `[rows * columns, width]`."""
     quarter = width // 4
     speeds = 10_000 ** -(torch.arange(quarter) / quarter)
     waves = [torch.arange(count)[:, None] * speeds for count in (rows, columns)]
@@ -86,5 +86,5 @@ def grid_positions(rows: int, columns: int, width: int) -> Tensor:
 
 
 def _pick(rows: Tensor, places: Tensor) -> Tensor:
-    """Of `rows [n, count, D]` those at `places [n, chosen]`."""
+    """Return those of `rows [n, count, D]` that are at `places [n, chosen]`."""
     return rows.gather(1, places[..., None].expand(-1, -1, rows.shape[-1]))

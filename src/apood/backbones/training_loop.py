@@ -1,62 +1,71 @@
-"""The training loop of a model: AdamW, warm-up and cosine, clipping, bfloat16 on a GPU, progress, checkpoints."""
+"""The training loop of both backbones: AdamW, warm-up and cosine, clipping, bfloat16 on a GPU, checkpoints.
+
+It is not transformers' `Trainer` because that needs accelerate, which is not on the GPU machine of the trainings.
+"""
 
 import math
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from apood.fitting.checkpoint import Checkpoint
 from apood.fitting.optimise import cosine
 from apood.support.checks import check_integer, check_number
 from apood.support.errors import InputError
+from apood.support.files import write_json
 from apood.support.progress import progress_bar
+from apood.support.version import __version__
 from apood.tokens.loader import prefetch
 
-__all__ = ["Batch", "Outcome", "Plan", "Point", "train"]
+__all__ = ["Batch", "History", "Point", "Schedule", "seed_weights", "train", "write_report"]
 
-_REPORT_EVERY = 20  # steps between two looks at the loss, each of which makes a GPU wait
-_AHEAD = 4  # batches made before they are asked for
-_SETTLED = 0.3  # share of what follows the warm-up after which a model must have begun to learn from its inputs
-_LEAST_GAP = 0.01  # how much larger the loss with exchanged inputs must be then
+_REPORT_EVERY = 20  # steps between two reads of the loss, each of which makes a GPU wait
+_AHEAD = 4  # batches made in advance
+_SETTLED = 0.3  # share of the training after the warm-up by which a model must use its inputs
+_LEAST_GAP = 0.01  # relative increase of the loss with exchanged inputs that shows this
+_CURVES = ("losses", "validation", "exchanged")
 
 
 class Batch(NamedTuple):
-    """The tensors of one step, on the CPU, and how many tokens they hold (for the tokens a second that are shown)."""
+    """The tensors of one step, on the CPU, and the number of tokens in them, for the speed that is shown."""
 
     tensors: dict[str, Tensor]
     tokens: int
 
 
 class Point(NamedTuple):
-    """The training so far at the end of a step: the mean loss since the point before it, or what `watch` saw."""
+    """A loss at the end of a step: the mean since the point before, or a validation loss."""
 
     step: int
     loss: float
 
 
 @dataclass(frozen=True)
-class Plan:
+class Schedule:
     """How long and how fast a model learns.
 
-    Progress p is the step's share of `steps`, or that of the time spent in `minutes` where it is larger. The learning
-    rate rises linearly from 0 while p < `warm_up`, and follows half a cosine from its peak down to 0 at p = 1. So a
-    training that `minutes` ends has gone through the whole schedule, but is not reproducible to the bit.
+    Progress p is the larger of two shares: the step's share of `steps`, and the share of `minutes` that has passed.
+    The learning rate rises linearly from 0 while p < `warm_up`, then follows half a cosine from its peak to 0 at p = 1.
+    So a training that `minutes` ends has gone through the whole schedule, but it cannot be reproduced bit by bit.
 
     Attributes:
-        steps: how many batches are learned from, at most.
+        steps: largest number of batches.
         learning_rate: its peak.
         warm_up: share of the training in which the rate rises.
         weight_decay: of AdamW, for matrices only.
-        clip: gradients whose norm is larger are scaled down to it.
-        minutes: how long the training may take, over all its resumed parts.
-        seed: dropout, and whatever else is drawn during a step, follows from it and from the step's number.
-        watch_every: steps between two calls of `watch`.
+        clip: largest norm of the gradients; larger ones are scaled down.
+        minutes: longest duration, over all resumed parts.
+        seed: determines, with the number of the step, dropout and everything else that a step draws.
+        validate_every: steps between two validations.
     """
 
     steps: int
@@ -66,12 +75,12 @@ class Plan:
     clip: float = 1.0
     minutes: float | None = None
     seed: int = 0
-    watch_every: int = 1000
+    validate_every: int = 1000
 
     def __post_init__(self) -> None:
         check_integer("The number of steps", self.steps, 1)
         check_integer("The seed", self.seed, 0)
-        check_integer("The number of steps between two validations", self.watch_every, 1)
+        check_integer("The number of steps between two validations", self.validate_every, 1)
         check_number("The learning rate", self.learning_rate, above=0)
         check_number("The warm-up, a share of the training,", self.warm_up, least=0, below=1)
         check_number("The weight decay", self.weight_decay, least=0)
@@ -80,242 +89,244 @@ class Plan:
             check_number("The number of minutes", self.minutes, above=0)
 
     def progress(self, step: int, seconds: float) -> float:
-        """The share of the training that is behind us in the middle of `step`, of 0, 1, ..., after so many seconds."""
+        """Return the share of the training that is done in the middle of `step`, from 0, after so many seconds."""
         spent = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
         return min(1.0, max((step + 0.5) / self.steps, spent))
 
     def rate(self, progress: float) -> float:
-        """The learning rate at a progress between 0 and 1."""
+        """Return the learning rate at a progress between 0 and 1."""
         if progress < self.warm_up:
             return self.learning_rate * progress / self.warm_up
         return self.learning_rate * cosine(progress - self.warm_up, 1 - self.warm_up)
 
 
 @dataclass
-class Outcome:
-    """What was done, over all resumed parts: steps, seconds, tokens, and the losses on the way.
+class History:
+    """A training so far, over all resumed parts.
 
-    `watched` and `exchanged` are what the functions of these names of `train` returned.
+    Attributes:
+        steps: number of steps.
+        seconds: duration.
+        tokens: number of tokens that were learned from.
+        losses: mean training losses.
+        validation: validation losses.
+        exchanged: validation losses with exchanged inputs.
     """
 
     steps: int = 0
     seconds: float = 0.0
     tokens: int = 0
     losses: list[Point] = field(default_factory=list)
-    watched: list[Point] = field(default_factory=list)
+    validation: list[Point] = field(default_factory=list)
     exchanged: list[Point] = field(default_factory=list)
+
+    def summarise(self) -> dict[str, Any]:
+        """Return the facts that a report lists."""
+        return {"steps": self.steps, "minutes": self.seconds / 60, "loss": self.losses[-1].loss}
+
+
+@contextmanager
+def seed_weights(seed: int) -> Iterator[None]:
+    """Seed the draws on the CPU inside the block. All generators go on afterwards as if it had not been there."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which seeds GPUs, too
+        yield
 
 
 def train(
     model: nn.Module,
-    batch_of: Callable[[int], Batch],
-    loss_of: Callable[[Mapping[str, Tensor]], Tensor],
-    plan: Plan,
+    make_batch: Callable[[int], Batch],
+    compute_loss: Callable[[Mapping[str, Tensor]], Tensor],
+    schedule: Schedule,
     *,
     run: str,
     checkpoint: Checkpoint,
     label: str,
-    watch: Callable[[], float] | None = None,
-    exchanged: Callable[[], float] | None = None,
-) -> Outcome:
-    """Trains the parameters of `model` that require a gradient, in place, on the device they are on.
+    validate: Callable[[], float] | None = None,
+    validate_exchanged: Callable[[], float] | None = None,
+) -> History:
+    """Train the parameters of `model` that require a gradient, in place, on their device.
 
-    A step's batch, learning rate and dropout follow from its number alone (see `Plan.minutes` for the exception), so
-    the state is the parameters, AdamW's two moments of each and the step. It is kept in `checkpoint`, and a training
-    whose `run` (see `run_digest`) is there already goes on behind it.
+    A step's batch, learning rate and dropout follow from its number alone (except with `Schedule.minutes`), so the
+    state is the parameters, AdamW's moments and the step. It is kept in `checkpoint`. If that already has a state of
+    the same `run` (see `run_digest`), the training continues from there.
 
     Args:
         model: left in evaluation mode.
-        batch_of: makes the batch of a step; called in another thread, some steps ahead, in order.
-        loss_of: the scalar loss of a batch whose tensors are on the model's device.
-        plan: how long and how fast.
-        run: what the state belongs to.
-        checkpoint: where the state is kept; deleting it is the caller's job.
-        label: what the progress bar is called.
-        watch: a validation loss, kept every `plan.watch_every` steps and shown, on a line of its own, also where no
-            bar is: a training may take hours. It may leave the model in evaluation mode.
-        exchanged: the same loss with the inputs exchanged among the examples. A model that this costs next to nothing,
-            well behind the warm-up, ignores its inputs: the training stops, with its state in `checkpoint`.
+        make_batch: returns the batch of a step. It is called in another thread, some steps ahead, in order.
+        compute_loss: returns the scalar loss of a batch whose tensors are on the model's device.
+        schedule: how long and how fast.
+        run: digest of everything that determines the result.
+        checkpoint: where the state is kept; the caller deletes it.
+        label: name of the progress bar.
+        validate: returns a validation loss. It is written to standard error every `schedule.validate_every` steps,
+            also if that is no terminal, since a training may take hours. It may leave the model in evaluation mode.
+        validate_exchanged: returns the validation loss with the inputs exchanged among the examples. If it is hardly
+            larger, well after the warm-up, the model ignores its inputs: the training stops with an error, and its
+            state stays in `checkpoint`.
     """
     device = next(model.parameters()).device
     on_gpu = device.type == "cuda"
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    optimizer = _optimizer(list(trained.values()), plan)
-    done, summed = _resume(trained, optimizer, checkpoint, run, device)
-    curves = _curves(done)
-    began = time.monotonic() - done.seconds
+    optimizer = _make_optimizer(list(trained.values()), schedule)
+    summed = torch.zeros((), device=device)  # of the losses since the last report
+    history = _resume(checkpoint.load(run), trained, optimizer, summed)
+    began = time.monotonic() - history.seconds
+
+    def save(place: Checkpoint) -> None:
+        if place.is_due():
+            place.save_if_due(run, history.steps, _collect_state(trained, optimizer, summed, history))
+
     with (
         torch.random.fork_rng(devices=[device] if on_gpu else []),
-        _Progress(plan, done, label) as progress,
-        closing(_batches(batch_of, range(done.steps, plan.steps), device)) as batches,
+        _make_bar(schedule, history, label) as bar,
+        closing(_load_batches(make_batch, range(history.steps, schedule.steps), device)) as batches,
     ):
         model.train()
         for batch in batches:
-            share = plan.progress(done.steps, done.seconds)
+            share = schedule.progress(history.steps, history.seconds)
             if share == 1:
                 break
             for group in optimizer.param_groups:
-                group["lr"] = plan.rate(share)
-            torch.manual_seed(plan.seed * 1_000_003 + done.steps)
+                group["lr"] = schedule.rate(share)
+            torch.manual_seed(schedule.seed * 1_000_003 + history.steps)
             with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu):
-                loss = loss_of(batch.tensors)
+                loss = compute_loss(batch.tensors)
             loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(trained.values(), plan.clip)
+            nn.utils.clip_grad_norm_(trained.values(), schedule.clip)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             summed += loss.detach()
-            done.steps += 1
-            done.tokens += batch.tokens
-            if done.steps % _REPORT_EVERY == 0:
-                done.losses.append(Point(done.steps, _finite(float(summed) / _REPORT_EVERY, done.steps)))
-                summed.zero_()
-                curves = _curves(done)
-            if watch is not None and done.steps % plan.watch_every == 0:
-                done.watched.append(Point(done.steps, watch()))
-                if exchanged is not None:
-                    done.exchanged.append(Point(done.steps, exchanged()))
-                curves = _curves(done)
+            history.steps += 1
+            history.tokens += batch.tokens
+            if history.steps % _REPORT_EVERY == 0:
+                _report_loss(history, summed, _REPORT_EVERY)
+            if validate is not None and history.steps % schedule.validate_every == 0:
+                history.validation.append(Point(history.steps, validate()))
+                if validate_exchanged is not None:
+                    history.exchanged.append(Point(history.steps, validate_exchanged()))
                 model.train()
-            done.seconds = time.monotonic() - began
-            progress.show(done)
-            checkpoint.save_if_due(run, done.steps, _state(trained, optimizer, done, summed) | curves)
-            if _ignores_its_inputs(plan, done):
+            history.seconds = time.monotonic() - began
+            _show(bar, schedule, history)
+            save(checkpoint)
+            if _ignores_inputs(schedule, history):
                 break
-        # whatever happens to what the caller makes of the model, the work is not lost
-        last = Checkpoint(checkpoint.path, every_seconds=0)
-        last.save_if_due(run, done.steps, _state(trained, optimizer, done, summed) | curves)
-    if rest := done.steps % _REPORT_EVERY:
-        done.losses.append(Point(done.steps, _finite(float(summed) / rest, done.steps)))
+        save(Checkpoint(checkpoint.path, every_seconds=0))  # whatever the caller does next, the work is not lost
+    if rest := history.steps % _REPORT_EVERY:
+        _report_loss(history, summed, rest)
     model.eval()
-    if _ignores_its_inputs(plan, done):
+    if _ignores_inputs(schedule, history):
         raise InputError(
-            f"The training failed: at step {done.steps} the model ignores its inputs, since the validation loss with "
-            f"those of other examples, {done.exchanged[-1].loss:.4f}, is hardly larger than with its own, "
-            f"{done.watched[-1].loss:.4f}; choose a lower learning rate or a longer warm-up."
+            f"The training failed: at step {history.steps} the model ignores its inputs. The validation loss with the "
+            f"inputs of other examples, {history.exchanged[-1].loss:.4f}, is hardly larger than with its own, "
+            f"{history.validation[-1].loss:.4f}; choose a lower learning rate or a longer warm-up."
         )
-    return done
+    return history
 
 
-def _optimizer(parameters: list[nn.Parameter], plan: Plan) -> torch.optim.AdamW:
+def write_report(folder: Path, report: Mapping[str, Any], recipe: Any, device: torch.device, *packages: str) -> None:
+    """Write training.json: the report, the recipe (a dataclass), the versions of the packages and the device."""
+    details = {
+        "recipe": asdict(recipe),
+        "versions": {"apood": __version__} | {name: version(name) for name in ("torch", "transformers", *packages)},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    }
+    write_json(folder / "training.json", {**report, **details})
+
+
+def _make_optimizer(parameters: list[nn.Parameter], schedule: Schedule) -> torch.optim.AdamW:
     matrices = [parameter for parameter in parameters if parameter.ndim > 1]
     others = [parameter for parameter in parameters if parameter.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": plan.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=plan.learning_rate, betas=(0.9, 0.98), fused=True
+        [group for group in groups if group["params"]], lr=schedule.learning_rate, betas=(0.9, 0.98), fused=True
     )
 
 
-def _finite(loss: float, step: int) -> float:
+def _report_loss(history: History, summed: Tensor, count: int) -> None:
+    loss = float(summed) / count
     if not math.isfinite(loss):
         raise InputError(
-            f"The training diverged: its loss was no longer finite at step {step}; "
+            f"The training diverged: its loss was no longer finite at step {history.steps}; "
             "choose a lower learning rate or a longer warm-up."
         )
-    return loss
+    history.losses.append(Point(history.steps, loss))
+    summed.zero_()
 
 
-def _ignores_its_inputs(plan: Plan, done: Outcome) -> bool:
-    """Known at the steps that are watched; a resumed training goes on to the next of them."""
-    if not done.exchanged or done.exchanged[-1].step != done.steps:
+def _ignores_inputs(schedule: Schedule, history: History) -> bool:
+    """Return whether the validation of this very step shows it: a resumed training goes on to the next one."""
+    if not history.exchanged or history.exchanged[-1].step != history.steps:
         return False
-    settled = plan.progress(done.steps, done.seconds) > plan.warm_up + _SETTLED * (1 - plan.warm_up)
-    return settled and done.exchanged[-1].loss < (1 + _LEAST_GAP) * done.watched[-1].loss
+    settled = schedule.warm_up + _SETTLED * (1 - schedule.warm_up)
+    hardly_larger = history.exchanged[-1].loss < (1 + _LEAST_GAP) * history.validation[-1].loss
+    return hardly_larger and schedule.progress(history.steps, history.seconds) > settled
 
 
-def _batches(batch_of: Callable[[int], Batch], steps: range, device: torch.device) -> Generator[Batch]:
-    """The batches of `steps` on `device`, the next ones being made while one is used."""
+def _load_batches(make_batch: Callable[[int], Batch], steps: range, device: torch.device) -> Generator[Batch]:
+    """Yield the batches of `steps` on `device`. The next ones are made in the meantime."""
 
-    def made(step: int) -> Batch:
-        batch = batch_of(step)
+    def make_pinned(step: int) -> Batch:
+        batch = make_batch(step)
         if device.type == "cuda":
             return batch._replace(tensors={name: tensor.pin_memory() for name, tensor in batch.tensors.items()})
         return batch
 
-    for batch in prefetch(map(made, steps), _AHEAD):
+    for batch in prefetch(map(make_pinned, steps), _AHEAD):
         yield batch._replace(
             tensors={name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
         )
 
 
-class _Progress:
-    """A bar over the steps, or over the time where that is what ends the training, and a line for every validation."""
-
-    def __init__(self, plan: Plan, done: Outcome, label: str) -> None:
-        self._timed = plan.minutes is not None
-        total = math.ceil(60 * plan.minutes) if plan.minutes is not None else plan.steps
-        self._bar = progress_bar(total, label, unit="s" if self._timed else "it", initial=self._position(done))
-        self._began = time.monotonic()
-        self._tokens = done.tokens
-
-    def _position(self, done: Outcome) -> int:
-        return int(done.seconds) if self._timed else done.steps
-
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._bar.close()
-
-    def show(self, done: Outcome) -> None:
-        if done.losses and done.steps % _REPORT_EVERY == 0:
-            self._bar.set_postfix_str(self._facts(done), refresh=False)
-        self._bar.update(self._position(done) - self._bar.n)
-        if done.watched and done.watched[-1].step == done.steps:
-            other = f" ({done.exchanged[-1].loss:.4g} with exchanged inputs)" if done.exchanged else ""
-            line = f"{self._facts(done)}, validation loss {done.watched[-1].loss:.4g}{other}"
-            self._bar.write(f"{line}, {done.seconds / 60:.1f} minutes", file=sys.stderr)
-
-    def _facts(self, done: Outcome) -> str:
-        loss = f", loss {done.losses[-1].loss:.4g}" if done.losses else ""
-        speed = (done.tokens - self._tokens) / (time.monotonic() - self._began)
-        return f"step {done.steps:,}{loss}, {speed:,.0f} tokens/s"
+def _make_bar(schedule: Schedule, history: History, label: str) -> "tqdm[Any]":
+    """Return a bar over the steps, or over the seconds if the time is limited."""
+    if schedule.minutes is None:
+        return progress_bar(schedule.steps, label, initial=history.steps)
+    return progress_bar(math.ceil(60 * schedule.minutes), label, unit="s", initial=int(history.seconds))
 
 
-def _state(
-    trained: Mapping[str, nn.Parameter], optimizer: torch.optim.AdamW, done: Outcome, summed: Tensor
+def _show(bar: "tqdm[Any]", schedule: Schedule, history: History) -> None:
+    """Update the bar, and write a line if there was a validation at this step."""
+    loss = f", loss {history.losses[-1].loss:.4g}" if history.losses else ""
+    facts = f"step {history.steps:,}{loss}, {history.tokens / history.seconds:,.0f} tokens/s"
+    if history.steps % _REPORT_EVERY == 0:
+        bar.set_postfix_str(facts, refresh=False)
+    bar.update((history.steps if schedule.minutes is None else int(history.seconds)) - bar.n)
+    if history.validation and history.validation[-1].step == history.steps:
+        other = f" ({history.exchanged[-1].loss:.4g} with exchanged inputs)" if history.exchanged else ""
+        line = f"{facts}, validation loss {history.validation[-1].loss:.4g}{other}, {history.seconds / 60:.1f} minutes"
+        bar.write(line, file=sys.stderr)
+
+
+def _collect_state(
+    trained: Mapping[str, nn.Parameter], optimizer: torch.optim.AdamW, summed: Tensor, history: History
 ) -> dict[str, Tensor]:
     state = {f"parameter.{name}": parameter.detach() for name, parameter in trained.items()}
-    for name, parameter in trained.items():
-        if parameter in optimizer.state:  # one that no loss depends on has no moments
-            moments = optimizer.state[parameter]
-            state[f"mean.{name}"], state[f"square.{name}"] = moments["exp_avg"], moments["exp_avg_sq"]
-    return state | {
-        "done": torch.tensor([done.seconds, done.tokens], dtype=torch.float64),
-        "summed": summed,
-    }
-
-
-def _curves(done: Outcome) -> dict[str, Tensor]:
-    """Apart from the rest of the state: they become long, and change seldom."""
-    return {
-        "losses": torch.tensor(done.losses, dtype=torch.float64),
-        "watched": torch.tensor(done.watched, dtype=torch.float64),
-        "exchanged": torch.tensor(done.exchanged, dtype=torch.float64),
-    }
+    for index, moments in optimizer.state_dict()["state"].items():
+        state |= {f"optimizer.{index}.{name}": tensor for name, tensor in moments.items()}
+    state |= {name: torch.tensor(getattr(history, name), dtype=torch.float64) for name in _CURVES}
+    return state | {"summed": summed, "counts": torch.tensor([history.seconds, history.tokens], dtype=torch.float64)}
 
 
 def _resume(
+    saved: tuple[int, dict[str, Tensor]] | None,
     trained: Mapping[str, nn.Parameter],
     optimizer: torch.optim.AdamW,
-    checkpoint: Checkpoint,
-    run: str,
-    device: torch.device,
-) -> tuple[Outcome, Tensor]:
-    """What was done before, and the sum of the losses since the last report."""
-    saved = checkpoint.load(run)
+    summed: Tensor,
+) -> History:
+    """Put the saved state back, and return the history that belongs to it."""
     if saved is None:
-        return Outcome(), torch.zeros((), device=device)
-    step, tensors = saved
+        return History()
+    step, state = saved
     for name, parameter in trained.items():
-        parameter.data.copy_(tensors[f"parameter.{name}"])
-        if f"mean.{name}" in tensors:
-            optimizer.state[parameter] = {
-                "step": torch.tensor(float(step), device=device),
-                "exp_avg": tensors[f"mean.{name}"].to(device),
-                "exp_avg_sq": tensors[f"square.{name}"].to(device),
-            }
-    seconds, tokens = tensors["done"].tolist()
-    curves = (
-        [Point(int(at), loss) for at, loss in tensors[name].tolist()] for name in ("losses", "watched", "exchanged")
-    )
-    return Outcome(step, seconds, int(tokens), *curves), tensors["summed"].to(device)
+        parameter.data.copy_(state[f"parameter.{name}"])
+    moments: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in state.items():
+        if key.startswith("optimizer."):
+            _, index, name = key.split(".")
+            moments.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})
+    summed.copy_(state["summed"])
+    seconds, tokens = state["counts"].tolist()
+    curves = ([Point(int(at), loss) for at, loss in state[name].tolist()] for name in _CURVES)
+    return History(step, seconds, int(tokens), *curves)

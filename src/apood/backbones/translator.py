@@ -3,8 +3,7 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from torch import nn
 
 from apood.backbones.bleu import bleu, load_sacrebleu, translate, translation_loss, validation_loss
 from apood.backbones.corpus import MULTIPLE, Batches, Corpus
-from apood.backbones.training_loop import Outcome, Plan, train
+from apood.backbones.training_loop import Schedule, seed_weights, train, write_report
 from apood.backbones.vocabulary import EOS, PAD, train_vocabulary, write_tokenizer
 from apood.data.record import Pair
 from apood.encoders.base.pretrained import silence_transformers
@@ -22,11 +21,10 @@ from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
-from apood.support.files import atomic_folder, write_json
-from apood.support.version import __version__
+from apood.support.files import atomic_folder
 from apood.tokens.batch import dtype_name
 
-__all__ = ["SIZES", "Recipe", "Size", "held_out", "train_translator"]
+__all__ = ["SIZES", "Recipe", "Size", "split_pairs", "train_translator"]
 
 
 class Size(NamedTuple):
@@ -49,19 +47,19 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the translator that a training ends in, besides the pairs.
+    """Everything besides the pairs that determines the trained translator.
 
     Attributes:
         plan: how long and how fast it learns.
-        size: a name of `SIZES`.
-        vocabulary: pieces that both languages share; None takes what belongs to the size.
-        context: ids that a side of a pair may have; pairs with more are left out.
-        batch_tokens: ids of the longer side of a batch, padding included.
+        size: a name in `SIZES`.
+        vocabulary: number of pieces that both languages share; None takes the default of the size.
+        context: largest number of ids per side of a pair; longer pairs are left out.
+        batch_tokens: ids on the longer side of a batch, padding included.
         dropout: share of the activations that a step leaves out.
         label_smoothing: share of the target probability that is spread over the vocabulary.
     """
 
-    plan: Plan
+    plan: Schedule
     size: str = "base"
     vocabulary: int | None = None
     context: int = 512
@@ -84,10 +82,10 @@ class Recipe:
         return SIZES[self.size].vocabulary if self.vocabulary is None else self.vocabulary
 
 
-def held_out(pairs: Sequence[Pair], count: int, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Splits pairs into those to learn from and up to `count` to validate on, at most one in twenty."""
+def split_pairs(pairs: Sequence[Pair], count: int, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Split pairs at random into training pairs and up to `count` validation pairs, at most one in twenty."""
     if len(pairs) < 2:
-        raise InputError(f"There must be at least 2 pairs to learn from and to validate on, got {len(pairs)}.")
+        raise InputError(f"There must be at least 2 pairs, to learn from and to validate on, got {len(pairs)}.")
     chosen = np.random.default_rng(seed).permutation(len(pairs))[: min(count, max(1, len(pairs) // 20))]
     apart = set(chosen.tolist())
     return [pair for i, pair in enumerate(pairs) if i not in apart], [pairs[i] for i in sorted(apart)]
@@ -104,26 +102,27 @@ def train_translator(
     dtype: torch.dtype = torch.float16,
     device: torch.device | str | None = None,
 ) -> dict[str, Any]:
-    """Trains a translator on `pairs`, saves it to `folder`, and reports how good it is on `validation`.
+    """Train a translator on `pairs`, save it to `folder`, and return its quality on `validation`.
 
-    A training whose state is in `checkpoint` goes on from there, with the same pairs and recipe. The report is about
-    the saved weights, of `dtype`, and is kept as training.json beside them. `device` is a GPU where there is one.
+    If `checkpoint` has the state of a training with the same pairs and recipe, it continues from there. The report
+    describes the saved weights, of `dtype`, and is kept beside them in training.json. By default `device` is a GPU if
+    there is one.
     """
     import transformers
 
     check_integer("The number of beams", beams, 1)
-    load_sacrebleu()  # rather now than after hours
+    load_sacrebleu()  # if it is missing, fail now rather than after hours
     if not pairs or not validation:
         raise InputError(f"There are no pairs to {'validate on' if pairs else 'learn from'}.")
     place = resolve_device(device)
-    vocabulary = _vocabulary(pairs, recipe.pieces, checkpoint.part(0))
-    corpus = _corpus(vocabulary, pairs, recipe.context, "learn from")
-    tested = _corpus(vocabulary, validation, recipe.context, "validate on")
+    vocabulary = _train_vocabulary(pairs, recipe.pieces, checkpoint.part(0))
+    corpus = _encode_pairs(vocabulary, pairs, recipe.context, "learn from")
+    tested = _encode_pairs(vocabulary, validation, recipe.context, "validate on")
+    exchanged = tested.exchange_sources()
     run = run_digest({"recipe": asdict(recipe), "pairs": corpus.digest(), "validation": tested.digest()})
 
-    exchanged = tested.exchanged()
-    model = _new_model(recipe).to(place)
-    outcome = train(
+    model = _make_model(recipe).to(place)
+    history = train(
         model,
         Batches(corpus, recipe.batch_tokens, recipe.plan.seed),
         lambda tensors: translation_loss(model, tensors, recipe.label_smoothing),
@@ -131,8 +130,10 @@ def train_translator(
         run=run,
         checkpoint=checkpoint,
         label="training",
-        watch=lambda: validation_loss(model, tested, recipe.batch_tokens),
-        exchanged=(lambda: validation_loss(model, exchanged, recipe.batch_tokens)) if len(tested) > 1 else None,
+        validate=lambda: validation_loss(model, tested, recipe.batch_tokens),
+        validate_exchanged=(lambda: validation_loss(model, exchanged, recipe.batch_tokens))
+        if len(tested) > 1
+        else None,
     )
     with silence_transformers(), atomic_folder(folder) as temporary:
         model.to("cpu", dtype).save_pretrained(temporary)
@@ -143,23 +144,29 @@ def train_translator(
             "weights": sum(parameter.numel() for parameter in model.parameters()),
             "dtype": dtype_name(dtype),
             "pairs": {"used": len(corpus), "empty": corpus.empty, "too long": corpus.too_long},
-            "training": _summary(outcome, corpus),
-            "validation": _validation(saved, tested, vocabulary, validation, recipe.batch_tokens, beams),
+            "training": {
+                **history.summarise(),
+                "epochs": history.tokens / corpus.tokens,
+                "tokens": history.tokens,
+                "tokens a second": round(history.tokens / history.seconds),
+            },
+            "validation": _validate(saved, tested, vocabulary, validation, recipe.batch_tokens, beams),
         }
-        details = {
-            "losses": outcome.losses,
-            "validation losses": outcome.watched,
-            "validation losses with other sources": outcome.exchanged,
-            "recipe": asdict(recipe) | {"vocabulary": recipe.pieces},
-            "versions": _versions(),
-            "device": torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
+        curves = {
+            "losses": history.losses,
+            "validation losses": history.validation,
+            "validation losses with other sources": history.exchanged,
         }
-        write_json(temporary / "training.json", report | details)
+        explicit = replace(recipe, vocabulary=recipe.pieces)
+        write_report(temporary, report | curves, explicit, place, "sentencepiece", "sacrebleu")
     return report
 
 
-def _vocabulary(pairs: Sequence[Pair], pieces: int, checkpoint: Checkpoint) -> bytes:
-    """Learned once: it takes minutes, and nothing that is resumed may depend on the version of SentencePiece."""
+def _train_vocabulary(pairs: Sequence[Pair], pieces: int, checkpoint: Checkpoint) -> bytes:
+    """Return the vocabulary, from the checkpoint if it is there.
+
+    Learning it takes minutes, and a resumed training must not depend on the version of SentencePiece.
+    """
     texts = [pair.source for pair in pairs] + [pair.target for pair in pairs]
     digest = hashlib.sha256()
     for text in texts:
@@ -173,17 +180,17 @@ def _vocabulary(pairs: Sequence[Pair], pieces: int, checkpoint: Checkpoint) -> b
     return learned
 
 
-def _corpus(vocabulary: bytes, pairs: Sequence[Pair], context: int, purpose: str) -> Corpus:
-    corpus = Corpus.of(vocabulary, [pair.source for pair in pairs], [pair.target for pair in pairs], context)
+def _encode_pairs(vocabulary: bytes, pairs: Sequence[Pair], context: int, purpose: str) -> Corpus:
+    corpus = Corpus.encode(vocabulary, pairs, context)
     if not len(corpus):
         raise InputError(
             f"None of the {len(pairs)} pairs to {purpose} can be used: {corpus.empty} have an empty side, "
-            f"{corpus.too_long} have one of more than {context} tokens."
+            f"{corpus.too_long} have a side of more than {context} tokens."
         )
     return corpus
 
 
-def _new_model(recipe: Recipe) -> Any:
+def _make_model(recipe: Recipe) -> Any:
     from transformers import MarianConfig, MarianMTModel
 
     size = SIZES[recipe.size]
@@ -199,15 +206,14 @@ def _new_model(recipe: Recipe) -> Any:
         max_position_embeddings=recipe.context,
         activation_function="relu",
         dropout=recipe.dropout,
-        init_std=size.width**-0.5,  # then scaled embeddings are as large as the positions that are added to them
+        init_std=size.width**-0.5,  # scaled embeddings are then as large as the positions that are added to them
         scale_embedding=True,
         eos_token_id=EOS,
         forced_eos_token_id=EOS,
         pad_token_id=PAD,
         decoder_start_token_id=PAD,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(recipe.plan.seed)  # not those of GPUs, which are the caller's
+    with seed_weights(recipe.plan.seed):
         model = MarianMTModel(config)
         _initialise(model)
     model.generation_config.max_length = recipe.context
@@ -216,48 +222,31 @@ def _new_model(recipe: Recipe) -> Any:
 
 
 def _initialise(model: Any) -> None:
-    """Draws the matrices of the layers so that each layer starts near the identity; Marian draws the embeddings.
+    """Draw the matrices of the layers so that each layer starts near the identity. Marian draws the embeddings.
 
-    Marian normalises behind its residual branches. Where these start as large as what they are added to, the first
-    updates lead all encoder states to one point, and the decoder learns to do without them. So the branches are damped
-    until their sum is as large as the embeddings, in the spirit of T-Fixup (Huang et al. 2020) and DeepNorm (Wang et
-    al. 2022). The whole factor is in the first matrix of a branch: Adam moves all weights equally far, so the smaller
-    the activations between the two matrices are, the less does the second one shift all states together.
+    Marian normalises after its residual branches. If these start as large as what they are added to, the first updates
+    move all encoder states to one point, and the decoder learns to ignore them. So the branches are damped until their
+    sum is as large as the embeddings, in the spirit of T-Fixup (Huang et al. 2020) and DeepNorm (Wang et al. 2022).
+    The whole factor is in the first matrix of a branch: Adam moves all weights equally far, so smaller activations
+    between the two matrices mean that the second one shifts all states together less.
     """
-    for stack, branches in ((model.get_encoder(), 2), (model.get_decoder(), 3)):  # of each layer
+    for stack, branches in ((model.get_encoder(), 2), (model.get_decoder(), 3)):  # branches per layer
         damped = (branches * len(stack.layers)) ** -0.5
         for name, module in stack.layers.named_modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, gain=damped if name.endswith(("v_proj", "fc1")) else 1.0)
 
 
-def _summary(outcome: Outcome, corpus: Corpus) -> dict[str, Any]:
-    return {
-        "steps": outcome.steps,
-        "epochs": outcome.tokens / corpus.tokens,
-        "minutes": outcome.seconds / 60,
-        "tokens": outcome.tokens,
-        "tokens a second": round(outcome.tokens / outcome.seconds),
-        "loss": outcome.losses[-1].loss,
-    }
-
-
-def _validation(
+def _validate(
     model: Any, corpus: Corpus, vocabulary: bytes, pairs: Sequence[Pair], batch_tokens: int, beams: int
 ) -> dict[str, Any]:
     loss = validation_loss(model, corpus, batch_tokens)
-    references = [pairs[i].target for i in corpus.kept.tolist()]
     facts: dict[str, Any] = {"pairs": len(corpus), "loss": loss}
     if len(corpus) > 1:
-        facts["loss with other sources"] = validation_loss(model, corpus.exchanged(), batch_tokens)
+        facts["loss with other sources"] = validation_loss(model, corpus.exchange_sources(), batch_tokens)
     facts["perplexity"] = math.exp(loss)
+    references = [pairs[i].target for i in corpus.kept.tolist()]
     for name, count in {"greedy": 1, f"{beams} beams": beams}.items():
         found = translate(model, corpus, vocabulary, beams=count, batch_tokens=batch_tokens)
         facts[f"BLEU, {name}"], facts["signature"] = bleu(found, references)
     return facts
-
-
-def _versions() -> dict[str, str]:
-    return {"apood": __version__} | {
-        name: version(name) for name in ("torch", "transformers", "sentencepiece", "sacrebleu")
-    }

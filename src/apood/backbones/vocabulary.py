@@ -1,4 +1,4 @@
-"""A SentencePiece vocabulary that both languages of a translator share, and the tokenizer files made of it."""
+"""The SentencePiece vocabulary that both languages of a translator share, and its tokenizer files."""
 
 import io
 import json
@@ -18,15 +18,15 @@ from apood.support.errors import InputError
 __all__ = ["EOS", "PAD", "decode_ids", "encode_texts", "train_vocabulary", "write_tokenizer"]
 
 EOS, UNKNOWN, PAD = 0, 1, 2
-_THREADS = 16  # always as many: the sums of floats that the pieces follow from depend on how the work is split
-_MOST_TEXTS = 200_000  # more change the pieces hardly, and take minutes
+_THREADS = 16  # fixed, since the pieces depend on sums of floats, and these on how the work is split
+_MOST_TEXTS = 200_000  # more texts hardly change the pieces, and take minutes
 _ENCODED_AT_ONCE = 20_000
 
 
 def train_vocabulary(texts: Sequence[str], size: int) -> bytes:
-    """A unigram model of `size` pieces, as the content of its file.
+    """Return the content of a file with a unigram model of `size` pieces.
 
-    It is learned from up to 200,000 texts, evenly spaced among those given. Every character of them has a piece.
+    It is learned from up to 200,000 evenly spaced texts. Every character in them has a piece.
     """
     check_integer("The size of the vocabulary", size, 8)
     sentencepiece = _sentencepiece()
@@ -47,12 +47,14 @@ def train_vocabulary(texts: Sequence[str], size: int) -> bytes:
             minloglevel=3,
         )
     except RuntimeError as error:
-        raise InputError(f"A vocabulary of {size} pieces cannot be learned from these texts: {_why(error)}.") from error
+        raise InputError(
+            f"A vocabulary of {size} pieces cannot be learned from these texts: {_explain(error)}."
+        ) from error
     return file.getvalue()
 
 
-def _why(error: RuntimeError) -> str:
-    """What SentencePiece says, without the place in its source."""
+def _explain(error: RuntimeError) -> str:
+    """Return SentencePiece's reason without the place in its source code."""
     message = str(error)
     if found := re.search(r"Vocabulary size too high .*<= (\d+)", message):
         return f"they allow {found[1]} at most"
@@ -62,7 +64,7 @@ def _why(error: RuntimeError) -> str:
 
 
 def encode_texts(vocabulary: bytes, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """The ids of all texts one after the other, each with an end-of-sequence id, and their lengths."""
+    """Return the ids of all texts one after the other, each with an end-of-sequence id, and their lengths."""
     processor = _sentencepiece().SentencePieceProcessor(model_proto=vocabulary)
     ids, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
     for start in range(0, len(texts), _ENCODED_AT_ONCE):
@@ -73,13 +75,13 @@ def encode_texts(vocabulary: bytes, texts: Sequence[str]) -> tuple[NDArray[np.in
 
 
 def decode_ids(vocabulary: bytes, ids: Sequence[Sequence[int]]) -> list[str]:
-    """The texts that lists of ids stand for."""
+    """Return the texts of lists of ids."""
     processor = _sentencepiece().SentencePieceProcessor(model_proto=vocabulary)
     return [processor.decode(list(some)) for some in ids]
 
 
 def write_tokenizer(vocabulary: bytes, folder: Path, context: int) -> None:
-    """Writes the files that make `folder` the place of a MarianTokenizer; its ids are those of `encode_texts`."""
+    """Write the files of a MarianTokenizer, which gives the same ids as `encode_texts`."""
     from transformers import MarianTokenizer
 
     processor = _sentencepiece().SentencePieceProcessor(model_proto=vocabulary)

@@ -12,7 +12,7 @@ import typer
 
 from apood.support.checks import format_count, suggest_name
 from apood.support.errors import DataWarning, InputError
-from apood.support.files import recover_folder
+from apood.support.files import recover_folder, refuse_unwritable
 
 if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record
@@ -255,11 +255,17 @@ def open_detector_encoder(detector: "Detector", model: str | None) -> "TextEncod
     return reopen_encoder(detector.encoder_, model, channels=detector.requires)
 
 
-def refuse_occupied(target: Path, force: bool) -> None:
-    """Raise an error if `target` holds a detector and `force` is not set, or if it holds anything else."""
-    from apood.detectors.contract.artefact import refuse_foreign
+def refuse_occupied(target: Path, force: bool | None = None) -> None:
+    """Raise an error if the folder `target` holds something already, or if nothing can be written there.
 
+    `force` is for commands that write a detector: True lets them replace one, but nothing else.
+    """
     recover_folder(target)
-    refuse_foreign(target)
-    if not force and target.is_dir() and any(target.iterdir()):
-        raise InputError(f"{target} already holds a detector: choose another folder, or replace it with --force.")
+    if force is not None:
+        from apood.detectors.contract.artefact import refuse_foreign
+
+        refuse_foreign(target)
+    if not force and target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        remedy = "delete it first" if force is None else "replace the detector in it with --force"
+        raise InputError(f"{target} already exists and is not empty: choose another folder, or {remedy}.")
+    refuse_unwritable(target)

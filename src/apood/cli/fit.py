@@ -9,7 +9,6 @@ from apood.cli.arguments import open_store, parse_settings, refuse_occupied
 from apood.cli.output import advise_on_interrupt, print_json
 from apood.support.checks import format_count
 from apood.support.errors import InputError
-from apood.support.files import refuse_unwritable
 
 __all__ = ["fit"]
 
@@ -55,7 +54,6 @@ def fit(
     if aux is not None and detector.aux == "unused":
         raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
     refuse_occupied(out, force)
-    refuse_unwritable(out)
 
     checkpoint = Checkpoint(out.with_name(f"{out.name}.checkpoint"), checkpoint_seconds)
 

@@ -7,12 +7,12 @@ from apood.cli.train_translator import translator
 
 __all__ = ["train"]
 
-train = typer.Typer(help="Trains a backbone from scratch.", no_args_is_help=False)
+train = typer.Typer(no_args_is_help=False)
 
 
 @train.callback()
 def _train() -> None:
-    """Trains a backbone from scratch."""
+    """Train a backbone from scratch: a translator or a classifier of sounds."""
 
 
 train.command(

@@ -1,17 +1,18 @@
 """`apood train audio-classifier`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from apood.cli.training import leave_out, refuse_occupied, tell_trained, training_state
+from apood.cli.arguments import refuse_occupied
+from apood.cli.training import collect_items, open_checkpoint, print_report
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
-    from apood.data.record import Sound
+    from apood.data.record import BadRecord, Record
 
 __all__ = ["audio_classifier"]
 
@@ -21,101 +22,103 @@ def audio_classifier(
         list[str],
         typer.Argument(
             metavar="SOUNDS",
-            help="Folders of .wav and .flac files, in a folder a class, or .npz archives with labels.",
+            help="Folders with one folder of .wav and .flac files per class, or .npz archives with labels.",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the model to write.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write the model to.")],
     chosen: Annotated[
         list[str] | None,
-        typer.Option("--class", metavar="NAME", help="Learn this class; may be repeated.", show_default="all"),
+        typer.Option("--class", metavar="NAME", help="Learn only this class; may be repeated.", show_default="all"),
     ] = None,
     validation: Annotated[
         list[str] | None,
-        typer.Option(metavar="SOUNDS", help="Sounds to validate on.", show_default="a share of those given"),
+        typer.Option(metavar="SOUNDS", help="Validation sounds.", show_default="a share of SOUNDS"),
     ] = None,
     validation_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Of each class, to validate on where no others are given.")
+        float, typer.Option(metavar="SHARE", help="Share of each class to validate on if --validation is not given.")
     ] = 0.2,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out sounds that cannot be used.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip sounds that cannot be used.")] = False,
     seconds: Annotated[
         float | None,
         typer.Option(
-            metavar="S", help="The window that the model looks at.", show_default="the longest sound, at most 10.24"
+            metavar="S", help="Length of the model's window.", show_default="the longest sound, at most 10.24"
         ),
     ] = None,
-    patch: Annotated[int, typer.Option(min=1, metavar="N", help="Mel bins, and frames, of a patch.")] = 32,
+    patch: Annotated[int, typer.Option(min=1, metavar="N", help="Number of mel bins and of frames per patch.")] = 32,
     width: Annotated[int, typer.Option(min=1, metavar="D", help="Length of a token.")] = 32,
-    blocks: Annotated[int, typer.Option(min=1, metavar="N", help="Blocks of the transformer.")] = 3,
-    heads: Annotated[int, typer.Option(min=1, metavar="N", help="Attention heads of a block.")] = 4,
+    blocks: Annotated[int, typer.Option(min=1, metavar="N", help="Number of blocks of the transformer.")] = 3,
+    heads: Annotated[int, typer.Option(min=1, metavar="N", help="Number of attention heads per block.")] = 4,
     pretraining_steps: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Batches to guess hidden patches of; 0 leaves that out.")
+        int, typer.Option(min=0, metavar="N", help="Number of pretraining batches; 0 skips pretraining.")
     ] = 1000,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Batches to learn the classes from.")] = 1000,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Sounds in a batch.")] = 32,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Number of training batches.")] = 1000,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Number of sounds per batch.")] = 32,
     learning_rate: Annotated[float, typer.Option(metavar="RATE", help="Peak of the learning rate.")] = 3e-3,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of weights, batches and the validation set.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")] = False,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of weights, batches and validation set.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted training.")] = False,
     checkpoint_seconds: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How much work an interruption may cost.")
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Seconds between two checkpoints: at most so much work is lost."),
     ] = 30.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was trained as an object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Trains a classifier of sounds: a spectrogram transformer (AST) that every other command takes.
+    """Train a classifier of sounds, a spectrogram transformer (AST) that all other commands accept.
 
-    It learns to guess hidden patches of the spectrograms, then the classes. Its state is kept in FOLDER.checkpoint
-    until it is complete. The accuracy on the validation sounds is printed and kept in training.json.
+    It first learns to guess hidden patches of the spectrograms (pretraining), then the classes.
+
+    A training keeps its state in FOLDER.checkpoint until it is complete. After an interruption, --resume continues it.
+
+    The accuracy on the validation sounds is printed and kept in training.json.
     """
     refuse_occupied(out)
 
     from apood.backbones.audio_classifier import AudioRecipe, split_sounds, train_audio_classifier
-    from apood.backbones.training_loop import Plan
+    from apood.backbones.training_loop import Schedule
 
-    plan = Plan(steps, learning_rate, warm_up=0.1, weight_decay=0.05, seed=seed)
+    plan = Schedule(steps, learning_rate, warm_up=0.1, weight_decay=0.05, seed=seed)
     pretraining = (
-        Plan(pretraining_steps, 1e-3, warm_up=0.1, weight_decay=0.05, seed=seed) if pretraining_steps else None
+        Schedule(pretraining_steps, 1e-3, warm_up=0.1, weight_decay=0.05, seed=seed) if pretraining_steps else None
     )
     recipe = AudioRecipe(
         pretraining, plan, batch, seconds=seconds, patch=patch, width=width, blocks=blocks, heads=heads
     )  # fmt: skip
-    with training_state(out, checkpoint_seconds, resume=resume) as checkpoint:
-        learned, skipped = _read(sounds, chosen, patch, skip_bad)
+    with open_checkpoint(out, checkpoint_seconds, resume=resume) as checkpoint:
+        learned, skipped = collect_items(_read(sounds, chosen, patch), skip_bad=skip_bad, what="sounds")
         if validation is None:
             learned, tested = split_sounds(learned, validation_share, seed)
         else:
-            tested, also_skipped = _read(validation, chosen, patch, skip_bad)
+            tested, also_skipped = collect_items(_read(validation, chosen, patch), skip_bad=skip_bad, what="sounds")
             skipped += also_skipped
         report = train_audio_classifier(learned, tested, out, recipe, checkpoint=checkpoint)
-    tell_trained(report, skipped, out, as_json=as_json)
+    print_report(report, skipped, out, as_json=as_json)
 
 
-def _read(inputs: Sequence[str], chosen: Sequence[str] | None, patch: int, skip_bad: bool) -> "tuple[list[Sound], int]":
-    """The sounds of the classes, all of one rate, and how many were skipped because they cannot be used."""
-    from apood.data.record import BadRecord, Record
+def _read(inputs: Sequence[str], chosen: Collection[str] | None, patch: int) -> "Iterator[Record | BadRecord]":
+    """Yield the sounds of the chosen classes. The first good one determines the rate that all must have."""
+    from apood.data.record import BadRecord
     from apood.data.sounds import find_sound_problem, read_sounds
     from apood.encoders.audio.spectrogram import LogMel
 
-    sounds: list[Sound] = []
     labels: set[str] = set()
-    skipped = 0
+    rate = None
     for record in read_sounds(inputs):
         if isinstance(record, BadRecord):
-            reason: str | None = record.reason
+            yield record
+            continue
+        sound = record.item
+        labels.add(str(sound.label))
+        if chosen is not None and sound.label not in chosen:
+            continue
+        needed = sound.rate if rate is None else rate
+        least = LogMel(needed).samples_of(patch)
+        if problem := find_sound_problem(sound, record.place, rate=needed, least_samples=least):
+            yield BadRecord(record.place, problem)
         else:
-            rate = sounds[0].rate if sounds else record.item.rate
-            reason = find_sound_problem(
-                record.item, record.place, rate=rate, least_samples=LogMel(rate).samples_of(patch)
-            )
-        if reason is not None:
-            leave_out(reason, "sounds", skip_bad=skip_bad)
-            skipped += 1
-        elif isinstance(record, Record):
-            labels.add(str(record.item.label))
-            if chosen is None or record.item.label in chosen:
-                sounds.append(record.item)
+            rate = needed
+            yield record
     for name in chosen or ():
         if name not in labels:
             raise InputError(
                 f"There is no class {name!r}{suggest_name(name, labels)} to learn: "
                 f"there are {', '.join(map(repr, sorted(labels)))}."
             )
-    return sounds, skipped

@@ -1,22 +1,19 @@
 """`apood train translator`."""
 
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from apood.cli.training import leave_out, refuse_occupied, tell_trained, training_state
-
-if TYPE_CHECKING:
-    from apood.data.record import Pair
+from apood.cli.arguments import refuse_occupied
+from apood.cli.training import collect_items, open_checkpoint, print_report
 
 __all__ = ["translator"]
 
 
 class ModelSize(StrEnum):
-    """The shapes that there are."""
+    """The sizes of `apood.backbones.translator.SIZES`."""
 
     base = "base"
     small = "small"
@@ -24,7 +21,7 @@ class ModelSize(StrEnum):
 
 
 class WeightDtype(StrEnum):
-    """What weights may be saved in."""
+    """The dtypes that weights can be saved in."""
 
     float16 = "float16"
     float32 = "float32"
@@ -33,111 +30,107 @@ class WeightDtype(StrEnum):
 def translator(
     pairs: Annotated[
         list[str],
-        typer.Argument(metavar="PAIRS", help="Pairs of texts, two fields of each record; inputs as for apood embed."),
+        typer.Argument(
+            metavar="PAIRS", help="Pairs of texts: inputs as for `apood embed`, with two fields per record."
+        ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the model to write.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write the model to.")],
     source_field: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Field that holds the text to translate.", show_default="what the input says"
-        ),
+        typer.Option(metavar="NAME", help="Field that holds the text to translate.", show_default="that of the input"),
     ] = None,
     target_field: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Field that holds its translation.", show_default="what the input says"),
+        typer.Option(metavar="NAME", help="Field that holds its translation.", show_default="that of the input"),
     ] = None,
     validation: Annotated[
         list[str] | None,
-        typer.Option(metavar="PAIRS", help="Pairs to validate on.", show_default="one in twenty of those given"),
+        typer.Option(metavar="PAIRS", help="Validation pairs.", show_default="one in twenty of PAIRS"),
     ] = None,
     validation_pairs: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Validate on so many pairs at most.")
+        int, typer.Option(min=1, metavar="N", help="Largest number of validation pairs.")
     ] = 1000,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out records that are not pairs.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records that are not pairs.")] = False,
     size: Annotated[
-        ModelSize, typer.Option("--size", metavar="SIZE", help="base (the paper's), small (53 MB) or tiny (to try).")
+        ModelSize,
+        typer.Option("--size", metavar="SIZE", help="base (the paper's), small (53 MB) or tiny (to try things out)."),
     ] = ModelSize.base,
     vocabulary: Annotated[
         int | None,
-        typer.Option(min=8, metavar="N", help="Pieces that both languages share.", show_default="32000, 16000 or 2000"),
+        typer.Option(
+            min=8, metavar="N", help="Number of pieces that both languages share.", show_default="32000, 16000 or 2000"
+        ),
     ] = None,
     context: Annotated[
-        int, typer.Option(min=8, metavar="N", help="Pairs with more tokens on a side are left out; a multiple of 8.")
+        int, typer.Option(min=8, metavar="N", help="Skip pairs with more tokens on a side; a multiple of 8.")
     ] = 512,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Batches to learn from.")] = 100_000,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Largest number of training batches.")] = 100_000,
     minutes: Annotated[
         float | None,
-        typer.Option(metavar="M", help="End after so long, the schedule shortened to it.", show_default="no limit"),
+        typer.Option(metavar="M", help="Largest number of minutes; shortens the schedule.", show_default="no limit"),
     ] = None,
     batch_tokens: Annotated[
-        int, typer.Option(min=8, metavar="N", help="Tokens of a batch on its longer side, padding included.")
+        int, typer.Option(min=8, metavar="N", help="Tokens per batch on its longer side, including padding.")
     ] = 32_768,
     learning_rate: Annotated[float, typer.Option(metavar="RATE", help="Peak of the learning rate.")] = 5e-4,
-    warm_up: Annotated[float, typer.Option(metavar="SHARE", help="Share of the training in which it rises.")] = 0.04,
-    dropout: Annotated[float, typer.Option(metavar="SHARE", help="Activations that a step leaves out.")] = 0.1,
+    warm_up: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of the training in which the learning rate rises.")
+    ] = 0.04,
+    dropout: Annotated[float, typer.Option(metavar="SHARE", help="Share of the activations that a step drops.")] = 0.1,
     label_smoothing: Annotated[
-        float, typer.Option(metavar="SHARE", help="Target probability spread over the vocabulary; 0 for none.")
+        float, typer.Option(metavar="SHARE", help="Share of the target probability that is spread over the vocabulary.")
     ] = 0.1,
-    validate_every: Annotated[
-        int, typer.Option(min=1, metavar="STEPS", help="Steps between two validation losses on the way.")
-    ] = 1000,
-    beams: Annotated[int, typer.Option(min=1, metavar="N", help="Beams of the second BLEU; the first is greedy.")] = 4,
+    validate_every: Annotated[int, typer.Option(min=1, metavar="STEPS", help="Steps between two validations.")] = 1000,
+    beams: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of beams of the second BLEU; the first is greedy.")
+    ] = 4,
     dtype: Annotated[
-        WeightDtype, typer.Option("--dtype", metavar="DTYPE", help="What the weights are saved in: float16 or float32.")
+        WeightDtype, typer.Option("--dtype", metavar="DTYPE", help="Dtype of the saved weights: float16 or float32.")
     ] = WeightDtype.float16,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of weights, batches and dropout.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted training.")] = False,
     checkpoint_seconds: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How much work an interruption may cost.")
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Seconds between two checkpoints: at most so much work is lost."),
     ] = 120.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was trained as an object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Trains a translator on pairs of texts: a Marian model that every other command takes.
+    """Train a translator on pairs of texts, a Marian model that all other commands accept.
 
-    Its state is kept in FOLDER.checkpoint until it is complete. A loss and the BLEU of greedy and beam search on the
-    validation pairs are printed and kept in training.json.
+    A training keeps its state in FOLDER.checkpoint until it is complete. After an interruption, --resume continues it.
+
+    The loss and the BLEU of greedy and beam search on the validation pairs are printed and kept in training.json.
     """
     refuse_occupied(out)
     import torch
 
-    from apood.backbones.training_loop import Plan
-    from apood.backbones.translator import Recipe, held_out, train_translator
+    from apood.backbones.training_loop import Schedule
+    from apood.backbones.translator import Recipe, split_pairs, train_translator
+    from apood.data.inputs import read_records
+    from apood.data.record import Pair
 
-    plan = Plan(
+    plan = Schedule(
         steps=steps,
         learning_rate=learning_rate,
         warm_up=warm_up,
         minutes=minutes,
         seed=seed,
-        watch_every=validate_every,
+        validate_every=validate_every,
     )
     recipe = Recipe(plan, size.value, vocabulary, context, batch_tokens, dropout, label_smoothing)
-    with training_state(out, checkpoint_seconds, resume=resume) as checkpoint:
-        learned, skipped = _read(pairs, source_field, target_field, skip_bad)
+
+    def read(inputs: list[str]) -> tuple[list[Pair], int]:
+        records = read_records(inputs, field=source_field, target_field=target_field, pairs=True)
+        return collect_items(records, skip_bad=skip_bad, what="records")
+
+    with open_checkpoint(out, checkpoint_seconds, resume=resume) as checkpoint:
+        learned, skipped = read(pairs)
         if validation is None:
-            learned, tested = held_out(learned, validation_pairs, seed)
+            learned, tested = split_pairs(learned, validation_pairs, seed)
         else:
-            tested, also_skipped = _read(validation, source_field, target_field, skip_bad)
+            tested, also_skipped = read(validation)
             tested, skipped = tested[:validation_pairs], skipped + also_skipped
         report = train_translator(
             learned, tested, out, recipe, checkpoint=checkpoint, beams=beams, dtype=getattr(torch, dtype.value)
         )
-    tell_trained(report, skipped, out, as_json=as_json)
-
-
-def _read(
-    inputs: Sequence[str], source_field: str | None, target_field: str | None, skip_bad: bool
-) -> "tuple[list[Pair], int]":
-    """The pairs, and how many records were skipped because they are none."""
-    from apood.data.inputs import read_records
-    from apood.data.record import BadRecord
-
-    pairs: list[Pair] = []
-    skipped = 0
-    for record in read_records(inputs, field=source_field, target_field=target_field, pairs=True):
-        if not isinstance(record, BadRecord):
-            pairs.append(record.item)
-        else:
-            leave_out(record.reason, "records", skip_bad=skip_bad)
-            skipped += 1
-    return pairs, skipped
+    print_report(report, skipped, out, as_json=as_json)

@@ -1,6 +1,6 @@
-"""What the commands share that train a backbone: a folder that must be free, and a state to go on from."""
+"""What the commands that train a backbone share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,57 +9,54 @@ import typer
 
 from apood.cli.output import advise_on_interrupt, print_facts, print_json
 from apood.support.errors import InputError
-from apood.support.files import recover_folder, refuse_unwritable
 
 if TYPE_CHECKING:
+    from apood.data.record import BadRecord, Record
     from apood.fitting.checkpoint import Checkpoint
 
-__all__ = ["leave_out", "refuse_occupied", "tell_trained", "training_state"]
-
-
-def refuse_occupied(out: Path) -> None:
-    """Refuses a folder that a trained model cannot be written to, before any work."""
-    recover_folder(out)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"There is already something in {out}: choose another folder, or delete it first.")
-    refuse_unwritable(out)
+__all__ = ["collect_items", "open_checkpoint", "print_report"]
 
 
 @contextmanager
-def training_state(out: Path, seconds: float, *, resume: bool) -> "Iterator[Checkpoint]":
-    """Where the state of a training is kept that ends in `out`; it is deleted when the block ends well.
+def open_checkpoint(out: Path, seconds: float, *, resume: bool) -> "Iterator[Checkpoint]":
+    """Yield the checkpoint of a training that ends in `out`, and delete it if the block ends well.
 
-    A state that is there already is refused without `resume`. On Ctrl-C the block says how to go on.
+    Raise an error if it exists and `resume` is not set. On Ctrl-C, say how to continue.
     """
     from apood.fitting.checkpoint import Checkpoint
 
     checkpoint = Checkpoint(out.parent / f"{out.name}.checkpoint", seconds)
     if checkpoint.exists() and not resume:
         raise InputError(
-            f"There is an unfinished training in {checkpoint.path}: add --resume to go on with it, or delete it first."
+            f"There is an unfinished training in {checkpoint.path}: add --resume to continue it, or delete it first."
         )
 
-    def kept() -> str:
+    def advise() -> str:
         if not checkpoint.exists():
             return "nothing was kept; run the same command again to start anew."
-        return f"the state is in {checkpoint.path}; add --resume to the same command to go on from there."
+        return f"the state is in {checkpoint.path}; add --resume to the same command to continue from there."
 
-    with advise_on_interrupt(kept):
+    with advise_on_interrupt(advise):
         yield checkpoint
         checkpoint.delete()
 
 
-def leave_out(reason: str, what: str, *, skip_bad: bool) -> None:
-    """Says why a record is skipped, or refuses it."""
-    if not skip_bad:
-        raise InputError(f"{reason.rstrip('.')}; add --skip-bad to leave such {what} out.")
-    typer.echo(f"Skipped: {reason}", err=True)
+def collect_items(records: "Iterable[Record | BadRecord]", *, skip_bad: bool, what: str) -> tuple[list[Any], int]:
+    """Return the items of the good records, and the number of bad ones, which raise an error unless `skip_bad`."""
+    from apood.data.record import BadRecord
+
+    items, skipped = [], 0
+    for record in records:
+        if not isinstance(record, BadRecord):
+            items.append(record.item)
+        elif skip_bad:
+            typer.echo(f"Skipped: {record.reason}", err=True)
+            skipped += 1
+        else:
+            raise InputError(f"{record.reason.rstrip('.')}; add --skip-bad to skip such {what}.")
+    return items, skipped
 
 
-def tell_trained(report: dict[str, Any], skipped: int, out: Path, *, as_json: bool) -> None:
-    """Prints what was trained."""
-    report = report | {"skipped": skipped, "model": str(out)}
-    if as_json:
-        print_json(report)
-    else:
-        print_facts(report)
+def print_report(report: dict[str, Any], skipped: int, out: Path, *, as_json: bool) -> None:
+    """Print the result of a training."""
+    (print_json if as_json else print_facts)(report | {"skipped": skipped, "model": str(out)})
