@@ -330,11 +330,11 @@ def test_an_existing_store_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"dim": 9}, "another dim: it has 8, asked for was 9"),
-        ({"dtype": torch.float16}, "another dtype: it has float32, asked for was float16"),
-        ({"encoder": None}, "another encoder: it has model a, layer 3, asked for was an unknown encoder"),
-        ({"encoder": ENCODER | {"layer": 4}}, "it has layer 3, asked for was layer 4."),
-        ({"encoder": ENCODER | {"template": "a {text}"}}, "it has no template, asked for was template a {text}."),
+        ({"dim": 9}, "another dim: it has 8, got 9"),
+        ({"dtype": torch.float16}, "another dtype: it has float32, got float16"),
+        ({"encoder": None}, "another encoder: it has model a, layer 3, got an unknown encoder"),
+        ({"encoder": ENCODER | {"layer": 4}}, "it has layer 3, got layer 4."),
+        ({"encoder": ENCODER | {"template": "a {text}"}}, "it has no template, got template a {text}."),
     ],
 )
 def test_resuming_something_else(tmp_path, options, sentence):

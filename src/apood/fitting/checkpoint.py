@@ -1,4 +1,4 @@
-"""The state of an optimisation on disk, so that killed training goes on as if nothing had happened."""
+"""Checkpoints: the state of an optimisation on disk, from which killed training continues unchanged."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ __all__ = ["Checkpoint", "run_digest"]
 
 
 def run_digest(settings: Mapping[str, Any], *sources: TokenSource | None) -> str:
-    """A digest of a fit: the code, its settings, and its data by encoder, lengths and 16 evenly spaced sequences."""
+    """Return a digest of a fit: its code, settings and data (encoder, lengths and 16 evenly spaced sequences)."""
     digest = hashlib.sha256(_canonical([__version__, source_digest(), settings]))
     for source in sources:
         if source is not None:
@@ -39,9 +39,26 @@ def _canonical(content: Any) -> bytes:
 
 @dataclass
 class Checkpoint:
-    """A file that always holds one whole state: named tensors and the step they belong to.
+    """A file that holds the last state of a fit: named tensors and their step. It is never half-written.
 
-    `every_seconds` is how much work a kill may cost. The result of a fit does not depend on it.
+    Pass it to `fit`. If the process is killed, the same call continues from the file. The result of the fit does not
+    depend on the checkpoint.
+
+    Attributes:
+        path: the file.
+        every_seconds: how often the state is saved, and so how much work a kill may cost.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import torch
+        >>> from apood import Checkpoint
+        >>> checkpoint = Checkpoint(Path("fit.checkpoint"), every_seconds=0)
+        >>> checkpoint.save_if_due("my run", 3, {"weights": torch.ones(2)})
+        >>> checkpoint.load("my run")
+        (3, {'weights': tensor([1., 1.])})
+        >>> checkpoint.delete()
+        >>> checkpoint.exists()
+        False
     """
 
     path: Path
@@ -49,9 +66,9 @@ class Checkpoint:
     _saved_at: float = field(default_factory=time.monotonic, init=False)
 
     def load(self, run: str) -> tuple[int, dict[str, Tensor]] | None:
-        """The last state of this `run` (see `run_digest`), or None where there is none."""
+        """Return the step and the tensors of the last state of this `run` (see `run_digest`), None if there is none."""
         for leftover in self.path.parent.glob(f"{self.path.name}.*"):
-            if is_temporary(leftover):  # a kill hit a write
+            if is_temporary(leftover):  # of a killed process
                 leftover.unlink()
         if not self.path.exists():
             return None
@@ -71,17 +88,17 @@ class Checkpoint:
         return int(metadata["step"]), tensors
 
     def is_due(self) -> bool:
-        """Whether the last state is older than `every_seconds`."""
+        """Return whether the last state is older than `every_seconds`."""
         return time.monotonic() - self._saved_at >= self.every_seconds
 
     def save_if_due(self, run: str, step: int, tensors: dict[str, Tensor]) -> None:
-        """Replaces the file when it is older than `every_seconds`."""
+        """Replace the file if it is older than `every_seconds`."""
         if not self.is_due():
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(self.path) as temporary:
-                # not save_file, whose own temporary file a kill would leave behind under a name that nobody knows
+                # Not `save_file`: a kill would leave its temporary file, whose name is not known here.
                 content = {name: tensor.contiguous() for name, tensor in tensors.items()}
                 temporary.write_bytes(save(content, {"run": run, "step": str(step)}))
         except (OSError, SafetensorError) as error:
@@ -92,20 +109,20 @@ class Checkpoint:
         self._saved_at = time.monotonic()
 
     def part(self, number: int) -> "Checkpoint":
-        """The checkpoint of a fit that is part of this one, in a file beside it."""
+        """Return the checkpoint of a fit that is part of this one, in a file beside it."""
         return Checkpoint(self.path.with_name(f"{self.path.name}.part-{number}"), self.every_seconds)
 
     def exists(self) -> bool:
-        """Whether anything was kept, of this fit or of its parts."""
+        """Return whether there is a file of this fit or of its parts."""
         return bool(self._files())
 
     def delete(self) -> None:
-        """Removes the file, and those of the parts, once the fit is complete and saved."""
+        """Delete the files of this fit and of its parts, once the fit is complete and saved."""
         for file in self._files():
             file.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
-        """Only names that `part` makes: what else begins like them is not ours."""
+        """Return the files with a name that `part` makes; others that begin alike are not touched."""
         own = re.compile(re.escape(self.path.name) + r"(\.part-\d+)*")
         folder = self.path.parent
         return [path for path in folder.iterdir() if own.fullmatch(path.name)] if folder.is_dir() else []

@@ -214,6 +214,3 @@ def refuse_unwritable(path: Path) -> None:
         ) from error
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"Nothing can be written to {path}: its folder is read-only.")
-
-
-locked = lock_folder  # old name

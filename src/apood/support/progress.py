@@ -52,7 +52,3 @@ def track(items: Iterable[Item], label: str, total: int | None = None) -> Iterat
         for item in items:
             yield item
             progress.update()
-
-
-# old names
-bar = progress_bar

@@ -1,4 +1,4 @@
-"""Ragged sequences in memory: flat rows and the offsets that cut them, never padding."""
+"""Ragged sequences in memory: flat rows and the offsets of the sequences, without padding."""
 
 import contextlib
 import math
@@ -20,6 +20,7 @@ __all__ = [
     "Ragged",
     "TokenBatch",
     "as_indices",
+    "bytes_of",
     "cut_by_budget",
     "decode_texts",
     "dtype_name",
@@ -33,14 +34,18 @@ __all__ = [
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FROM_TEXTS = "detectors take token embeddings, which TextEncoder or `apood embed` makes of texts"
 
-_MOST_SEQUENCES = 1024  # read at once: a budget of tokens does not see the channels, which can be far larger
+_MOST_SEQUENCES = 1024  # per batch, because channels can be far larger than the tokens that a budget counts
+_LEAST_HUGE = 2**22  # bytes: less memory is not worth huge pages
+_HUGE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
 
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """`len(self)` sequences of rows: sequence i is `values[offsets[i]:offsets[i + 1]]`.
+    """Sequences of rows: sequence i is `values[offsets[i]:offsets[i + 1]]`.
 
-    `offsets` always lie on the CPU, because they steer loops and slices there.
+    Attributes:
+        values: the rows of all sequences, one sequence after the other.
+        offsets: where each sequence starts, and the number of rows at the end: int64, always on the CPU.
     """
 
     values: Tensor
@@ -55,24 +60,24 @@ class Ragged:
                 f"offsets must be a one-dimensional int64 CPU tensor with one entry more than there are sequences, "
                 f"got {offsets.dtype} of shape {tuple(offsets.shape)} on {offsets.device}."
             )
-        rows, bounds = len(self.values), offsets.numpy()  # whose operations cost a tenth on a few numbers
+        rows, bounds = len(self.values), offsets.numpy()  # numpy is ten times as fast on a few numbers
         if bounds[0] != 0 or bounds[-1] != rows or (bounds[1:] < bounds[:-1]).any():
             raise InputError(
                 f"offsets must rise from 0 to the number of rows ({rows}), got {bounds[0]} to {bounds[-1]}."
             )
-        # the encoder is frozen: a graph that still hangs on its output would only break or swell what comes after
+        # The encoder is frozen, so a graph that its output still belongs to is of no use.
         object.__setattr__(self, "values", self.values.detach())
 
     @classmethod
     def from_lengths(cls, values: Any, lengths: Sequence[int] | Tensor) -> Self:
-        """Cuts `values` (of torch or numpy) into consecutive sequences of the given lengths."""
+        """Cut `values` (torch or numpy) into consecutive sequences of the given lengths."""
         offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
         np.cumsum(torch.as_tensor(lengths, dtype=torch.int64, device="cpu").numpy(), out=offsets.numpy()[1:])
         return cls(_as_tensor(values, "The rows of sequences"), offsets)
 
     @property
     def lengths(self) -> Tensor:
-        """Rows in each sequence, int64."""
+        """The number of rows of each sequence, int64."""
         return self.offsets.diff()
 
     def __len__(self) -> int:
@@ -82,14 +87,14 @@ class Ragged:
         return iter(torch.split(self.values, self.lengths.tolist()))
 
     def sequence(self, index: int) -> Tensor:
-        """The rows of one sequence, as a view."""
+        """Return the rows of one sequence, as a view."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"sequence {index} of {len(self)}")
         index %= len(self)
         return self.values[int(self.offsets[index]) : int(self.offsets[index + 1])]
 
     def _rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows and offsets of the sequences `indices`, a view when they are consecutive."""
+        """Return rows and offsets of the sequences `indices`, as a view if they are consecutive."""
         lengths = self.lengths[indices]
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         if len(indices) and bool((indices.diff() == 1).all()):
@@ -99,29 +104,146 @@ class Ragged:
         return self.values[rows.to(self.values.device)], offsets
 
     def select(self, indices: Any) -> Self:
-        """The sequences `indices` (slice, integers or booleans) in that order."""
+        """Return the sequences `indices` (a slice, integers or booleans) in that order."""
         return type(self)(*self._rows(as_indices(indices, len(self))))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """The same sequences on another device or in another dtype."""
-        return type(self)(self.values.to(device=device, dtype=dtype), self.offsets)
+        """Return the same sequences on another device or in another dtype."""
+        return replace(self, values=self.values.to(device=device, dtype=dtype))
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
-        """All sequences of all parts, in order."""
+        """Return all sequences of all parts, in order."""
         if not parts:
             raise InputError("Nothing to concatenate: the list of batches is empty.")
         return cls.from_lengths(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
 
 
-def rows_of_runs(starts: Tensor, lengths: Tensor) -> Tensor:
-    """The numbers of the rows of runs, one run behind the other: run i has `lengths[i]` rows from `starts[i]` on."""
-    shifts = starts - (lengths.cumsum(0) - lengths)
-    return torch.arange(int(lengths.sum())) + shifts.repeat_interleave(lengths)
+@dataclass(frozen=True, eq=False)
+class TokenBatch(Ragged):
+    """The token embeddings of a batch of sequences, a token source in memory.
+
+    Attributes:
+        values: the tokens of all sequences, `[tokens, D]`.
+        offsets: where each sequence starts, and the number of tokens at the end: int64, always on the CPU.
+        channels: further data by name, each ragged with as many sequences as the batch: `input_ids`, `text`
+            (UTF-8 bytes), `token_logprobs`, `logits`, ...
+        encoder: the identity of the encoder that made the tokens, None if unknown.
+
+    Examples:
+        >>> import numpy as np
+        >>> from apood import TokenBatch
+        >>> batch = TokenBatch.from_sequences([np.zeros((3, 8)), np.ones((5, 8))])
+        >>> len(batch), batch.dim, batch.lengths.tolist()
+        (2, 8, [3, 5])
+        >>> batch[1].shape
+        torch.Size([5, 8])
+        >>> batch.select([1, 0]).lengths.tolist()
+        [5, 3]
+    """
+
+    channels: Mapping[str, Ragged] = field(default_factory=dict)
+    encoder: EncoderIdentity | None = None
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2:
+            raise InputError(f"Token values must have shape [tokens, D], got {tuple(self.values.shape)}.")
+        if self.values.dtype not in FLOAT_DTYPES:
+            raise InputError(f"Tokens must be {_float_names()}, got {dtype_name(self.values.dtype)}.")
+        super().__post_init__()
+        for name, channel in self.channels.items():
+            if not isinstance(channel, Ragged):
+                raise InputError(
+                    f"Channel {name!r} must be Ragged, got {type(channel).__name__}; "
+                    "Ragged.from_lengths(array, [1] * len(array)) makes one from an array with one row per sequence."
+                )
+            if len(channel) != len(self):
+                raise InputError(f"Channel {name!r} has {len(channel)} sequences, the tokens have {len(self)}.")
+
+    @classmethod
+    def from_sequences(cls, sequences: Iterable[Any]) -> "TokenBatch":
+        """Make a batch from one 2-D array `[tokens, D]` (numpy or torch, any float dtype) per sequence."""
+        tensors = [_as_tokens(sequence, f"sequence {i}") for i, sequence in enumerate(sequences)]
+        if not tensors:
+            raise InputError("There are no sequences: the list is empty.")
+        for i, tensor in enumerate(tensors):
+            if tensor.shape[1] != tensors[0].shape[1]:
+                raise InputError(
+                    f"All sequences must have tokens of one dimension: sequence 0 has D={tensors[0].shape[1]}, "
+                    f"sequence {i} has D={tensor.shape[1]}."
+                )
+        values = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        return cls.from_lengths(values, [len(t) for t in tensors])
+
+    @classmethod
+    def from_padded(cls, padded: Any, mask: Any = None) -> "TokenBatch":
+        """Make a batch of `[sequences, longest, D]` and a mask that is 1 (or true) at real tokens; None keeps all."""
+        values = _as_tensor(padded, "Padded tokens")
+        if values.ndim != 3 or values.dtype not in FLOAT_DTYPES:
+            raise InputError(
+                f"Padded tokens must have shape [sequences, longest, D] and be {_float_names()}, "
+                f"got {dtype_name(values.dtype)} of shape {tuple(values.shape)}."
+            )
+        keep = _as_mask(mask, values.shape[:2]).to(values.device)
+        return cls.from_lengths(values[keep], keep.sum(1).cpu())
+
+    @classmethod
+    def without_tokens(cls, **channels: Ragged) -> "TokenBatch":
+        """Make a batch of channels without tokens: `TokenBatch.without_tokens(logits=Ragged(...))`."""
+        if not channels:
+            raise InputError("Sequences without tokens need at least one channel.")
+        return cls.from_lengths(torch.empty(0, 0), [0] * len(next(iter(channels.values())))).with_channels(**channels)
+
+    def with_channels(self, **channels: Ragged) -> "TokenBatch":
+        """Return the same sequences with these channels added."""
+        return replace(self, channels={**self.channels, **channels})
+
+    @property
+    def dim(self) -> int:
+        """The dimension D of a token."""
+        return self.values.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the tokens."""
+        return self.values.dtype
+
+    def __getitem__(self, index: Any) -> "Tensor | TokenBatch":
+        return self.sequence(int(index)) if isinstance(index, int | np.integer) else self.select(index)
+
+    def select(self, indices: Any) -> "TokenBatch":
+        """Return the sequences `indices` (a slice, integers or booleans) in that order, with their channels."""
+        chosen = as_indices(indices, len(self))
+        channels = {name: channel.select(chosen) for name, channel in self.channels.items()}
+        return TokenBatch(*self._rows(chosen), channels, self.encoder)
+
+    def batches(self, token_budget: int) -> Iterator["TokenBatch"]:
+        """Yield consecutive batches of at most `token_budget` tokens; a longer sequence is a batch of its own."""
+        for start, stop in cut_by_budget(self.lengths, token_budget):
+            yield self if stop - start == len(self) else self.select(slice(start, stop))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["TokenBatch"]) -> "TokenBatch":
+        """Return all sequences of all parts, in order, with the channels and the encoder that every part has."""
+        if not parts:
+            raise InputError("Nothing to concatenate: the list of batches is empty.")
+        if len(dims := {p.dim for p in parts}) > 1:
+            raise InputError(f"Only batches of one token dimension can be concatenated, got {sorted(dims)}.")
+        known = [p.encoder for p in parts if p.encoder is not None]
+        for encoder in known[1:]:
+            if not same_encoder(known[0], encoder):
+                raise InputError(
+                    f"Only batches of one encoder can be concatenated, "
+                    f"got tokens from {describe_encoder(known[0])} and from {describe_encoder(encoder)}."
+                )
+        names = set(parts[0].channels).intersection(*(p.channels for p in parts))
+        channels = {name: Ragged.concatenate([p.channels[name] for p in parts]) for name in sorted(names)}
+        rows = cls.from_lengths(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
+        return replace(rows, channels=channels, encoder=known[0] if len(known) == len(parts) else None)
 
 
 def as_indices(indices: Any, count: int) -> Tensor:
-    """A selection among `count` sequences (slice, integers or booleans) as int64 numbers from 0."""
+    """Return a selection among `count` sequences (a slice, integers or booleans) as int64 numbers from 0."""
     if isinstance(indices, slice):
         return torch.from_numpy(np.arange(*indices.indices(count)))
     chosen = _as_tensor(indices, "A selection of sequences").cpu()
@@ -142,122 +264,60 @@ def as_indices(indices: Any, count: int) -> Tensor:
     return chosen % max(count, 1)
 
 
-@dataclass(frozen=True, eq=False)
-class TokenBatch(Ragged):
-    """Token embeddings of a batch of sequences: `values [tokens, D]` and `offsets [sequences + 1]`.
+def rows_of_runs(starts: Tensor, lengths: Tensor) -> Tensor:
+    """Return the row numbers of consecutive runs: run i has `lengths[i]` rows and begins at row `starts[i]`."""
+    shifts = starts - (lengths.cumsum(0) - lengths)
+    return torch.arange(int(lengths.sum())) + shifts.repeat_interleave(lengths)
 
-    `channels` holds what else is known of each sequence, every channel ragged with as many
-    sequences as the batch: `input_ids`, `text` (UTF-8 bytes), `token_logprobs`, `logits`, ...
-    `encoder` says which encoder made the tokens, where that is known.
+
+def cut_by_budget(lengths: Tensor, token_budget: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of consecutive sequences with at most `token_budget` tokens; a longer sequence has its own range.
+
+    A range has at most 1,024 sequences.
     """
+    if token_budget < 1:
+        raise InputError(f"The token budget must be at least 1, got {token_budget}.")
+    start = tokens = 0
+    for index, length in enumerate(lengths.tolist()):
+        if index > start and (tokens + length > token_budget or index - start == _MOST_SEQUENCES):
+            yield start, index
+            start, tokens = index, 0
+        tokens += length
+    if start < len(lengths):
+        yield start, len(lengths)
 
-    channels: Mapping[str, Ragged] = field(default_factory=dict)
-    encoder: EncoderIdentity | None = None
 
-    def __post_init__(self) -> None:
-        if self.values.ndim != 2:
-            raise InputError(f"Token values must have shape [tokens, D], got {tuple(self.values.shape)}.")
-        if self.values.dtype not in FLOAT_DTYPES:
-            raise InputError(f"Tokens must be {_dtype_names()}, got {dtype_name(self.values.dtype)}.")
-        super().__post_init__()
-        for name, channel in self.channels.items():
-            if not isinstance(channel, Ragged):
-                raise InputError(
-                    f"Channel {name!r} must be Ragged, got {type(channel).__name__}; of an array with one row a "
-                    "sequence, Ragged.from_lengths(array, [1] * len(array)) makes one."
-                )
-            if len(channel) != len(self):
-                raise InputError(f"Channel {name!r} has {len(channel)} sequences, the tokens have {len(self)}.")
+def encode_texts(texts: Iterable[str]) -> Ragged:
+    """Return texts as a channel: the UTF-8 bytes of each; lone surrogates of broken sources are kept."""
+    if isinstance(texts, str):
+        raise InputError("A text channel is made of a list of texts, got a single str.")
+    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    joined = bytearray(b"".join(encoded))
+    values = torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)
+    return Ragged.from_lengths(values, [len(e) for e in encoded])
 
-    @property
-    def dim(self) -> int:
-        """D, the length of a token."""
-        return self.values.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype the tokens are kept in."""
-        return self.values.dtype
+def decode_texts(channel: Ragged) -> list[str]:
+    """Return the texts of a channel that `encode_texts` made."""
+    if channel.values.dtype != torch.uint8 or channel.values.ndim != 1:
+        raise InputError(
+            f"A text channel holds UTF-8 bytes as uint8, got {channel.values.dtype} "
+            f"of shape {tuple(channel.values.shape)}."
+        )
+    return [sequence.cpu().numpy().tobytes().decode("utf-8", "surrogatepass") for sequence in channel]
 
-    def __getitem__(self, index: Any) -> "Tensor | TokenBatch":
-        return self.sequence(int(index)) if isinstance(index, int | np.integer) else self.select(index)
 
-    def select(self, indices: Any) -> "TokenBatch":
-        """The sequences `indices` (slice, integers or booleans) in that order, with their channels."""
-        chosen = as_indices(indices, len(self))
-        channels = {name: channel.select(chosen) for name, channel in self.channels.items()}
-        return TokenBatch(*self._rows(chosen), channels, self.encoder)
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without its prefix, such as `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "TokenBatch":
-        """The same tokens on another device or in another dtype; channels stay as they are."""
-        return replace(self, values=self.values.to(device=device, dtype=dtype))
 
-    def batches(self, token_budget: int) -> Iterator["TokenBatch"]:
-        """Consecutive batches of at most `token_budget` tokens (or of one longer sequence)."""
-        for start, stop in cut_by_budget(self.lengths, token_budget):
-            yield self if stop - start == len(self) else self.select(slice(start, stop))
-
-    @classmethod
-    def concatenate(cls, parts: Sequence["TokenBatch"]) -> "TokenBatch":
-        """All sequences of all parts, in order, with the channels that every part has and the encoder that all name."""
-        if not parts:
-            raise InputError("Nothing to concatenate: the list of batches is empty.")
-        if len(dims := {p.dim for p in parts}) > 1:
-            raise InputError(f"Only batches of one token dimension can be concatenated, got {sorted(dims)}.")
-        known = [p.encoder for p in parts if p.encoder is not None]
-        for encoder in known[1:]:
-            if not same_encoder(known[0], encoder):
-                raise InputError(
-                    f"Only batches of one encoder can be concatenated, "
-                    f"got tokens from {describe_encoder(known[0])} and from {describe_encoder(encoder)}."
-                )
-        names = set(parts[0].channels).intersection(*(p.channels for p in parts))
-        rows = Ragged.from_lengths(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
-        channels = {name: Ragged.concatenate([p.channels[name] for p in parts]) for name in sorted(names)}
-        return cls(rows.values, rows.offsets, channels, known[0] if len(known) == len(parts) else None)
-
-    @classmethod
-    def from_sequences(cls, sequences: Iterable[Any]) -> "TokenBatch":
-        """From 2-D arrays `[tokens, D]` (numpy or torch, any float dtype), one a sequence."""
-        tensors = [_as_tokens(sequence, f"sequence {i}") for i, sequence in enumerate(sequences)]
-        if not tensors:
-            raise InputError("There are no sequences: the list is empty.")
-        for i, tensor in enumerate(tensors):
-            if tensor.shape[1] != tensors[0].shape[1]:
-                raise InputError(
-                    f"All sequences must have tokens of one dimension: sequence 0 has D={tensors[0].shape[1]}, "
-                    f"sequence {i} has D={tensor.shape[1]}."
-                )
-        values = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        return cls.from_lengths(values, [len(t) for t in tensors])
-
-    @classmethod
-    def without_tokens(cls, **channels: Ragged) -> "TokenBatch":
-        """Sequences of which only channels are known: `TokenBatch.without_tokens(logits=Ragged(...))`."""
-        if not channels:
-            raise InputError("Sequences without tokens need at least one channel.")
-        return cls.from_lengths(torch.empty(0, 0), [0] * len(next(iter(channels.values())))).with_channels(**channels)
-
-    def with_channels(self, **channels: Ragged) -> "TokenBatch":
-        """The same sequences with these channels beside those they have."""
-        return replace(self, channels={**self.channels, **channels})
-
-    @classmethod
-    def from_padded(cls, padded: Any, mask: Any = None) -> "TokenBatch":
-        """From `[sequences, longest, D]` and a mask that is true (or 1) where a token is real; None keeps all."""
-        values = _as_tensor(padded, "Padded tokens")
-        if values.ndim != 3 or values.dtype not in FLOAT_DTYPES:
-            raise InputError(
-                f"Padded tokens must have shape [sequences, longest, D] and be {_dtype_names()}, "
-                f"got {dtype_name(values.dtype)} of shape {tuple(values.shape)}."
-            )
-        keep = _as_mask(mask, values.shape[:2]).to(values.device)
-        rows = Ragged.from_lengths(values[keep], keep.sum(1).cpu())
-        return cls(rows.values, rows.offsets)
+def _float_names() -> str:
+    return ", ".join(map(dtype_name, FLOAT_DTYPES))
 
 
 def _as_tensor(data: Any, what: str) -> Tensor:
-    """Array-like data as a tensor; arrays that torch does not take as they are (read-only, big-endian) are copied."""
+    """Return array-like data as a tensor; arrays that torch does not take (read-only, big-endian) are copied."""
     if isinstance(data, Tensor):
         return data.detach()
     try:
@@ -274,7 +334,7 @@ def _as_tokens(sequence: Any, where: str) -> Tensor:
     if tensor.ndim != 2:
         raise InputError(f"Tokens must have shape [tokens, D], got {tuple(tensor.shape)} at {where}.")
     if tensor.dtype not in FLOAT_DTYPES:
-        raise InputError(f"Tokens must be {_dtype_names()}, got {dtype_name(tensor.dtype)} at {where}.")
+        raise InputError(f"Tokens must be {_float_names()}, got {dtype_name(tensor.dtype)} at {where}.")
     return tensor
 
 
@@ -284,78 +344,35 @@ def _as_mask(mask: Any, shape: Sequence[int]) -> Tensor:
     keep = _as_tensor(mask, "The mask")
     if tuple(keep.shape) != tuple(shape):
         raise InputError(f"The mask must have shape {tuple(shape)} like the padded tokens, got {tuple(keep.shape)}.")
-    if keep.dtype != torch.bool:
-        if not bool(((keep == 0) | (keep == 1)).all()):
-            raise InputError(
-                f"A mask may hold only 0 and 1 (or booleans), got values from {keep.min()} to {keep.max()}."
-            )
-        keep = keep == 1
-    return keep
+    if keep.dtype != torch.bool and not bool(((keep == 0) | (keep == 1)).all()):
+        raise InputError(f"A mask may hold only 0 and 1 (or booleans), got values from {keep.min()} to {keep.max()}.")
+    return keep == 1
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype as people write it: `bfloat16`."""
-    return str(dtype).removeprefix("torch.")
-
-
-def _dtype_names() -> str:
-    return ", ".join(dtype_name(d) for d in FLOAT_DTYPES)
-
-
-def cut_by_budget(lengths: Tensor, token_budget: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most 1,024 consecutive sequences with at most `token_budget` tokens; a longer one stands alone."""
-    if token_budget < 1:
-        raise InputError(f"The token budget must be at least 1, got {token_budget}.")
-    start = tokens = 0
-    for index, length in enumerate(lengths.tolist()):
-        if index > start and (tokens + length > token_budget or index - start == _MOST_SEQUENCES):
-            yield start, index
-            start, tokens = index, 0
-        tokens += length
-    if start < len(lengths):
-        yield start, len(lengths)
-
-
-def encode_texts(texts: Iterable[str]) -> Ragged:
-    """The UTF-8 bytes of each text; lone surrogates, which broken sources contain, survive the round trip."""
-    if isinstance(texts, str):
-        raise InputError("A text channel is made of a list of texts, got a single str.")
-    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-    joined = bytearray(b"".join(encoded))
-    values = torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)
-    return Ragged.from_lengths(values, [len(e) for e in encoded])
-
-
-def decode_texts(channel: Ragged) -> list[str]:
-    """The texts that `encode_texts` was given."""
-    if channel.values.dtype != torch.uint8 or channel.values.ndim != 1:
-        raise InputError(
-            f"A text channel holds UTF-8 bytes as uint8, got {channel.values.dtype} "
-            f"of shape {tuple(channel.values.shape)}."
-        )
-    return [sequence.cpu().numpy().tobytes().decode("utf-8", "surrogatepass") for sequence in channel]
-
-
-_LEAST = 2**22  # bytes: a huge page or two are not worth a mapping of their own
-_HUGE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
+def bytes_of(tensor: Tensor) -> Any:
+    """Return the memory of a tensor of any dtype as uint8, without a copy if it is contiguous and on the CPU."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
 def empty_rows(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Rows `[count, *shape]` on the CPU that hold anything."""
+    """Return uninitialised rows `[count, *shape]` on the CPU, in huge pages if there are many.
+
+    To get small pages from the system costs several times as much as the copy into them.
+    """
     size = count * math.prod(shape) * dtype.itemsize
-    if size < _LEAST or _HUGE is None:
+    if size < _LEAST_HUGE or _HUGE is None:
         return torch.empty(count, *shape, dtype=dtype)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
+    with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(_HUGE)
     return torch.frombuffer(memory, dtype=dtype).view(count, *shape)
 
 
 def pin(values: Tensor, device: torch.device) -> Tensor:
-    """CPU values where a GPU can fetch them by itself; all others as they are."""
+    """Return values in page-locked memory if they are on the CPU and `device` is a GPU, else unchanged."""
     return values.pin_memory() if device.type == "cuda" and values.device.type == "cpu" else values
 
 
 def upload(numbers: Tensor, device: torch.device) -> Tensor:
-    """Numbers on `device`, without waiting for what the device is busy with."""
+    """Return numbers on `device`, without waiting for the work that the device is busy with."""
     return pin(numbers, device).to(device, non_blocking=True)

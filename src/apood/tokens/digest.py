@@ -1,15 +1,12 @@
-"""What some data is, in one line: the same sequences have the same digest wherever they lie."""
+"""Digests of token sources: the same sequences have the same digest, in any folder."""
 
 import hashlib
 import json
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from apood.support.progress import progress_bar
-from apood.tokens.batch import dtype_name
+from apood.tokens.batch import bytes_of, dtype_name
 from apood.tokens.identity import drop_location
 from apood.tokens.source import Subset, TokenSource, token_budget
 from apood.tokens.store import TokenStore
@@ -20,11 +17,11 @@ _SAMPLED = 16  # sequences that a quick digest reads
 
 
 def content_digest(source: TokenSource) -> str:
-    """A sha256 over tokens, channels and encoder: equal digests mean equal data.
+    """Return a sha256 over tokens, channels and encoder: equal digests mean equal data.
 
-    A store is known by the checksums in its index, so that nothing is read; it counts as a whole, whichever of its
-    channels are opened. A subset is known by its source and its numbers. All else is read once. The converse does not
-    hold: a store and a batch of the same sequences, or two stores cut differently into shards, have different digests.
+    The digest of a store comes from the checksums in its index, so nothing is read; it covers all channels of the
+    store. The digest of a subset comes from its source and its indices. Other sources are read once. Equal data
+    can have different digests: a store and a batch of the same sequences, or two stores with other shards.
     """
     if isinstance(source, TokenStore):
         index = source.index
@@ -35,14 +32,14 @@ def content_digest(source: TokenSource) -> str:
         }
         return _sha256("store", described, [shard.sha256 for shard in index.shards])
     if isinstance(source, Subset):
-        return _sha256("subset", content_digest(source.source), hashlib.sha256(_bytes(source.indices)).hexdigest())
-    return _digest_of_rows(source)
+        return _sha256("subset", content_digest(source.source), hashlib.sha256(bytes_of(source.indices)).hexdigest())
+    return _digest_rows(source)
 
 
 def sample_digest(source: TokenSource, channels: Iterable[str] = ()) -> str:
-    """A digest of the lengths and of 16 evenly spaced sequences, with some channels.
+    """Return a digest of the lengths and of 16 evenly spaced sequences, with the named channels.
 
-    Quick, and enough to know the same sequences again, whatever holds them.
+    It is quick and depends on the sequences alone, not on the kind of source.
     """
     digest = hashlib.sha256(source.lengths.numpy().tobytes())
     last = max(len(source) - 1, 0)
@@ -54,8 +51,8 @@ def sample_digest(source: TokenSource, channels: Iterable[str] = ()) -> str:
     return digest.hexdigest()
 
 
-def _digest_of_rows(source: TokenSource) -> str:
-    """Every ragged tensor has a digest of its own, so that it does not matter where batches are cut."""
+def _digest_rows(source: TokenSource) -> str:
+    """Return a digest that does not depend on the batches, because every ragged tensor has a digest of its own."""
     parts = {"": hashlib.sha256(), **{name: hashlib.sha256() for name in source.channels}}
     lengths = {name: hashlib.sha256() for name in parts}
     kinds: dict[str, Any] = {}
@@ -63,17 +60,12 @@ def _digest_of_rows(source: TokenSource) -> str:
         for batch in source.batches(token_budget(source.dim)):
             for name in parts:
                 rows = batch.channels[name] if name else batch
-                parts[name].update(_bytes(rows.values))
-                lengths[name].update(_bytes(rows.lengths))
+                parts[name].update(bytes_of(rows.values))
+                lengths[name].update(bytes_of(rows.lengths))
                 kinds[name] = [dtype_name(rows.values.dtype), *rows.values.shape[1:]]
             progress.update(len(batch))
     hashes = {name: [parts[name].hexdigest(), lengths[name].hexdigest()] for name in parts}
     return _sha256("rows", source.encoder and drop_location(source.encoder), kinds, hashes)
-
-
-def _bytes(values: Tensor) -> Any:
-    """The raw bytes of a tensor of any dtype, without a copy where it lies in one piece on the CPU."""
-    return values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
 def _sha256(*content: Any) -> str:

@@ -1,4 +1,4 @@
-"""Which encoder made some tokens: detectors score only tokens of the encoder they were fitted on."""
+"""The identity of the encoder that made some tokens: detectors score only tokens of their own encoder."""
 
 from collections.abc import Mapping
 
@@ -13,20 +13,21 @@ __all__ = [
 ]
 
 EncoderIdentity = Mapping[str, str | int | bool | None]
-"""What makes two encoders interchangeable: model, revision, layer, mode, max_tokens, ..."""
+"""The settings that make two encoders interchangeable: model, revision, layer, mode, max_tokens, ..."""
 
 FOLDER = "folder"
-"""The key of a hint that decides nothing: where a model that came from a local folder lay."""
+"""The key of the local folder that a model was loaded from. It is a hint and never compared."""
 
 SAMPLING = ("samples", "sample_tokens", "seed")
-"""The keys that say how the channel `sample_logprobs` was drawn: how many outputs, of how many tokens at most."""
+"""The keys that describe how the channel `sample_logprobs` was sampled."""
 
 
 def same_encoder(first: EncoderIdentity | None, second: EncoderIdentity | None, *, same_samples: bool = False) -> bool:
-    """Whether tokens of one can be scored by a detector fitted on the other; an unknown encoder is trusted.
+    """Return whether a detector fitted on tokens of `first` can score tokens of `second`.
 
-    The name of a model says where it lay, not what it is, so its fingerprint decides where both have one. How samples
-    were drawn changes no token, so it decides only with `same_samples`.
+    An unknown encoder (None) is trusted. If both have a fingerprint, it decides, and not the name of the model,
+    which only says where it was loaded from. How samples were drawn changes no token and is compared only with
+    `same_samples`.
     """
     if first is None or second is None:
         return True
@@ -37,35 +38,31 @@ def same_encoder(first: EncoderIdentity | None, second: EncoderIdentity | None, 
 
 
 def drop_location(encoder: EncoderIdentity) -> EncoderIdentity:
-    """What is left of an encoder that may have moved, since its fingerprint says which one it is."""
+    """Return an identity without its model name, revision and folder if it has a fingerprint, else unchanged."""
     if not encoder.get("fingerprint"):
         return encoder
     return {key: value for key, value in encoder.items() if key not in ("model", "revision", FOLDER)}
 
 
 def describe_encoder(encoder: EncoderIdentity | None) -> str:
-    """An encoder in one line, for messages."""
+    """Return an encoder in one line, for messages."""
     if encoder is None:
         return "an unknown encoder"
-    return ", ".join(
-        f"{key} {_shown(key, value)}" for key, value in encoder.items() if value is not None and key != FOLDER
-    )
+    return ", ".join(_format_setting(key, encoder) for key in encoder if encoder[key] is not None and key != FOLDER)
 
 
-def describe_other(encoder: EncoderIdentity | None, beside: EncoderIdentity | None) -> str:
-    """What tells an encoder from the one beside it, for messages."""
-    if encoder is None or beside is None:
+def describe_other(encoder: EncoderIdentity | None, other: EncoderIdentity | None) -> str:
+    """Return the settings of `encoder` that differ from those of `other`, for messages."""
+    if encoder is None or other is None:
         return describe_encoder(encoder)
-    if encoder.get("fingerprint") == beside.get("fingerprint"):
-        encoder, beside = drop_location(encoder), drop_location(beside)
-    keys = [key for key in {**encoder, **beside} if encoder.get(key) != beside.get(key) and key != FOLDER]
-    return ", ".join(f"no {key}" if encoder.get(key) is None else f"{key} {_shown(key, encoder[key])}" for key in keys)
+    if encoder.get("fingerprint") == other.get("fingerprint"):
+        encoder, other = drop_location(encoder), drop_location(other)
+    keys = [key for key in {**encoder, **other} if encoder.get(key) != other.get(key) and key != FOLDER]
+    return ", ".join(_format_setting(key, encoder) for key in keys)
 
 
-def _shown(key: str, value: str | int | bool | None) -> str:
-    text = str(value)
-    return f"{text[:12]}…" if key == "fingerprint" and len(text) > 12 else text
-
-
-# old names
-without_place = drop_location
+def _format_setting(key: str, encoder: EncoderIdentity) -> str:
+    if encoder.get(key) is None:
+        return f"no {key}"
+    text = str(encoder[key])
+    return f"{key} {text[:12]}…" if key == "fingerprint" and len(text) > 12 else f"{key} {text}"

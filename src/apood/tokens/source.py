@@ -1,7 +1,6 @@
-"""What every detector reads: sequences of tokens, wherever they lie."""
+"""Token sources: the sequences that detectors read, in memory or on disk, and views of them."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -11,49 +10,150 @@ from apood.support.errors import InputError
 from apood.tokens.batch import FROM_TEXTS, TokenBatch, as_indices, cut_by_budget, upload
 from apood.tokens.identity import EncoderIdentity
 
-__all__ = ["SkipFirst", "Subset", "TokenSource", "as_source", "drop_first_token", "split", "token_budget"]
+__all__ = ["BaseSource", "SkipFirst", "Subset", "TokenSource", "as_source", "drop_first_token", "split", "token_budget"]
 
 
 @runtime_checkable
 class TokenSource(Protocol):
-    """Sequences that can be read in order or picked by number; `TokenBatch` and `TokenStore` are both one."""
+    """A corpus whose sequences are read in order or by number, such as a `TokenBatch` or a `TokenStore`."""
 
     @property
     def dim(self) -> int:
-        """D, the length of a token."""
+        """The dimension D of a token."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype the tokens are kept in."""
+        """The dtype in which the tokens are kept."""
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens in each sequence, int64."""
+        """The number of tokens of each sequence, int64."""
 
     @property
     def encoder(self) -> EncoderIdentity | None:
-        """Which encoder made the tokens, where that is known."""
+        """The encoder that made the tokens, None if unknown."""
 
     @property
     def channels(self) -> Collection[str]:
-        """The names of what is read beside the tokens."""
+        """The names of the channels that are read beside the tokens."""
 
     def __len__(self) -> int: ...
 
     def batches(self, token_budget: int) -> Iterator[TokenBatch]:
-        """Consecutive batches of at most `token_budget` tokens (or of one longer sequence)."""
+        """Yield consecutive batches of at most `token_budget` tokens; a longer sequence is a batch of its own."""
 
     def select(self, indices: Any) -> TokenBatch:
-        """The sequences `indices`, in that order."""
+        """Return the sequences `indices` (a slice, integers or booleans) in that order."""
+
+
+class BaseSource:
+    """A base for token sources, which only have to define `select`.
+
+    Attributes:
+        dim: the dimension D of a token.
+        dtype: the dtype in which the tokens are kept.
+        lengths: the number of tokens of each sequence, int64.
+        encoder: the encoder that made the tokens, None if unknown.
+        channels: the names of the channels that are read beside the tokens.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dtype: torch.dtype,
+        lengths: Tensor,
+        encoder: EncoderIdentity | None,
+        channels: Collection[str] = (),
+    ) -> None:
+        self.dim, self.dtype, self.lengths, self.encoder, self.channels = dim, dtype, lengths, encoder, tuple(channels)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batches(self, token_budget: int) -> Iterator[TokenBatch]:
+        """Yield consecutive batches of at most `token_budget` tokens; a longer sequence is a batch of its own."""
+        for start, stop in cut_by_budget(self.lengths, token_budget):
+            yield self.select(slice(start, stop))
+
+    def select(self, indices: Any) -> TokenBatch:
+        """Return the sequences `indices` (a slice, integers or booleans) in that order."""
+        raise NotImplementedError
+
+
+class Subset(BaseSource):
+    """The sequences `indices` (a slice, integers or booleans) of `source` in that order; nothing is copied.
+
+    Attributes:
+        source: the source that it is a part of.
+        indices: the numbers of its sequences in the source, int64.
+    """
+
+    def __init__(self, source: TokenSource, indices: Any) -> None:
+        self.source, self.indices = source, as_indices(indices, len(source))
+        super().__init__(source.dim, source.dtype, source.lengths[self.indices], source.encoder, source.channels)
+
+    def select(self, indices: Any) -> TokenBatch:
+        """Return the sequences `indices` of this subset, in that order."""
+        return self.source.select(self.indices[as_indices(indices, len(self))])
+
+
+def split(source: TokenSource, share: float, seed: int) -> tuple[Subset, Subset]:
+    """Split a source at random in two; the second part has `share` of the sequences.
+
+    Both parts keep the order of the source, so that a store is read forwards.
+    """
+    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
+    taken = torch.zeros(len(source), dtype=torch.bool)
+    taken[order[: round(share * len(source))]] = True
+    return Subset(source, ~taken), Subset(source, taken)
+
+
+class SkipFirst(BaseSource):
+    """A source without the first token of each sequence (see `drop_first_token`).
+
+    Causal models park attention on the first token (the sink), which says nothing about the text.
+
+    Attributes:
+        source: the source with all tokens.
+    """
+
+    def __init__(self, source: TokenSource) -> None:
+        self.source = source
+        lengths = source.lengths - (source.lengths > 1).long()
+        super().__init__(source.dim, source.dtype, lengths, source.encoder)
+
+    def batches(self, token_budget: int) -> Iterator[TokenBatch]:
+        """Yield consecutive batches that had at most `token_budget` tokens before the first ones were dropped."""
+        return map(drop_first_token, self.source.batches(token_budget))
+
+    def select(self, indices: Any) -> TokenBatch:
+        """Return the sequences `indices` (a slice, integers or booleans) in that order."""
+        return drop_first_token(self.source.select(indices))
+
+
+def drop_first_token(tokens: TokenBatch) -> TokenBatch:
+    """Return the sequences without their first token and without channels; a single token is kept."""
+    if len(tokens) == 1:
+        return TokenBatch.from_sequences([tokens.values[1:] if len(tokens.values) > 1 else tokens.values])
+    cut = tokens.lengths > 1
+    keep = torch.ones(len(tokens.values), dtype=torch.bool)
+    keep[tokens.offsets[:-1][cut]] = False
+    rows = upload(keep.nonzero().flatten(), tokens.values.device)  # a mask on a GPU would make it wait
+    return TokenBatch.from_lengths(tokens.values[rows], tokens.lengths - cut.long())
 
 
 def token_budget(dim: int) -> int:
-    """Tokens read at once: some 128 MB in float32, whatever the dimension."""
+    """Return how many tokens to read at once: about 128 MB in float32."""
     return max(1, 2**25 // max(dim, 1))
 
 
 def as_source(data: Any) -> TokenSource:
-    """Takes a `TokenBatch`, a `TokenStore`, a list of 2-D arrays, or a padded `(array, mask)` pair."""
+    """Return `data` as a token source.
+
+    Args:
+        data: a `TokenBatch`, a `TokenStore` or another source, a list of 2-D arrays, a padded 3-D array, or a
+            pair of a padded array and its mask.
+    """
     if isinstance(data, TokenBatch):
         return data
     if isinstance(data, tuple) and len(data) == 2 and getattr(data[0], "ndim", 0) == 3:
@@ -62,130 +162,9 @@ def as_source(data: Any) -> TokenSource:
         return TokenBatch.from_sequences(data)
     if getattr(data, "ndim", None) == 3:
         return TokenBatch.from_padded(data)
-    if isinstance(data, TokenSource):  # a protocol takes long to tell, so it comes last
+    if isinstance(data, TokenSource):  # last, because checking a protocol takes long
         return data
     raise InputError(
         "Tokens must be a TokenBatch, a TokenStore, a list of arrays [tokens, D], or padded tokens as (array, mask), "
         f"got {type(data).__name__}{f': {FROM_TEXTS}' if isinstance(data, str) else ''}."
     )
-
-
-class Subset:
-    """The sequences `indices` (slice, integers or booleans) of `source`, in that order."""
-
-    def __init__(self, source: TokenSource, indices: Any) -> None:
-        self._source = source
-        self._indices = as_indices(indices, len(source))
-
-    @property
-    def source(self) -> TokenSource:
-        """What it is a part of."""
-        return self._source
-
-    @property
-    def indices(self) -> Tensor:
-        """Which sequences of the source, int64."""
-        return self._indices
-
-    @property
-    def dim(self) -> int:
-        """D, the length of a token."""
-        return self._source.dim
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype the tokens are kept in."""
-        return self._source.dtype
-
-    @property
-    def lengths(self) -> Tensor:
-        """Tokens in each sequence, int64."""
-        return self._source.lengths[self._indices]
-
-    @property
-    def encoder(self) -> EncoderIdentity | None:
-        """Which encoder made the tokens, where that is known."""
-        return self._source.encoder
-
-    @property
-    def channels(self) -> Collection[str]:
-        """The names of what is read beside the tokens."""
-        return tuple(self._source.channels)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def batches(self, token_budget: int) -> Iterator[TokenBatch]:
-        """Consecutive batches of at most `token_budget` tokens (or of one longer sequence)."""
-        for start, stop in cut_by_budget(self.lengths, token_budget):
-            yield self.select(slice(start, stop))
-
-    def select(self, indices: Any) -> TokenBatch:
-        """The sequences `indices` of this subset, in that order."""
-        return self._source.select(self._indices[as_indices(indices, len(self))])
-
-
-def split(source: TokenSource, share: float, seed: int) -> tuple[Subset, Subset]:
-    """Two disjoint random parts that together are the source: one without, one with `share` of the sequences.
-
-    Both keep the order of the source, so that a store is read forwards.
-    """
-    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
-    taken = torch.zeros(len(source), dtype=torch.bool)
-    taken[order[: round(share * len(source))]] = True
-    return Subset(source, ~taken), Subset(source, taken)
-
-
-def drop_first_token(tokens: TokenBatch) -> TokenBatch:
-    """The same sequences without their first token; a sequence of one token keeps it. Channels are left behind."""
-    if len(tokens) == 1:
-        return TokenBatch.from_sequences([tokens.values[1:] if len(tokens.values) > 1 else tokens.values])
-    cut = tokens.lengths > 1
-    keep = torch.ones(len(tokens.values), dtype=torch.bool)
-    keep[tokens.offsets[:-1][cut]] = False
-    rows = upload(keep.nonzero().flatten(), tokens.values.device)  # known here: a mask there would make a GPU wait
-    return TokenBatch.from_lengths(tokens.values[rows], tokens.lengths - cut.long())
-
-
-@dataclass(frozen=True)
-class SkipFirst:
-    """A token source seen through `drop_first_token`."""
-
-    source: TokenSource
-
-    @property
-    def dim(self) -> int:
-        """D, the length of a token."""
-        return self.source.dim
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype the tokens are kept in."""
-        return self.source.dtype
-
-    @property
-    def lengths(self) -> Tensor:
-        """Tokens left in each sequence, int64."""
-        lengths = self.source.lengths
-        return lengths - (lengths > 1).long()
-
-    @property
-    def encoder(self) -> EncoderIdentity | None:
-        """Which encoder made the tokens, where that is known."""
-        return self.source.encoder
-
-    @property
-    def channels(self) -> tuple[str, ...]:
-        """None: channels are left behind."""
-        return ()
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def batches(self, token_budget: int) -> Iterator[TokenBatch]:
-        """Consecutive batches that had at most `token_budget` tokens before the cut."""
-        return map(drop_first_token, self.source.batches(token_budget))
-
-    def select(self, indices: Any) -> TokenBatch:
-        """The sequences `indices`, in that order."""
-        return drop_first_token(self.source.select(indices))

@@ -1,9 +1,12 @@
-"""Tokens on disk: the format of a store, and how it is read."""
+"""Token stores: the files of a store on disk, and how they are read.
+
+A store is a folder of safetensors shards and an `index.json` that lists them.
+"""
 
 import itertools
 import json
 import mmap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -15,8 +18,9 @@ from torch import Tensor
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError, StoreError
 from apood.support.files import read_json, sha256_of, write_json
-from apood.tokens.batch import Ragged, TokenBatch, as_indices, cut_by_budget, dtype_name, empty_rows
+from apood.tokens.batch import Ragged, TokenBatch, as_indices, bytes_of, dtype_name, empty_rows
 from apood.tokens.identity import EncoderIdentity
+from apood.tokens.source import BaseSource
 
 __all__ = [
     "INDEX_FILE",
@@ -28,6 +32,7 @@ __all__ = [
     "StoreIndex",
     "TokenStore",
     "channel_prefix",
+    "lay_out",
     "shard_file",
 ]
 
@@ -52,45 +57,40 @@ STORED_DTYPES = {
     torch.float64: "F64",
     torch.complex64: "C64",
 }
-"""What a shard can hold, with the names that safetensors gives it."""
-
-_BY_NAME = {dtype_name(dtype): dtype for dtype in STORED_DTYPES}
-
+"""The dtypes that a shard can hold, with their names in safetensors."""
 
 TOKENS = ""
 """The prefix of the two tensors that hold the tokens: `values` and `offsets`."""
 
+_BY_NAME = {dtype_name(dtype): dtype for dtype in STORED_DTYPES}
+
 
 def channel_prefix(name: str) -> str:
-    """The prefix of the two tensors that hold a channel: `channel.text.values` and `channel.text.offsets`."""
+    """Return the prefix of the two tensors of a channel: `channel.text.values` and `channel.text.offsets`."""
     return f"channel.{name}."
 
 
 def shard_file(number: int) -> str:
-    """The file name of shard `number`."""
+    """Return the file name of shard `number`."""
     return f"shard-{number:05d}.safetensors"
 
 
 @dataclass(frozen=True)
 class RowKind:
-    """What one row of a ragged tensor is: a dtype and a shape."""
+    """The dtype and the shape of one row of a ragged tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @classmethod
     def of(cls, values: Tensor) -> Self:
-        """The kind of the rows of `values`."""
+        """Return the kind of the rows of `values`."""
         return cls(values.dtype, tuple(values.shape[1:]))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one row."""
+        """The number of bytes of one row."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-
-    def empty(self) -> Ragged:
-        """No sequences of such rows."""
-        return Ragged.from_lengths(torch.empty(0, *self.shape, dtype=self.dtype), [])
 
     def __str__(self) -> str:
         return dtype_name(self.dtype) + (f" of shape {list(self.shape)}" if self.shape else "")
@@ -98,7 +98,16 @@ class RowKind:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What the index says of one shard."""
+    """The entry of one shard in the index.
+
+    Attributes:
+        file: the name of the file.
+        sequences: the number of sequences.
+        tokens: the number of tokens.
+        channel_rows: the number of rows of each channel.
+        bytes: the size of the file.
+        sha256: the checksum of the file.
+    """
 
     file: str
     sequences: int
@@ -110,10 +119,16 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class StoreIndex:
-    """The content of `index.json`: what the tokens are, and the shards that hold them in order.
+    """The content of `index.json`.
 
-    `tally` is what whoever makes the store counts on the way, about its first `tally["sequences"]` sequences; empty
-    where nothing is counted. `unfinished` says that whoever makes it has not come to the end, and perhaps never will.
+    Attributes:
+        dim: the dimension D of a token.
+        dtype: the dtype of the tokens.
+        encoder: the identity of the encoder, None if unknown.
+        channels: the dtype and shape of the rows of each channel.
+        shards: the shards, in order.
+        tally: counts that the writer's user adds about the first `tally["sequences"]` sequences; may be empty.
+        unfinished: whether the store is still being written or its writing was interrupted.
     """
 
     dim: int
@@ -126,12 +141,12 @@ class StoreIndex:
 
     @property
     def sequences(self) -> int:
-        """Sequences in all shards."""
+        """The number of sequences in all shards."""
         return sum(shard.sequences for shard in self.shards)
 
     @property
     def tokens(self) -> int:
-        """Tokens in all shards."""
+        """The number of tokens in all shards."""
         return sum(shard.tokens for shard in self.shards)
 
     @property
@@ -140,7 +155,7 @@ class StoreIndex:
         return {TOKENS: RowKind(self.dtype, (self.dim,))} | {channel_prefix(n): k for n, k in self.channels.items()}
 
     def write(self, folder: Path) -> None:
-        """Replaces the index of `folder` in one step."""
+        """Replace the index of `folder` in one step."""
         channels = {n: {"dtype": dtype_name(k.dtype), "shape": k.shape} for n, k in self.channels.items()}
         content: dict[str, Any] = {
             "schema": SCHEMA,
@@ -160,16 +175,14 @@ class StoreIndex:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The index of `folder`, refused with a sentence when it is missing, damaged or from a newer apood."""
+        """Read the index of `folder`; raise StoreError if it is missing, damaged or from a newer apood."""
         try:
             content = read_json(folder / INDEX_FILE)
         except (FileNotFoundError, NotADirectoryError) as error:
-            what = f"there is no {INDEX_FILE} in it" if folder.is_dir() else "it is not a folder"
-            raise StoreError(
-                f"{folder} is no token store: {what}."
-                if folder.exists()
-                else f"There is no token store {str(folder)!r}: nothing is at that path."
-            ) from error
+            if not folder.exists():
+                raise StoreError(f"There is no token store {str(folder)!r}: nothing is at that path.") from error
+            reason = f"there is no {INDEX_FILE} in it" if folder.is_dir() else "it is not a folder"
+            raise StoreError(f"{folder} is no token store: {reason}.") from error
         except (OSError, ValueError) as error:
             raise StoreError(f"The {INDEX_FILE} of the token store {folder} cannot be read: {error}.") from error
         try:
@@ -186,21 +199,18 @@ class StoreIndex:
 
     @classmethod
     def _parse(cls, content: dict[str, Any]) -> Self:
-        channels = {n: RowKind(_BY_NAME[c["dtype"]], tuple(c["shape"])) for n, c in content["channels"].items()}
-        shards = tuple(ShardRecord(**shard) for shard in content["shards"])
-        tally = {name: int(count) for name, count in content.get("tally", {}).items()}
         index = cls(
-            int(content["dim"]),
-            _BY_NAME[content["dtype"]],
-            content["encoder"],
-            channels,
-            shards,
-            tally,
-            bool(content.get("unfinished", False)),
+            dim=int(content["dim"]),
+            dtype=_BY_NAME[content["dtype"]],
+            encoder=content["encoder"],
+            channels={n: RowKind(_BY_NAME[c["dtype"]], tuple(c["shape"])) for n, c in content["channels"].items()},
+            shards=tuple(ShardRecord(**shard) for shard in content["shards"]),
+            tally={name: int(count) for name, count in content.get("tally", {}).items()},
+            unfinished=bool(content.get("unfinished", False)),
         )
-        if [shard.file for shard in shards] != [shard_file(i) for i in range(len(shards))]:
+        if [shard.file for shard in index.shards] != [shard_file(i) for i in range(len(index.shards))]:
             raise ValueError("the shards are not numbered from 0")
-        if any(shard.channel_rows.keys() != channels.keys() for shard in shards):
+        if any(shard.channel_rows.keys() != index.channels.keys() for shard in index.shards):
             raise ValueError("the shards do not have the same channels")
         if (index.sequences, index.tokens) != (content["sequences"], content["tokens"]):
             raise ValueError("the totals are not the sums over the shards")
@@ -208,24 +218,24 @@ class StoreIndex:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The bytes before the data, where each tensor starts in the file, and the size of the file."""
+class _Layout:
+    """The bytes before the data, the position of each tensor in the file, and the size of the file."""
 
     head: bytes
     starts: Mapping[str, int]
     nbytes: int
 
 
-def lay_out(kinds: Mapping[str, RowKind], number: int, sequences: int, rows: Mapping[str, int]) -> Layout:
-    """Where everything lies in a shard; the index alone determines it."""
+def lay_out(kinds: Mapping[str, RowKind], number: int, sequences: int, rows: Mapping[str, int]) -> _Layout:
+    """Return the layout of a shard, which follows from the index alone."""
     tensors: dict[str, tuple[int, RowKind]] = {}
     for prefix, kind in kinds.items():
         tensors[f"{prefix}offsets"] = (sequences + 1, RowKind(torch.int64, ()))
         tensors[f"{prefix}values"] = (rows[prefix], kind)
-    # The number tells two shards apart that have been swapped.
+    # The number reveals two shards that have been swapped.
     header: dict[str, Any] = {"__metadata__": {"shard": str(number)}}
     starts, position = {}, 0
-    # The widest dtypes come first, as safetensors does it: every tensor is then aligned to its items.
+    # The widest dtypes come first, as in safetensors, so that every tensor is aligned to its items.
     for name in sorted(tensors, key=lambda name: (-tensors[name][1].dtype.itemsize, name)):
         count, kind = tensors[name]
         starts[name], position = position, position + count * kind.nbytes
@@ -237,20 +247,14 @@ def lay_out(kinds: Mapping[str, RowKind], number: int, sequences: int, rows: Map
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
-    return Layout(head, {name: len(head) + start for name, start in starts.items()}, len(head) + position)
-
-
-def bytes_of(tensor: Tensor) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-    """The memory of a contiguous CPU tensor, because numpy knows no bfloat16."""
-    array: np.ndarray[Any, np.dtype[np.uint8]] = tensor.flatten().view(torch.uint8).numpy()
-    return array
+    return _Layout(head, {name: len(head) + start for name, start in starts.items()}, len(head) + position)
 
 
 class Shard:
-    """One shard, mapped as long as this object lives, and checked against the index; what it returns is a copy.
+    """One shard, checked against the index and mapped into memory for as long as this object lives.
 
-    Nobody keeps a map: when the object goes, so do the pages it made resident and its file descriptor,
-    and corpora far larger than memory can be read through it shard by shard.
+    What it returns is a copy. Nobody keeps a map, so the pages and the file descriptor go with the object, and
+    corpora far larger than memory can be read shard by shard.
     """
 
     def __init__(self, folder: Path, index: StoreIndex, number: int) -> None:
@@ -265,7 +269,7 @@ class Shard:
             raise StoreError(f"{self._name} cannot be read: {error}.") from error
         if len(self._map) != record.bytes:
             raise StoreError(
-                f"{self._name} has {len(self._map)} bytes where the index records {record.bytes}: "
+                f"{self._name} has {len(self._map)} bytes, but the index records {record.bytes}: "
                 "it was cut off or replaced."
             )
         self._kinds, self._sequences = index.kinds, record.sequences
@@ -279,16 +283,16 @@ class Shard:
         self._starts = layout.starts
 
     def offsets(self, prefix: str) -> Tensor:
-        """The offsets of one ragged tensor."""
+        """Return the offsets of one ragged tensor."""
         offsets = self._copy(f"{prefix}offsets", RowKind(torch.int64, ()), [(0, self._sequences + 1)])
         if offsets[0] != 0 or offsets[-1] != self._rows[prefix] or bool((offsets.diff() < 0).any()):
             raise StoreError(f"{self._name} is damaged: '{prefix}offsets' do not rise from 0 to {self._rows[prefix]}.")
         return offsets
 
     def read(self, prefix: str, sequences: Tensor, out: Tensor | None = None) -> Ragged:
-        """The chosen sequences of one ragged tensor, numbered from the start of the shard; their rows go into `out`."""
+        """Return some sequences of one ragged tensor, numbered from the start of the shard; `out` takes their rows."""
         offsets = self.offsets(prefix)
-        # Neighbours are copied in one go.
+        # Neighbouring sequences are copied together.
         breaks = [0, *((sequences.diff() != 1).nonzero().flatten() + 1).tolist(), len(sequences)]
         ranges = [
             (int(offsets[sequences[start]]), int(offsets[sequences[stop - 1] + 1]))
@@ -298,7 +302,7 @@ class Shard:
         return Ragged.from_lengths(values, offsets.diff()[sequences])
 
     def _copy(self, name: str, kind: RowKind, ranges: Sequence[tuple[int, int]], out: Tensor | None = None) -> Tensor:
-        """The rows in `ranges`, one range after the other, in `out` or in new memory."""
+        """Return the rows in `ranges`, one range after the other, in `out` or in new memory."""
         rows = empty_rows(sum(b - a for a, b in ranges), kind.shape, kind.dtype) if out is None else out
         source, target = np.frombuffer(self._map, np.uint8)[self._starts[name] :], bytes_of(rows)
         done = 0
@@ -309,103 +313,88 @@ class Shard:
         return rows
 
 
-class TokenStore:
-    """The sequences that a `TokenStoreWriter` committed to `folder`.
+class TokenStore(BaseSource):
+    """A token source on disk: the sequences that a `TokenStoreWriter` committed to `folder`.
 
-    Only the lengths are held in memory. What is read is copied out of the shard, which is mapped for
-    that moment only; `channels` names those that are read (all by default), because a channel such as
-    `logits` can be far larger than the tokens. A store may be opened while it is still written:
-    it then ends with the last shard that was committed.
+    Only the lengths are held in memory; what is read is copied from shards that are mapped just for that moment.
+    A store that is still being written ends with the last committed shard.
+
+    Args:
+        folder: the folder of the store.
+        channels: the channels to read, all by default. A channel such as `logits` can be far larger than the tokens.
+
+    Attributes:
+        folder: the folder of the store.
+        index: the content of its index when it was opened.
+        dim: the dimension D of a token.
+        dtype: the dtype of the tokens.
+        lengths: the number of tokens of each sequence, int64.
+        encoder: the identity of the encoder that made the tokens, None if unknown.
+        channels: the names of the channels that are read beside the tokens.
+
+    Examples:
+        >>> import numpy as np
+        >>> from apood import TokenBatch, TokenStore, TokenStoreWriter
+        >>> with TokenStoreWriter("corpus", dim=8) as writer:
+        ...     writer.append(TokenBatch.from_sequences([np.zeros((3, 8), "f4"), np.ones((5, 8), "f4")]))
+        >>> store = TokenStore("corpus")
+        >>> store
+        TokenStore('corpus', sequences=2, tokens=8, dim=8)
+        >>> [batch.lengths.tolist() for batch in store.batches(token_budget=5)]
+        [[3], [5]]
     """
 
     def __init__(self, folder: str | Path, *, channels: Collection[str] | None = None) -> None:
-        self._folder = Path(folder)
-        self._index = StoreIndex.read(self._folder)
-        self._channels = tuple(self._index.channels) if channels is None else tuple(channels)
-        if unknown := sorted(set(self._channels) - set(self._index.channels)):
+        self.folder = Path(folder)
+        self.index = StoreIndex.read(self.folder)
+        known = self.index.channels
+        if unknown := sorted(set(channels or ()) - set(known)):
             raise InputError(
-                f"The token store {folder} has no channel {unknown[0]!r}"
-                f"{suggest_name(unknown[0], self._index.channels)}; it has {sorted(self._index.channels)}."
+                f"The token store {folder} has no channel {unknown[0]!r}{suggest_name(unknown[0], known)}; "
+                f"it has {sorted(known)}."
             )
         lengths = [torch.empty(0, dtype=torch.int64)]
-        for number in range(len(self._index.shards)):
-            shard = Shard(self._folder, self._index, number)
-            lengths.append(shard.offsets(TOKENS).diff())
-        self._lengths = torch.cat(lengths)
+        for number in range(len(self.index.shards)):
+            lengths.append(Shard(self.folder, self.index, number).offsets(TOKENS).diff())
+        super().__init__(
+            self.index.dim,
+            self.index.dtype,
+            torch.cat(lengths),
+            self.index.encoder,
+            tuple(known) if channels is None else channels,
+        )
         # Shard i holds the sequences from _bounds[i] up to _bounds[i + 1].
-        self._bounds = torch.tensor([0, *(shard.sequences for shard in self._index.shards)]).cumsum(0)
-
-    @property
-    def folder(self) -> Path:
-        """Where the store lies."""
-        return self._folder
-
-    @property
-    def index(self) -> StoreIndex:
-        """What its index said when it was opened."""
-        return self._index
-
-    @property
-    def dim(self) -> int:
-        """D, the length of a token."""
-        return self._index.dim
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype the tokens are kept in."""
-        return self._index.dtype
-
-    @property
-    def encoder(self) -> EncoderIdentity | None:
-        """Which encoder made the tokens, where that is known."""
-        return self._index.encoder
-
-    @property
-    def lengths(self) -> Tensor:
-        """Tokens in each sequence, int64."""
-        return self._lengths
+        self._bounds = torch.tensor([0, *(shard.sequences for shard in self.index.shards)]).cumsum(0)
 
     @property
     def tokens(self) -> int:
-        """Tokens in all sequences."""
-        return self._index.tokens
-
-    @property
-    def channels(self) -> tuple[str, ...]:
-        """The channels that are read beside the tokens."""
-        return self._channels
-
-    def __len__(self) -> int:
-        return len(self._lengths)
+        """The number of tokens of all sequences."""
+        return self.index.tokens
 
     def __repr__(self) -> str:
         return f"TokenStore({str(self.folder)!r}, sequences={len(self)}, tokens={self.tokens}, dim={self.dim})"
 
-    def batches(self, token_budget: int) -> Iterator[TokenBatch]:
-        """Consecutive batches of at most `token_budget` tokens (or of one longer sequence)."""
-        for start, stop in cut_by_budget(self.lengths, token_budget):
-            yield self.select(slice(start, stop))
-
     def select(self, indices: Any) -> TokenBatch:
-        """The sequences `indices` (slice, integers or booleans) in that order, with their channels."""
+        """Return the sequences `indices` (a slice, integers or booleans) in that order, with their channels."""
         chosen = as_indices(indices, len(self))
         if bool((chosen.diff() >= 0).all()):
             return self._read(chosen)
-        # Every shard is visited once, in the order of the file; the asked order is made in memory.
+        # Every shard is read once, in the order of the file; the sequences are put in order afterwards.
         ascending, order = chosen.sort(stable=True)
         return self._read(ascending).select(order.argsort())
 
     def _read(self, ascending: Tensor) -> TokenBatch:
-        lengths = self._lengths[ascending]
-        # The tokens of all shards go straight to their place: a batch can be a good part of the memory there is.
+        lengths = self.lengths[ascending]
+        # The tokens of all shards are copied to their final place, because a batch can take a good part of the memory.
         values = empty_rows(int(lengths.sum()), (self.dim,), self.dtype)
-        channels = {name: [self._index.kinds[channel_prefix(name)].empty()] for name in self._channels}
+        kinds = {name: self.index.channels[name] for name in self.channels}
+        channels = {n: [Ragged.from_lengths(torch.empty(0, *k.shape, dtype=k.dtype), [])] for n, k in kinds.items()}
         cuts = torch.searchsorted(ascending, self._bounds).tolist()
         done = 0
         for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
             if start == stop:
                 continue
-            shard = Shard(self._folder, self._index, number)
+            shard = Shard(self.folder, self.index, number)
             sequences = ascending[start:stop] - self._bounds[number]
             rows = values[done : done + int(lengths[start:stop].sum())]
             shard.read(TOKENS, sequences, out=rows)
@@ -416,11 +405,11 @@ class TokenStore:
         return TokenBatch(values, Ragged.from_lengths(values, lengths).offsets, joined, self.encoder)
 
     def verify(self) -> None:
-        """Recomputes the checksum of every shard; reads the whole store."""
-        for record in self._index.shards:
-            name = f"Shard {record.file} of the token store {self._folder}"
+        """Recompute the checksum of every shard, which reads the whole store; raise StoreError if one differs."""
+        for record in self.index.shards:
+            name = f"Shard {record.file} of the token store {self.folder}"
             try:
-                found = sha256_of(self._folder / record.file)
+                found = sha256_of(self.folder / record.file)
             except OSError as error:
                 raise StoreError(f"{name} cannot be read: {error}.") from error
             if found != record.sha256:

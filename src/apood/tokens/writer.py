@@ -1,4 +1,4 @@
-"""Tokens on disk, written: shard by shard, so that a killed process loses at most the last few."""
+"""Writing of token stores, shard by shard, so that a killed process loses at most the last few."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from apood.support.errors import InputError, StoreError
 from apood.support.files import LOCK_FILE, atomic_file, is_temporary, lock_folder
-from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, dtype_name
+from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, bytes_of, dtype_name
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.store import (
     INDEX_FILE,
@@ -27,7 +27,6 @@ from apood.tokens.store import (
     Shard,
     ShardRecord,
     StoreIndex,
-    bytes_of,
     channel_prefix,
     lay_out,
     shard_file,
@@ -36,19 +35,37 @@ from apood.tokens.store import (
 __all__ = ["TokenStoreWriter"]
 
 _SHARD_FILE = re.compile(r"shard-\d{5,}\.safetensors")
-_SHARDS_AT_ONCE = 4  # checksums and disks are slower than a GPU: shards are written side by side
+_SHARDS_AT_ONCE = 4  # checksums and disks are slower than a GPU, so shards are written in parallel
 
 
 class TokenStoreWriter:
-    """Appends batches to the token store `folder`; used in a `with` block.
+    """A writer that appends batches to the token store `folder`; used in a `with` block.
 
-    The sequence that brings the open shard to `shard_bytes` is its last one, so the shards depend on the
-    sequences alone, not on how they were batched. A shard is committed by writing its file and then the
-    index, each in one step; leaving the block without an error commits the last one. A few full shards are written
-    in threads of their own while the next one fills, so that memory holds five of them at most. They are committed in
-    their order; what goes wrong there is raised by a later call, at the latest when the block is left. After a crash or
-    an error, the index says that the store is unfinished, and `resume=True` continues behind the `sequences` that were
-    committed. The first batch decides which channels the store has.
+    A shard is committed by writing its file and then the index, each in one step. Leaving the block without an
+    error commits the last shard. After a crash or an error the index says that the store is unfinished, and
+    `resume=True` continues after the `sequences` that were committed.
+
+    The first batch decides which channels the store has. The shards depend on the sequences alone, not on how they
+    were batched. Up to four full shards are written in threads while the next one fills, so that memory holds at
+    most five. They are committed in order. An error in such a thread is raised by a later call, at the latest at the
+    end of the block.
+
+    Args:
+        folder: the folder of the store: new, empty, or with `resume` that of an interrupted store.
+        dim: the dimension D of a token.
+        dtype: the dtype to store tokens in: float16, bfloat16, float32 or float64.
+        encoder: the identity of the encoder that makes the tokens, if known.
+        shard_bytes: the size at which a shard is full; the sequence that reaches it is the last one in it.
+        resume: whether to continue a store that exists already.
+
+    Examples:
+        >>> import numpy as np
+        >>> from apood import TokenBatch, TokenStore, TokenStoreWriter
+        >>> with TokenStoreWriter("corpus", dim=8) as writer:
+        ...     for length in (3, 5):
+        ...         writer.append(TokenBatch.from_sequences([np.ones((length, 8), "f4")]))
+        >>> TokenStore("corpus").lengths.tolist()
+        [3, 5]
     """
 
     def __init__(
@@ -65,7 +82,7 @@ class TokenStoreWriter:
             raise InputError(f"dim and shard_bytes must be at least 1, got dim={dim} and shard_bytes={shard_bytes}.")
         if dtype not in FLOAT_DTYPES:
             raise InputError(f"Tokens are stored as {', '.join(map(dtype_name, FLOAT_DTYPES))}, got {dtype}.")
-        asked = StoreIndex(dim, dtype, _checked_identity(encoder), {}, unfinished=True)
+        wanted = StoreIndex(dim, dtype, _check_identity(encoder), {}, unfinished=True)
         self._folder = Path(folder)
         self._shard_bytes = shard_bytes
         self._open: list[dict[str, Ragged]] = []
@@ -78,7 +95,7 @@ class TokenStoreWriter:
             self._refuse_foreign_folder()
             self._lock: contextlib.ExitStack | None = self._take_lock()
             try:
-                self._index = self._begin(asked, resume)
+                self._index = self._begin(wanted, resume)
                 self._shards, self._appended = len(self._index.shards), self._index.sequences
             except BaseException:
                 self._release()
@@ -102,7 +119,7 @@ class TokenStoreWriter:
                 )
 
     def _take_lock(self) -> contextlib.ExitStack:
-        """Keeps a second writer out until the returned stack is closed."""
+        """Keep other writers out until the returned stack is closed."""
         lock = contextlib.ExitStack()
         try:
             lock.enter_context(lock_folder(self._folder, wait=False))
@@ -110,19 +127,19 @@ class TokenStoreWriter:
             raise StoreError(f"Another writer is at work on the token store {self._folder}.") from error
         return lock
 
-    def _begin(self, asked: StoreIndex, resume: bool) -> StoreIndex:
-        """The index to go on from: that of the store that is there, or a new one without shards."""
-        index = asked
+    def _begin(self, wanted: StoreIndex, resume: bool) -> StoreIndex:
+        """Return the index to continue from: that of the existing store, or a new one without shards."""
+        index = wanted
         if (self._folder / INDEX_FILE).exists():
             if not resume:
                 raise StoreError(
                     f"There is already a token store in {self._folder}: resume it with resume=True, "
-                    "or delete the folder first if you mean to overwrite it."
+                    "or delete the folder first to overwrite it."
                 )
             index = StoreIndex.read(self._folder)
-            self._refuse_other(index, asked)
+            self._refuse_other(index, wanted)
             for number in range(len(index.shards)):
-                Shard(self._folder, index, number)  # refuses what is damaged before more work goes into it
+                Shard(self._folder, index, number)  # raises if it is damaged, before more work goes into the store
         known = {shard.file for shard in index.shards}
         for path in self._folder.iterdir():
             if is_temporary(path) or (_SHARD_FILE.fullmatch(path.name) and path.name not in known):
@@ -130,42 +147,41 @@ class TokenStoreWriter:
         index.write(self._folder)
         return index
 
-    def _refuse_other(self, index: StoreIndex, asked: StoreIndex) -> None:
-        # A store does not mix tokens of a known and of an unknown encoder.
-        had, has = index.encoder, asked.encoder
+    def _refuse_other(self, index: StoreIndex, wanted: StoreIndex) -> None:
+        # Tokens of a known and of an unknown encoder are not mixed in a store.
+        had, has = index.encoder, wanted.encoder
         comparable = (had is None) == (has is None)
-        if index.dim != asked.dim:
-            other, found, wanted = "dim", str(index.dim), str(asked.dim)
-        elif index.dtype != asked.dtype:
-            other, found, wanted = "dtype", dtype_name(index.dtype), dtype_name(asked.dtype)
+        if index.dim != wanted.dim:
+            other, found, asked = "dim", str(index.dim), str(wanted.dim)
+        elif index.dtype != wanted.dtype:
+            other, found, asked = "dtype", dtype_name(index.dtype), dtype_name(wanted.dtype)
         elif not (comparable and same_encoder(had, has, same_samples=True)):
-            other, found, wanted = "encoder", describe_other(had, has), describe_other(has, had)
+            other, found, asked = "encoder", describe_other(had, has), describe_other(has, had)
         else:
             return
         raise StoreError(
-            f"The token store {self._folder} cannot be resumed with another {other}: "
-            f"it has {found}, asked for was {wanted}."
+            f"The token store {self._folder} cannot be resumed with another {other}: it has {found}, got {asked}."
         )
 
     @property
     def sequences(self) -> int:
-        """Sequences committed so far, those that survive a crash at this moment: all but the ones of the open shard."""
+        """The number of committed sequences: those that survive a crash now, all but those of the open shard."""
         self._settle()
         return self._index.sequences
 
     @property
     def tally(self) -> Mapping[str, int]:
-        """What was counted about the first `tally["sequences"]` of them; empty where nothing was."""
+        """The last committed counts (see `count`), about the first `tally["sequences"]` sequences; may be empty."""
         self._settle()
         return self._index.tally
 
     def append(self, batch: TokenBatch) -> None:
-        """Adds the sequences of `batch`, copied; tokens are cast to the dtype of the store."""
+        """Add a copy of the sequences of `batch`; tokens are cast to the dtype of the store."""
         if self._lock is None:
             raise StoreError(f"This writer of the token store {self._folder} is closed and takes no more batches.")
         self._check_tokens(batch)
-        channels = self._checked_channels(batch)
-        if not self._appended:  # later on, threads put their shards into the index
+        channels = self._check_channels(batch)
+        if not self._appended:  # later, threads add their shards to the index
             self._index = replace(self._index, channels=channels)
         ragged = {TOKENS: Ragged(batch.values, batch.offsets)}
         ragged |= {channel_prefix(name): channel for name, channel in batch.channels.items()}
@@ -178,7 +194,7 @@ class TokenStoreWriter:
         while start < len(batch):
             reached = int(torch.searchsorted(ends, done + self._shard_bytes - self._open_bytes))
             stop = min(reached + 1, len(batch))
-            self._open.append({p: _owned(r.select(slice(start, stop)), kinds[p].dtype) for p, r in ragged.items()})
+            self._open.append({p: _copy(r.select(slice(start, stop)), kinds[p].dtype) for p, r in ragged.items()})
             self._open_bytes += int(ends[stop - 1]) - done
             self._appended += stop - start
             start, done = stop, int(ends[stop - 1])
@@ -187,7 +203,7 @@ class TokenStoreWriter:
                 self._write_open()
 
     def count(self, **counts: int) -> None:
-        """Says what there is to count about all sequences appended so far; it is committed with the last of them."""
+        """Record counts about all sequences appended so far; they are committed with the last of these."""
         self._tallies.append({"sequences": self._appended} | counts)
 
     def _check_tokens(self, batch: TokenBatch) -> None:
@@ -196,29 +212,29 @@ class TokenStoreWriter:
             raise InputError(f"The token store {self._folder} takes tokens of D={dim}, got D={batch.dim}.")
         limit = torch.finfo(dtype).max
         if torch.finfo(batch.dtype).max > limit and batch.values.numel():
-            lowest, highest = batch.values.detach().aminmax()
+            lowest, highest = batch.values.aminmax()
             if limit < (largest := max(-float(lowest), float(highest))) < float("inf"):
                 raise InputError(
                     f"Tokens of magnitude {largest:.4g} become infinite as {dtype_name(dtype)}, in which "
                     f"the token store {self._folder} keeps them; choose a dtype with a wider range."
                 )
 
-    def _checked_channels(self, batch: TokenBatch) -> Mapping[str, RowKind]:
-        """The channels of `batch`, which must be those of the sequences before it."""
-        index = self._index
+    def _check_channels(self, batch: TokenBatch) -> Mapping[str, RowKind]:
+        """Return the channels of `batch`; raise InputError if they are not those of the sequences before it."""
+        known = self._index.channels
         channels = {name: RowKind.of(channel.values) for name, channel in sorted(batch.channels.items())}
         for name, kind in channels.items():
             if kind.dtype not in STORED_DTYPES:
                 raise InputError(f"Channel {name!r} cannot be stored as {dtype_name(kind.dtype)}.")
-        if self._appended and channels != index.channels:
+        if self._appended and channels != known:
             raise InputError(
-                f"All sequences of the token store {self._folder} have the channels {_described(index.channels)}, "
-                f"got {_described(channels)}."
+                f"All sequences of the token store {self._folder} have the channels {_describe_channels(known)}, "
+                f"got {_describe_channels(channels)}."
             )
         return channels
 
     def _write_open(self) -> None:
-        """Begins to write the open shard."""
+        """Begin to write the open shard."""
         parts = {prefix: [part[prefix] for part in self._open] for prefix in self._index.kinds}
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_SHARDS_AT_ONCE, "write")
@@ -229,28 +245,28 @@ class TokenStoreWriter:
 
     def _commit(self, number: int, parts: Mapping[str, list[Ragged]], before: Future[None] | None) -> None:
         with self._disk_errors():
-            record = write_shard(self._folder, self._index, number, parts)
+            record = _write_shard(self._folder, self._index, number, parts)
             if before is not None:
-                before.result()  # where it failed, this one would come behind a hole
-            index = self._tallied(replace(self._index, shards=(*self._index.shards, record), unfinished=True))
+                before.result()  # raises if the shard before it failed, because there would be a gap
+            index = self._add_tally(replace(self._index, shards=(*self._index.shards, record), unfinished=True))
             index.write(self._folder)
         self._index = index
 
     def _settle(self, most: int = 0) -> None:
-        """Waits until at most so many shards are being written."""
+        """Wait until at most `most` shards are being written."""
         try:
             while len(self._writing) > most or (self._writing and self._writing[0].done()):
                 self._writing.popleft().result()
         except BaseException:
-            self._release()  # going on here would leave a hole; resuming does not
+            self._release()  # to continue would leave a gap; resuming does not
             raise
 
     def close(self, *, finished: bool = True) -> None:
-        """Commits the open shard and lets other writers in; the store says of itself whether it is `finished`."""
+        """Commit the open shard and release the lock; with `finished` the store is marked as complete."""
         if self._lock is not None and self._open:
             self._write_open()
         self._settle()
-        index = self._tallied(self._index)
+        index = self._add_tally(self._index)
         if finished:
             index = replace(index, unfinished=False)
         if self._lock is not None and index != self._index:
@@ -259,15 +275,15 @@ class TokenStoreWriter:
             self._index = index
         self._release()
 
-    def _tallied(self, index: StoreIndex) -> StoreIndex:
-        """The index with the last tally that is about nothing but its own sequences."""
+    def _add_tally(self, index: StoreIndex) -> StoreIndex:
+        """Return the index with the last tally that covers only its own sequences."""
         known = [tally for tally in list(self._tallies) if tally["sequences"] <= index.sequences]
         return replace(index, tally=known[-1]) if known else index
 
     def _release(self) -> None:
         self._open = []
         if self._pool is not None:
-            self._pool.shutdown()  # what is complete is still committed
+            self._pool.shutdown()  # full shards are still committed
             self._pool = None
         self._writing.clear()
         if self._lock is not None:
@@ -286,31 +302,11 @@ class TokenStoreWriter:
             self._release()
 
 
-def _owned(ragged: Ragged, dtype: torch.dtype) -> Ragged:
-    """A contiguous copy on the CPU, which nobody else can change before it is written."""
-    values = torch.empty(ragged.values.shape, dtype=dtype)
-    return Ragged(values.copy_(ragged.values.detach()), ragged.offsets)
+def _write_shard(folder: Path, index: StoreIndex, number: int, ragged: Mapping[str, Sequence[Ragged]]) -> ShardRecord:
+    """Write shard `number` and return its entry in the index; `ragged` has the parts of every ragged tensor.
 
-
-def _checked_identity(encoder: EncoderIdentity | None) -> dict[str, Any] | None:
-    if encoder is None:
-        return None
-    try:
-        identity: dict[str, Any] = json.loads(json.dumps(dict(encoder), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"An encoder identity must be plain JSON, got {encoder} ({error}).") from error
-    return identity
-
-
-def _described(channels: Mapping[str, RowKind]) -> str:
-    return ", ".join(f"{name} ({kind})" for name, kind in sorted(channels.items())) or "none"
-
-
-def write_shard(folder: Path, index: StoreIndex, number: int, ragged: Mapping[str, Sequence[Ragged]]) -> ShardRecord:
-    """Writes shard `number` of the store of `index`: for each of its kinds consecutive parts of a ragged tensor.
-
-    The parts go to the file one by one, so that the shard is never in memory a second time; a thread of its own
-    computes the checksum meanwhile, since neither holds Python's lock.
+    The parts are written one by one, so that the shard is not copied in memory. Another thread computes the checksum
+    at the same time.
     """
     pieces: dict[str, list[Tensor]] = {}
     rows = {}
@@ -326,8 +322,7 @@ def write_shard(folder: Path, index: StoreIndex, number: int, ragged: Mapping[st
     with ThreadPoolExecutor(1, "checksum") as other_thread:
         checksum = other_thread.submit(_sha256, blocks)
         with atomic_file(folder / shard_file(number)) as temporary, temporary.open("wb") as file:
-            for block in blocks:
-                file.write(block)
+            file.writelines(blocks)
     channel_rows = {name: rows[channel_prefix(name)] for name in index.channels}
     return ShardRecord(shard_file(number), sequences, rows[TOKENS], channel_rows, layout.nbytes, checksum.result())
 
@@ -337,3 +332,24 @@ def _sha256(blocks: Sequence[bytes | memoryview]) -> str:
     for block in blocks:
         digest.update(block)
     return digest.hexdigest()
+
+
+def _copy(ragged: Ragged, dtype: torch.dtype) -> Ragged:
+    """Return a contiguous copy on the CPU, which the caller cannot change before it is written."""
+    values = torch.empty(ragged.values.shape, dtype=dtype)
+    return Ragged(values.copy_(ragged.values), ragged.offsets)
+
+
+def _check_identity(encoder: EncoderIdentity | None) -> dict[str, Any] | None:
+    """Return an encoder identity as it will be read back; raise InputError if it is not plain JSON."""
+    if encoder is None:
+        return None
+    try:
+        identity: dict[str, Any] = json.loads(json.dumps(dict(encoder), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"An encoder identity must be plain JSON, got {encoder} ({error}).") from error
+    return identity
+
+
+def _describe_channels(channels: Mapping[str, RowKind]) -> str:
+    return ", ".join(f"{name} ({kind})" for name, kind in sorted(channels.items())) or "none"
