@@ -15,7 +15,7 @@ def same_value(found, expected):
     if isinstance(expected, torch.Tensor):
         return torch.equal(found, expected)
     if isinstance(expected, Detector):
-        return type(found) is type(expected) and same_value(vars(found), vars(expected))
+        return type(found) is type(expected) and same_value(found.__getstate__(), expected.__getstate__())
     if isinstance(expected, dict):
         return found.keys() == expected.keys() and all(same_value(found[key], expected[key]) for key in expected)
     if isinstance(expected, list | tuple):

@@ -178,8 +178,7 @@ def test_the_score_of_one_head_is_its_own_minimum(train, test_set):
 
 def test_what_scoring_prepares_follows_what_was_learnt(train, test_set, tmp_path):
     detector = APOOD(steps=5).fit(train)
-    known, before = set(vars(detector)), detector.score_samples(test_set)
-    assert set(vars(detector)) == known, "nothing that is prepared is kept as learnt"
+    before = detector.score_samples(test_set)
     moved = copy.deepcopy(detector)
     moved.prototype_ = detector.prototype_ + 1
     assert not np.allclose(moved.score_samples(test_set), before)

@@ -8,7 +8,7 @@ from builders import correlated_sequences
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.training import log_norms
 from apood.detectors.contract import base
-from apood.pooling import FrozenPool, Preprocessing
+from apood.pooling import Preprocessing
 from apood.pooling.eager import attention_pool_eager
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
@@ -84,13 +84,6 @@ def test_a_finite_sequence_without_a_finite_score_lies_outside(detector, test_se
     values[int(test_set.offsets[2])] = 3e38
     scores = detector.score_samples(TokenBatch(values, test_set.offsets))
     assert np.flatnonzero(np.isneginf(scores)).tolist() == [2]
-
-
-def test_what_comes_after_a_frozen_pool(detector, test_set):
-    pool = FrozenPool(detector.queries_, 0.5)
-    for batch in (test_set, test_set[:1]):
-        found = pool.then(batch, lambda pooled: pooled.value - pooled.log_mass)
-        assert torch.equal(found, pool(batch).value - pool(batch).log_mass)
 
 
 def test_norms_have_the_gradient_that_autograd_finds():

@@ -107,5 +107,5 @@ def test_graphs_that_are_gone_spoil_no_capture():
         _ = [[] for _ in range(10_000)]  # enough for the collector to wake up
         return pooled.value * 2
 
-    found = FrozenPool(queries, 1.0).then(tokens, gives_one_up)
+    found = FrozenPool(queries, 1.0, finish=gives_one_up).finish(tokens)
     assert old and torch.equal(found, FrozenPool(queries, 1.0)(tokens).value * 2)

@@ -12,7 +12,7 @@ from triton.runtime import interpreter
 
 from apood.pooling.eager import attention_pool_eager
 from apood.pooling.fused import attention_pool_fused
-from apood.pooling.kernels.tuning import Blocks, ProductBlocks, Tuning, forced
+from apood.pooling.kernels.tuning import Blocks, ProductBlocks, Tuning, force_tuning
 from apood.pooling.preprocessing import Preprocessing
 from apood.tokens.batch import TokenBatch
 
@@ -70,7 +70,7 @@ def errors(tokens, queries, beta, similarity="dot", preprocessing=None, tuning=T
     g = torch.Generator().manual_seed(1)
     grads = [torch.randn(expected.value.shape, generator=g, dtype=torch.float64) for _ in range(2)]
     filled = (tokens.lengths > 0)[:, None]
-    with forced(tuning) if tuning else nullcontext():
+    with force_tuning(tuning) if tuning else nullcontext():
         found = attention_pool_fused(tokens.to(DEVICE), ours, beta, similarity, preprocessing, exact)
         torch.autograd.backward(list(found), [x.float().to(DEVICE) for x in grads])
     # -inf of an empty sequence has no gradient

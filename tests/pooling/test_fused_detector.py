@@ -12,7 +12,7 @@ from fused_checking import DEVICE, TINY
 from apood.detectors.ap_ood.detector import APOOD
 from apood.pooling import Preprocessing, frozen
 from apood.pooling.fused import attention_pool_fused
-from apood.pooling.kernels.tuning import forced
+from apood.pooling.kernels.tuning import force_tuning
 
 # the interpreter computes -inf - -inf and 0 / 0 before it picks what is right
 pytestmark = [
@@ -38,7 +38,7 @@ def test_scores_do_not_depend_on_who_pools(fitted, dtype, monkeypatch):
     batch = sequences(dtype, 6)
     expected = detector.score_samples(batch)
     monkeypatch.setattr(frozen, "has_kernels", lambda _: True)
-    with forced(TINY):
+    with force_tuning(TINY):
         found = [detector.set_params(device=DEVICE).score_samples(some) for some in (batch, batch[1:2])]
     detector.set_params(device="cpu")
     limit = 1e-5 * np.abs(expected).max()
@@ -50,7 +50,7 @@ def test_learnt_queries_lose_nothing_beside_tokens_of_their_dtype(fitted):
     dtype, detector = fitted
     batch, queries = sequences(dtype, 6).to(DEVICE), detector.queries_.to(DEVICE)
     preprocessing = Preprocessing(detector.unit_tokens_, detector.origin_.to(DEVICE))
-    with forced(TINY):
+    with force_tuning(TINY):
         fast, exact = (
             attention_pool_fused(batch, queries, detector.beta_, "dot", preprocessing, exact) for exact in (False, True)
         )

@@ -7,7 +7,7 @@ from fused_checking import DEVICE, PLAIN, SLOTS, TINY
 
 from apood.pooling import Preprocessing
 from apood.pooling.fused import attention_pool_fused
-from apood.pooling.kernels.tuning import forced
+from apood.pooling.kernels.tuning import force_tuning
 
 # the interpreter computes -inf - -inf and 0 / 0 before it picks what is right
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("length", [1, 70])
 def test_faults_show_in_every_head(length, similarity, unit, tuning):
     w, preprocessing = queries().to(DEVICE), Preprocessing(unit, torch.ones(DIM, device=DEVICE))
-    with forced(tuning):
+    with force_tuning(tuning):
         assert_faults_show(
             lambda tokens: attention_pool_fused(tokens, w, 0.7, similarity, preprocessing, False).value,
             *(batch.to(DEVICE) for batch in faulty_batch(length, torch.float32, last=True)),

@@ -7,12 +7,13 @@ import torch
 from fused_checking import DEVICE, PLAIN, SLOTS, SMALL, TINY, check, error, errors, random_batch
 
 from apood.pooling.eager import attention_pool_eager
-from apood.pooling.fused import attention_pool_fused, columns_of
+from apood.pooling.fused import attention_pool_fused, prepare_queries
+from apood.pooling.kernels import launch
 from apood.pooling.kernels.backward import pool_gradient
-from apood.pooling.kernels.forward import pool_forward, token_stats
-from apood.pooling.kernels.launch import plan_batch
-from apood.pooling.kernels.plan import plan_of
-from apood.pooling.kernels.tuning import Blocks, Tuning, choose_tuning, forced
+from apood.pooling.kernels.forward import compute_token_stats, pool_forward
+from apood.pooling.kernels.launch import make_plan
+from apood.pooling.kernels.plan import cut_into_items
+from apood.pooling.kernels.tuning import Blocks, Tuning, choose_tuning, force_tuning
 from apood.pooling.preprocessing import Preprocessing
 
 # the interpreter computes -inf - -inf and 0 / 0 before it picks what is right
@@ -75,7 +76,7 @@ def test_broken_tokens_stay_in_their_sequence(similarity, road):
     expected = attention_pool_eager(tokens.to(dtype=torch.float64), queries.double(), 1.0, similarity)
     for number in (torch.nan, torch.inf):
         tokens.sequence(1).fill_(number)
-        with forced(ROADS[road]):
+        with force_tuning(ROADS[road]):
             found = attention_pool_fused(tokens.to(DEVICE), queries.to(DEVICE), 1.0, similarity, Preprocessing(), False)
         assert not torch.isfinite(found.value[1]).any()
         for own, truth in zip(found, expected, strict=True):
@@ -126,7 +127,7 @@ def test_small_and_large_queries_keep_their_digits_in_float16():
 def test_tiny_gradients_do_not_vanish_in_half_precision():
     tokens, queries, _ = random_batch([40, 33], 32, 4, 2, torch.bfloat16)
     grads = []
-    with forced(TINY):
+    with force_tuning(TINY):
         for factor in (1.0, 2.0**-40):
             weights = queries.clone().to(DEVICE).requires_grad_()
             pooled = attention_pool_fused(tokens.to(DEVICE), weights, 1.0, "dot", Preprocessing(), False)
@@ -153,10 +154,10 @@ def test_pieces_of_the_backward_pass_add_up_and_repeat(road):
     torch.autograd.backward([expected.value, expected.log_mass.masked_fill(~filled, 0)], [g.double() for g in grads])
     tuning = ROADS[road]
     values, queries, origin = tokens.values.to(DEVICE), queries.to(DEVICE), origin.to(DEVICE)
-    plan = plan_of(tokens.offsets, values.device, min(32, tuning.chunk), 40, not tuning.short)
+    plan = cut_into_items(tokens.offsets, values.device, min(32, tuning.chunk), 40, not tuning.short)
     assert len(plan.pieces) > 2
-    columns, stats = columns_of(queries, torch.float32, origin, True), token_stats(values, True, origin, True)
-    beta = torch.ones((), device=DEVICE)
+    columns, beta, *_ = prepare_queries(queries, 1.0, "euclidean", Preprocessing(True, origin), torch.float32)
+    stats = compute_token_stats(values, True, origin, True)
     pooled = pool_forward(values, columns, stats, beta, plan, tuning)
     on_device = tuple(g.to(DEVICE) for g in grads)
     found = [pool_gradient(values, columns, stats, origin, beta, plan, tuning, pooled, on_device) for _ in range(2)]
@@ -168,7 +169,7 @@ def test_pieces_of_the_backward_pass_add_up_and_repeat(road):
 def test_work_lists_cover_every_token_once(road):
     lengths = [0, 5, 700, 1, 64, 0, 129]
     tokens, _, _ = random_batch(lengths, 8, 1, 1, torch.float32)
-    plan = plan_batch(tokens.offsets, tokens.values, 2**24, ROADS[road])
+    plan = make_plan(tokens.offsets, tokens.values, 2**24, ROADS[road])
     seen = torch.zeros(sum(lengths), dtype=torch.int64)
     for piece in plan.pieces:
         for start, stop, row, sequence in plan.items[piece.first_item : piece.last_item].tolist():
@@ -180,6 +181,33 @@ def test_work_lists_cover_every_token_once(road):
     assert (seen == 1).all() and sorted(plan.items[:, 2].tolist()) == list(range(len(plan.items)))
 
 
+BATCHES = [(2**18, 512), (2**14, 32), (2**18, 2**14), (512, 1)]  # tokens and sequences, for every rule
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("described", [True, False])
+@pytest.mark.parametrize("limit", [101_376, 65_536, 24_576])  # of an RTX 4090 and of smaller ones
+def test_blocks_shrink_to_the_shared_memory_of_the_gpu(limit, described, dtype):
+    for tokens, sequences in BATCHES:
+        there = choose_tuning(dtype, tokens, 1024, 1024, sequences, described=described)
+        here = choose_tuning(dtype, tokens, 1024, 1024, sequences, described=described, shared_memory=limit)
+        assert (here.chunk, here.short) == (there.chunk, there.short)
+        for blocks in (here.forward, here.coefficients):
+            assert blocks.stages * (blocks.bc + blocks.bs) * blocks.bk * dtype.itemsize <= limit
+            assert min(blocks.bc, blocks.bs, blocks.bk) >= 16 and blocks.tail <= blocks.bs
+            assert not here.short or blocks.bs >= here.chunk
+        assert (here.product.bc + here.product.bd) * here.product.bk * here.product.stages * dtype.itemsize <= limit
+
+
+def test_a_gpu_with_little_shared_memory_pools_with_small_blocks(monkeypatch):
+    used = []
+    monkeypatch.setattr(launch, "shared_memory", lambda _: 2**14)
+    monkeypatch.setattr(launch, "choose_tuning", lambda *a, **k: used.append(choose_tuning(*a, **k)) or used[-1])
+    check([70, 3], 64, 4, 2, torch.float32, tuning=None)
+    usual = choose_tuning(torch.float32, 73, 64, 8, 2, multiprocessors=4)
+    assert used and all(tuning.forward.bs < usual.forward.bs for tuning in used)
+
+
 def test_a_rule_chooses_blocks_that_fit_the_shape():
     large = choose_tuning(torch.bfloat16, 2**18, 1024, 1024, 512)
     assert large.forward.tma and large.chunk == 1024 and not large.short
@@ -189,6 +217,6 @@ def test_a_rule_chooses_blocks_that_fit_the_shape():
     assert choose_tuning(torch.bfloat16, 2**14, 1024, 1024, 32, captured=True).forward.tma
     assert choose_tuning(torch.bfloat16, 2**18, 1024, 1024, 2**14).short
     assert not choose_tuning(torch.float32, 2**18, 33, 1024, 512, described=False).coefficients.tma
-    with forced(TINY):
+    with force_tuning(TINY):
         assert choose_tuning(torch.bfloat16, 2**18, 1024, 1024, 512) == TINY
     assert choose_tuning(torch.bfloat16, 2**18, 1024, 1024, 512) == large

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.shared.device_copies import copy_on
 from apood.detectors.shared.log_distances import floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
@@ -87,12 +86,12 @@ class KNN(Detector):
     def _vectors(self, tokens: TokenBatch) -> Tensor:
         """The pooled sequences as they are compared, `[N, D]`, float32, where the tokens lie."""
         vectors = pool_means(tokens, self.normalize)
-        return (vectors - copy_on(vectors.device, self.centre_)).float()
+        return (vectors - self._copy_on(vectors.device, "centre_")).float()
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         vectors = self._vectors(tokens)
         try:
-            return -self._distances(vectors, copy_on(vectors.device, self.bank_))
+            return -self._distances(vectors, self._copy_on(vectors.device, "bank_"))
         except torch.OutOfMemoryError:  # an encoder may leave little room beside it
             return -self._distances(vectors.cpu(), self.bank_)
 
@@ -161,5 +160,5 @@ class MahalanobisKNN(KNN):
 
     def _vectors(self, tokens: TokenBatch) -> Tensor:
         vectors = pool_means(tokens, self.normalize)
-        centre, whitening = (copy_on(vectors.device, learnt) for learnt in (self.centre_, self.whitening_))
+        centre, whitening = (self._copy_on(vectors.device, name) for name in ("centre_", "whitening_"))
         return ((vectors - centre) @ whitening).float()

@@ -5,7 +5,6 @@ from typing import Any, get_args
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.shared.device_copies import copy_on
 from apood.detectors.shared.log_distances import floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
@@ -71,5 +70,5 @@ class Mahalanobis(Detector):
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         vectors = pool_means(tokens, self.normalize)
-        mean, whitening = (copy_on(vectors.device, learnt) for learnt in (self.mean_, self.whitening_))
+        mean, whitening = (self._copy_on(vectors.device, name) for name in ("mean_", "whitening_"))
         return -((vectors - mean) @ whitening.T).square().sum(1)

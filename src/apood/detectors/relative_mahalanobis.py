@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.shared.device_copies import copy_on
 from apood.detectors.shared.mean_pooling import Normalize, compute_moments, pool_means
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.checks import check_choice, check_number
@@ -86,8 +85,11 @@ class RelativeMahalanobis(Detector):
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         vectors = pool_means(tokens, self.normalize)
-        inside = _squared_distances(vectors, self.id_mean_, self.id_whitening_)
-        return _squared_distances(vectors, self.aux_mean_, self.aux_whitening_) - inside
+        return self._squared_distances(vectors, "aux") - self._squared_distances(vectors, "id")
+
+    def _squared_distances(self, vectors: Tensor, role: str) -> Tensor:
+        mean, whitening = (self._copy_on(vectors.device, f"{role}_{name}_") for name in ("mean", "whitening"))
+        return ((vectors - mean) @ whitening).square().sum(1)
 
     def _refuse_too_few(self, sequences: int, dim: int, role: str) -> None:
         if sequences < 2:
@@ -112,8 +114,3 @@ class RelativeMahalanobis(Detector):
                 f"the rounding of {dtype_name(source.dtype)} (as after a layer norm); set shrinkage, for example 0.01."
             )
         return mean, (vectors / values.sqrt()) @ vectors.T
-
-
-def _squared_distances(vectors: Tensor, mean: Tensor, whitening: Tensor) -> Tensor:
-    centred = vectors - copy_on(vectors.device, mean)
-    return (centred @ copy_on(vectors.device, whitening)).square().sum(1)

@@ -1,7 +1,15 @@
-"""Pools for queries that no longer change, as a detector has them when it scores."""
+"""Pools for queries that no longer change, as a detector has them when it scores.
 
+On a GPU, what depends on the queries alone is computed once, and single sequences go through CUDA graphs: from Python
+the launches of one short sequence take twenty times as long as their work. A graph has fixed buffers and launches, and
+only the content of the buffers changes. One graph for each power of two of tokens covers all lengths below it.
+"""
+
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +19,16 @@ from apood.pooling.attention import Similarity, attention_pool, check_dimensions
 from apood.pooling.preprocessing import Preprocessing
 from apood.tokens.batch import TokenBatch
 
-if TYPE_CHECKING:
-    from apood.pooling.captured import PreparedPool
-
 __all__ = ["FrozenPool"]
+
+_SHORTEST, _LONGEST = 16, 512  # tokens of the smallest and of the largest graph
+_WARM_UP = 3  # runs before a capture: kernels are compiled and loaded there
+
+_Finish = Callable[[Pooled], Tensor]
+
+
+def _stack(pooled: Pooled) -> Tensor:
+    return torch.stack(pooled)
 
 
 class FrozenPool:
@@ -22,14 +36,16 @@ class FrozenPool:
 
     On a GPU a single sequence of at most 512 tokens goes through a CUDA graph, captured when a length of its size is
     first seen: no launch from Python, and no new device memory once it is there. May be called from several threads
-    that use the same CUDA stream.
+    and on any CUDA streams; calls that share a graph run one after the other.
 
     Args:
         queries: `[M heads, T queries, D]`, on the device to compute on.
         beta: inverse temperature.
         similarity: what the attention follows.
-        preprocessing: the scale and origin of the tokens.
+        preprocessing: of the tokens.
         exact: as in `attention_pool`.
+        finish: the function that `FrozenPool.finish` applies to the pools. It becomes part of the graphs, so it must
+            launch the same work each time. By default it stacks values and log masses.
     """
 
     def __init__(
@@ -40,40 +56,178 @@ class FrozenPool:
         preprocessing: Preprocessing | None = None,
         *,
         exact: bool = False,
+        finish: _Finish = _stack,
     ) -> None:
         check_pool(queries, beta, similarity)
-        self._queries = queries.detach()
-        self._beta, self._similarity, self._frame, self._exact = (
-            beta,
-            similarity,
-            preprocessing or Preprocessing(),
-            exact,
-        )
-        self._prepared: dict[torch.dtype, PreparedPool] = {}
+        self._queries, self._finish, self._exact = queries.detach(), finish, exact
+        self._beta, self._similarity, self._preprocessing = beta, similarity, preprocessing or Preprocessing()
+        self._fused: dict[torch.dtype, _FusedPool] = {}
 
     def __call__(self, tokens: TokenBatch) -> Pooled:
-        """Pooled values and log masses, both `[sequences, M]`, on the device of the queries."""
-        prepared = self._prepared_for(tokens)
-        return self._unprepared(tokens) if prepared is None else prepared(tokens.values, tokens.offsets)
+        """Return pooled values and log masses, both `[sequences, M]`, on the device of the queries."""
+        fused = self._prepare_kernels(tokens)
+        if fused is None:
+            return self._pool(tokens)
+        if _has_graph(tokens):
+            return Pooled(*fused.replay(tokens.values, _stack))
+        return fused.pool(tokens.values, tokens.offsets)
 
-    def then(self, tokens: TokenBatch, function: Callable[[Pooled], Tensor]) -> Tensor:
-        """`function` of the pool; that of a single sequence becomes part of its graph, and has to be the same one."""
-        prepared = self._prepared_for(tokens)
-        if prepared is None:
-            return function(self._unprepared(tokens))
-        return prepared.then(tokens.values, tokens.offsets, function)
+    def finish(self, tokens: TokenBatch) -> Tensor:
+        """Return the function `finish` of the pools of `tokens`."""
+        fused = self._prepare_kernels(tokens)
+        if fused is None:
+            return self._finish(self._pool(tokens))
+        if _has_graph(tokens):
+            return fused.replay(tokens.values, self._finish)
+        return self._finish(fused.pool(tokens.values, tokens.offsets))
 
-    def _unprepared(self, tokens: TokenBatch) -> Pooled:
-        return attention_pool(tokens, self._queries, self._beta, self._similarity, self._frame, exact=self._exact)
+    def _pool(self, tokens: TokenBatch) -> Pooled:
+        return attention_pool(
+            tokens, self._queries, self._beta, self._similarity, self._preprocessing, exact=self._exact
+        )
 
-    def _prepared_for(self, tokens: TokenBatch) -> "PreparedPool | None":
-        """What pools such tokens by kernels, if there are any."""
+    def _prepare_kernels(self, tokens: TokenBatch) -> "_FusedPool | None":
+        """Return what pools such tokens by kernels, or None if there are no kernels for them."""
         check_dimensions(tokens, self._queries)
         if tokens.dtype == torch.float64 or not has_kernels(self._queries.device):
             return None
         dtype = torch.float32 if self._exact else tokens.dtype
-        if dtype not in self._prepared:
-            from apood.pooling.captured import PreparedPool
+        if dtype not in self._fused:
+            self._fused[dtype] = _FusedPool(self._queries, self._beta, self._similarity, self._preprocessing, dtype)
+        return self._fused[dtype]
 
-            self._prepared[dtype] = PreparedPool(self._queries, self._beta, self._similarity, self._frame, dtype)
-        return self._prepared[dtype]
+
+def _has_graph(tokens: TokenBatch) -> bool:
+    return len(tokens) == 1 and 0 < len(tokens.values) <= _LONGEST
+
+
+class _FusedPool:
+    """Pools of tokens in one dtype by kernels; 16-bit tokens meet queries rounded to their dtype."""
+
+    def __init__(
+        self, queries: Tensor, beta: float, similarity: str, preprocessing: Preprocessing, dtype: torch.dtype
+    ) -> None:
+        from apood.pooling.fused import prepare_queries  # not every machine has Triton
+
+        self.device, self.dtype, self.dim = queries.device, dtype, queries.shape[2]
+        with torch.inference_mode(False):  # otherwise no call outside of inference mode could use it
+            self.prepared = prepare_queries(queries, beta, similarity, preprocessing, dtype)
+        if self.device.type == "cuda":
+            # other streams may be the next to read it
+            torch.cuda.current_stream(self.device).synchronize()
+        # bounded, since there are two functions at most: that of `FrozenPool` and `_stack`
+        self._graphs: dict[tuple[int, _Finish], _GraphOfOne] = {}
+        self._lock = Lock()
+
+    def pool(self, values: Tensor, offsets: Tensor) -> Pooled:
+        """Return (h, L) of a batch."""
+        from apood.pooling.kernels.launch import make_plan, tune
+
+        values = values.to(self.device, self.dtype, non_blocking=True).contiguous()
+        columns = len(self.prepared.columns.weights)
+        tuning = tune(values, columns, len(offsets) - 1)
+        return self.run(values, make_plan(offsets, values, columns, tuning), tuning)
+
+    def run(self, values: Tensor, plan: Any, tuning: Any) -> Pooled:
+        """Return (h, L) of tokens that have the dtype and the device of the pool."""
+        from apood.pooling.kernels.forward import compute_token_stats, pool_forward
+
+        columns, beta, unit, origin, euclidean = self.prepared
+        stats = compute_token_stats(values, unit, origin, euclidean)
+        return Pooled(*pool_forward(values, columns, stats, beta, plan, tuning))
+
+    def replay(self, values: Tensor, function: _Finish) -> Tensor:
+        """Return `function` of the pool of a single sequence by its graph, which is captured if there is none yet."""
+        longest = max(_SHORTEST, 1 << (len(values) - 1).bit_length())
+        with self._lock:  # a graph has one set of buffers
+            graph = self._graphs.get((longest, function))
+            if graph is None:
+                with torch.inference_mode(False):  # otherwise no call outside of inference mode could write its buffers
+                    graph = self._graphs[longest, function] = _GraphOfOne(self, longest, function)
+            return graph(values)
+
+
+class _GraphOfOne:
+    """Pools one sequence at a time, of at most `longest` tokens; what lies behind its end is old, and never read.
+
+    In Triton's interpreter, on a CPU, the same work runs without a graph.
+    """
+
+    def __init__(self, pool: _FusedPool, longest: int, function: _Finish) -> None:
+        from apood.pooling.kernels.launch import make_plan, tune
+
+        # not the pool itself: a reference cycle would leave the end of the graph to the garbage collector
+        self._pool, self._function = weakref.proxy(pool), function
+        self._values = torch.zeros(longest, pool.dim, dtype=pool.dtype, device=pool.device)
+        self._length = torch.full((), longest, dtype=torch.int64, device=pool.device)
+        columns = len(pool.prepared.columns.weights)
+        self._tuning = tune(self._values, columns, 1, captured=True)
+        plan = make_plan(torch.tensor([0, longest]), self._values, columns, self._tuning)
+        self._cuts = plan.items[:, :2]
+        self._plan = replace(plan, items=plan.items.clone())
+        self._result = self._run()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._done: torch.cuda.Event | None = None
+        if pool.device.type == "cuda":
+            self._graph, self._result = _capture(self._run, pool.device)
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            weakref.finalize(self, _retire, self._graph, self._done).atexit = False
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Return the function of (h, L) of `tokens [S, D]`."""
+        if self._graph is None or self._done is None:
+            self._fill(tokens)
+            return self._run()
+        # The last call may have been on another stream, which may still read the buffers. The caller holds the lock of
+        # the pool, so that the event is always that of the last call.
+        stream = torch.cuda.current_stream(self._values.device)
+        stream.wait_event(self._done)
+        self._fill(tokens)
+        self._graph.replay()
+        result = self._result.clone()  # on the current stream, as all of this
+        self._done.record(stream)
+        return result
+
+    def _fill(self, tokens: Tensor) -> None:
+        self._values[: len(tokens)].copy_(tokens, non_blocking=True)
+        self._length.fill_(len(tokens))
+
+    def _run(self) -> Tensor:
+        # items behind the end become empty, and empty pools are neutral
+        torch.minimum(self._cuts, self._length, out=self._plan.items[:, :2])
+        return self._function(self._pool.run(self._values, self._plan, self._tuning))
+
+
+# The end of a CUDA graph calls functions of CUDA that a thread must not call while it captures: they would invalidate
+# the capture. Graphs end at any time, also inside of a capture, where Python's garbage collector may find a detector
+# in a reference cycle. So the graphs and events that are no longer used wait here until no capture is under way.
+_capturing = Lock()
+_retired: list[object] = []
+
+
+def _retire(*resources: object) -> None:
+    """Keep these alive while there is a capture in any thread, this one included."""
+    _retired.extend(resources)
+    if _capturing.acquire(blocking=False):
+        try:
+            _retired.clear()
+        finally:
+            _capturing.release()
+
+
+def _capture(run: Callable[[], Tensor], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """Return a graph of what `run` launches, and the tensor that it writes its result to."""
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with _capturing:
+            # other threads of a service may allocate meanwhile
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                result = run()
+            _retired.clear()
+    return graph, result

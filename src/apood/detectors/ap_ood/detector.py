@@ -2,11 +2,12 @@
 
 import copy
 import math
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
 from apood.detectors.ap_ood.health import Outliers, warn_of_failure
 from apood.detectors.ap_ood.recipe import (
@@ -19,14 +20,13 @@ from apood.detectors.ap_ood.recipe import (
     prepare_start,
     resolve,
 )
-from apood.detectors.ap_ood.scorer import Scorer, Shortfall, temper
 from apood.detectors.ap_ood.training import Training, estimate_batch_bytes, log_norms, pool_corpus
 from apood.detectors.contract.base import Detector, Scores
 from apood.detectors.contract.held_out import HeldOutFit
 from apood.detectors.shared.log_distances import LengthLaw, floored_log
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.optimise import minimise
-from apood.pooling import Similarity, round_queries
+from apood.pooling import FrozenPool, Pooled, Preprocessing, Similarity, round_queries
 from apood.pooling.algebra import similarities_and_logits
 from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.device import check_device, resolve_device
@@ -39,6 +39,7 @@ __all__ = ["APOOD"]
 
 _LAW_SEQUENCES = 4096
 _SPARE, _BATCHES = 2**31, 4  # bytes, and batches, that a corpus in the memory of a GPU leaves free for the work on it
+_FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
 
 class APOOD(Detector):
@@ -174,12 +175,13 @@ class APOOD(Detector):
         return Ragged.from_lengths(factors * torch.cat([torch.empty(0), *rows]), source.lengths)
 
     def _contributions(self, sequence: Tensor) -> Tensor:
-        learnt = self._scorer()
+        device = resolve_device(self.device)
+        queries, prototype = (self._copy_on(device, name) for name in ("queries_", "prototype_"))
         skipped = int(self.skips_first_ and len(sequence) > 1)
-        z = learnt.preprocessing.apply(sequence[skipped:].to(learnt.queries.device, torch.float32))
-        a, logits = similarities_and_logits(z, learnt.queries, self.beta_, self.similarity)
+        z = self._preprocessing(device).apply(sequence[skipped:].to(device, torch.float32))
+        a, logits = similarities_and_logits(z, queries, self.beta_, self.similarity)
         weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
-        pull = (weights * (a - learnt.shortfall.prototype[:, None, None])).sum(1)
+        pull = (weights * (a - prototype[:, None, None])).sum(1)
         deviation = pull.sum(1, keepdim=True)
         squares = deviation.square().clamp_min(torch.finfo(pull.dtype).tiny)
         contributions = torch.zeros(len(sequence))
@@ -289,20 +291,28 @@ class APOOD(Detector):
         warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        lacking = self._scorer().lacking(drop_first_token(tokens) if self.skips_first_ else tokens)
+        lacking = self._pool(tokens.dtype).finish(drop_first_token(tokens) if self.skips_first_ else tokens)
         if self.skips_first_:  # a fault shows even where nobody looks
             lacking = lacking + _traces_of_faults(tokens).to(lacking, non_blocking=True)
         best, factors = self._best(), self._length_factors(tokens.lengths)  # while a GPU is at work
         return best - lacking.cpu() * factors
 
-    def _scorer(self) -> Scorer:
-        """The one that was made from what this detector has learnt, or a new one."""
-        settings = (resolve_device(self.device), self.similarity, self.beta_, self.unit_tokens_, self.score)
-        learnt = (self.queries_, self.prototype_, self.origin_, self.log_norms_)
-        scorer = _SCORERS.get(self)
-        if scorer is None or not scorer.is_made_from(settings, learnt):
-            _SCORERS[self] = scorer = Scorer(*settings, *learnt)
-        return scorer
+    def _pool(self, dtype: torch.dtype) -> FrozenPool:
+        """Return the pool of tokens in `dtype`, which gives the shortfall of each sequence."""
+        device = resolve_device(self.device)
+        return self._cached(("pool", device, dtype), lambda: self._make_pool(device, dtype))
+
+    def _make_pool(self, device: torch.device, dtype: torch.dtype) -> FrozenPool:
+        queries, prototype, norms = (self._copy_on(device, name) for name in ("queries_", "prototype_", "log_norms_"))
+        # queries that were learnt from tokens of another dtype keep all their digits, so that no score depends on the
+        # device
+        exact = not torch.equal(round_queries(self.queries_, dtype), self.queries_)
+        shortfall = Shortfall(self.score, prototype, norms)
+        preprocessing = self._preprocessing(device)
+        return FrozenPool(queries, self.beta_, self.similarity, preprocessing, exact=exact, finish=shortfall)
+
+    def _preprocessing(self, device: torch.device) -> Preprocessing:
+        return Preprocessing(self.unit_tokens_, self._copy_on(device, "origin_") if bool(self.origin_.any()) else None)
 
     def _best(self) -> Tensor:
         """The score at a distance of 0."""
@@ -325,5 +335,29 @@ def _traces_of_faults(tokens: TokenBatch) -> Tensor:
     return (first * 0).sum(1)
 
 
-# beside the detectors, because it is nothing that they learnt: not saved, not copied, and gone with them
-_SCORERS: WeakKeyDictionary[APOOD, Scorer] = WeakKeyDictionary()
+def temper(squares: Tensor, score: ScoreName) -> Tensor:
+    """What d² of a head counts in the score."""
+    return _FREEDOM * torch.log1p(squares / _FREEDOM) if score == "student" else squares
+
+
+@dataclass(frozen=True, eq=False)
+class Shortfall:
+    """What a score lacks to the best one possible, from pooled values: the distance that it stands for.
+
+    A pooled value that is not finite leaves none that is.
+    """
+
+    score: ScoreName
+    prototype: Tensor
+    log_norms: Tensor
+
+    def __call__(self, pooled: Pooled) -> Tensor:
+        """Of each sequence `[N]`, as if its length did not matter."""
+        return self.of(pooled.value)
+
+    def of(self, h: Tensor) -> Tensor:
+        """The same from the pooled values `[N, M]` alone."""
+        squares = mse_loss(h, self.prototype.expand_as(h), reduction="none")  # in one launch
+        if self.score == "min":
+            return (squares - (self.log_norms - self.log_norms.amin())).amax(1)
+        return temper(squares, self.score).sum(1)

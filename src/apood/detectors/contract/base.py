@@ -2,10 +2,10 @@
 
 import math
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,8 @@ Scores = npt.NDArray[np.float64]
 
 AuxUse = Literal["unused", "optional", "required"]
 """Whether a method learns from auxiliary outliers."""
+
+T = TypeVar("T")
 
 _FEW = 64  # sequences that are scored before a progress bar would be there
 
@@ -298,6 +300,33 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
         check_is_fitted(self, "dim_")
         save_detector(self, Path(folder))
+
+    # what scoring keeps beside what was learnt
+
+    def _cached(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` returned for `key`, made anew after any attribute was set.
+
+        For copies on a device and what is built from them. It belongs to this very object: it is neither saved nor
+        pickled nor copied with it. Threads that score at the same time may make the same thing twice.
+        """
+        cache: dict[Hashable, T] = self.__dict__.setdefault("_cache", {})
+        if key not in cache:
+            with torch.inference_mode(False):  # otherwise it could not be used outside of inference mode
+                cache[key] = make()
+        return cache[key]
+
+    def _copy_on(self, device: torch.device, name: str) -> Tensor:
+        """Return the learnt tensor of that name on `device`, copied there once."""
+        learnt: Tensor = getattr(self, name)
+        return learnt if learnt.device == device else self._cached((name, device), lambda: learnt.to(device))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # after the value is set: a thread that still computes from the old one then writes to a cache that nobody reads
+        self.__dict__.pop("_cache", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_cache"}
 
     def _score_batch(self, batch: TokenBatch) -> Tensor:
         """Scores in float64; finite tokens whose score overflows are as far outside as can be."""

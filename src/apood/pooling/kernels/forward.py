@@ -27,7 +27,7 @@ from apood.pooling.kernels.products import finish_columns, load_bias, only, simi
 from apood.pooling.kernels.short import short_pool_kernel
 from apood.pooling.kernels.tuning import Tuning
 
-__all__ = ["pool_forward", "token_stats"]
+__all__ = ["compute_token_stats", "pool_forward"]
 
 _MERGED_IN_PLACE = 64  # queries of a head at most whose pools one program merges
 
@@ -189,7 +189,7 @@ def merge_kernel(
     tl.store(log_mass + at, top + tl.log(mass), mask=head < heads)
 
 
-def token_stats(values: Tensor, unit: bool, origin: Tensor | None, euclidean: bool) -> Stats:
+def compute_token_stats(values: Tensor, unit: bool, origin: Tensor | None, euclidean: bool) -> Stats:
     """One pass over the tokens, and none where nothing is needed."""
     total, dim = values.shape
     scales = values.new_empty(total, dtype=torch.float32) if unit else None

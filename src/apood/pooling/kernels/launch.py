@@ -10,8 +10,8 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from apood.pooling.kernels.plan import Plan, plan_of
-from apood.pooling.kernels.tuning import Blocks, Tuning, choose_tuning
+from apood.pooling.kernels.plan import Plan, cut_into_items
+from apood.pooling.kernels.tuning import H200_SHARED_MEMORY, Blocks, Tuning, choose_tuning
 
 __all__ = [
     "Columns",
@@ -19,10 +19,11 @@ __all__ = [
     "constant_flags",
     "constant_tensors",
     "describe",
+    "make_plan",
     "multiprocessors",
     "on_device",
-    "plan_batch",
     "present",
+    "shared_memory",
     "tiles_of",
     "tune",
 ]
@@ -58,18 +59,18 @@ def tune(values: Tensor, columns: int, sequences: int, captured: bool = False) -
     described = dim * values.element_size() % 16 == 0 and values.data_ptr() % 16 == 0 and _copies_tensors(values.device)
     return choose_tuning(
         values.dtype, total, dim, columns, sequences, captured=captured, described=described,
-        multiprocessors=multiprocessors(values.device),
+        multiprocessors=multiprocessors(values.device), shared_memory=shared_memory(values.device),
     )  # fmt: skip
 
 
-def plan_batch(offsets: Tensor, values: Tensor, columns: int, tuning: Tuning) -> Plan:
+def make_plan(offsets: Tensor, values: Tensor, columns: int, tuning: Tuning) -> Plan:
     """The work lists of a batch; `offsets` on the CPU."""
     chunk = tuning.chunk
     if tuning.short:
         longest = int(offsets.diff().max()) if len(offsets) > 1 else 1
         chunk = min(chunk, triton.next_power_of_2(max(longest, 1)))
     piece = max(chunk, _PIECE_BYTES // (max(columns, 8) * values.element_size()))
-    return plan_of(offsets, values.device, chunk, piece, not tuning.short)
+    return cut_into_items(offsets, values.device, chunk, piece, not tuning.short)
 
 
 def constant_tensors(columns: Columns, stats: Stats, values: Tensor) -> tuple[Tensor, ...]:
@@ -117,6 +118,15 @@ def on_device(tensor: Tensor) -> AbstractContextManager[Any]:
 def multiprocessors(device: torch.device) -> int:
     """Of a GPU; the interpreter has a few."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a block of threads may ask for; the interpreter has as many as an H200."""
+    if device.type != "cuda":
+        return H200_SHARED_MEMORY
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
 
 
 @cache

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Piece", "Plan", "plan_of"]
+__all__ = ["Piece", "Plan", "cut_into_items"]
 
 _Numbers = NDArray[np.int64]
 
@@ -44,7 +44,7 @@ class Plan:
     pieces: tuple[Piece, ...]
 
 
-def plan_of(offsets: Tensor, device: torch.device, chunk: int, piece_tokens: int, heaviest_first: bool) -> Plan:
+def cut_into_items(offsets: Tensor, device: torch.device, chunk: int, piece_tokens: int, heaviest_first: bool) -> Plan:
     """Cuts the sequences of `offsets` (CPU, int64) into items of at most `chunk` tokens.
 
     Plans of the last few batches are kept: a backward pass needs the one of its forward pass, and batches of even
@@ -59,11 +59,11 @@ def plan_of(offsets: Tensor, device: torch.device, chunk: int, piece_tokens: int
     """
     # what one stream uploads another must not read
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    return _plan_of(offsets.numpy().tobytes(), device, stream, chunk, piece_tokens, heaviest_first)
+    return _cut_into_items(offsets.numpy().tobytes(), device, stream, chunk, piece_tokens, heaviest_first)
 
 
 @lru_cache(maxsize=8)
-def _plan_of(
+def _cut_into_items(
     offsets: bytes, device: torch.device, _stream: int, chunk: int, piece_tokens: int, heaviest_first: bool
 ) -> Plan:
     items, first = _cut(np.frombuffer(offsets, np.int64), chunk)

@@ -7,7 +7,15 @@ from functools import lru_cache
 
 import torch
 
-__all__ = ["Blocks", "ProductBlocks", "Tuning", "choose_tuning", "forced"]
+__all__ = [
+    "H200_SHARED_MEMORY",
+    "Blocks",
+    "ProductBlocks",
+    "Tuning",
+    "choose_tuning",
+    "force_tuning",
+    "shrink_to_fit",
+]
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,9 @@ _FLOAT_SHORT = replace(
 _PLAIN = Blocks(64, 128, 32, 32, 8, 3, tma=False)
 _PLAIN_PRODUCT = ProductBlocks(64, 128, 32, 8, 3, tma=False)
 
+H200_SHARED_MEMORY = 232_448  # bytes that a block of threads may ask for on the GPU that all of this was measured on
+_SCRATCH = 2**13  # bytes of shared memory for reductions
+_LEAST = 32  # columns, tokens, dimensions of a tile at least; tensor cores need 16
 _SHORT = 48  # mean tokens of a sequence below which several share a tile
 _LAUNCH = 2.6e10  # multiplications that take as long as it takes Python to describe tensors to the copy engine
 
@@ -92,7 +103,7 @@ _forced: list[Tuning] = []
 
 
 @contextmanager
-def forced(tuning: Tuning) -> Iterator[None]:
+def force_tuning(tuning: Tuning) -> Iterator[None]:
     """Takes these choices whatever the shape: for tests and measurements."""
     _forced.append(tuning)
     try:
@@ -111,8 +122,9 @@ def choose_tuning(
     captured: bool = False,
     described: bool = True,
     multiprocessors: int = 132,
+    shared_memory: int = H200_SHARED_MEMORY,
 ) -> Tuning:
-    """The choices for a shape.
+    """Return the choices for a shape.
 
     Args:
         dtype: of the tokens.
@@ -123,25 +135,34 @@ def choose_tuning(
         captured: whether the launches go into a graph and cost Python nothing.
         described: whether the copy engine can read the tokens.
         multiprocessors: of the device.
+        shared_memory: bytes that a block of threads may have on the device. Where the blocks of the H200 need more,
+            they shrink.
     """
     if _forced:
-        tuning = _forced[-1]
-    else:
-        from_python = not captured and tokens * columns * dim < _LAUNCH
-        tuning = _by_shape(dtype, tokens, columns, sequences, multiprocessors, from_python)
-    if described:
-        return tuning
-    if not tuning.short:
-        tuning = replace(tuning, forward=_PLAIN, coefficients=_PLAIN)
-    return replace(tuning, product=_PLAIN_PRODUCT)
+        return shrink_to_fit(_forced[-1] if described else _avoid_descriptors(_forced[-1]), dtype, shared_memory)
+    from_python = not captured and tokens * columns * dim < _LAUNCH
+    return _choose(dtype, tokens, columns, sequences, from_python, described, multiprocessors, shared_memory)
 
 
-@lru_cache(maxsize=256)  # of small batches the launch is what takes time
-def _by_shape(
-    dtype: torch.dtype, tokens: int, columns: int, sequences: int, multiprocessors: int, from_python: bool
+@lru_cache(maxsize=256)  # for small batches the launch is what takes time
+def _choose(
+    dtype: torch.dtype,
+    tokens: int,
+    columns: int,
+    sequences: int,
+    from_python: bool,
+    described: bool,
+    multiprocessors: int,
+    shared_memory: int,
 ) -> Tuning:
-    if from_python:
-        return _undescribed(_by_shape(dtype, tokens, columns, sequences, multiprocessors, False))
+    tuning = _choose_by_shape(dtype, tokens, columns, sequences, multiprocessors)
+    if from_python:  # a descriptor costs more than it saves
+        forward = replace(tuning.forward, tma=False, tail=tuning.forward.bs, persistent=0)
+        tuning = replace(tuning, forward=forward)
+    return shrink_to_fit(tuning if described else _avoid_descriptors(tuning), dtype, shared_memory)
+
+
+def _choose_by_shape(dtype: torch.dtype, tokens: int, columns: int, sequences: int, multiprocessors: int) -> Tuning:
     half = dtype != torch.float32
     small = tokens * columns < 2 * multiprocessors * 128 * 256
     if tokens < _SHORT * sequences and not small:
@@ -156,7 +177,60 @@ def _by_shape(
     return replace(tuning, chunk=chunk)
 
 
-def _undescribed(tuning: Tuning) -> Tuning:
-    """The same without tensor descriptors."""
-    forward = replace(tuning.forward, tma=False, tail=tuning.forward.bs, persistent=0)
-    return replace(tuning, forward=forward)
+def _avoid_descriptors(tuning: Tuning) -> Tuning:
+    """Return choices for tokens that the copy engine cannot read."""
+    if not tuning.short:
+        tuning = replace(tuning, forward=_PLAIN, coefficients=_PLAIN)
+    return replace(tuning, product=_PLAIN_PRODUCT)
+
+
+def shrink_to_fit(tuning: Tuning, dtype: torch.dtype, shared_memory: int) -> Tuning:
+    """Return `tuning` with smaller blocks where a kernel would need more than `shared_memory` bytes."""
+    forward, coefficients, product = tuning.forward, tuning.coefficients, tuning.product
+    while _estimate_pool(forward, dtype) > shared_memory and (smaller := _shrink(forward)):
+        forward = smaller
+    while _estimate_coefficients(coefficients, dtype) > shared_memory and (smaller := _shrink(coefficients)):
+        coefficients = smaller
+    while _estimate_product(product, dtype) > shared_memory and (less := _shrink_product(product)):
+        product = less
+    return replace(tuning, forward=forward, coefficients=coefficients, product=product)
+
+
+def _estimate_pool(blocks: Blocks, dtype: torch.dtype) -> int:
+    """Return the bytes of shared memory of the tiles of queries and tokens that are read ahead, and of reductions."""
+    return blocks.stages * (blocks.bc + blocks.bs) * blocks.bk * dtype.itemsize + _SCRATCH
+
+
+def _estimate_coefficients(blocks: Blocks, dtype: torch.dtype) -> int:
+    """Return the same with the tile of coefficients on its way out."""
+    return _estimate_pool(blocks, dtype) + blocks.bc * blocks.bs * dtype.itemsize
+
+
+def _estimate_product(blocks: ProductBlocks, dtype: torch.dtype) -> int:
+    """Return the bytes of the tiles that are read ahead or, afterwards, of the float32 tile of the result."""
+    ahead = blocks.stages * (blocks.bc + blocks.bd) * blocks.bk * dtype.itemsize
+    return max(ahead, blocks.bc * blocks.bd * 4) + _SCRATCH
+
+
+def _shrink(blocks: Blocks) -> Blocks | None:
+    """Return blocks that need less, or None: fewer stages cost the least time, then shallower tiles, then smaller."""
+    if blocks.stages > 2:
+        return replace(blocks, stages=blocks.stages - 1)
+    if blocks.bk > _LEAST:
+        return replace(blocks, bk=blocks.bk // 2)
+    if max(blocks.bc, blocks.bs) <= _LEAST:
+        return None
+    if blocks.bc > blocks.bs:
+        return replace(blocks, bc=blocks.bc // 2)
+    return replace(blocks, bs=blocks.bs // 2, tail=min(blocks.tail, blocks.bs // 2))
+
+
+def _shrink_product(blocks: ProductBlocks) -> ProductBlocks | None:
+    """Return the same for the product."""
+    if blocks.stages > 2:
+        return replace(blocks, stages=blocks.stages - 1)
+    if blocks.bk > _LEAST:
+        return replace(blocks, bk=blocks.bk // 2)
+    if max(blocks.bc, blocks.bd) <= _LEAST:
+        return None
+    return replace(blocks, bc=blocks.bc // 2) if blocks.bc > blocks.bd else replace(blocks, bd=blocks.bd // 2)
