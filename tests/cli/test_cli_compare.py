@@ -92,7 +92,7 @@ def test_an_interrupted_command_says_how_to_go_on(apood, options, tmp_path, monk
         result = CliRunner().invoke(app, [str(part) for part in command])
     kept = tmp_path / "out" / "cache"
     assert result.exit_code == 130 and fits == ["knn"]
-    assert result.stderr == f"Interrupted: what is done lies in {kept}; run the same command again to go on.\n"
+    assert result.stderr.startswith("Interrupted: ") and str(kept) in result.stderr and "same command" in result.stderr
     apood(*command)
     assert fits == ["knn", "knn"]  # the second is that of the other split
 
@@ -111,12 +111,16 @@ def test_a_store_that_was_interrupted_is_warned_of(apood, refused, options, plan
     store = shutil.copytree(stores / "train", tmp_path / "train")
     index = json.loads((store / "index.json").read_text())
     (store / "index.json").write_text(json.dumps(index | {"unfinished": True}))
-    told = f"Warning: The token store {store} is not complete: it was interrupted after 120 sequences, or is still"
+    warning = f"Warning: The token store {store} is not complete"
     options[options.index("--id-train") + 1] = store
     plan.write_text(plan.read_text().replace(str(stores / "train"), "train"))
     for number, given in enumerate((options, [plan])):
         result = apood("compare", *given, "--out", tmp_path / str(number))
-        assert result.stderr.startswith(told) and result.stderr.count("Warning") == 1
+        assert (
+            result.stderr.startswith(warning)
+            and "120 sequences" in result.stderr
+            and result.stderr.count("Warning") == 1
+        )
     shutil.rmtree(store)
     assert refused("compare", *options, "--out", tmp_path / "2").startswith("id_train: There is no token store")
 
@@ -128,19 +132,15 @@ def test_the_help_shows_the_defaults_of_the_plan(apood):
 
 def test_refusals(refused, options, plan, stores, tmp_path):
     out = ["--out", tmp_path / "out"]
-    assert refused("compare", *out) == (
-        "There is nothing to compare: give a plan file, or --id-train, --id-test and --ood."
-    )
-    assert refused("compare", plan, "--splits", 3, *out) == (
-        f"A plan says it all: leave out --splits, or write it into {plan}."
-    )
+    assert "give a plan file, or --id-train, --id-test and --ood" in refused("compare", *out)
+    assert f"leave out --splits, or write it into {plan}" in refused("compare", plan, "--splits", 3, *out)
     assert "leave out --method" in refused("compare", plan, "--method", "knn", *out)
     assert "There is no method 'svm'" in refused("compare", *options, "--method", "svm", *out)
     assert "--ood takes NAME=STORE" in refused("compare", *options, "--ood", "x", *out)
     assert "share must lie in (0, 1]" in refused("compare", *options, "--share", 2, *out)
     assert "or id alone, got id and id_train and id_test" in refused("compare", *options, "--id", stores / "test", *out)
     plan.write_text("[data]\nid = 3")
-    assert refused("compare", plan, *out) == f"{plan}: id in [data] must be a text, got 3."
+    assert refused("compare", plan, *out).startswith(f"{plan}: id in [data] must be")
     assert not (tmp_path / "out" / "results.json").exists()
     (tmp_path / "file").write_text("")
     assert "Nothing can be written" in refused("compare", *options, "--out", tmp_path / "file")

@@ -19,62 +19,69 @@ __all__ = ["compare"]
 
 def compare(
     plan_file: Annotated[
-        Path | None, typer.Argument(metavar="PLAN", help="TOML file that says all that the options would.")
+        Path | None, typer.Argument(metavar="PLAN", help="TOML file with the plan, instead of the options.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder for results.json, table.md, table.tex and table.html.")
-    ] = Path("comparison"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write results.json and the tables to.")] = Path(
+        "comparison"
+    ),
     id_train: Annotated[
-        Path | None, typer.Option(metavar="STORE", help="In-distribution sequences to learn from.")
+        Path | None, typer.Option(metavar="STORE", help="Token store of in-distribution sequences to fit on.")
     ] = None,
-    id_test: Annotated[Path | None, typer.Option(metavar="STORE", help="In-distribution sequences to test on.")] = None,
+    id_test: Annotated[
+        Path | None, typer.Option(metavar="STORE", help="Token store of in-distribution sequences to test on.")
+    ] = None,
     id_store: Annotated[
         Path | None,
-        typer.Option("--id", metavar="STORE", help="In-distribution sequences for both, parted anew in every split."),
+        typer.Option("--id", metavar="STORE", help="Token store for both, divided anew in every split."),
     ] = None,
     id_validation: Annotated[
         Path | None,
         typer.Option(
-            metavar="STORE", help="In-distribution sequences for a threshold, to see how many of the test pass it."
+            metavar="STORE",
+            help="Token store for a threshold; the table then shows how many test sequences it accepts.",
         ),
     ] = None,
     ood: Annotated[
         list[str] | None,
-        typer.Option("--ood", metavar="NAME=STORE", help="A name and its token store; may be repeated."),
+        typer.Option("--ood", metavar="NAME=STORE", help="Name and token store of an OOD set; may be repeated."),
     ] = None,
     aux: Annotated[
-        Path | None, typer.Option(metavar="STORE", help="Auxiliary outliers, for the methods that learn from them.")
+        Path | None,
+        typer.Option(metavar="STORE", help="Token store of auxiliary outliers, for methods that learn from them."),
     ] = None,
     methods: Annotated[
         list[str] | None,
-        typer.Option("--method", metavar="NAME", help="One of those that `apood methods` lists; may be repeated."),
+        typer.Option("--method", metavar="NAME", help="Name of a method; `apood methods` lists them; may be repeated."),
     ] = None,
     splits: Annotated[
-        int | None, typer.Option(metavar="N", help="How many times to repeat everything.", show_default="5")
+        int | None,
+        typer.Option(metavar="N", help="Number of repetitions, each on a random draw of the data.", show_default="5"),
     ] = None,
     share: Annotated[
         float | None,
         typer.Option(
-            "--share", metavar="SHARE", help="How much of every store a split draws at random.", show_default="0.8"
+            "--share", metavar="SHARE", help="Share of every store that a split draws at random.", show_default="0.8"
         ),
     ] = None,
     test_share: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="How much of the store of --id is tested on.", show_default="0.2"),
+        typer.Option(metavar="SHARE", help="Share of the store of --id to test on.", show_default="0.2"),
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the first split.", show_default="0")] = None,
     cache: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where fits and scores are kept.", show_default="cache in --out"),
+        typer.Option(metavar="FOLDER", help="Folder that keeps fits and scores.", show_default="cache in --out"),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="How many fits at once.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Number of processes that fit at the same time.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Fits and evaluates many methods on your stores.
+    """Fit and evaluate many methods on your token stores.
 
-    Everything is kept: the same command goes on after an interruption, and after a change of the plan only what is
-    new is done. Without --method all methods are compared that can work with the stores. A method that fails has no
-    figures, and a note says why.
+    Without --method, all methods that can work with the stores are compared. A method that fails has no figures, and a
+    note says why.
+
+    Fits and scores are kept: after an interruption, the same command continues, and after a change of the plan only
+    what is new is computed.
     """
     given: dict[str, Any] = {
         "id_train": id_train, "id_test": id_test, "id": id_store, "id_validation": id_validation, "ood": ood,
@@ -82,7 +89,9 @@ def compare(
     }  # fmt: skip
     given = {key: value for key, value in given.items() if value not in (None, [])}
     if plan_file is not None and given:
-        raise InputError(f"A plan says it all: leave out {_option(next(iter(given)))}, or write it into {plan_file}.")
+        raise InputError(
+            f"A plan replaces the options: leave out {_name_option(next(iter(given)))}, or write it into {plan_file}."
+        )
     if plan_file is None and not given:
         raise InputError("There is nothing to compare: give a plan file, or --id-train, --id-test and --ood.")
     kept = out / "cache" if cache is None else cache
@@ -95,14 +104,14 @@ def compare(
     refuse_without_jinja()
     plan = _read_options(given) if plan_file is None else _read_file(plan_file)
     for folder in plan.stores.values():
-        with suppress(StoreError):  # told below, with what the store is for
+        with suppress(StoreError):  # reported below, together with the role of the store
             warn_if_unfinished(folder, StoreIndex.read(folder))
 
-    from apood.evaluation.comparison import compare as carry_out
+    from apood.evaluation.comparison import compare as run_comparison
     from apood.report.files import write_comparison
 
-    with advise_on_interrupt(lambda: f"what is done lies in {kept}; run the same command again to go on."):
-        comparison = carry_out(plan, cache=kept, jobs=jobs)
+    with advise_on_interrupt(lambda: f"finished fits are kept in {kept}; run the same command again to continue."):
+        comparison = run_comparison(plan, cache=kept, jobs=jobs)
     written = write_comparison(comparison, out)
     if as_json:
         print_json(comparison.to_json())
@@ -130,5 +139,5 @@ def _read_options(given: dict[str, Any]) -> "ComparisonPlan":
     return ComparisonPlan(ood=parse_named_stores(given.pop("ood", ())), methods=methods, **given)
 
 
-def _option(key: str) -> str:
+def _name_option(key: str) -> str:
     return {"methods": "--method"}.get(key, f"--{key.replace('_', '-')}")

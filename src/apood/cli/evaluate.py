@@ -18,24 +18,23 @@ __all__ = ["evaluate"]
 
 
 def evaluate(
-    detector_folders: Annotated[list[Path], typer.Argument(metavar="DETECTOR", help="Folders that `apood fit` wrote.")],
+    detector_folders: Annotated[list[Path], typer.Argument(metavar="DETECTOR", help="Folders of detectors.")],
     id_store: Annotated[
         Path,
-        typer.Option(
-            "--id", metavar="STORE", help="Token store with in-distribution sequences that were not fitted on."
-        ),
+        typer.Option("--id", metavar="STORE", help="Token store of in-distribution sequences that no fit has seen."),
     ],
     ood_stores: Annotated[
-        list[str], typer.Option("--ood", metavar="NAME=STORE", help="A name and its token store; may be repeated.")
+        list[str],
+        typer.Option("--ood", metavar="NAME=STORE", help="Name and token store of an OOD set; may be repeated."),
     ],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the rows with all metrics and their intervals.")
     ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
-    """Measures how well detectors tell in-distribution from out-of-distribution sequences.
+    """Measure how well detectors separate in-distribution from out-of-distribution sequences.
 
-    AUROC, FPR95 and AUPR in percent, for each detector and OOD set, and their mean over the sets.
+    The table has AUROC, FPR95 and AUPR in percent for each detector and OOD set, and their mean over the sets.
     """
     if as_json and markdown:
         raise InputError("Choose one of --json and --markdown.")
@@ -44,7 +43,7 @@ def evaluate(
     from apood.evaluation.result import compute_mean_row, compute_rows
 
     detectors = [load(folder) for folder in detector_folders]
-    labels = _labels(detectors, detector_folders)
+    labels = _choose_labels(detectors, detector_folders)
     rows: list[ResultRow] = []
     for label, detector in zip(labels, detectors, strict=True):
         sources = {name: open_store(folder, detector) for name, folder in named.items()}
@@ -54,8 +53,8 @@ def evaluate(
     _show(rows, as_json=as_json, markdown=markdown)
 
 
-def _labels(detectors: "Sequence[Detector]", folders: Sequence[Path]) -> list[str]:
-    """What the detectors are called in the results: by the shortest kind of name that tells them apart."""
+def _choose_labels(detectors: "Sequence[Detector]", folders: Sequence[Path]) -> list[str]:
+    """Return labels for the results: the shortest kind of name that distinguishes all detectors."""
     for names in ([d.name for d in detectors], [f.resolve().name for f in folders], [str(f) for f in folders]):
         if len(set(names)) == len(names):
             return names

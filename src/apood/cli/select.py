@@ -22,31 +22,35 @@ __all__ = ["select"]
 
 
 def select(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="Token store with in-distribution sequences.")],
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Token store of in-distribution sequences.")],
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder for results.json, heatmap.png and the chosen detector.")
+        Path, typer.Option(metavar="FOLDER", help="Folder to write results.json, heatmap.png and the detector to.")
     ],
-    method: Annotated[str, typer.Option(metavar="NAME", help="One of those that `apood methods` lists.")] = "ap-ood",
+    method: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Method whose settings are searched, such as ap-ood; required.")
+    ] = None,
     aux: Annotated[
         Path | None,
-        typer.Option(metavar="STORE", help="Token store with auxiliary outliers to judge by; without, see above."),
+        typer.Option(metavar="STORE", help="Token store of auxiliary outliers to judge by."),
     ] = None,
     supervised: Annotated[
-        bool, typer.Option("--supervised", help="Learn from the outliers too, except for those to judge by.")
+        bool, typer.Option("--supervised", help="Also learn from the outliers, except for a share to judge by.")
     ] = False,
     validation: Annotated[
         Path | None,
-        typer.Option(metavar="STORE", help="Token store with in-distribution sequences to judge by, not to fit on."),
+        typer.Option(metavar="STORE", help="Token store of in-distribution sequences to judge by."),
     ] = None,
     validation_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of STORE to judge by where there is no --validation.")
+        float, typer.Option(metavar="SHARE", help="Share of STORE to judge by, without --validation.")
     ] = 0.2,
     aux_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of the outliers to judge by where the others are learnt from.")
+        float, typer.Option(metavar="SHARE", help="Share of the outliers to judge by, with --supervised.")
     ] = 0.25,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A parameter that all fits have; may be repeated."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set a parameter of all fits, as in `--set steps=300`; may be repeated."
+        ),
     ] = None,
     axes: Annotated[
         list[str] | None,
@@ -54,25 +58,31 @@ def select(
             "--grid", metavar="KEY=V1,V2,…", help="Values to try, instead of the method's own grid; may be repeated."
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Seeds to average over.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds to average over.")] = 1,
     cache: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where every fit is kept.", show_default="cache in --out")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder that keeps every fit.", show_default="cache in --out")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes.", show_default="all cores, or 1 with a GPU")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Number of processes.", show_default="all cores, or 1 with a GPU"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the detector that is already there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Searches the settings of a method, and keeps the best detector.
+    """Search the settings of a method, and save the best detector.
 
-    Best is the highest AUROC of held-out in-distribution sequences against auxiliary outliers (--aux).
+    The best settings have the highest AUROC of held-out in-distribution sequences against auxiliary outliers (--aux).
 
-    Without outliers nothing tells which settings find them best, and the held-out loss does not either. The table then
-    shows disasters only, and the detector is the one with the settings as given, unless that is a disaster itself.
+    Without outliers, nothing tells which settings find them best, not even the held-out loss. The table then shows only
+    which settings failed badly ("disaster"), and the settings as given are kept unless they are among these.
 
     Every fit is kept: after an interruption, the same command does only what is missing.
     """
+    if method is None:
+        raise InputError(
+            "Name the method to search with --method, such as ap-ood or knn; `apood methods` lists them. "
+            "The default method of `apood fit` has no settings to search."
+        )
     from apood.detectors.contract.registry import detector_class
     from apood.evaluation.selection import select as search
 
@@ -80,22 +90,22 @@ def select(
     given = parse_settings(chosen, settings or [])
     detector = chosen(**given)
     detector.check_parameters()
-    grid = _grid(chosen, axes) if axes else None
+    grid = _parse_grid(chosen, axes) if axes else None
     target, kept = out / "detector", cache or out / "cache"
     refuse_occupied(target, force)
     refuse_unwritable(out / "results.json")
-    if find_spec("matplotlib") is None:  # said now rather than after hours
-        raise InputError("The heat map needs matplotlib, which `pip install 'apood[report]'` brings.")
+    if find_spec("matplotlib") is None:  # refuse now rather than after hours
+        raise InputError("The heat map needs matplotlib: install it with `pip install 'apood[report]'`.")
     train = open_store(store, detector)
     held_out, outliers = (None if folder is None else open_store(folder, detector) for folder in (validation, aux))
     learns = supervised or detector.aux == "required"
     searched = detector.hyperparameter_space(train.dim, supervised=learns) if grid is None else [grid]
     if both := sorted(given.keys() & {name for space in searched for name in space}):
         raise InputError(
-            f"{both[0]} is both set and searched: leave it out of --set, or say with --grid what to search."
+            f"{both[0]} is both set and searched: leave it out of --set, or name what to search with --grid."
         )
 
-    with advise_on_interrupt(lambda: f"what was fitted is kept in {kept}; run the same command again to go on."):
+    with advise_on_interrupt(lambda: f"finished fits are kept in {kept}; run the same command again to continue."):
         found = search(
             detector,
             train,
@@ -122,8 +132,8 @@ def select(
         _show(found, detector, target)
 
 
-def _grid(method: "type[Detector]", axes: Sequence[str]) -> dict[str, list[Any]]:
-    """The values of each parameter that texts like `k=1,5` stand for."""
+def _parse_grid(method: "type[Detector]", axes: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values of each parameter from texts such as `k=1,5`."""
     grid: dict[str, list[Any]] = {}
     for axis in axes:
         name, separator, texts = axis.partition("=")
@@ -139,7 +149,7 @@ def _draw(found: "Selection", path: Path) -> None:
     from apood.report.heatmap import Cell, plot_heatmap
 
     with_outliers = found.with_outliers
-    cells = [Cell(point.settings, _judged(point)) for point in found.points if point.settings]
+    cells = [Cell(point.settings, _get_criterion(point)) for point in found.points if point.settings]
     plot_heatmap(
         path,
         cells,
@@ -150,7 +160,7 @@ def _draw(found: "Selection", path: Path) -> None:
     )
 
 
-def _judged(point: "Point") -> float | None:
+def _get_criterion(point: "Point") -> float | None:
     if point.auroc is not None:
         return 100 * point.auroc.value
     return None if point.held_out is None else point.held_out.ratio
@@ -173,10 +183,14 @@ def _show(found: "Selection", detector: "Detector", target: Path) -> None:
     table.add_column("")
     for point in found.points:
         parameters = detector.get_params(deep=False) | point.settings
-        row = [*(_value(parameters[name]) for name in names), *_figures(point, found), f"{point.fit_seconds:.1f}"]
+        row = [
+            *(_format_value(parameters[name]) for name in names),
+            *_format_figures(point, found),
+            f"{point.fit_seconds:.1f}",
+        ]
         style = "bold" if point is found.best else "dim" if point.failure or point.disaster else ""
         mark = "▸" if point is found.best else ""
-        table.add_row(mark, *row, Text(_note(point)), style=style)
+        table.add_row(mark, *row, Text(_describe(point)), style=style)
     Console(highlight=False).print(table)
     typer.echo()
     for reason, count in Counter(point.failure for point in found.points if point.failure).items():
@@ -184,22 +198,22 @@ def _show(found: "Selection", detector: "Detector", target: Path) -> None:
     typer.echo(found.promise)
     if found.best is None:
         typer.echo(
-            "Everything that could be fitted is a disaster, so no detector was kept: "
-            "more sequences help, or another method."
+            "All settings that could be fitted are disasters, so no detector was saved: "
+            "use more sequences, or another method."
         )
         return
-    settings = " ".join(f"{name}={_value(value)}" for name, value in found.best.settings.items())
+    settings = " ".join(f"{name}={_format_value(value)}" for name, value in found.best.settings.items())
     typer.echo(
-        f"The detector with {settings or 'the settings as given'} lies in {target}; "
-        f"`apood calibrate {target} STORE` gives it a threshold."
+        f"Saved the detector with {settings or 'the settings as given'} to {target}; "
+        f"set its threshold with `apood calibrate {target} STORE`."
     )
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else format_parameter(value)
 
 
-def _figures(point: "Point", found: "Selection") -> list[str]:
+def _format_figures(point: "Point", found: "Selection") -> list[str]:
     if point.auroc is not None:
         value, low, high = (100 * end for end in point.auroc)
         return [f"{value:.1f} ±{(high - low) / 2:.1f}"]
@@ -209,7 +223,7 @@ def _figures(point: "Point", found: "Selection") -> list[str]:
     return ["–"] * (1 if found.with_outliers else 4)
 
 
-def _note(point: "Point") -> str:
+def _describe(point: "Point") -> str:
     notes = [
         "as given" if point.given else "",
         "disaster" if point.disaster else "",

@@ -1,1 +1,1 @@
-"""Metrics with intervals, and rows of results."""
+"""Metrics with intervals, and the study engine under comparisons, searches and experiments."""

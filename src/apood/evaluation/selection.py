@@ -172,10 +172,10 @@ def select(
     learns = supervised or detector.aux == "required"
     given = {"ID": train, "ID validation": validation, _AUX: aux}
     sources = {role: _open_source(source, detector) for role, source in given.items() if source is not None}
+    candidates = _list_candidates(detector, grid, sources["ID"].dim, learns)
+    _check_seeds(detector, candidates, seeds)
     _refuse_useless(detector, sources, learns)
     data = _divide(sources, learns, validation_share, aux_share)
-    candidates = _list_candidates(detector, grid, data.train.dim, learns)
-    _check_seeds(detector, candidates, seeds)
     for role, source in sources.items():
         refuse_unfit(source, detector.requires, role)
 
