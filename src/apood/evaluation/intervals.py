@@ -13,7 +13,13 @@ _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 class Estimate(NamedTuple):
-    """A value and the ends of its 95% confidence interval, which always contains it."""
+    """A value with its 95% confidence interval, which always contains it.
+
+    Attributes:
+        value: the estimate.
+        low: lower end of the interval.
+        high: upper end.
+    """
 
     value: float
     low: float
@@ -21,10 +27,11 @@ class Estimate(NamedTuple):
 
 
 def delong(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> Estimate:
-    """AUROC with the interval of DeLong et al. (1988) on the logit scale, which keeps it inside [0, 1].
+    """Return AUROC with the interval of DeLong et al. (1988), on the logit scale so that it stays inside [0, 1].
 
-    The variance is zero or unknown when the sets are perfectly separated, all scores are equal, or a set has a single
-    score. Then it is the Wilson interval of min(n_positive, n_negative) independent pairs: 100% of 500 is [99.2, 100].
+    If the sets are perfectly separated, all scores are equal, or a set has a single score, then the variance is zero or
+    unknown. The interval is then the Wilson interval of min(n_positive, n_negative) independent pairs: 100% of 500 is
+    [99.2, 100].
     """
     won, lost = _placements(positive, negative), _placements(negative, positive)
     value = float(won.mean())
@@ -38,7 +45,7 @@ def delong(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> Esti
 
 
 def _placements(scores: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each score the share of `others` below it, ties format_count half."""
+    """Return, for each score, the share of `others` below it, ties counted half."""
     known = np.sort(others)
     below = np.searchsorted(known, scores, side="left") + np.searchsorted(known, scores, side="right")
     return np.asarray(below / (2 * len(known)), dtype=np.float64)
@@ -52,6 +59,6 @@ def _wilson(share: float, count: int) -> Estimate:
 
 
 def percentiles(value: float, resampled: NDArray[np.float64]) -> Estimate:
-    """The percentile interval of a bootstrap, widened to hold `value` where the resamples are all to one side."""
+    """Return the percentile interval of a bootstrap, widened to contain `value` if all resamples lie on one side."""
     low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Estimate(value, float(min(low, value)), float(max(high, value)))

@@ -1,7 +1,7 @@
-"""How well scores separate ID from OOD. ID is the positive class and has the higher scores.
+"""Metrics of how well scores separate ID from OOD. ID is the positive class and has the higher scores.
 
-Only the order of the scores counts, so ties and infinities are ordinary. Every metric comes with a 95% confidence
-interval over which inputs happened to be in the two sets, and gives the same figures each time.
+Only the order of the scores counts, so ties and infinities are allowed. Every metric has a 95% confidence interval for
+the sampling of the inputs, and gives the same figures each time.
 """
 
 import math
@@ -16,38 +16,38 @@ from apood.support.errors import InputError
 __all__ = ["aupr_id", "aupr_ood", "auroc", "fpr95", "fpr_at_tpr"]
 
 _RESAMPLES = 1000
-_DRAWS = 10_000  # where no inputs are resampled and a draw costs next to nothing
+_DRAWS = 10_000  # if no inputs are resampled, a draw costs next to nothing
 _SEED = 0
 _CACHE_FRIENDLY = 2**17  # counts held at once while resampling
 
 
 def auroc(id_scores: Scores, ood_scores: Scores) -> Estimate:
-    """The probability that an ID input scores higher than an OOD input, ties format_count half; interval by DeLong."""
+    """Return the probability that an ID input scores higher than an OOD input, ties counted half."""
     return delong(*_both(id_scores, ood_scores))
 
 
 def aupr_id(id_scores: Scores, ood_scores: Scores) -> Estimate:
-    """Average precision in finding the ID inputs from the top; interval by stratified bootstrap.
+    """Return the average precision of finding the ID inputs from the top.
 
-    The bootstrap sees no uncertainty in perfectly separated sets: the interval is then a single point.
+    The interval is that of a stratified bootstrap. For perfectly separated sets it is a single point.
     """
     id_, ood = _both(id_scores, ood_scores)
     return _average_precision(id_, ood)
 
 
 def aupr_ood(id_scores: Scores, ood_scores: Scores) -> Estimate:
-    """Average precision in finding the OOD inputs from the bottom; interval as for `aupr_id`."""
+    """Return the average precision of finding the OOD inputs from the bottom, with an interval as in `aupr_id`."""
     id_, ood = _both(id_scores, ood_scores)
     return _average_precision(-ood, -id_)
 
 
 def fpr_at_tpr(id_scores: Scores, ood_scores: Scores, tpr: float = 0.95) -> Estimate:
-    """The share of OOD inputs accepted by the largest threshold that accepts at least the share `tpr` of the ID inputs.
+    """Return the share of OOD inputs above the largest threshold that accepts at least the share `tpr` of ID inputs.
 
-    The stratified bootstrap needs no resampling here. The threshold of a resample is the ID score at a rank whose law
-    is known: indices drawn with replacement are floor(n U), and an order statistic of uniforms U is Beta distributed.
-    The share of OOD inputs above it is drawn from its Jeffreys posterior instead of a binomial, because resampling
-    0 accepted of 500 would give 0 for ever and an interval of no width.
+    The stratified bootstrap needs no resampling here. The threshold of a resample is the ID score at a rank whose
+    distribution is known: indices drawn with replacement are floor(n U), and an order statistic of uniforms U is Beta
+    distributed. The share of OOD inputs above it is drawn from its Jeffreys posterior instead of a binomial: with 0
+    accepted of 500, resampling would always give 0, and an interval of no width.
     """
     id_, ood = (np.sort(scores) for scores in _both(id_scores, ood_scores))
     refused = len(id_) - math.ceil(check_level(tpr, "tpr") * len(id_))
@@ -64,7 +64,7 @@ def fpr_at_tpr(id_scores: Scores, ood_scores: Scores, tpr: float = 0.95) -> Esti
 
 
 def fpr95(id_scores: Scores, ood_scores: Scores) -> Estimate:
-    """The share of OOD inputs accepted when 95% of the ID inputs are: `fpr_at_tpr` at 0.95."""
+    """Return the share of OOD inputs that are accepted if 95% of the ID inputs are: `fpr_at_tpr` at 0.95."""
     return fpr_at_tpr(id_scores, ood_scores, 0.95)
 
 
@@ -99,14 +99,14 @@ def _resample(ranks: NDArray[np.int64], count: int, generator: np.random.Generat
 
 
 def _counts(ranks: NDArray[np.int64], levels: int) -> NDArray[np.int64]:
-    """How often each rank occurs in each row of `ranks`."""
+    """Return how often each rank occurs in each row of `ranks`."""
     rows = len(ranks)
     places = ranks + levels * np.arange(rows)[:, None]
     return np.bincount(places.ravel(), minlength=rows * levels).reshape(rows, levels)
 
 
 def _precision_of_counts(hits: NDArray[np.int64], misses: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Average precision of each row, from how many positives and negatives lie at each rank."""
+    """Return the average precision of each row, from the numbers of positives and negatives at each rank."""
     found = hits.cumsum(axis=1)
     seen = np.maximum(found + misses.cumsum(axis=1), 1)
     return np.asarray((hits * found / seen).sum(axis=1) / found[:, -1], dtype=np.float64)

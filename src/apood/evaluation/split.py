@@ -63,7 +63,7 @@ class Split:
 def draw_share(source: TokenSource, share: float, seed: int) -> TokenSource:
     """Return a random share of the sequences, at least one; the source itself if the share is 1.
 
-    Sources of the same size, such as texts and their shuffle_batches copies, are drawn from at the same places.
+    Sources of the same size, such as texts and their shuffled copies, are drawn from at the same places.
     """
     return source if share == 1 else split(source, max(share, 1 / len(source)), seed)[1]
 

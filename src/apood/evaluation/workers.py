@@ -1,4 +1,4 @@
-"""One function on many tasks, in processes of their own: one that dies takes nothing but its task with it."""
+"""Tasks in processes of their own: a process that dies loses nothing but its task."""
 
 import contextlib
 import multiprocessing
@@ -18,29 +18,39 @@ from apood.support.progress import progress_bar, relabel
 
 __all__ = ["Failure", "Share", "attempt", "in_processes", "run_tasks", "share_cores"]
 
-_TO_LEAVE = 10.0  # seconds for a process that is not wanted any more
+_SECONDS_TO_END = 10.0  # for a process that is no longer needed
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
 class Failure(NamedTuple):
-    """Why a task has no result, in one line; what apood did not foresee may have broken the process it happened in."""
+    """The failure of a task.
+
+    Attributes:
+        reason: the error message, in one line.
+        foreseen: whether apood raised the error itself; any other error may have broken its process.
+    """
 
     reason: str
     foreseen: bool = True
 
 
 class Share(NamedTuple):
-    """How many processes, and how many threads each of them has."""
+    """A share of the cores.
+
+    Attributes:
+        jobs: number of processes.
+        threads: number of threads per process.
+    """
 
     jobs: int
     threads: int
 
 
 def share_cores(tasks: int, jobs: int | None = None) -> Share:
-    """At most `jobs` processes, which together have no more threads than this machine has cores.
+    """Return at most `jobs` processes, which together have no more threads than this machine has cores.
 
-    The number of threads follows from the machine and the tasks alone: sums in floating point depend on it, and
+    The number of threads depends on the machine and the number of tasks alone: floating-point sums depend on it, and
     results must not change with `jobs`.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -50,7 +60,7 @@ def share_cores(tasks: int, jobs: int | None = None) -> Share:
 
 
 def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
-    """What the function makes of a task, or why it could not."""
+    """Return the result of a task, or its failure."""
     try:
         return function(task)
     except ApoodError as error:
@@ -85,8 +95,8 @@ def run_tasks(
 def in_processes(
     function: Callable[[Task], Result], tasks: Sequence[Task], share: Share
 ) -> Iterator[tuple[int, Result | Failure]]:
-    """The number of each task with its result, as they come; the processes end with the iteration, however it ends."""
-    context = multiprocessing.get_context("spawn")  # a fork would inherit lock_folder threads
+    """Yield the number of each task with its result, as they finish; the processes end with the iteration."""
+    context = multiprocessing.get_context("spawn")  # a forked process would inherit the locks of threads
     waiting = deque(enumerate(tasks))
     processes: dict[Connection, BaseProcess] = {}
     busy: dict[Connection, int] = {}
@@ -96,20 +106,20 @@ def in_processes(
         process = context.Process(target=_work, args=(theirs, function, share.threads), daemon=True)
         with _without_interrupts():
             process.start()
-        theirs.close()  # so that its end is seen when the process ends
+        theirs.close()  # so that the end of the process is noticed
         processes[pipe] = process
         give(pipe)
 
     def give(pipe: Connection) -> None:
         busy[pipe], task = waiting.popleft()
-        with contextlib.suppress(ConnectionError):  # one that is dead already is found out when nothing comes back
+        with contextlib.suppress(ConnectionError):  # a process that is already dead is noticed when it does not answer
             pipe.send(task)
 
     def retire(pipe: Connection) -> None:
-        """An error of a GPU, for one, stays with the process that had it."""
+        """End a process that had an unforeseen error: an error of a GPU, for example, stays in its process."""
         pipe.close()
         process = processes.pop(pipe)
-        process.join(_TO_LEAVE)
+        process.join(_SECONDS_TO_END)
         if process.is_alive():
             process.kill()
             process.join()
@@ -125,7 +135,7 @@ def in_processes(
                     outcome = pipe.recv()
                 except (EOFError, ConnectionError):
                     pipe.close()
-                    outcome = Failure(_how_it_ended(processes.pop(pipe)))
+                    outcome = Failure(_describe_end(processes.pop(pipe)))
                 else:
                     if isinstance(outcome, Failure) and not outcome.foreseen:
                         retire(pipe)
@@ -134,14 +144,14 @@ def in_processes(
                 yield index, outcome
     finally:
         for pipe, process in processes.items():
-            pipe.close()  # one that waits for a task ends by itself
+            pipe.close()  # a process that waits for a task then ends by itself
             if pipe in busy:
                 process.terminate()
         for process in processes.values():
             process.join()
 
 
-def _how_it_ended(process: BaseProcess) -> str:
+def _describe_end(process: BaseProcess) -> str:
     process.join()
     code = process.exitcode
     if code == -signal.SIGKILL:
@@ -151,8 +161,8 @@ def _how_it_ended(process: BaseProcess) -> str:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A process that starts inside never sees Ctrl-C, which reaches all of them: the first one ends the others."""
-    resource_tracker.ensure_running()  # else the start does it, and lets interrupts through again
+    """Hide Ctrl-C from processes that start inside: it reaches all processes, and the parent ends the others."""
+    resource_tracker.ensure_running()  # otherwise the start would do it, and allow interrupts again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -161,14 +171,14 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def _work(pipe: Connection, function: Callable[[Task], Result], threads: int) -> None:
-    """What a process does until nobody has tasks for it any more."""
+    """Run tasks in a child process until there are no more."""
     import torch
     from tqdm import tqdm
 
-    tqdm.set_lock(threading.RLock())  # its own would be shared between processes, and left behind by one that is ended
+    tqdm.set_lock(threading.RLock())  # the default lock is shared between processes, and a killed one would keep it
     torch.set_num_threads(threads)
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123
-        sys.stderr = nowhere  # many progress bars on one terminal are none
+        sys.stderr = nowhere  # several progress bars on one terminal are unreadable
         try:
             while True:
                 pipe.send(attempt(function, pipe.recv()))
