@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from apood.evaluation.workers import Failure, Share, in_processes
-from benchmarks.quality.measure import Assignment, Work, embed, measure, read_measured
-from benchmarks.quality.report import aux_table, plot_aux_curve, quality_page
+from benchmarks.quality.measure import embed, find_scores, find_stores, measure, read_measured
+from benchmarks.quality.report import make_page, plot_aux_curve
 from benchmarks.quality.tasks import BACKBONES, TASKS
 
 _NAMES = [task.name for task in TASKS]
@@ -32,21 +32,21 @@ def main() -> None:
         step.add_argument("--task", action="append", choices=_NAMES, help="only these; repeat it")
     given = parser.parse_args()
     tasks = [task for task in TASKS if given.task is None or task.name in given.task]
-    work = Work(given.work)
+    work: Path = given.work
     if given.step == "embed":
         embed([task for task in tasks if task.backbone == given.backbone], given.model, given.data, work)
     elif given.step == "measure":
         waiting = [
-            Assignment(task, work, given.curves and task.name in _CURVES)
-            for task in sorted(tasks, key=lambda task: -task.max_tokens)  # the longest first: none is left for the end
-            if work.stores(task).exists() and not work.scores(task).exists()
+            (task, work, given.curves and task.name in _CURVES)
+            for task in sorted(tasks, key=lambda task: -task.max_tokens)  # the longest first, so that all end together
+            if find_stores(task, work).exists() and not find_scores(task, work).exists()
         ]
         for index, outcome in in_processes(measure, waiting, Share(given.jobs, given.threads)):
             if isinstance(outcome, Failure):
-                print(f"{waiting[index].task.name} failed: {outcome.reason}", flush=True)
+                print(f"{waiting[index][0].name} failed: {outcome.reason}", flush=True)
     else:
         measured = [found for task in tasks if (found := read_measured(task, work)) is not None]
-        _PAGE.write_text(quality_page(measured, _COMMAND) + "\n" + aux_table(measured), encoding="utf-8")
+        _PAGE.write_text(make_page(measured, _COMMAND), encoding="utf-8")
         plot_aux_curve(measured, _FIGURE)
         print(f"Written to {_PAGE}.")
 

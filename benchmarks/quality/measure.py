@@ -1,9 +1,9 @@
-"""Embeds the texts of a task, fits every method on it, and keeps the scores."""
+"""Embeds the texts of a task, runs every method on it as one study, and keeps the scores."""
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,38 +14,50 @@ from safetensors.numpy import load_file, save_file
 from apood.detectors.contract.base import Scores
 from apood.encoders.embed import embed_to_store
 from apood.encoders.text.encoder import TextEncoder
+from apood.evaluation.entry import Entry
+from apood.evaluation.split import Split
+from apood.evaluation.study import run_study
 from apood.support.files import atomic_file, write_json
+from apood.support.provenance import device_name
 from apood.support.version import __version__
 from apood.tokens.batch import TokenBatch
 from apood.tokens.store import TokenStore
-from benchmarks.quality.contenders import CONTENDERS, SUPERVISED, Contestant
-from benchmarks.quality.tasks import Task, read_texts
+from benchmarks.quality.tasks import AUX, OOD, TEST, TRAIN, Task, read_texts
 
-__all__ = ["AUX_COUNTS", "Assignment", "Measured", "Work", "embed", "measure", "read_measured"]
+__all__ = [
+    "AUX_COUNTS", "CONTROL", "DEFAULT", "SUPERVISED", "UNSUPERVISED", "Measured", "embed", "find_scores", "find_stores",
+    "measure", "name_with_count", "read_measured",
+]  # fmt: skip
 
 AUX_COUNTS = (0, 8, 64, 512, 1000)
-SEEDS = 3
-_TRAIN, _TEST, _AUX, _OOD = "train", "test", "aux", "ood-"
-_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-@dataclass(frozen=True)
-class Work:
-    """Where everything lies."""
-
-    folder: Path
-
-    def stores(self, task: Task) -> Path:
-        """The token stores of a task."""
-        return self.folder / "stores" / task.name
-
-    def scores(self, task: Task) -> Path:
-        """The scores of all methods on a task; the costs lie beside them as JSON."""
-        return self.folder / f"{task.name}.safetensors"
+DEFAULT, CONTROL = "default (fusion)", "length only"
+UNSUPERVISED = [
+    Entry("default", name=DEFAULT),
+    Entry("ap-ood", name="AP-OOD"),
+    Entry("mahalanobis-knn", name="Mahalanobis-KNN"),
+    Entry("mahalanobis", {"normalize": "none"}, "Mahalanobis, raw"),
+    Entry("mahalanobis", {"normalize": "tokens"}, "Mahalanobis, tokens"),
+    Entry("mahalanobis", {"normalize": "pooled"}, "Mahalanobis, pooled"),
+    Entry("knn", {"normalize": "none"}, "KNN, raw"),
+    Entry("knn", {"normalize": "tokens"}, "KNN, tokens"),
+    Entry("knn", {"normalize": "pooled"}, "KNN, pooled"),
+    Entry("knn", {"k": 1, "normalize": "pooled"}, "KNN 1, pooled"),
+    Entry("deep-svdd", name="Deep SVDD, raw"),
+    Entry("deep-svdd", {"normalize": "pooled"}, "Deep SVDD, pooled"),
+    Entry("length", name=CONTROL),
+]
+SUPERVISED = [
+    Entry("ap-ood", name="AP-OOD, AUX", aux="all"),
+    Entry("deep-sad", name="Deep SAD", aux="all"),
+    Entry("binary-logits", name="binary logits", aux="all"),
+    Entry("relative-mahalanobis", name="relative Mahalanobis", aux="all"),
+]
+_SEEDS = 3
+_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Measured(NamedTuple):
-    """Scores by (method, seed, set), and seconds by (method, seed)."""
+    """Scores by (method, seed, set), and costs in seconds by (method, seed)."""
 
     task: Task
     machine: str
@@ -53,86 +65,90 @@ class Measured(NamedTuple):
     costs: dict[tuple[str, int], dict[str, float]]
 
 
-def embed(tasks: Sequence[Task], model: Path, data: Path, work: Work) -> None:
-    """Writes the stores of tasks that share a backbone; what is there already stays."""
+def find_stores(task: Task, work: Path) -> Path:
+    """Return the folder with the token stores of a task."""
+    return work / "stores" / task.name
+
+
+def find_scores(task: Task, work: Path) -> Path:
+    """Return the file with the scores of all methods on a task; the costs are beside it as JSON."""
+    return work / f"{task.name}.safetensors"
+
+
+def embed(tasks: Sequence[Task], model: Path, data: Path, work: Path) -> None:
+    """Write the stores of tasks that share a backbone; existing stores are kept."""
     for task in tasks:
-        texts = read_texts(task.texts, data)
-        sets = {_TRAIN: texts.train, _TEST: texts.test} | {f"{_OOD}{name}": part for name, part in texts.ood.items()}
-        if texts.aux:
-            sets[_AUX] = texts.aux
-        encoder = TextEncoder(model, max_tokens=task.max_tokens, device=_DEVICE)
+        encoder = TextEncoder(model, max_tokens=task.max_tokens, device=str(_DEVICE))
         begun = time.perf_counter()
-        for name, part in sets.items():
-            embed_to_store([text for text in part if text.strip()], encoder, work.stores(task) / name, resume=True)
+        for name, part in read_texts(task, data).items():
+            embed_to_store(
+                [text for text in part if text.strip()], encoder, find_stores(task, work) / name, resume=True
+            )
         print(f"{task.name}: embedded in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
-class Assignment(NamedTuple):
-    """What one process measures; with `curve` also on growing parts of the AUX sequences."""
+def measure(assignment: tuple[Task, Path, bool]) -> None:
+    """Run all methods on a task with all seeds, and write their scores and costs.
 
-    task: Task
-    work: Work
-    curve: bool
-
-
-def measure(assignment: Assignment) -> str:
-    """Fits and scores all methods, each on all seeds; returns the name of the task."""
+    An assignment is a task, the working folder, and whether to run growing numbers of AUX sequences as well.
+    """
     task, work, curve = assignment
     begun = time.perf_counter()
-    sets = {folder.name: _in_memory(folder) for folder in sorted(work.stores(task).iterdir())}
+    sets = {folder.name: _read_store(folder) for folder in sorted(find_stores(task, work).iterdir())}
+    ood = {name.removeprefix(OOD): own for name, own in sets.items() if name.startswith(OOD)}
+    data = Split(sets[TRAIN], sets[TEST], ood, sets.get(AUX))
+    splits = [replace(data, seed=seed) for seed in range(_SEEDS)]
+    entries = _list_entries(has_aux=AUX in sets, curve=curve)
+    results = run_study(
+        [(entry, splits) for entry in entries],
+        cache=work / "cache",
+        tabulate=False,
+        on_run=lambda entry, _: print(f"{task.name}: {entry.label}", flush=True),
+    )
     scores: dict[str, Scores] = {}
     costs: dict[str, dict[str, float]] = {}
-    for label, contestant, seed, aux in _runs(sets, curve):
-        key = f"{label}|{seed}"
-        detector = contestant.build(seed)
-        started = time.perf_counter()
-        detector.fit(sets[_TRAIN], aux)
-        fitted = time.perf_counter()
-        tested = [name for name in sets if name not in (_TRAIN, _AUX)]
-        for name in tested:
-            scores[f"{key}|{name.removeprefix(_OOD)}"] = detector.score_samples(sets[name])
-        thousands = sum(len(sets[name]) for name in tested) / 1000
-        costs[key] = {"fit": fitted - started, "score": (time.perf_counter() - fitted) / thousands}
-        print(f"{task.name}: {key} {time.perf_counter() - started:.1f} s", flush=True)
-    with atomic_file(work.scores(task)) as temporary:
+    for result in results:
+        for failure in result.failure_notes:
+            print(f"{task.name}: {result.entry.label} failed, {failure}", flush=True)
+        for run in result.runs:
+            key = f"{result.entry.label}|{run.seed}"
+            costs[key] = {"fit": run.fit_seconds, "score": run.seconds_per_thousand}
+            scores |= {f"{key}|{name}": own for name, own in {TEST: run.test_scores, **run.ood_scores}.items()}
+    with atomic_file(find_scores(task, work)) as temporary:
         save_file({key: value.astype(np.float32) for key, value in scores.items()}, temporary)
-    write_json(work.scores(task).with_suffix(".json"), {"machine": _machine(), "costs": costs})
+    machine = f"{device_name(_DEVICE)}, apood {__version__}, torch {torch.__version__}"
+    write_json(find_scores(task, work).with_suffix(".json"), {"machine": machine, "costs": costs})
     print(f"{task.name}: measured in {time.perf_counter() - begun:.0f} s", flush=True)
-    return task.name
 
 
-def _runs(sets: dict[str, TokenBatch], curve: bool) -> Iterator[tuple[str, Contestant, int, TokenBatch | None]]:
-    aux = sets.get(_AUX)
-    for contestant in CONTENDERS:
-        if contestant.aux and aux is None:
-            continue
-        for seed in range(SEEDS if contestant.seeded else 1):
-            yield contestant.label, contestant, seed, aux if contestant.aux else None
-    if curve and aux is not None:
-        for contestant in SUPERVISED:
-            for count in AUX_COUNTS:
-                label = f"{contestant.label}, N'={count}"
-                if count == 0 and contestant.method in ("binary-logits", "relative-mahalanobis"):
-                    continue  # not defined without AUX
-                for seed in range(SEEDS if contestant.seeded else 1):
-                    yield label, contestant, seed, aux.select(slice(count)) if count else None
+def _list_entries(*, has_aux: bool, curve: bool) -> list[Entry]:
+    if not has_aux:
+        return UNSUPERVISED
+    counted = [
+        replace(entry, name=name_with_count(entry, count), aux=count)
+        for entry in SUPERVISED
+        for count in AUX_COUNTS
+        if count or entry.kind().aux != "required"
+    ]
+    return [*UNSUPERVISED, *SUPERVISED, *(counted if curve else [])]
 
 
-def _machine() -> str:
-    name = torch.cuda.get_device_name() if _DEVICE == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    return f"{name}, apood {__version__}, torch {torch.__version__}"
+def name_with_count(entry: Entry, count: int) -> str:
+    """Return the label of an entry that learns from `count` AUX sequences."""
+    return f"{entry.label}, N'={count}"
 
 
-def _in_memory(folder: Path) -> TokenBatch:
+def _read_store(folder: Path) -> TokenBatch:
+    """Return the sequences of a store that have tokens, in the memory of the device."""
     store = TokenStore(folder, channels=())
     batch = store.select(store.lengths > 0).to(_DEVICE)
     assert isinstance(batch, TokenBatch)
     return batch
 
 
-def read_measured(task: Task, work: Work) -> Measured | None:
-    """What `measure` found, or None where it has not run."""
-    path = work.scores(task)
+def read_measured(task: Task, work: Path) -> Measured | None:
+    """Return the results of `measure`, or None if it has not run."""
+    path = find_scores(task, work)
     if not path.exists():
         return None
     scores = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from apood.experiments.paper.catalogue import CATALOGUE, experiment
+from apood.experiments.paper.catalogue import CATALOGUE, load_experiment
 
 MANIFEST = """
 id_train = "train.jsonl"
@@ -36,7 +36,7 @@ def test_without_a_name_the_experiments_are_listed(apood):
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_experiment_that_is_listed_is_there(apood, name):
-    assert experiment(name).name == name
+    assert load_experiment(name).name == name
     assert f"apood bench {name} [OPTIONS]" in " ".join(apood("bench", name, "--help").stdout.split())
 
 

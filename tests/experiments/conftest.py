@@ -11,7 +11,7 @@ from small_data import COUNTS, SETTINGS, random_texts, write_lines
 from tiny_audio import make_audio_model, noise, tone
 from tiny_models import WORDS, made_once
 
-from apood.experiments.paper.data import MANIFEST
+from apood.experiments.paper.data_sets import MANIFEST
 
 
 @pytest.fixture(scope="session")

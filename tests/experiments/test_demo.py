@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from apood.evaluation.rows import MEAN, ResultRow
 from rich.console import Console
 
 import apood
 from apood.encoders.text.encoder import TextEncoder
-from apood.evaluation.result import MEAN, ResultRow
-from apood.experiments.demo import _middling_refused, run_demo
-from apood.experiments.demo_model import minilm_folder
+from apood.experiments.demo import _pick_refused, run_demo
+from apood.experiments.demo_sources import find_minilm
 from apood.support.errors import InputError
 
 
@@ -50,7 +50,7 @@ def test_the_saved_detector_decides(demo: tuple[Path, list[ResultRow], str]) -> 
     out, _, printed = demo
     assert f"apood score {out / 'detector'}" in printed
     detector = apood.load(out / "detector")
-    encoder = TextEncoder(str(minilm_folder()), max_tokens=96)
+    encoder = TextEncoder(str(find_minilm()), max_tokens=96)
     documented = "Return a new list containing all items from the iterable in ascending order."
     chat = "Hey, are you coming to the party tonight? I will bring my sister and some pizza."
     assert np.array_equal(detector.predict(encoder.encode([documented, chat])), [1, -1])
@@ -64,7 +64,7 @@ def test_three_refused_texts_are_shown_whichever_set_they_come_from(refused: tup
         name: generator.permutation(np.r_[-1 - generator.random(count), 1.0, 2.0])
         for name, count in zip("ab", refused, strict=True)
     }
-    shown = _middling_refused(scores, 0.0)
+    shown = _pick_refused(scores, 0.0)
     assert len(set(shown)) == len(shown) == min(3, sum(refused))
     assert all(scores[name][index] < 0 for name, index in shown)
 

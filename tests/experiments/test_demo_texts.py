@@ -10,8 +10,8 @@ import pytest
 
 from apood.evaluation.metrics import auroc
 from apood.experiments import demo_sources
-from apood.experiments.demo_sources import language_topics, package_folder, prose, standard_library
-from apood.experiments.demo_texts import _splice, demo_texts, length
+from apood.experiments.demo_sources import find_package, read_language_topics, read_standard_library, split_prose
+from apood.experiments.demo_texts import _splice, count_units, make_demo_texts
 from apood.support.errors import ApoodError
 
 SETS = {"package docs", "licences", "dialogue", "source code", "shuffled words", "spliced dialogue", "spliced licence"}
@@ -21,22 +21,22 @@ SETS = {"package docs", "licences", "dialogue", "source code", "shuffled words",
 def each_file_is_parsed_once():
     """Hundreds of files, in which all tests find the same."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo_sources, "_parsed", functools.cache(demo_sources._parsed))
+        patch.setattr(demo_sources, "_parse", functools.cache(demo_sources._parse))
         yield
 
 
 @pytest.fixture(scope="module")
 def texts():
-    return demo_texts(seed=0)
+    return make_demo_texts(seed=0)
 
 
 @pytest.fixture(scope="module")
 def module_of():
     """The first module that has a sentence; the demo drops it from all others."""
     found = {}
-    for module in [*language_topics(), *standard_library()]:
+    for module in [*read_language_topics(), *read_standard_library()]:
         for document in module.documents:
-            for sentence in prose(document):
+            for sentence in split_prose(document):
                 found.setdefault(sentence, module.name)
     return found
 
@@ -82,7 +82,7 @@ def test_length_gives_nothing_away(texts, name):
         scores = [np.array([measure(text) for text in texts_of], float) for texts_of in (texts.test, texts.ood[name])]
         return 100 * auroc(*scores).value
 
-    assert 45 < separation(length) < 55
+    assert 45 < separation(count_units) < 55
     if name.startswith("spliced"):
         assert 45 < separation(lambda text: len(text.split())) < 55
 
@@ -95,7 +95,7 @@ def test_a_spliced_text_is_id_text_around_one_foreign_sentence(texts, module_of)
             injected = each.text[each.start : each.end]
             assert injected == injected.strip()
             assert injected not in module_of
-            assert 2 * length(injected) <= length(each.text)
+            assert 2 * count_units(injected) <= count_units(each.text)
             assert first_module(each.text[: each.start] or each.text[each.end :].strip(), module_of) in test_modules
 
 
@@ -107,9 +107,9 @@ def test_injected_sentences_stand_at_the_start_inside_and_at_the_end(texts):
 
 def test_a_length_that_no_splice_can_have_is_left_out():
     hosts, foreign = [["This is the host's only sentence, and it is long enough."]], [["Six words are what it takes."]]
-    possible = length(hosts[0][0]) + length(foreign[0][0])
+    possible = count_units(hosts[0][0]) + count_units(foreign[0][0])
     spliced = _splice(hosts, foreign, [possible, possible + 1], random.Random(0))
-    assert [length(each.text) for each in spliced] == [possible]
+    assert [count_units(each.text) for each in spliced] == [possible]
 
 
 def test_modules_are_not_split_between_the_id_sets(texts, module_of):
@@ -127,8 +127,8 @@ def test_the_seed_decides_and_nothing_else(texts):
     """In a process of its own, because the order of a set of strings changes from one to the next."""
     program = (
         "import hashlib, sys\n"
-        "from apood.experiments.demo_texts import demo_texts\n"
-        "print(hashlib.sha256(repr(demo_texts(seed=0)).encode()).hexdigest())\n"
+        "from apood.experiments.demo_texts import make_demo_texts\n"
+        "print(hashlib.sha256(repr(make_demo_texts(seed=0)).encode()).hexdigest())\n"
         "print({'scipy', 'sklearn', 'torch', 'chatterbot_corpus'} & set(sys.modules))\n"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -138,7 +138,7 @@ def test_the_seed_decides_and_nothing_else(texts):
 
 
 def test_another_seed_and_quick(texts):
-    quick = demo_texts(seed=1, quick=True)
+    quick = make_demo_texts(seed=1, quick=True)
     assert (len(quick.train), len(quick.calibration), len(quick.test)) == (600, 200, 200)
     assert not set(quick.test) <= set(texts.test)
     assert max(map(len, quick.ood.values())) <= 200
@@ -165,7 +165,7 @@ def test_prose_keeps_sentences_and_drops_the_rest():
 
     This one breaks off and has no end, as it introduces an example:
     """
-    assert prose(document) == [
+    assert split_prose(document) == [
         "Return the value of one a.b.Name, say, of x.",
         "It reads well.",
         "A bullet that stands alone is prose after all.",
@@ -174,7 +174,7 @@ def test_prose_keeps_sentences_and_drops_the_rest():
 
 def test_a_missing_package_names_the_extra():
     with pytest.raises(ApoodError, match=r"package no_such_package, which `pip install 'apood\[demo\]'` brings"):
-        package_folder("no_such_package")
+        find_package("no_such_package")
 
 
 def test_a_python_without_sources_is_named(tmp_path, monkeypatch):
@@ -182,7 +182,7 @@ def test_a_python_without_sources_is_named(tmp_path, monkeypatch):
     (tmp_path / "pydoc_data" / "topics.py").write_text("topics = {'one': 'Nothing here.'}")
     monkeypatch.setattr(demo_sources.sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(ApoodError, match="gave only 0 of 400 texts"):
-        demo_texts()
+        make_demo_texts()
     (tmp_path / "pydoc_data" / "topics.py").unlink()
     with pytest.raises(ApoodError, match="help topics, but this Python has no"):
-        demo_texts()
+        make_demo_texts()

@@ -1,4 +1,4 @@
-"""Every experiment of the paper in miniature: what it writes, and that nothing is done twice."""
+"""Every experiment of the paper in miniature: what it writes."""
 
 import json
 import warnings
@@ -12,8 +12,8 @@ import pytest
 from apood.detectors.ap_ood.detector import APOOD
 from apood.evaluation.result import MEAN
 from apood.experiments.paper.catalogue import CATALOGUE
-from apood.experiments.paper.published import published
-from apood.experiments.paper.run import Options, prepare
+from apood.experiments.paper.published import read_published
+from apood.experiments.paper.runner import BenchOptions, prepare
 from apood.support.errors import FitWarning, InputError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -26,7 +26,7 @@ FIGURES = {
     "translation-supervised": ["figure-input", "figure-output"],
     "scaling": ["figure-auroc", "figure-beta"],
 }
-TABLES = [name for name in CATALOGUE if published(name) is not None and "supervised" not in name] + [
+TABLES = [name for name in CATALOGUE if read_published(name) is not None and "supervised" not in name] + [
     "multiple-instance"
 ]
 ONLY_INPUT = ("language-model", "audio", "multiple-instance")
@@ -51,8 +51,8 @@ def run(outs: Path, models: Callable[[str], Path], texts: Path, sounds: tuple[Pa
                 data = bags
             else:
                 model = str(models(FAMILIES.get(name, "pegasus")))
-            prepared = prepare(name, Options(data=data, model=model, seeds=SEEDS, out=outs))
-            _, written = prepared.carry_out()
+            prepared = prepare(name, BenchOptions(data=data, model=model, seeds=SEEDS, out=outs))
+            _, written = prepared.run()
             assert all(path.is_file() for path in written)
             done[name] = prepared.folder
         return done[name]
@@ -84,11 +84,11 @@ def test_every_experiment_writes_all_its_files(name: str, run: Callable[[str], P
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_have_all_rows_sets_and_figures_of_the_paper(name: str, run: Callable[[str], Path]) -> None:
+def test_tables_have_the_rows_sets_and_figures_of_the_paper(name: str, run: Callable[[str], Path]) -> None:
     rows = results_of(run(name))["rows"]
     modes = ["input"] if name in ONLY_INPUT else ["input", "output"]
     assert list(dict.fromkeys(row["mode"] for row in rows)) == modes
-    paper = published(name)
+    paper = read_published(name)
     for row in rows:
         assert row["failures"] == [] and len(row["splits"]) == SEEDS
         assert (
@@ -130,7 +130,7 @@ def test_curves_go_from_no_outliers_to_all(name: str, run: Callable[[str], Path]
     assert "Binary logits" in (run(name) / "table.md").read_text(encoding="utf-8")
 
 
-def test_settings_are_chosen_from_the_grid_and_used(run: Callable[[str], Path]) -> None:
+def test_settings_are_selected_from_the_grid_and_used(run: Callable[[str], Path]) -> None:
     results = results_of(run("summarization"))
     best = {selection["mode"]: selection["best"] for selection in results["selections"]}
     assert best["input"]["queries"] == 4 and best["input"]["beta"] in (0.5, 0.25)  # D is 16
@@ -140,13 +140,13 @@ def test_settings_are_chosen_from_the_grid_and_used(run: Callable[[str], Path]) 
     assert {own["recipe"] for own in used} == {"paper"} and {own["steps"] for own in used} == {4}
 
 
-def test_scaling_covers_every_size_with_its_best_beta(run: Callable[[str], Path]) -> None:
+def test_scaling_has_every_size_with_its_best_beta(run: Callable[[str], Path]) -> None:
     text = (run("scaling") / "table.md").read_text(encoding="utf-8")
     assert text.count("β = 0.25") + text.count("β = 0.5") == 12 and "(99.4)" in text and "M = 1024" in text
     assert len(results_of(run("scaling"))["rows"]) == 24
 
 
-def test_heads_are_learnt_alone_and_queries_are_not(run: Callable[[str], Path]) -> None:
+def test_heads_are_learnt_independently_and_queries_are_not(run: Callable[[str], Path]) -> None:
     results = results_of(run("heads-vs-queries"))
     apart = results["relative_difference_from_training_alone"]
     assert apart["heads"] < 1e-3 and apart["queries"] > 0.05
@@ -154,7 +154,7 @@ def test_heads_are_learnt_alone_and_queries_are_not(run: Callable[[str], Path]) 
     assert all(one["training"] > 0 for own in results["distances"].values() for one in own)
 
 
-def test_a_fit_with_many_queries_that_fails_costs_its_row_alone(
+def test_a_failing_fit_affects_its_row_alone(
     models: Callable[[str], Path], texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit = APOOD._fit
@@ -166,8 +166,8 @@ def test_a_fit_with_many_queries_that_fails_costs_its_row_alone(
         warnings.warn("Odd.", FitWarning, stacklevel=2)
 
     monkeypatch.setattr(APOOD, "_fit", fails_or_warns)
-    options = Options(data=texts, model=str(models("bert")), seeds=1, out=tmp_path)
-    findings, _ = prepare("heads-vs-queries", options).carry_out()
+    options = BenchOptions(data=texts, model=str(models("bert")), seeds=1, out=tmp_path)
+    findings, _ = prepare("heads-vs-queries", options).run()
     grid = findings.tables[1].grid
     assert grid.methods == ["T = 1 †", "T = 4 †", "T = 16"] and ("T = 16", "ratio") not in grid.cells
     assert "beta 0." in grid.notes[0]
@@ -176,11 +176,11 @@ def test_a_fit_with_many_queries_that_fails_costs_its_row_alone(
     assert [claim.holds for claim in findings.claims] == [True, True, None]
 
     monkeypatch.setattr(APOOD, "_fit", None)  # processes of their own do not know of it
-    findings, _ = prepare("heads-vs-queries", replace(options, out=tmp_path / "more", jobs=2)).carry_out()
+    findings, _ = prepare("heads-vs-queries", replace(options, out=tmp_path / "more", jobs=2)).run()
     assert findings.tables[1].grid.cells.keys() >= {("T = 16", "ratio")}
 
 
-def test_the_kernel_has_a_beta_of_its_own_and_the_others_that_of_the_dot_product(run: Callable[[str], Path]) -> None:
+def test_the_kernel_does_not_take_the_selected_beta(run: Callable[[str], Path]) -> None:
     results = results_of(run("similarity-ablation"))
     kernel = "idealised kernel, M = D, β = 1/√D"
     assert {row["row"] for row in results["rows"]} == {"dot product", "Euclidean", kernel}
@@ -192,7 +192,7 @@ def test_the_kernel_has_a_beta_of_its_own_and_the_others_that_of_the_dot_product
     assert "the best of 2 settings of the dot product" in (run("similarity-ablation") / "table.md").read_text("utf-8")
 
 
-def test_sounds_have_the_settings_of_the_paper_and_a_note_on_them(run: Callable[[str], Path]) -> None:
+def test_sounds_have_the_papers_settings(run: Callable[[str], Path]) -> None:
     text = (run("audio") / "table.md").read_text(encoding="utf-8")
     assert "AP-OOD has M = 128, T = 8 and the defaults of its recipe (paper: β is 1/√D)." in text
 
@@ -207,6 +207,6 @@ def test_attention_maps_show_two_heads_of_each_set(run: Callable[[str], Path]) -
         assert sum(look["weights"]) == pytest.approx(1, abs=1e-4) and len(look["weights"]) == len(look["pieces"])
 
 
-def test_bags_are_told_apart(run: Callable[[str], Path]) -> None:
+def test_bags_are_separated(run: Callable[[str], Path]) -> None:
     rows = {row["row"]: row for row in results_of(run("multiple-instance"))["rows"]}
     assert rows["Mahalanobis"]["results"]["others"]["auroc"]["mean"] > 90

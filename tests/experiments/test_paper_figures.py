@@ -1,38 +1,43 @@
-"""The paper's figures as data, and its claims."""
+"""The paper's figures as data, its claims, and the tables and notes that are made from results."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from apood.evaluation.result import MEAN, ResultRow, Run
-from apood.experiments.paper.catalogue import CATALOGUE, experiment
+from apood.evaluation.split import Split
+from apood.experiments.paper.catalogue import CATALOGUE, load_experiment
 from apood.experiments.paper.claims import Check, ahead_of, best_mean, rising
-from apood.experiments.paper.entries import Entry
+from apood.experiments.paper.data_sets import DataSets
 from apood.experiments.paper.findings import Table
-from apood.experiments.paper.published import Published, published
-from apood.experiments.paper.scaling import _claims, _grid
-from apood.experiments.paper.settings import Settings
-from apood.experiments.paper.study import Scene, Study
-from apood.experiments.paper.supervised import _always_best, _counts, with_all_aux, with_what_is_lacking
-from apood.experiments.paper.tables import tables_of
-from apood.experiments.paper.tasks import SUMMARIZATION
-from apood.experiments.paper.trials import Result
+from apood.experiments.paper.published import Published, read_published
+from apood.experiments.paper.scaling import _check, _make_grid
+from apood.experiments.paper.study_data import Row, RowResult, StudyData, TableContext
+from apood.experiments.paper.supervised import _always_best, _list_counts, _note_missing_row, _with_all_aux
+from apood.experiments.paper.tables import make_tables
+from apood.experiments.paper.tasks import SUMMARIZATION, Mode, Settings
 from apood.report.grid import Grid
+from apood.tokens.batch import Ragged, TokenBatch
 
-TABLES = {name: table for name in CATALOGUE if (table := published(name)) is not None}
+TABLES = {name: table for name in CATALOGUE if (table := read_published(name)) is not None}
 
 
-def test_the_tables_of_the_paper():
+def test_every_table_of_the_paper_is_there():
     assert {table.table for table in TABLES.values()} == {f"table {number}" for number in range(1, 11)}
     assert all(listed.shows.startswith(TABLES[name].table) for name, listed in CATALOGUE.items() if name in TABLES)
+    assert TABLES["summarization"].cells["input", "AP-OOD", MEAN] == (98.91, 4.67)
+    assert TABLES["translation"].cells["output", "AP-OOD", MEAN] == (77.38, 70.37)
+    assert TABLES["audio"].cells["input", "MSP", "Machines"] == (88.05, 36.43)
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.table)
-def test_a_mean_is_that_of_its_row(table: Published):
+def test_means_agree_with_their_rows(table: Published):
     """A digit that was copied wrongly would show."""
     for (mode, row, column), figures in table.cells.items():
         assert 0 <= figures.auroc <= 100 and 0 <= figures.fpr95 <= 100
@@ -42,13 +47,7 @@ def test_a_mean_is_that_of_its_row(table: Published):
             assert figures.fpr95 == pytest.approx(fmean(one.fpr95 for one in own), abs=0.015)
 
 
-def test_some_figures():
-    assert TABLES["summarization"].cells["input", "AP-OOD", MEAN] == (98.91, 4.67)
-    assert TABLES["translation"].cells["output", "AP-OOD", MEAN] == (77.38, 70.37)
-    assert TABLES["audio"].cells["input", "MSP", "Machines"] == (88.05, 36.43)
-
-
-def test_the_mean_beside_other_sets_is_that_over_the_shared_ones():
+def test_the_papers_mean_is_taken_over_the_shared_sets():
     table = TABLES["summarization"]
     whole = ("CNN/DM", "Newsroom", "Reddit", "Samsum")
     assert table.figures("input", "KNN", MEAN, (*whole, "more")) == (80.38, 60.56)
@@ -58,22 +57,29 @@ def test_the_mean_beside_other_sets_is_that_over_the_shared_ones():
     assert table.figures("input", "Entropy", MEAN, whole) is None
 
 
-def test_sets_are_known_by_the_names_of_their_presets():
+def test_sets_may_have_the_names_of_their_presets():
     assert SUMMARIZATION.column("cnn_dailymail") == SUMMARIZATION.column("cnn/dm") == "CNN/DM"
     assert SUMMARIZATION.column("reuters") == "reuters"
 
 
-def result(label: str, auroc: float, fpr95: float = 50.0, **entry: Any) -> Result:
-    row = cast(ResultRow, {"method": label, "dataset": MEAN, "auroc": auroc, "fpr95": fpr95})
-    return Result("input", Entry(label, "knn", **entry), {}, [Run(0, None, [row], None, 0.0, 0.0, 0, [])])
+def make_result(
+    label: str, auroc: float, fpr95: float = 50.0, *, warnings: Sequence[str] = (), **row: Any
+) -> RowResult:
+    figures = cast(ResultRow, {"method": label, "dataset": MEAN, "auroc": auroc, "fpr95": fpr95})
+    run = Run(0, None, [figures], None, 0.0, 0.0, 0, list(warnings))
+    return RowResult(Row(row.pop("method", "knn"), name=label, **row), [run])
 
 
-def test_a_row_whose_fits_warned_bears_the_mark_of_its_note():
-    plain, warned = result("a", 90.0), result("b", 80.0)
-    warned = replace(warned, splits=[replace(warned.splits[0], warnings=["odd!"])])
-    failed = replace(warned, entry=Entry("c", "knn"), failures={2: "no"})
-    study = cast(Study, SimpleNamespace(ood=(MEAN,), seeds=1, recipe="paper", left_out=(), selections={}))
-    (table,) = tables_of(study, [plain, warned, failed], None)
+def make_study(**facts: Any) -> StudyData:
+    usual = {"ood": (MEAN,), "seeds": 1, "recipe": "paper", "left_out": (), "selections": {}}
+    return cast(StudyData, SimpleNamespace(**usual | facts))
+
+
+def test_rows_with_warnings_and_failures_have_notes():
+    failed = replace(make_result("c", 80.0, warnings=["odd!"]), failures={2: "no"})
+    (table,) = make_tables(
+        make_study(), [make_result("a", 90.0), make_result("b", 80.0, warnings=["odd!"]), failed], None
+    )
     assert table.grid.methods == ["a", "b †", "c †"]
     assert [table.grid.cells[name, MEAN][0].text for name in ("a", "b †")] == ["90.0", "80.0"]
     assert table.grid.notes == [
@@ -82,19 +88,17 @@ def test_a_row_whose_fits_warned_bears_the_mark_of_its_note():
     ]
 
 
-def size(heads: int, queries: int, auroc: float) -> Result:
-    found = result(f"M = {heads} and T = {queries}", auroc)
-    return replace(found, parameters={"heads": heads, "queries": queries, "beta": 0.5})
+def make_size(heads: int, queries: int, auroc: float, **facts: Any) -> RowResult:
+    parameters = {"heads": heads, "queries": queries, "beta": 0.5}
+    return make_result(f"M = {heads} and T = {queries}", auroc, method="ap-ood", parameters=parameters, **facts)
 
 
-def test_scaling_says_what_failed_what_warned_and_of_which_sets_the_papers_mean_is():
-    warned = size(1, 4, 91.0)
-    warned = replace(warned, splits=[replace(warned.splits[0], warnings=["odd!"])])
-    failed = replace(size(1, 1, 90.0), splits=[], failures={1: "no memory"})
-    largest = size(1024, 16, 95.0)
+def test_the_table_of_scaling_names_failures_warnings_and_the_papers_sets():
+    warned, largest = make_size(1, 4, 91.0, warnings=["odd!"]), make_size(1024, 16, 95.0)
+    failed = RowResult(make_size(1, 1, 90.0).entry, [], {1: "no memory"})
     best = {(1, 4): warned, (1024, 16): largest}
-    study = cast(Study, SimpleNamespace(ood=("CNN/DM", "more"), seeds=1, left_out=("Newsroom",)))
-    grid = _grid([failed, warned, largest], best, study)
+    study = make_study(ood=("CNN/DM", "more"), left_out=("Newsroom",))
+    grid = _make_grid([failed, warned, largest], best, study)
     assert ("M = 1", "T = 1") not in grid.cells
     assert [grid.cells[f"M = {m}", f"T = {t}"][0].text for m, t in best] == ["91.0 †", "95.0 (99.4)"]
     assert grid.notes == [
@@ -105,95 +109,111 @@ def test_scaling_says_what_failed_what_warned_and_of_which_sets_the_papers_mean_
     assert grid.legend.endswith("Sets that are not here: Newsroom.")
 
 
-def test_no_rise_is_told_where_a_size_failed():
+def test_scaling_decides_nothing_if_a_size_failed():
     sizes = [(1, 1), (16, 1), (128, 1), (1024, 1), (1024, 4), (1024, 16)]
-    best = {one: size(*one, 90.0 + place) for place, one in enumerate(sizes)}
-    assert [claim.holds for claim in _claims(best)] == [True, True]
+    best = {one: make_size(*one, 90.0 + place) for place, one in enumerate(sizes)}
+    assert [claim.holds for claim in _check(best)] == [True, True]
     del best[16, 1]
-    assert [claim.holds for claim in _claims(best)] == [None, True]
+    assert [claim.holds for claim in _check(best)] == [None, True]
 
 
 @pytest.mark.parametrize(("recipe", "beta"), [("paper", "1/√D"), ("robust", "set by the spread of the similarities")])
-def test_a_note_says_which_settings_are_given_and_which_are_the_recipes(recipe: str, beta: str):
-    sounds = replace(result("AP-OOD", 90.0), entry=Entry("AP-OOD", "ap-ood", {"heads": 128, "queries": 8}))
-    study = cast(Study, SimpleNamespace(ood=(MEAN,), seeds=1, recipe=recipe, left_out=(), selections={}))
-    (table,) = tables_of(study, [sounds], None)
+def test_a_note_names_given_settings_and_the_defaults_of_the_recipe(recipe: str, beta: str):
+    sounds = make_result("AP-OOD", 90.0, method="ap-ood", parameters={"heads": 128, "queries": 8})
+    (table,) = make_tables(make_study(recipe=recipe), [sounds], None)
     assert table.grid.notes == [f"AP-OOD has M = 128, T = 8 and the defaults of its recipe ({recipe}: β is {beta})."]
 
 
-@pytest.mark.parametrize(("aux", "lacks"), [(15, True), (16, False)])
-def test_a_table_says_what_is_not_in_it(aux: int, lacks: bool):
+@pytest.mark.parametrize(("aux", "missing"), [(15, True), (16, False)])
+def test_a_table_names_the_row_that_it_lacks(aux: int, missing: bool):
     table = Table("Input OOD", Grid([], [], {}, "", ["first"]))
-    found = with_what_is_lacking(table, Scene("input", 16, aux, Settings())).grid.notes
+    found = _note_missing_row(table, TableContext("input", 16, aux, Settings())).grid.notes
     sentence = "Relative Mahalanobis is not here: 15 AUX sequences are fewer than D = 16."
-    assert found == ["first", *([sentence] if lacks else [])]
+    assert found == ["first", *([sentence] if missing else [])]
 
 
-def held(check: Check, results: Sequence[Result]) -> bool | str | None:
+def is_held(check: Check, results: Sequence[RowResult]) -> bool | str | None:
     claim = check("input", results)
     return "not about these" if claim is None else claim.holds
 
 
 def test_claims():
-    results = [result("a", 90.0), result("b", 80.0), result("c", 70.0)]
-    assert held(best_mean("a"), results) is True
-    assert held(best_mean("b"), results) is False
-    assert held(best_mean("b"), results[1:]) is True
-    assert held(best_mean("d"), results) == "not about these"
-    assert held(ahead_of(["a", "b"], ["c"]), results) is True
-    assert held(ahead_of(["a", "c"], ["b"]), results) is False
-    assert held(ahead_of(["a"], ["d"]), results) == "not about these"
-    assert rising("x", [1.0, 2.0, 2.0]).holds is True
-    assert rising("x", [1.0, 0.5]).holds is False
-    assert rising("x", [1.0, 1.0, 1.0]).holds is False
-    assert rising("x", [1.0]).holds is None
+    results = [make_result("a", 90.0), make_result("b", 80.0), make_result("c", 70.0)]
+    assert is_held(best_mean("a"), results) is True
+    assert is_held(best_mean("b"), results) is False
+    assert is_held(best_mean("d"), results) == "not about these"
+    assert is_held(best_mean("b"), [*results[1:], make_result("not in the paper", 99.0, extra=True)]) is True
+    assert is_held(ahead_of(["a", "b"], ["c"]), results) is True
+    assert is_held(ahead_of(["a", "c"], ["b"]), results) is False
+    assert is_held(ahead_of(["a"], ["d"]), results) == "not about these"
+    lower = [make_result("a", 70.0, 10.0), make_result("b", 80.0, 20.0)]
+    assert is_held(ahead_of(["a"], ["b"]), lower) is False
+    assert is_held(ahead_of(["a"], ["b"], "fpr95"), lower) is True
+    failed = replace(results[1], failures={1: "too little memory"})
+    assert is_held(best_mean("a"), [results[0], failed]) is None
+    assert is_held(ahead_of(["a", "b"], ["c"]), [results[0], failed, results[2]]) is None
+    rises = {(1.0, 2.0, 2.0): True, (1.0, 0.5): False, (1.0, 1.0, 1.0): False, (1.0,): None}
+    assert {values: rising("x", values).holds for values in rises} == rises
 
 
-def test_a_row_that_is_not_in_the_paper_refutes_none_of_its_claims():
-    assert held(best_mean("a"), [result("a", 90.0), result("b", 80.0), result("long", 99.0, extra=True)]) is True
+def test_the_supervised_table_has_the_rows_with_most_outliers():
+    rows = [make_result("a", 90.0, aux=8), make_result("b", 90.0, aux=23), make_result("a", 90.0, aux=23)]
+    assert _with_all_aux(rows) == rows[1:]
 
 
-def test_nothing_is_told_of_a_row_that_failed():
-    failed = replace(result("b", 80.0), failures={1: "too little memory"})
-    assert held(best_mean("a"), [result("a", 90.0), failed]) is None
-    assert held(ahead_of(["a", "b"], ["c"]), [result("a", 90.0), failed, result("c", 70.0)]) is None
+@pytest.mark.parametrize(
+    ("dim", "aux", "counts"),
+    [
+        (16, 1040, [0, 8, 64, 512, 1040]),  # 1024 would be nearly all
+        (16, 1200, [0, 8, 64, 512, 1024, 1200]),
+        (1024, 10_000, [0, 8, 64, 512, 1024, 4096, 10_000]),  # as in the paper
+    ],
+)
+def test_numbers_of_aux_sequences(dim: int, aux: int, counts: list[int]):
+    assert _list_counts(TableContext("input", dim, aux, Settings())) == counts
 
 
-def test_the_table_of_a_mode_has_the_rows_with_most_outliers():
-    rows = [result("a", 90.0, aux=8), result("b", 90.0, aux=23), result("a", 90.0, aux=23)]
-    assert with_all_aux(rows) == rows[1:]
-
-
-def test_a_count_that_is_nearly_all_is_left_out():
-    assert _counts(Scene("input", 16, 1040, Settings())) == [0, 8, 64, 512, 1040]
-    assert _counts(Scene("input", 16, 1200, Settings())) == [0, 8, 64, 512, 1024, 1200]
-    assert _counts(Scene("input", 1024, 10_000, Settings())) == [0, 8, 64, 512, 1024, 4096, 10_000]  # as in the paper
-
-
-def test_best_with_every_count():
-    rows = [result("AP-OOD", 80.0), result("Deep SAD", 70.0), result("AP-OOD", 90.0, aux=8)]
-    held_here = _always_best("input", [*rows, result("Deep SAD", 85.0, aux=8)])
-    assert (held_here.sentence, held_here.holds) == ("AP-OOD has the best mean AUROC at every N' (input)", True)
-    assert held_here.because == "N' = 0: AP-OOD 80.00, Deep SAD 70.00; N' = 8: AP-OOD 90.00, Deep SAD 85.00"
-    ahead = result("Deep SAD", 95.0, aux=8)
+def test_the_claim_over_all_numbers_of_aux_sequences():
+    rows = [make_result("AP-OOD", 80.0), make_result("Deep SAD", 70.0), make_result("AP-OOD", 90.0, aux=8)]
+    held = _always_best("input", [*rows, make_result("Deep SAD", 85.0, aux=8)])
+    assert (held.sentence, held.holds) == ("AP-OOD has the best mean AUROC at every N' (input)", True)
+    assert held.because == "N' = 0: AP-OOD 80.00, Deep SAD 70.00; N' = 8: AP-OOD 90.00, Deep SAD 85.00"
+    ahead = make_result("Deep SAD", 95.0, aux=8)
     lost = _always_best("input", [*rows, ahead])
     assert (lost.holds, lost.because) == (False, "N' = 8: AP-OOD 90.00, Deep SAD 95.00")
     assert _always_best("input", [*rows, replace(ahead, failures={1: "no"})]).holds is None
 
 
-def test_lower_is_better_of_some():
-    results = [result("a", 70.0, 10.0), result("b", 80.0, 20.0)]
-    assert held(ahead_of(["a"], ["b"]), results) is False
-    assert held(ahead_of(["a"], ["b"], "fpr95"), results) is True
-
-
 @pytest.mark.parametrize("name", TABLES)
-def test_claims_hold_of_the_papers_own_tables(name: str):
-    checks = getattr(experiment(name), "checks", (best_mean("AP-OOD"),))
-    said = []
+def test_claims_hold_on_the_papers_own_tables(name: str):
+    checks = getattr(load_experiment(name), "checks", (best_mean("AP-OOD"),))
+    found = []
     for mode in ("input", "output"):
         rows = [row for kind, row, column in TABLES[name].cells if kind == mode and column == MEAN]
-        results = [result(row, *TABLES[name].cells[mode, row, MEAN]) for row in rows]
-        said += [held(check, results) for check in checks]
-    assert set(said) <= {True, "not about these"}
-    assert True in said
+        results = [make_result(row, *TABLES[name].cells[mode, row, MEAN]) for row in rows]
+        found += [is_held(check, results) for check in checks]
+    assert set(found) <= {True, "not about these"}
+    assert True in found
+
+
+def make_outputs(lengths: list[int]) -> TokenBatch:
+    generator = torch.Generator().manual_seed(0)
+    batch = TokenBatch.from_lengths(torch.randn(sum(lengths), 4, generator=generator), lengths)
+    logprobs = -torch.rand(sum(lengths), generator=generator)
+    return batch.with_channels(token_logprobs=Ragged.from_lengths(logprobs, torch.tensor(lengths)))
+
+
+class StudyOfOutputs(StudyData):
+    """Outputs in memory; the training sequences have no log-probabilities, and some test outputs are empty."""
+
+    def _make_split(self, mode: Mode, number: int) -> Split:  # noqa: ARG002
+        bare = TokenBatch.from_lengths(torch.zeros(6, 4), [3, 3])
+        return Split(bare, make_outputs([3, 0, 2, 4] * 5), {"x": make_outputs([3] * 6)}, seed=number)
+
+
+@pytest.mark.filterwarnings("ignore:5 of 20 sequences have no token_logprobs")
+def test_a_method_without_tokens_is_fitted_on_the_nonempty_test_sequences(tmp_path: Path):
+    study = StudyOfOutputs(DataSets({}, Settings()), {}, seeds=1, recipe="paper", cache=tmp_path)
+    (result,) = study.run({"output": [Row("perplexity", name="Perplexity")]})
+    (first, _) = result.runs[0].rows
+    assert (first["dataset"], first["n_id"], first["n_ood"]) == ("x", 20, 6)

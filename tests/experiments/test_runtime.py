@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from apood.cli.app import app
 from apood.experiments import runtime as runtime_module
 from apood.experiments.runtime import measure, plan_runtime
-from apood.experiments.runtime_figures import draw_figures
-from apood.experiments.runtime_profiles import AP_OOD, ENCODER, GENERATION, METHODS, Case, profile_of
-from apood.experiments.runtime_tables import PAPER, table_of
+from apood.experiments.runtime_profiles import AP_OOD, ENCODER, GENERATION, METHODS, Case, choose_profile
+from apood.experiments.runtime_report import PAPER, draw_figures, make_table
 
 PNG, SVG = b"\x89PNG\r\n\x1a\n", b"<?xml"
 
@@ -50,7 +49,7 @@ def test_every_file_is_written(done: Path) -> None:
 
 def test_results_have_every_case_once(done: Path) -> None:
     results = json.loads((done / "results.json").read_text(encoding="utf-8"))
-    profile = profile_of("local", gpu=False, quick=True)
+    profile = choose_profile("local", gpu=False, quick=True)
     cases = profile.model_cases(generates=True) + profile.detector_cases()
     names = ("what", "batch", "context", "heads", "queries")
     assert [Case(*(found[name] for name in names)) for found in results["measurements"]] == cases
@@ -131,7 +130,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 def test_a_model_of_ones_own(models: Callable[[str], Path], tmp_path: Path, family: str, parts: set[str]) -> None:
     plan = plan_runtime(models(family), device="cpu", quick=True)
     assert {case.what for case in plan.cases} == {*METHODS, *parts}
-    table = table_of(measure(plan, tmp_path))
+    table = make_table(measure(plan, tmp_path))
     assert {what for what, column in table.cells if column.startswith("here")} >= {AP_OOD, *parts}
     assert ((GENERATION, table.columns[1]) in table.cells) == (GENERATION in parts)
 
@@ -145,20 +144,20 @@ def test_without_generation_figure_10_has_the_encoder_alone(done: Path, tmp_path
 
 
 def test_outputs_are_as_long_as_asked_for() -> None:
-    backbone = plan_runtime(device="cpu", quick=True).backbone
+    backbone = plan_runtime(device="cpu", quick=True).model
     ids = backbone.random_ids(3, 5, torch.Generator().manual_seed(1))
     assert backbone.generate(ids, 6, 1).shape == (3, 1 + 6), "the token that a decoder starts from, and the output"
     assert backbone.generate(ids, 4, 2).shape == (3, 1 + 4)
 
 
 def test_no_context_is_longer_than_the_model_can_read() -> None:
-    profile = profile_of("paper", gpu=True, quick=False).within(300)
+    profile = choose_profile("paper", gpu=True, quick=False).within(300)
     assert profile.context == 300 and profile.contexts == (64, 128, 256)
     assert max(case.context for case in profile.model_cases(generates=True) + profile.detector_cases()) == 300
 
 
 def test_the_paper_profile_has_the_papers_sizes() -> None:
-    cases = profile_of("paper", gpu=True, quick=False).detector_cases()
+    cases = choose_profile("paper", gpu=True, quick=False).detector_cases()
     assert {case.batch for case in cases} == {1, 2, 4, 8, 16, 32, 64, 128, 256}
     grid = {(case.heads, case.queries) for case in cases if case.what == AP_OOD and case.batch == 32}
     assert grid == {(heads, queries) for heads in (1, 16, 128, 256, 1024) for queries in (1, 4, 16)}
@@ -190,7 +189,7 @@ def test_results_of_something_else_are_refused(content: str, tmp_path: Path) -> 
 
 
 def test_an_interrupted_measurement_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = runtime_module._timed
+    timed = runtime_module._time_case
     seen: list[Case] = []
 
     def until_the_fourth(plan: Any, case: Case, detectors: Any) -> dict[str, Any]:
@@ -199,10 +198,10 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path, monkeypatch: pytest.
         seen.append(case)
         return timed(plan, case, detectors)
 
-    monkeypatch.setattr(runtime_module, "_timed", until_the_fourth)
+    monkeypatch.setattr(runtime_module, "_time_case", until_the_fourth)
     arguments = ("--quick", "--device", "cpu", "--out", tmp_path)
     result = run(*arguments)
-    assert result.exit_code == 130 and f"what is measured lies in {tmp_path}" in result.stderr
+    assert result.exit_code == 130 and f"what is measured is in {tmp_path}" in result.stderr
     before = json.loads((tmp_path / "measured.json").read_text(encoding="utf-8"))["measurements"]
     assert len(before) == 3 and not (tmp_path / "results.json").exists()
 
@@ -214,7 +213,7 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path, monkeypatch: pytest.
     assert run(*arguments).exit_code == 130 and len(seen) == 3
     before = json.loads((tmp_path / "measured.json").read_text(encoding="utf-8"))["measurements"]
 
-    monkeypatch.setattr(runtime_module, "_timed", timed)
+    monkeypatch.setattr(runtime_module, "_time_case", timed)
     assert run(*arguments).exit_code == 0
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert results["measurements"][:3] == before and len(results["measurements"]) == 21

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from apood.encoders.text.encoder import TextEncoder
-from apood.experiments.demo_model import minilm_folder
+from apood.experiments.demo_sources import find_minilm
 from apood.explain.terminal import marked_text
 from apood.support.errors import InputError
 
@@ -41,7 +41,7 @@ def test_other_tokenizers_pieces_become_readable_text(pieces, expected):
 
 
 def test_an_encoders_pieces_become_readable_text():
-    encoder = TextEncoder(minilm_folder(), max_tokens=64)
+    encoder = TextEncoder(find_minilm(), max_tokens=64)
     batch = encoder.encode(["Return a list (of lines), e.g. paragraphs; it doesn't strip them."])
     pieces = encoder.pieces(batch.channels["input_ids"].values)
     assert marked_text(pieces, [0.0] * len(pieces)).plain.startswith("return a list (of lines), ")

@@ -17,16 +17,19 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
+_DETAILS = (
+    "It first shows what will be embedded and fitted. Everything is kept: the same command continues after an "
+    "interruption, and experiments with the same --out share stores and fits."
+)
 _OTHERS = {"toy": "figures 1 and 2", "runtime": "table 11 and figures 7 to 10"}
-_ANY = "NAME"
 
 
 class _Experiments(PlainGroup):
-    """One command for all experiments that are declared: it is known by the name of each."""
+    """The experiments; an unknown name is refused with a suggestion."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name, which many experiments share."""
-        found = super().get_command(ctx, _ANY if cmd_name in CATALOGUE else cmd_name)
+        """Return the command of an experiment."""
+        found = super().get_command(ctx, cmd_name)
         if found is None:
             known = [*_OTHERS, *CATALOGUE]
             raise InputError(
@@ -36,7 +39,7 @@ class _Experiments(PlainGroup):
 
 
 class ProfileName(StrEnum):
-    """Whose data."""
+    """Whose model and data are used."""
 
     paper = "paper"
     local = "local"
@@ -49,17 +52,17 @@ class RecipeName(StrEnum):
     robust = "robust"
 
 
-bench = typer.Typer(cls=_Experiments, help="Runs an experiment of the paper.", invoke_without_command=True)
+bench = typer.Typer(cls=_Experiments, help="Run an experiment of the paper.", invoke_without_command=True)
 
 
 @bench.callback()
 def _bench(context: typer.Context) -> None:
-    """Runs an experiment of the paper; without a name it lists them."""
+    """Run an experiment of the paper; without a name, list them."""
     if context.invoked_subcommand is None:
         shown = {name: f"{listed.shows}: {listed.about}" for name, listed in CATALOGUE.items()}
         print_facts({**_OTHERS, **shown})
-        typer.echo("\nRun one with `apood bench NAME --data DIR --model FOLDER`, or with `--profile paper`;")
-        typer.echo("`--dry-run` says what it would do.")
+        typer.echo("\nRun one with `apood bench NAME --data DIR --model FOLDER`, or with `--profile paper`.")
+        typer.echo("`--dry-run` shows what it would do.")
 
 
 @bench.command(epilog="Example: apood bench toy --out toy")
@@ -68,7 +71,7 @@ def toy(
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the data and of the training.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json.")] = False,
 ) -> None:
-    """The toy experiment: averaging hides an anomaly that attention finds (figures 1 and 2 of the paper)."""
+    """Run the toy experiment: averaging hides an anomaly that attention finds (figures 1 and 2)."""
     from apood.experiments.toy import run_toy
 
     results = run_toy(out, seed)
@@ -78,22 +81,21 @@ def toy(
         print_facts(results | {"written to": out})
 
 
-@bench.command(_ANY, epilog="Example: apood bench summarization --data my-texts --model ./model --out bench")
-def named(
+def run_experiment(
     context: typer.Context,
     profile: Annotated[
         ProfileName,
         typer.Option(
             "--profile",
             metavar="PROFILE",
-            help="paper: the paper's model and data sets, in its sizes; local: a folder of files and any model.",
+            help="paper: the paper's model, data sets and sizes; local: a folder of files and any model.",
         ),
     ] = ProfileName.local,
     data: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder with apood-data.toml; with --profile paper that of the sets which are downloaded by hand.",
+            help="Folder with apood-data.toml; with --profile paper, the folder of sets downloaded by hand.",
         ),
     ] = None,
     model: Annotated[
@@ -101,14 +103,14 @@ def named(
         typer.Option(metavar="ID_OR_FOLDER", help="A model folder, or a hub id.", show_default="the paper's"),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="How many splits.", show_default="as in the paper: 5")
+        int | None, typer.Option(metavar="N", help="Number of splits.", show_default="the paper's: 5")
     ] = None,
     recipe: Annotated[
         RecipeName,
         typer.Option(
             "--recipe",
             metavar="RECIPE",
-            help="paper: its settings, chosen from its grid on AUX sequences; robust: the defaults of apood.",
+            help="paper: the paper's settings, selected from its grid on AUX sequences; robust: apood's defaults.",
         ),
     ] = RecipeName.paper,
     skip: Annotated[
@@ -117,18 +119,14 @@ def named(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder for stores, fits and results; experiments may share it.")
     ] = Path("bench"),
-    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="How many fits at once.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Number of fits at once.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of results.json, or the plan.")] = False,
 ) -> None:
-    """A table or figure of the paper, on its data or on yours; `apood bench` lists them.
+    """Run an experiment that is declared in the catalogue."""
+    from apood.experiments.paper.runner import BenchOptions, prepare
 
-    What will be embedded and fitted is told first. Everything is kept: the same command goes on after an interruption,
-    and experiments with the same --out share stores and fits.
-    """
-    from apood.experiments.paper.run import Options, prepare
-
-    options = Options(
+    options = BenchOptions(
         profile=profile.value,
         data=data,
         model=model,
@@ -140,13 +138,13 @@ def named(
     )
     prepared = prepare(str(context.info_name), options, dry_run=dry_run)
     if dry_run and as_json:
-        print_json(prepared.plan.facts)
+        print_json(prepared.cost.facts)
     elif not as_json:
-        print_facts({"experiment": prepared.title, **prepared.plan.facts})
+        print_facts({"experiment": prepared.title, **prepared.cost.facts})
     if dry_run:
         return
-    with advise_on_interrupt(lambda: f"what is done lies in {out}; run the same command again to go on."):
-        findings, written = prepared.carry_out()
+    with advise_on_interrupt(lambda: f"what is done is in {out}; run the same command again to continue."):
+        findings, written = prepared.run()
     if as_json:
         print_json(findings.as_json())
         return
@@ -163,8 +161,14 @@ def _show(findings: "Findings") -> None:
     for table in findings.tables:
         console.print(TerminalTable(table.grid, table.heading))
     for claim in findings.claims:
-        because = f" ({claim.because})" if claim.because else ""
-        console.print(f"{claim.sentence}: {claim.verdict}{because}", markup=False, soft_wrap=True)
+        console.print(f"{claim.sentence}: {claim.verdict}{claim.reason}", markup=False, soft_wrap=True)
 
 
 bench.command(epilog="Example: apood bench runtime --profile paper --out runtime")(runtime)
+for _name, _listed in CATALOGUE.items():
+    bench.command(
+        _name,
+        short_help=f"{_listed.shows.capitalize()}: {_listed.about}.",
+        help=f"Run {_name} ({_listed.shows}: {_listed.about}) on the paper's data or on yours.\n\n{_DETAILS}",
+        epilog=f"Example: apood bench {_name} --data my-data --model ./model --out bench",
+    )(run_experiment)

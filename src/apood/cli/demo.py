@@ -13,13 +13,13 @@ __all__ = ["demo"]
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results, tables and plots.")] = Path("demo"),
     quick: Annotated[
-        bool, typer.Option("--quick", help="Less data: a first impression in a fraction of the time.")
+        bool, typer.Option("--quick", help="Use less data, for a first impression in a fraction of the time.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows of results.json.")] = False,
 ) -> None:
-    """Compares the main methods on real texts that come with the installation, offline.
+    """Compare the main methods on real texts that come with the installation, without a network.
 
-    A detector learns what documentation looks like and is then shown texts of other kinds.
+    The methods learn what documentation looks like and then score texts of other kinds.
     """
     from rich.console import Console
 

@@ -6,6 +6,7 @@ from statistics import fmean, stdev
 from typing import Any, Final, NamedTuple, TypedDict, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apood.decisions.conformal import Scores, as_scores
 from apood.detectors.contract.artefact import to_json
@@ -130,8 +131,8 @@ class Run:
     warnings: list[str]
     diverged: str | None = None
     held_out: HeldOutFit | None = None
-    test_scores: Scores = field(default_factory=lambda: np.empty(0), compare=False, repr=False)
-    ood_scores: Mapping[str, Scores] = field(default_factory=dict, compare=False, repr=False)
+    test_scores: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), compare=False, repr=False)
+    ood_scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the scores."""

@@ -1,12 +1,14 @@
-"""`apood demo`: the main job on what every installation has, start to end and offline.
+"""`apood demo`: the main job on data that every installation has, from texts to decisions, without a network.
 
-Python's own documentation is in-distribution. A detector learns it, is calibrated on held-out texts,
-and meets texts of other kinds, among them documentation with a single foreign sentence in it.
+Python's own documentation is in-distribution. Several methods learn it and meet texts of other kinds, some of them
+documentation with a single foreign sentence. The default detector is calibrated, explained and saved.
 """
 
 import shutil
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,82 +16,78 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.artefact import refuse_foreign
-from apood.detectors.contract.base import Detector, Scores
+from apood.detectors.contract.base import Scores
 from apood.detectors.fusion import Fusion
-from apood.detectors.knn import KNN
-from apood.detectors.length import Length
-from apood.detectors.mahalanobis import Mahalanobis
 from apood.encoders.text.encoder import TextEncoder
-from apood.evaluation.result import ResultRow, compute_mean_row, compute_rows
-from apood.experiments.demo_model import minilm_folder
-from apood.experiments.demo_texts import DemoTexts, demo_texts
+from apood.evaluation.entry import Entry
+from apood.evaluation.result import ResultRow, Run
+from apood.evaluation.split import Split
+from apood.evaluation.study import fit_entry, run_study
+from apood.evaluation.workers import Failure
+from apood.experiments.demo_sources import find_minilm
+from apood.experiments.demo_texts import DemoTexts, make_demo_texts
 from apood.explain.terminal import marked_text
 from apood.report.grid import grid_of_rows
 from apood.report.plots import plot_score_distributions
 from apood.report.tables import TerminalTable
 from apood.support.files import refuse_unwritable, write_json
 from apood.support.progress import track
-from apood.tokens.batch import TokenBatch
 
 __all__ = ["run_demo"]
 
 _MAX_TOKENS = 96
 _SHOWN = 3
-_DEFAULT = "default"
-
-
-def _detectors(seed: int) -> dict[str, Detector]:
-    return {
-        _DEFAULT: Fusion(seed=seed),
-        "AP-OOD": APOOD(seed=seed),
-        "Mahalanobis": Mahalanobis(),
-        "Mahalanobis, normalised": Mahalanobis(normalize="pooled"),
-        "KNN": KNN(),
-        "length only": Length(),
-    }
+_DEFAULT = Entry("fusion", name="default")
+_ENTRIES = (
+    _DEFAULT,
+    Entry("ap-ood", name="AP-OOD"),
+    Entry("mahalanobis", name="Mahalanobis"),
+    Entry("mahalanobis", {"normalize": "pooled"}, "Mahalanobis, normalised"),
+    Entry("knn", name="KNN"),
+    Entry("length", name="length only"),
+)
 
 
 def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list[ResultRow]:
-    """Fits, compares, explains and saves; writes its findings to `out`."""
+    """Fit, compare, explain and save; write the results to `out` and return their rows."""
     started = time.monotonic()
     refuse_unwritable(out / "detector")
     refuse_foreign(out / "detector")
-    model = minilm_folder()
+    model = find_minilm()
     console.print("[bold]1.[/] Reading texts: the documentation of Python is in-distribution, all else is not.")
-    texts = demo_texts(seed, quick)
+    texts = make_demo_texts(seed, quick)
     console.print(f"[bold]2.[/] Embedding them with MiniLM ({model}).", soft_wrap=True)
     encoder = TextEncoder(str(model), max_tokens=_MAX_TOKENS)
     parts = [texts.train, texts.calibration, texts.test, *texts.ood.values()]
     train, calibration, test, *others = (encoder.encode(part) for part in track(parts, "embed", len(parts)))
-    ood = dict(zip(texts.ood, others, strict=True))
-    tested = f"{len(test):,} ID and {sum(map(len, ood.values())):,} OOD texts to test on"
+    split = Split(train, test, dict(zip(texts.ood, others, strict=True)), seed=seed)
+    tested = f"{len(test):,} ID and {sum(map(len, others)):,} OOD texts to test on"
     console.print(f"   {len(train):,} texts to learn from, {tested}.")
     console.print("[bold]3.[/] Fitting and comparing the methods.")
-    detectors = _detectors(seed)
-    rows: list[ResultRow] = []
-    scores: dict[str, dict[str, Scores]] = {}
-    for name, detector in detectors.items():
-        begun = time.monotonic()
-        detector.fit(train).calibrate(calibration)
-        scores[name] = {"ID": detector.score_samples(test)} | {k: detector.score_samples(v) for k, v in ood.items()}
-        of_method = compute_rows(name, scores[name]["ID"], {k: v for k, v in scores[name].items() if k != "ID"})
-        rows += [*of_method, compute_mean_row(of_method)]
-        console.print(f"   {name}: {time.monotonic() - begun:.0f} s")
+
+    def report(entry: Entry, outcome: Run | Failure) -> None:
+        found = outcome.reason if isinstance(outcome, Failure) else f"{outcome.fit_seconds:.0f} s"
+        console.print(f"   {entry.label}: {escape(found)}")
+
+    with tempfile.TemporaryDirectory(prefix="apood-demo-") as cache:
+        results = run_study([(entry, [split]) for entry in _ENTRIES], cache=Path(cache), on_run=report)
+        default = fit_entry(_DEFAULT, split, Path(cache)).fit_or_load().calibrate(calibration)
+    assert isinstance(default, Fusion)
+    rows = [row for result in results for run in result.runs for row in run.rows]
     console.print(
         TerminalTable(grid_of_rows(rows), title="AUROC (higher is better) above FPR95 (lower is better), percent")
     )
-    console.print(
-        "[bold]4.[/] Which words made it suspicious, in texts with one foreign sentence (repeated below each)."
-    )
-    default = detectors[_DEFAULT]
-    assert isinstance(default, Fusion)
-    _show_spliced(default, texts, ood, encoder, scores[_DEFAULT], console)
+    console.print("[bold]4.[/] The words that made texts with one foreign sentence (repeated below each) suspicious.")
+    of_default = results[0].runs[0]
+    _show_spliced(default, texts, split, encoder, of_default.ood_scores, console)
     default.save(out / "detector")
     write_json(out / "results.json", rows)
     plot_score_distributions(
-        out / "scores.png", scores[_DEFAULT], threshold=default.threshold_, title="Scores of the default detector"
+        out / "scores.png",
+        {"ID": of_default.test_scores, **of_default.ood_scores},
+        threshold=default.threshold_,
+        title="Scores of the default detector",
     )
     examples = [texts.test[0], *(part[0] for part in texts.ood.values())]
     (out / "texts.txt").write_text("\n".join(examples) + "\n", encoding="utf-8")
@@ -98,32 +96,23 @@ def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list
         "texts.txt and the calibrated detector. Use it next:",
         soft_wrap=True,
     )
-    command = f"{_program()} score {out / 'detector'} {out / 'texts.txt'}"
-    console.print(
-        f"  {escape(command)}",
-        style="bold",
-        soft_wrap=True,
-        highlight=False,
-    )
+    program = "apood" if shutil.which("apood") else str(Path(sys.executable).with_name("apood"))
+    command = f"{program} score {out / 'detector'} {out / 'texts.txt'}"
+    console.print(f"  {escape(command)}", style="bold", soft_wrap=True, highlight=False)
     return rows
-
-
-def _program() -> str:
-    """How to call apood from here: by its name where the shell would find it, else by its path."""
-    return "apood" if shutil.which("apood") else str(Path(sys.executable).with_name("apood"))
 
 
 def _show_spliced(
     detector: Fusion,
     texts: DemoTexts,
-    tokens: dict[str, TokenBatch],
+    split: Split,
     encoder: TextEncoder,
-    scores: dict[str, Scores],
+    scores: Mapping[str, Scores],
     console: Console,
 ) -> None:
-    """Some spliced texts that were refused, the words marked that gave them away."""
-    for name, index in _middling_refused({name: scores[name] for name in texts.spliced}, detector.threshold_):
-        batch = tokens[name].select([index])
+    """Print some refused texts with a foreign sentence, with the words marked that made them suspicious."""
+    for name, index in _pick_refused({name: scores[name] for name in texts.spliced}, detector.threshold_):
+        batch = split.ood[name].select([index])
         pieces = encoder.pieces(batch.channels["input_ids"].sequence(0))
         contributions = detector.token_contributions(batch).sequence(0).tolist()
         console.print(Padding(marked_text(pieces, contributions), (1, 0, 0, 3)))
@@ -132,8 +121,8 @@ def _show_spliced(
     console.print()
 
 
-def _middling_refused(scores: dict[str, Scores], threshold: float) -> list[tuple[str, int]]:
-    """Set and index of the refused texts at the quartiles of all: neither the easiest nor the hardest."""
+def _pick_refused(scores: Mapping[str, Scores], threshold: float) -> list[tuple[str, int]]:
+    """Return the set and index of refused texts at the quartiles of the scores: neither easy nor hard ones."""
     refused = sorted(
         (float(own[index]), name, int(index))
         for name, own in scores.items()

