@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from apood.evaluation.rows import MEAN, ResultRow
+from apood.evaluation.result import MEAN, ResultRow
 from rich.console import Console
 
 import apood

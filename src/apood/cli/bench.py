@@ -168,7 +168,7 @@ bench.command(epilog="Example: apood bench runtime --profile paper --out runtime
 for _name, _listed in CATALOGUE.items():
     bench.command(
         _name,
-        short_help=f"{_listed.shows.capitalize()}: {_listed.about}.",
+        short_help=f"{_listed.shows[0].upper()}{_listed.shows[1:]}: {_listed.about}.",
         help=f"Run {_name} ({_listed.shows}: {_listed.about}) on the paper's data or on yours.\n\n{_DETAILS}",
         epilog=f"Example: apood bench {_name} --data my-data --model ./model --out bench",
     )(run_experiment)
