@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from apood.evaluation.result import MEAN, ResultRow
 from rich.console import Console
 
 import apood
 from apood.encoders.text.encoder import TextEncoder
+from apood.evaluation.result import MEAN, ResultRow
 from apood.experiments.demo import _pick_refused, run_demo
 from apood.experiments.demo_sources import find_minilm
 from apood.support.errors import InputError
