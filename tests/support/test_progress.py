@@ -15,7 +15,7 @@ def test_what_is_quick_says_nothing(capfd):
 
 
 def test_what_takes_long_says_a_line_now_and_then(capfd, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(progress, "_NOW_AND_THEN", {"mininterval": 0.0, "delay": 0.0, "ncols": 60})
+    monkeypatch.setattr(progress, "_AS_LINES", {"mininterval": 0.0, "delay": 0.0, "ncols": 60})
     with progress_bar(2, "fit") as shown:
         for name in ("first", "second"):
             relabel(shown, f"fit: {name}")
@@ -27,7 +27,7 @@ def test_what_takes_long_says_a_line_now_and_then(capfd, monkeypatch: pytest.Mon
 
 
 def test_a_bar_inside_another_moves_no_cursor(capfd, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(progress, "_NOW_AND_THEN", {"mininterval": 0.0, "delay": 0.0, "ncols": 60})
+    monkeypatch.setattr(progress, "_AS_LINES", {"mininterval": 0.0, "delay": 0.0, "ncols": 60})
     with progress_bar(1, "rows") as outer:
         with progress_bar(2, "fit") as inner:
             inner.update(2)

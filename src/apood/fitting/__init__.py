@@ -1,1 +1,1 @@
-"""The optimisation loop shared by the trained detectors."""
+"""The optimisation loop of the trained detectors, and its checkpoints."""

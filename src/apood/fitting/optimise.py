@@ -1,4 +1,4 @@
-"""The optimisation loop: Adam, cosine schedule, progress, checkpoints."""
+"""The optimisation loop of the trained detectors: Adam, cosine schedule, progress, checkpoints."""
 
 import math
 from collections import deque
@@ -13,15 +13,47 @@ from apood.support.progress import progress_bar
 
 __all__ = ["Adam", "Objective", "Outcome", "cosine", "minimise", "warm_up"]
 
-_DECAY_OF_MEANS, _DECAY_OF_SQUARES, _LEAST = 0.9, 0.999, 1e-8
+_LOOK_EVERY = 10  # steps
+_STATE = ("parameter", "last_good", "mean", "square")  # the tensors of each parameter in a checkpoint
+
+Objective = Callable[[int], tuple[Tensor, Tensor]]
+"""A function from the number of a step to two scalars: its loss, and the mean squared distance to show beside it."""
+
+
+class Outcome(NamedTuple):
+    """The end of an optimisation.
+
+    Attributes:
+        loss: the last loss that was looked at.
+        distance: the mean squared distance at the same step.
+        diverged_at: the step at which the loss was no longer finite, None if it always was.
+    """
+
+    loss: float
+    distance: float
+    diverged_at: int | None
+
+
+def cosine(step: float, steps: float) -> float:
+    """Return the share of the peak learning rate at `step`: 1 at the start, 0 at the end."""
+    return 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def warm_up(step: int, length: float) -> float:
+    """Return a factor that rises from 0 to 1 over the first `length` steps; 1 if `length` is 0."""
+    return 1.0 if length <= 0 else min(1.0, step / length)
 
 
 class Adam:
-    """Kingma and Ba 2015 (arXiv 1412.6980) over `parameters`, with `weight_decay` / 2 times their squared norm.
+    """Adam (Kingma and Ba 2015, arXiv 1412.6980) with `weight_decay` / 2 times the squared norm of the parameters.
 
-    The kernel of `torch.optim.Adam(fused=True)`, called without that class, because the first optimiser of torch in a
-    process imports its compiler, which takes longer than many a fit. Its signature is the same in every torch that is
-    supported; should one change it, the test that compares both fails.
+    A step is one fused kernel and never makes a GPU wait. It is the kernel of `torch.optim.Adam(fused=True)`, called
+    without that class, because the first optimiser of torch in a process imports its compiler, which takes longer than
+    many fits. The kernel's signature is the same in every supported torch; a test compares both.
+
+    Attributes:
+        means: the running mean of the gradient of each parameter.
+        squares: the running mean of its square.
     """
 
     def __init__(self, parameters: Sequence[Tensor], weight_decay: float) -> None:
@@ -31,7 +63,7 @@ class Adam:
         self._counts = [torch.zeros((), device=parameter.device) for parameter in parameters]
 
     def resume(self, step: int, means: Sequence[Tensor], squares: Sequence[Tensor]) -> None:
-        """Goes on after `step` steps that left these moments."""
+        """Continue after `step` steps that left these moments."""
         for own, saved in zip([*self.means, *self.squares], [*means, *squares], strict=True):
             own.copy_(saved)
         for count in self._counts:
@@ -39,7 +71,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Moves the parameters by their gradients, which it forgets."""
+        """Move the parameters by their gradients, and clear these."""
         gradients = []
         for parameter in self._parameters:
             assert parameter.grad is not None, "every parameter takes part in the loss"
@@ -54,38 +86,13 @@ class Adam:
             [],
             self._counts,
             lr=rate,
-            beta1=_DECAY_OF_MEANS,
-            beta2=_DECAY_OF_SQUARES,
+            beta1=0.9,
+            beta2=0.999,
             weight_decay=self._weight_decay,
-            eps=_LEAST,
+            eps=1e-8,
             amsgrad=False,
             maximize=False,
         )
-
-
-_REPORT_EVERY = 10  # steps between two looks at the loss
-_STATE = ("parameter", "last_good", "mean", "square")  # of each parameter in a checkpoint
-
-Objective = Callable[[int], tuple[Tensor, Tensor]]
-"""From the number of a step to its loss and the mean squared distance that is shown beside it, both scalars."""
-
-
-class Outcome(NamedTuple):
-    """How the optimisation ended: `diverged_at` is the step whose loss was no longer finite."""
-
-    loss: float
-    distance: float
-    diverged_at: int | None
-
-
-def cosine(step: float, steps: float) -> float:
-    """Share of the peak learning rate at `step`: 1 at the start, 0 at the end."""
-    return 0.5 * (1 + math.cos(math.pi * step / steps))
-
-
-def warm_up(step: int, length: float) -> float:
-    """Rises from 0 to 1 over the first `length` steps; always 1 when there are none."""
-    return 1.0 if length <= 0 else min(1.0, step / length)
 
 
 def minimise(
@@ -99,41 +106,51 @@ def minimise(
     checkpoint: Checkpoint | None,
     label: str,
 ) -> Outcome:
-    """Minimises `objective` + `weight_decay` / 2 times the squared norm over `parameters`, in place.
+    """Minimise `objective` + `weight_decay` / 2 times the squared norm over `parameters`, in place.
 
-    A step's batch, learning rate and temperature follow from its number alone, so the state is the
-    parameters, Adam's two moments of each and the step. When the loss stops being finite, the parameters
-    go back to where they were last seen to be, which is part of the state too.
+    The batch, the learning rate and the temperature of a step follow from its number, so the state in a checkpoint is
+    the step, the parameters, their last values with a finite loss, and Adam's two moments. If the loss stops being
+    finite, the parameters get those last values back.
+
+    Args:
+        parameters: the tensors to change.
+        objective: the loss of a step.
+        steps: the number of steps.
+        learning_rate: the learning rate at the start; it falls to 0 along a cosine.
+        weight_decay: the weight of the squared norm.
+        run: the digest of the fit (see `run_digest`), without which its checkpoint is not read.
+        checkpoint: where to keep the state, if at all.
+        label: the label of the progress bar.
     """
     adam = Adam(parameters, weight_decay)
     watch = _Watch(parameters)
     first = _resume(parameters, watch.last_good, adam, checkpoint, run)
     with progress_bar(steps, label, initial=first) as progress:
         for step in range(first, steps):
-            last = step == steps - 1
+            is_last = step == steps - 1
             loss, distance = objective(step)
-            if step % _REPORT_EVERY == 0 or last:
+            if step % _LOOK_EVERY == 0 or is_last:
                 watch.look(step, loss, distance)
-                if not watch.settle(leaving=0 if last else watch.lag):
-                    return watch.broken_off()
-                if math.isfinite(watch.loss):  # of a GPU nothing has been seen at the first look
+                if not watch.settle(leaving=0 if is_last else watch.lag):
+                    return watch.end_diverged()
+                if math.isfinite(watch.loss):  # on a GPU it is not known yet at the first look
                     progress.set_postfix(loss=f"{watch.loss:.4g}", d2=f"{watch.distance:.3g}", refresh=False)
             loss.backward()  # type: ignore[no-untyped-call]
-            del loss, distance  # and with them the batch, before the next one comes
+            del loss, distance  # and the batch with them, before the next one is read
             adam.step(learning_rate * cosine(step, steps))
             progress.update()
-            # the last step says how it all ended: it is never skipped
-            if checkpoint is not None and not last and checkpoint.is_due():
+            # The last step is never saved: it has to run again to tell how the fit ended.
+            if checkpoint is not None and not is_last and checkpoint.is_due():
                 if not watch.settle():
-                    return watch.broken_off()
+                    return watch.end_diverged()
                 checkpoint.save_if_due(run, step + 1, _state(parameters, watch.last_good, adam))
     if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
-        return watch.broken_off(at=steps)
+        return watch.end_diverged(at=steps)
     return Outcome(watch.loss, watch.distance, None)
 
 
 class _Look(NamedTuple):
-    """What was seen at a step: its loss and distance, and the parameters they belong to."""
+    """The loss and the distance of a step, and the parameters that they belong to."""
 
     step: int
     numbers: Tensor
@@ -142,10 +159,16 @@ class _Look(NamedTuple):
 
 
 class _Watch:
-    """Looks at the loss now and then, and remembers the last parameters at which it was finite.
+    """Looks at the loss every few steps, and remembers the last parameters with a finite loss.
 
-    The numbers of a GPU are read one look later, when they have long arrived, so that it never waits for a look; what
-    comes of it is the same.
+    The numbers of a GPU are read one look later, when they have arrived, so that it never waits. The result is the
+    same.
+
+    Attributes:
+        lag: how many looks are read later.
+        last_good: the last parameters with a finite loss.
+        loss: the last loss that was read, NaN before the first.
+        distance: the distance at the same step.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -157,18 +180,17 @@ class _Watch:
         self.loss = self.distance = math.nan
 
     def look(self, step: int, loss: Tensor, distance: Tensor) -> None:
-        """Asks for the numbers of a step, without waiting for them."""
+        """Ask for the numbers of a step without waiting for them."""
         numbers, arrived = torch.stack([loss.detach(), distance.detach()]), None
         if numbers.is_cuda:
             stream = torch.cuda.current_stream(numbers.device)
             numbers = torch.empty(2, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
             arrived = stream.record_event()
-        self._looks.append(
-            _Look(step, numbers, arrived, [parameter.detach().clone() for parameter in self._parameters])
-        )
+        parameters = [parameter.detach().clone() for parameter in self._parameters]
+        self._looks.append(_Look(step, numbers, arrived, parameters))
 
     def settle(self, leaving: int = 0) -> bool:
-        """Judges all looks but the `leaving` latest: whether the loss was finite in each of them."""
+        """Read all looks but the `leaving` latest; return whether the loss was finite in all of them."""
         while len(self._looks) > leaving:
             look = self._looks.popleft()
             if look.arrived is not None:
@@ -180,8 +202,8 @@ class _Watch:
             self.last_good = look.parameters
         return True
 
-    def broken_off(self, at: int | None = None) -> Outcome:
-        """The end of a fit that diverged, by default where the last look found it: back to the last good parameters."""
+    def end_diverged(self, at: int | None = None) -> Outcome:
+        """Restore the last good parameters and return the outcome; `at` is by default the step of the last look."""
         for parameter, good in zip(self._parameters, self.last_good, strict=True):
             parameter.data.copy_(good)
         return Outcome(self.loss, self.distance, self._seen_at if at is None else at)
@@ -198,6 +220,7 @@ def _state(parameters: Sequence[Tensor], last_good: Sequence[Tensor], adam: Adam
 def _resume(
     parameters: Sequence[Tensor], last_good: Sequence[Tensor], adam: Adam, checkpoint: Checkpoint | None, run: str
 ) -> int:
+    """Restore the state of the checkpoint, if there is one, and return the number of the next step."""
     saved = checkpoint.load(run) if checkpoint is not None else None
     if saved is None:
         return 0

@@ -1,1 +1,1 @@
-"""What every room needs and no library offers as we want it: errors, safe files, progress."""
+"""Errors, argument checks, atomic files and locks, progress bars and devices: no knowledge of the field."""

@@ -1,4 +1,4 @@
-"""Checks of arguments, and the wording that error messages share."""
+"""Checks of arguments, and wording that error messages share."""
 
 import math
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ __all__ = ["check_choice", "check_integer", "check_number", "format_count", "sug
 
 
 def check_integer(name: str, value: Any, least: int) -> None:
-    """Refuses what is not an integer (Python's or numpy's) of at least `least`."""
+    """Raise InputError if `value` is not an integer (of Python or numpy) of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{name} must be a whole number, got {value!r}.")
     if int(value) < least:
@@ -28,7 +28,7 @@ def check_number(
     most: float = math.inf,
     below: float = math.inf,
 ) -> None:
-    """Refuses what is not a finite number with `least` <= value <= `most` and `above` < value < `below`."""
+    """Raise InputError if `value` is not a finite number with least <= value <= most and above < value < below."""
     real = isinstance(value, Real) and not isinstance(value, bool)
     if not (real and least <= value <= most and above < value < below):
         signs = ((">=", least), (">", above), ("<=", most), ("<", below))
@@ -37,18 +37,18 @@ def check_number(
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuses a value that is not among the allowed ones."""
+    """Raise InputError if `value` is not one of `allowed`."""
     if value not in allowed:
         raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{suggest_name(value, allowed)}.")
 
 
-def format_count(count: int, what: str) -> str:
-    """`1 text`, `2 texts`."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 text`, `2,000 texts`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def suggest_name(given: object, known: Iterable[object]) -> str:
-    """` (did you mean 'knn'?)` to stand behind a name that nobody knows, empty where none is like it."""
-    spelt = {str(name).casefold(): name for name in known}
-    near = get_close_matches(str(given).casefold(), spelt, n=1)
-    return f" (did you mean {spelt[near[0]]!r}?)" if near else ""
+    """Return a hint to put after an unknown name, such as ` (did you mean 'knn'?)`; empty if no name is similar."""
+    names = {str(name).casefold(): name for name in known}
+    similar = get_close_matches(str(given).casefold(), names, n=1)
+    return f" (did you mean {names[similar[0]]!r}?)" if similar else ""

@@ -1,7 +1,4 @@
-"""The exceptions and warnings of apood.
-
-Every message is one sentence that says what was given, where, and what is allowed.
-"""
+"""The exceptions and warnings of apood. Every message says what was given, where, and what is allowed."""
 
 __all__ = [
     "ApoodError",
@@ -16,15 +13,15 @@ __all__ = [
 
 
 class ApoodError(Exception):
-    """Base of every error that apood raises on purpose."""
+    """The base of all errors that apood raises on purpose."""
 
 
 class InputError(ApoodError, ValueError):
-    """An argument or a piece of data that cannot be used."""
+    """An argument or data that cannot be used."""
 
 
 class NotCalibratedError(ApoodError, RuntimeError):
-    """A decision was asked of a detector that has no threshold yet."""
+    """A decision by a detector that has no threshold yet."""
 
 
 class StoreError(ApoodError):
@@ -32,16 +29,16 @@ class StoreError(ApoodError):
 
 
 class ArtefactError(ApoodError):
-    """A saved detector that cannot be read or written."""
+    """A saved detector or checkpoint that cannot be read or written."""
 
 
 class FitWarning(UserWarning):
-    """Training ended in a state that the scores should not be trusted in."""
+    """A fit whose scores should not be trusted."""
 
 
 class DivergedWarning(FitWarning):
-    """Training broke off because its loss was no longer finite."""
+    """A fit that stopped because its loss was no longer finite."""
 
 
 class DataWarning(UserWarning):
-    """Data that was usable only in part."""
+    """Data of which only a part could be used."""

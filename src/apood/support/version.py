@@ -1,4 +1,4 @@
-"""The version of apood, known also where it runs from its source tree and is not installed."""
+"""The version of apood, also known if it runs from its source tree without being installed."""
 
 __all__ = ["__version__"]
 

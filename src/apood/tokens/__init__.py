@@ -1,1 +1,1 @@
-"""Ragged tokens: in memory (`batch`), on disk (`store`), and how they are read (`source`, `loader`)."""
+"""Ragged tokens: in memory (`batch`), on disk (`store`, `writer`), as sources (`source`) and in training (`loader`)."""
