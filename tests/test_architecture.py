@@ -15,6 +15,9 @@ PACKAGE = Path(apood.__file__).parent
 TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
 LINES = {module: len((PACKAGE / module).read_text(encoding="utf-8").splitlines()) for module in TREES}
 LONGEST, MEDIAN = 500, 200
+OPTIONAL = {
+    "datasets", "fastapi", "gguf", "jinja2", "matplotlib", "pyarrow", "sacrebleu", "sentencepiece", "soundfile",
+}  # fmt: skip
 
 
 def imported_names(tree: ast.Module) -> Iterator[str]:
@@ -63,3 +66,12 @@ def test_every_module_says_what_it_is_for_and_what_it_offers():
         exports = any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets)
         # A package that holds nothing but its docstring offers nothing.
         assert exports or (module.name == "__init__.py" and len(tree.body) == 1), f"{module} has no __all__"
+
+
+def test_optional_packages_are_imported_only_where_they_are_used():
+    """So `import apood`, the commands and `pytest -m gpu` work without them."""
+    tests = {path: ast.parse(path.read_text(encoding="utf-8")) for path in Path(__file__).parent.rglob("*.py")}
+    for module, tree in {**TREES, **tests}.items():
+        at_the_top = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+        packages = {name.partition(".")[0] for name in imported_names(at_the_top)}
+        assert not packages & OPTIONAL, f"{module} imports {packages & OPTIONAL} at its top"

@@ -6,7 +6,6 @@ import json
 import math
 import sys
 
-import pyarrow.parquet
 import pytest
 
 from apood.cli.output import check_rows_file, print_facts, print_json, write_rows
@@ -39,8 +38,9 @@ def test_csv(tmp_path):
 
 
 def test_parquet(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
     write_rows(COLUMNS, tmp_path / "rows.parquet", as_json=False)
-    assert pyarrow.parquet.read_table(tmp_path / "rows.parquet").to_pydict() == COLUMNS
+    assert parquet.read_table(tmp_path / "rows.parquet").to_pydict() == COLUMNS
 
 
 def test_no_temporary_file_stays(tmp_path):
@@ -93,7 +93,7 @@ def test_score_writes_every_format_into_new_folders(apood, calibrated, stores, t
     if ending == "jsonl":
         found = [json.loads(line) for line in file.read_text().splitlines()]
     elif ending == "parquet":
-        found = pyarrow.parquet.read_table(file).to_pylist()
+        found = pytest.importorskip("pyarrow.parquet").read_table(file).to_pylist()
     else:
         read = {"index": int, "score": float, "p_value": float, "decision": str}
         table = csv.DictReader(file.open(newline=""))

@@ -1,4 +1,4 @@
-"""`apood datasets`: a list to choose from, and all about one."""
+"""`apood datasets`: the list, and the details of one set."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every format that texts are read from, and the place that is named when one cannot be read."""
+"""Reading texts in every format, and naming the place of those that cannot be read."""
 
 import csv
 import gzip
@@ -10,8 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +32,13 @@ def write(path: Path, content: str | bytes) -> str:
     return str(path)
 
 
+def write_parquet(path: Path, rows: list[dict[str, Any]], **options: Any) -> str:
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, **options)
+    return str(path)
+
+
 def json_lines(texts: list[str], field: str = "text") -> str:
     return "".join(json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(texts))
 
@@ -44,14 +49,14 @@ def separated(texts: list[str], delimiter: str) -> str:
 
 
 def items(*inputs: str, **options: Any) -> list[Any]:
-    """What is read, all of which must be good."""
+    """Return the items of the inputs, whose records must all be good."""
     records = list(read_records(inputs, **options))
     assert not [record for record in records if isinstance(record, BadRecord)]
     return [record.item for record in records if isinstance(record, Record)]
 
 
 def mixed(*inputs: str, **options: Any) -> list[Any]:
-    """Items, and of bad records the reason, which must name their place."""
+    """Return the items of good records and the reasons of bad ones, which must name the place."""
     found = []
     for record in read_records(inputs, **options):
         if isinstance(record, BadRecord):
@@ -70,23 +75,20 @@ def refused(*inputs: str, **options: Any) -> str:
 # ----------------------------------------------------------------------------------------------------------- formats
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "ndjson", "json", "JSONL", "jsonl.gz", "json.gz"])
-def test_json_lines(tmp_path: Path, ending: str) -> None:
-    assert items(write(tmp_path / f"a.{ending}", json_lines(TEXTS))) == TEXTS
-    assert items(write(tmp_path / f"b.{ending}", json_lines(TEXTS, "body")), field="body") == TEXTS
+def test_json_lines(tmp_path: Path) -> None:
+    for ending in ("jsonl", "ndjson", "json", "JSONL", "jsonl.gz"):
+        assert items(write(tmp_path / f"a.{ending}", json_lines(TEXTS, "body")), field="body") == TEXTS
 
 
-@pytest.mark.parametrize(("ending", "delimiter"), [("csv", ","), ("tsv", "\t"), ("csv.gz", ",")])
+@pytest.mark.parametrize(("ending", "delimiter"), [("csv.gz", ","), ("tsv", "\t")])
 def test_csv_and_tsv(tmp_path: Path, ending: str, delimiter: str) -> None:
     texts = [*TEXTS, "two\nlines", "long " * 50_000]
     assert items(write(tmp_path / f"a.{ending}", separated(texts, delimiter))) == texts
 
 
-@pytest.mark.parametrize("ending", ["txt", "txt.gz"])
-def test_plain_text_has_a_text_a_line(tmp_path: Path, ending: str) -> None:
+def test_plain_text_has_one_text_per_line(tmp_path: Path) -> None:
     separators = "a\u2028b\x0cc"  # line ends for str.splitlines, not for a text file
-    content = "\r\n".join([*TEXTS, separators])
-    assert items(write(tmp_path / f"a.{ending}", content)) == [*TEXTS, separators]
+    assert items(write(tmp_path / "a.txt", "\r\n".join([*TEXTS, separators]))) == [*TEXTS, separators]
 
 
 def test_segments_of_a_wmt_test_set(tmp_path: Path) -> None:
@@ -100,26 +102,24 @@ def test_segments_of_a_wmt_test_set(tmp_path: Path) -> None:
     assert "ine 10 of" in unended and "does not end" in unended
 
 
-@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string()])
-def test_parquet(tmp_path: Path, kind: pyarrow.DataType) -> None:
+def test_parquet(tmp_path: Path) -> None:
     texts = TEXTS * 500
-    table = pyarrow.table({"id": range(len(texts)), "text": pyarrow.array(texts, kind)})
-    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=300)
-    assert items(str(tmp_path / "a.parquet")) == texts
+    rows = [{"id": number, "text": text} for number, text in enumerate(texts)]
+    assert items(write_parquet(tmp_path / "a.parquet", rows, row_group_size=300)) == texts
 
 
 def test_dots_lead_into_objects(tmp_path: Path) -> None:
     rows = [{"translation": {"en": f"en{i}", "fr": f"fr{i}"}, "a.b": str(i)} for i in range(3)]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    for given_path in (path, str(tmp_path / "a.parquet")):
+    table = write_parquet(tmp_path / "a.parquet", rows)
+    for given_path in (path, table):
         assert items(given_path, field="translation.fr") == ["fr0", "fr1", "fr2"]
         assert items(given_path, field="a.b") == ["0", "1", "2"]
         pairs = items(given_path, field="translation.en", target_field="translation.fr")
         assert pairs == [Pair(f"en{i}", f"fr{i}") for i in range(3)]
     there = "there are 'translation.en', 'translation.fr', 'a.b'"
     assert there in mixed(path, field="translation.de")[0]
-    assert there in refused(str(tmp_path / "a.parquet"), field="translation.de")
+    assert there in refused(table, field="translation.de")
 
 
 def test_pairs(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def test_several_inputs_are_read_one_after_the_other_and_lazily(tmp_path: Path) 
     assert first == ["a", "b", "a", "b"]
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "txt", "txt.gz", "sgm"])
-def test_empty_files_hold_no_texts(tmp_path: Path, ending: str) -> None:
-    assert items(write(tmp_path / f"a.{ending}", "")) == []
+def test_empty_files_hold_no_texts(tmp_path: Path) -> None:
+    for ending in ("jsonl", "csv", "txt.gz", "sgm"):
+        assert items(write(tmp_path / f"a.{ending}", "")) == []
 
 
 def test_byte_order_marks_and_blank_lines_are_no_texts(tmp_path: Path) -> None:
@@ -197,10 +197,9 @@ def test_csv_brings_back_what_was_written(rows: list[tuple[str, str]], delimiter
 # ----------------------------------------------------------------------------------------------------- parallel text
 
 
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_parallel_text(tmp_path: Path, ending: str) -> None:
-    write(tmp_path / f"x.en-fr.en{ending}", "yes\nno\n")
-    write(tmp_path / f"x.en-fr.fr{ending}", "oui\r\nnon")
+def test_parallel_text(tmp_path: Path) -> None:
+    write(tmp_path / "x.en-fr.en", "yes\nno\n")
+    write(tmp_path / "x.en-fr.fr.gz", "oui\r\nnon")
     source = f"moses:{tmp_path}/x.en-fr:en-fr"
     assert items(source) == ["yes", "no"]
     assert items(source, field="fr") == ["oui", "non"]
@@ -230,14 +229,12 @@ def test_bad_lines_of_parallel_text_are_named(tmp_path: Path) -> None:
     assert mixed(f"moses:{tmp_path}/x:en-fr", field="fr")[2] == "trois"
 
 
-def test_parallel_text_that_does_not_match_is_refused_before_any_pair(tmp_path: Path) -> None:
+def test_parallel_text_of_unequal_length_is_refused_before_any_pair(tmp_path: Path) -> None:
     write(tmp_path / "x.en", "one\ntwo\n")
     write(tmp_path / "x.fr", "un\n")
-    with pytest.raises(InputError, match=r"x\.en' has 2 lines and .*x\.fr' has 1\."):
+    with pytest.raises(InputError, match=r"2 lines .* has 1"):
         next(read_records([f"moses:{tmp_path}/x:en-fr"], pairs=True))
-    assert "There is no file" in refused(f"moses:{tmp_path}/x:en-de") and "x.de.gz'" in refused(
-        f"moses:{tmp_path}/x:en-de"
-    )
+    assert "x.de.gz'" in refused(f"moses:{tmp_path}/x:en-de")
     for form in ("moses:x", "moses:x:en", "moses::en-fr", "moses:x:en-fr-de", "moses:x:en-en", "moses:x:-fr"):
         assert "moses:PREFIX:SOURCE-TARGET" in refused(form)
 
@@ -272,7 +269,7 @@ def test_shuffling_depends_on_the_seed_alone(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- bad input
 
 
-def test_what_is_not_there_is_refused_before_the_first_text(tmp_path: Path) -> None:
+def test_missing_inputs_are_refused_before_the_first_text(tmp_path: Path) -> None:
     good = write(tmp_path / "a.jsonl", json_lines(TEXTS))
     unknown = write(tmp_path / "a.docx", "")
     for inputs, message in [
@@ -292,32 +289,28 @@ def test_what_is_not_there_is_refused_before_the_first_text(tmp_path: Path) -> N
         assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"text": "x"', "is not valid JSON"),
-        ("[" * 100_000, "is not valid JSON"),
-        ('{"body": "x", "id": 1}', "has no field 'text': there are 'body', 'id'"),
-        ("{}", "has no field 'text': there are none"),
-        ('["x"]', "must be a JSON object, got a list"),
-        ('"x"', "must be a JSON object, got a string"),
-        ('{"text": null}', "must be a string, got null"),
-        ('{"text": 3.5}', "must be a string, got a number"),
-        ('{"text": true}', "must be a string, got a boolean"),
-        ('{"text": ["x"]}', "must be a string, got a list"),
-        ('{"text": ""}', "is empty"),
-        ('{"text": " \\t\\n\\u00a0"}', "is empty except for white space"),
-        ('{"text": "x\\ud83d"}', "has half of a surrogate pair"),
-        (b'{"text": "caf\xe9"}', "is not UTF-8: byte 14 of the line cannot be decoded"),
-    ],
-)
-def test_a_bad_line_is_named_and_reading_goes_on(tmp_path: Path, line: str | bytes, message: str) -> None:
-    content = line if isinstance(line, bytes) else line.encode()
-    path = write(tmp_path / "a.jsonl", b'{"text": "fine"}\n\n' + content + b'\n{"text": "behind"}\n')
-    before, found, behind = mixed(path)
+def test_bad_lines_are_named_and_reading_goes_on(tmp_path: Path) -> None:
+    bad = {
+        b'{"text": "x"': "is not valid JSON",
+        b"[" * 100_000: "is not valid JSON",
+        b'{"body": "x", "id": 1}': "has no field 'text': there are 'body', 'id'",
+        b"{}": "has no field 'text': there are none",
+        b'["x"]': "must be a JSON object, got a list",
+        b'"x"': "must be a JSON object, got a string",
+        b'{"text": null}': "must be a string, got null",
+        b'{"text": 3.5}': "must be a string, got a number",
+        b'{"text": true}': "must be a string, got a boolean",
+        b'{"text": ["x"]}': "must be a string, got a list",
+        b'{"text": ""}': "is empty",
+        b'{"text": " \\t\\n\\u00a0"}': "is empty except for white space",
+        b'{"text": "x\\ud83d"}': "has half of a surrogate pair",
+        b'{"text": "caf\xe9"}': "is not UTF-8: byte 14 of the line",
+    }
+    path = write(tmp_path / "a.jsonl", b'{"text": "fine"}\n\n' + b"\n".join(bad) + b'\n{"text": "behind"}\n')
+    before, *found, behind = mixed(path)
     assert (before, behind) == ("fine", "behind")
-    assert message in found and "ine 3 of" in found and path in found
-    assert [record.place for record in read_records([path])][1] == f"line 3 of {path!r}"
+    for number, (reason, message) in enumerate(zip(found, bad.values(), strict=True), start=3):
+        assert message in reason and f"ine {number} of {path!r}" in reason
 
 
 def test_many_fields_are_not_all_listed(tmp_path: Path) -> None:
@@ -325,7 +318,7 @@ def test_many_fields_are_not_all_listed(tmp_path: Path) -> None:
     assert mixed(path)[0].endswith("'f19' and 30 more.")
 
 
-def test_empty_texts_are_records_where_they_are_allowed(tmp_path: Path) -> None:
+def test_empty_texts_are_records_if_they_are_allowed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "one\n\n \n")
     assert items(path, allow_empty=True) == ["one", "", " "]
     assert [isinstance(record, BadRecord) for record in read_records([path])] == [False, True, True]
@@ -333,7 +326,7 @@ def test_empty_texts_are_records_where_they_are_allowed(tmp_path: Path) -> None:
     assert [isinstance(r, BadRecord) for r in read_records([broken], allow_empty=True)] == [False, True]
 
 
-def test_bad_rows_are_named_and_reading_goes_on(tmp_path: Path) -> None:
+def test_bad_csv_rows_are_named_and_reading_goes_on(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.csv",
         b'id,text\n1,"two\nlines"\n2,one, two\n3,"quoted"badly\n4,caf\xe9\n5,\n6,good\n7,"open\n8,x\n',
@@ -366,8 +359,7 @@ def test_bad_archives_and_parquet_files_are_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         assert f"{name}' cannot be read" in refused(str(tmp_path / name))
     assert "cannot be read as Parquet" in refused(write(tmp_path / "a.parquet", b"PAR1nonsense"))
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["x", None], "n": [1, 2]}), tmp_path / "b.parquet")
-    path = str(tmp_path / "b.parquet")
+    path = write_parquet(tmp_path / "b.parquet", [{"text": "x", "n": 1}, {"text": None, "n": 2}])
     good, bad = mixed(path)
     assert good == "x"
     assert bad == f"Field 'text' in row 2 of {path!r} must be a string, got null."

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 from small_data import SETTINGS, random_texts, write_lines
 from tiny_audio import noise, tone
 from tiny_models import WORDS
@@ -86,6 +85,7 @@ def test_files_of_a_pattern_are_identified_by_content(tmp_path: Path) -> None:
 
 
 def test_sounds_are_identified_by_content(sounds: tuple[Path, Path], tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
     for kind, sound in (("hum", tone), ("hiss", noise)):
         (tmp_path / kind).mkdir()
         for number in range(6):

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 
-import matplotlib.image
 import numpy as np
 import pytest
 
@@ -27,7 +26,8 @@ def figure(monkeypatch, tmp_path):
     def draw(cells, **options):
         plot_heatmap(tmp_path / "map.png", cells, title="a $title", label="AUROC", **options)
         assert [path.name for path in tmp_path.iterdir()] == ["map.png"]
-        assert matplotlib.image.imread(tmp_path / "map.png").std() > 0
+        image = pytest.importorskip("matplotlib.image")
+        assert image.imread(tmp_path / "map.png").std() > 0
         return made[-1]
 
     return draw
