@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from apood.evaluation.workers import Failure, Share, in_processes
+from apood.support.processes import Failure, Share, in_processes
 from benchmarks.quality.measure import embed, find_scores, find_stores, measure, read_measured
 from benchmarks.quality.report import make_page, plot_aux_curve
 from benchmarks.quality.tasks import BACKBONES, TASKS

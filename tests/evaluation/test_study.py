@@ -13,8 +13,8 @@ from apood.evaluation.entry import Entry
 from apood.evaluation.result import MEAN
 from apood.evaluation.split import Split, draw_share
 from apood.evaluation.study import fit_entry, refuse_all_failed, run_entry, run_study
-from apood.evaluation.workers import Failure
 from apood.support.errors import InputError
+from apood.support.processes import Failure
 from apood.tokens.batch import Ragged
 from apood.tokens.source import Subset
 from apood.tokens.store import TokenStore

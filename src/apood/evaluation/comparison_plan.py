@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from apood.detectors.contract.base import refuse_incompatible
 from apood.detectors.contract.registry import list_methods
 from apood.evaluation.entry import Entry
 from apood.evaluation.result import MEAN
@@ -14,7 +15,6 @@ from apood.evaluation.split import Split, draw_share
 from apood.support.checks import check_integer, format_count, suggest_name
 from apood.support.errors import ApoodError, InputError
 from apood.tokens.digest import content_digest
-from apood.tokens.identity import describe_other, same_encoder
 from apood.tokens.source import split
 from apood.tokens.store import TokenStore
 
@@ -224,15 +224,7 @@ def _check_stores(plan: ComparisonPlan, stores: Mapping[str, TokenStore]) -> Non
                 f"The store {plan.stores[key]} of {key} has {format_count(len(store), 'sequence')}{part}, "
                 f"and at least {least} are needed."
             )
-        if store.dim != reference.dim:
-            raise InputError(
-                f"{key} has tokens with D={store.dim}, {first} with D={reference.dim}: they must be equal."
-            )
-        if not same_encoder(store.encoder, reference.encoder):
-            raise InputError(
-                f"{key} has tokens from another encoder ({describe_other(store.encoder, reference.encoder)}) than "
-                f"{first} ({describe_other(reference.encoder, store.encoder)}): all must come from one encoder."
-            )
+        refuse_incompatible(store, reference, {"tokens"}, key, first)
     if plan.id is not None and not 0 < round(plan.test_share * len(stores["id"])) < len(stores["id"]) - 1:
         raise InputError(
             f"A test_share of {plan.test_share} divides the {len(stores['id'])} sequences of the store {plan.id} of id "

@@ -85,7 +85,7 @@ class Entry:
             detector.check_parameters()
         except (InputError, TypeError, ValueError) as error:
             reason = str(error).rstrip(".")
-            raise InputError(f"the parameters of {kind.name} are not allowed: {reason}.") from error
+            raise InputError(f"The parameters of {kind.name} are not allowed: {reason}.") from error
         if self.aux != "all":
             check_integer("aux", self.aux, 0)
         if self.aux != 0 and detector.aux == "unused":

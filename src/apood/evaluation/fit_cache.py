@@ -10,15 +10,13 @@ The cache has one folder for each fit. Its name is a digest of the method, its p
 Files that cannot be read, or that belong to something else, are made anew.
 """
 
-import contextlib
 import hashlib
 import json
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -116,12 +114,19 @@ class CachedFit:
         detector: Detector = clone(self.unfitted)
         before = _begin(self.folder / "begun.json", checkpoint)
         begun = time.perf_counter()
-        with _catch_fit_warnings() as caught:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", FitWarning)
             detector.fit(self._train, self._aux, checkpoint=checkpoint)
+        seconds = before + time.perf_counter() - begun
+        own = [warning for warning in caught if issubclass(warning.category, FitWarning)]
+        diverged = [str(warning.message) for warning in own if issubclass(warning.category, DivergedWarning)]
+        for other in caught:  # those of libraries are shown as usual
+            if other not in own:
+                warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
         return detector, {
-            "seconds": before + time.perf_counter() - begun,
-            "warnings": [text for _, text in caught],
-            "diverged": next((text for category, text in caught if issubclass(category, DivergedWarning)), None),
+            "seconds": seconds,
+            "warnings": [str(warning.message) for warning in own],
+            "diverged": diverged[0] if diverged else None,
         }
 
 
@@ -187,28 +192,3 @@ def _read_scores(path: Path, digest: str, count: int) -> tuple[Scores, float] | 
     if metadata.get("set") != digest or scores.shape != (count,) or scores.dtype != np.float64:
         return None
     return scores, seconds
-
-
-@contextlib.contextmanager
-def _catch_fit_warnings() -> Iterator[list[tuple[type[Warning], str]]]:
-    """Collect the warnings of fits for the tables, and show all others as usual."""
-    caught: list[tuple[type[Warning], str]] = []
-    with warnings.catch_warnings():
-        show_others = warnings.showwarning
-
-        def show(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
-            if issubclass(category, FitWarning):
-                caught.append((category, str(message)))
-            else:
-                show_others(message, category, filename, lineno, file, line)
-
-        warnings.showwarning = show
-        warnings.simplefilter("always", FitWarning)
-        yield caught

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.base import clone
 
 from apood.detectors.contract.artefact import to_json
-from apood.detectors.contract.base import Detector, refuse_lacking, refuse_unfit
+from apood.detectors.contract.base import Detector, refuse_incompatible, refuse_lacking, refuse_unfit
 from apood.detectors.contract.held_out import HeldOutFit
 from apood.evaluation.entry import Entry
 from apood.evaluation.intervals import Estimate
@@ -21,10 +20,9 @@ from apood.evaluation.metrics import auroc
 from apood.evaluation.result import Result, Run
 from apood.evaluation.split import Split, narrow_channels
 from apood.evaluation.study import Jobs, fit_entry, run_study
-from apood.support.checks import check_integer, suggest_name
+from apood.support.checks import check_integer
 from apood.support.errors import InputError
 from apood.tokens.digest import content_digest
-from apood.tokens.identity import describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source, split
 
 __all__ = ["HELD_OUT_PROMISE", "Point", "Selection", "select"]
@@ -215,8 +213,6 @@ def _open_source(data: Any, detector: Detector) -> TokenSource:
 
 def _refuse_useless(detector: Detector, sources: Mapping[str, TokenSource], learns: bool) -> None:
     """Raise an InputError for data that the method cannot be fitted on or judged by, before any of it is read."""
-    if learns and detector.aux == "unused":
-        raise InputError(f"{detector.name} learns from in-distribution data alone: it cannot be supervised.")
     if learns and _AUX not in sources:
         raise InputError(f"To learn from AUX sequences, {detector.name} has to be given some.")
     if _AUX not in sources and not detector.has_held_out_fit:
@@ -224,19 +220,12 @@ def _refuse_useless(detector: Detector, sources: Mapping[str, TokenSource], lear
             f"Settings of {detector.name} can only be chosen with AUX sequences: "
             "it has no criterion for held-out ID sequences alone, as ap-ood has."
         )
-    inside = sources["ID"]
     known: dict[str, str] = {}
     for role, source in sources.items():
         if not len(source):
             raise InputError(f"There are no {role} sequences.")
         refuse_lacking(source, detector.name, detector.requires, f"{role} data")
-        if "tokens" in detector.requires and source.dim != inside.dim:
-            raise InputError(f"The {role} tokens have D={source.dim}, the ID tokens have D={inside.dim}.")
-        if not same_encoder(source.encoder, inside.encoder):
-            raise InputError(
-                f"The {role} tokens come from another encoder ({describe_other(source.encoder, inside.encoder)}) "
-                f"than the ID tokens ({describe_other(inside.encoder, source.encoder)})."
-            )
+        refuse_incompatible(source, sources["ID"], detector.requires, role, "ID")
         other = known.setdefault(content_digest(source), role)
         if other != role:
             raise InputError(f"The {role} sequences are the {other} sequences: each must be a set of its own.")
@@ -271,7 +260,6 @@ def _list_candidates(
 ) -> list[_Candidate]:
     """Return the detector as it is and with each setting of the grid, each once, after checking their parameters."""
     detector.check_parameters()
-    own = detector.get_params(deep=False)
     if grid is None:
         space = detector.hyperparameter_space(dim, supervised=learns)
         if not any(space):
@@ -280,35 +268,21 @@ def _list_candidates(
                 "or choose a method that has, such as ap-ood."
             )
     else:
-        space = _list_combinations(detector, grid)
+        empty = [f"no value for {name}" for name, values in grid.items() if not len(values)]
+        if empty or not grid:
+            raise InputError(f"The grid is empty: it has {empty[0] if empty else 'no parameter'}.")
+        space = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    own = detector.get_params(deep=False)
     if not any(own | settings == own for settings in space):
         space = [{}, *space]
     found: list[_Candidate] = []
-    known: list[dict[str, Any]] = []
     for settings in space:
-        changed: Detector = clone(detector).set_params(**settings)
-        changed.check_parameters()
-        if (parameters := own | settings) not in known:
-            known.append(parameters)
-            name = ", ".join(f"{key}={value}" for key, value in settings.items()) or "the settings as given"
-            entry = Entry(type(detector), changed.get_params(deep=False), name, aux="all" if learns else 0)
-            found.append(_Candidate(settings, parameters == own, entry))
+        name = ", ".join(f"{key}={value}" for key, value in settings.items()) or "the settings as given"
+        entry = Entry(type(detector), own | settings, name, aux="all" if learns else 0)
+        entry.check()
+        if not any(entry.parameters == candidate.entry.parameters for candidate in found):
+            found.append(_Candidate(settings, entry.parameters == own, entry))
     return found
-
-
-def _list_combinations(detector: Detector, grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    allowed = detector.get_params(deep=False)
-    if not grid:
-        raise InputError("The grid is empty: it names no parameter.")
-    for name, values in grid.items():
-        if name not in allowed:
-            there = f"there are {', '.join(allowed)}" if allowed else "it has none"
-            raise InputError(
-                f"{detector.name} has no parameter {name!r}{suggest_name(name, allowed)} to search: {there}."
-            )
-        if not len(values):
-            raise InputError(f"The grid is empty: it has no value for {name}.")
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def _check_seeds(detector: Detector, candidates: Sequence[_Candidate], seeds: int) -> None:

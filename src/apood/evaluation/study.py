@@ -15,10 +15,10 @@ from apood.evaluation.entry import Entry
 from apood.evaluation.fit_cache import CachedFit
 from apood.evaluation.result import Result, Run, compute_mean_row, compute_rows
 from apood.evaluation.split import Split
-from apood.evaluation.workers import Failure, Share, run_tasks, share_cores
 from apood.support.checks import check_integer
 from apood.support.device import resolve_device
 from apood.support.errors import ApoodError, InputError
+from apood.support.processes import Failure, Share, run_tasks, share_cores
 
 __all__ = ["ACCEPT", "Jobs", "fit_entry", "refuse_all_failed", "run_entry", "run_study"]
 

@@ -24,7 +24,7 @@ from apood.evaluation.entry import Entry
 from apood.evaluation.result import ResultRow, Run
 from apood.evaluation.split import Split
 from apood.evaluation.study import fit_entry, run_study
-from apood.evaluation.workers import Failure
+from apood.support.processes import Failure
 from apood.experiments.demo_sources import find_minilm
 from apood.experiments.demo_texts import DemoTexts, make_demo_texts
 from apood.explain.terminal import marked_text

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Collection, Generator, Hashable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
@@ -30,6 +30,7 @@ __all__ = [
     "Scores",
     "find_nonempty",
     "get_required_parts",
+    "refuse_incompatible",
     "refuse_lacking",
     "refuse_nonfinite",
     "refuse_unfit",
@@ -47,6 +48,19 @@ def find_nonempty(batch: TokenBatch, requires: frozenset[str]) -> torch.Tensor:
     """Which sequences have at least one row of everything that is required."""
     bounds = [part.offsets.numpy() for part in get_required_parts(batch, requires).values()]  # fast on a few numbers
     return torch.from_numpy(np.logical_and.reduce([own[1:] > own[:-1] for own in bounds]))
+
+
+def refuse_incompatible(
+    source: TokenSource, other: TokenSource, requires: Collection[str], role: str, other_role: str
+) -> None:
+    """Raise InputError if two sources have tokens of different dimensions or from different encoders."""
+    if "tokens" in requires and source.dim != other.dim:
+        raise InputError(f"The {role} tokens have D={source.dim}, the {other_role} tokens have D={other.dim}.")
+    if not same_encoder(source.encoder, other.encoder):
+        raise InputError(
+            f"The {role} tokens come from another encoder ({describe_other(source.encoder, other.encoder)}) "
+            f"than the {other_role} tokens ({describe_other(other.encoder, source.encoder)})."
+        )
 
 
 def refuse_lacking(source: TokenSource, method: str, requires: frozenset[str], role: str) -> None:
@@ -345,13 +359,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if self.aux == "unused":
             raise InputError(f"{self.name} learns from in-distribution data alone and takes no AUX sequences.")
         outliers = as_source(aux)
-        if "tokens" in self.requires and outliers.dim != source.dim:
-            raise InputError(f"The AUX tokens have D={outliers.dim}, the ID tokens have D={source.dim}.")
-        if not same_encoder(outliers.encoder, source.encoder):
-            raise InputError(
-                f"The AUX tokens come from another encoder ({describe_other(outliers.encoder, source.encoder)}) "
-                f"than the ID tokens ({describe_other(source.encoder, outliers.encoder)})."
-            )
+        refuse_incompatible(outliers, source, self.requires, "AUX", "ID")
         return outliers
 
     def _check_calibrated(self) -> None:

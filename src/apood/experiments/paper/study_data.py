@@ -16,7 +16,7 @@ from apood.evaluation.result import MEAN, Result
 from apood.evaluation.selection import Selection, select
 from apood.evaluation.split import Split, draw_share
 from apood.evaluation.study import refuse_all_failed, run_study
-from apood.evaluation.workers import Failure, attempt
+from apood.support.processes import Failure, attempt
 from apood.experiments.paper.data_sets import OOD, DataSets
 from apood.experiments.paper.model_facts import ModelFacts
 from apood.experiments.paper.tasks import SHARE, Mode, Settings, resolve_beta
