@@ -24,7 +24,6 @@ from apood.evaluation.entry import Entry
 from apood.evaluation.result import ResultRow, Run
 from apood.evaluation.split import Split
 from apood.evaluation.study import fit_entry, run_study
-from apood.support.processes import Failure
 from apood.experiments.demo_sources import find_minilm
 from apood.experiments.demo_texts import DemoTexts, make_demo_texts
 from apood.explain.terminal import marked_text
@@ -32,6 +31,7 @@ from apood.report.grid import grid_of_rows
 from apood.report.plots import plot_score_distributions
 from apood.report.tables import TerminalTable
 from apood.support.files import refuse_unwritable, write_json
+from apood.support.processes import Failure
 from apood.support.progress import track
 
 __all__ = ["run_demo"]

@@ -16,11 +16,11 @@ from apood.evaluation.result import MEAN, Result
 from apood.evaluation.selection import Selection, select
 from apood.evaluation.split import Split, draw_share
 from apood.evaluation.study import refuse_all_failed, run_study
-from apood.support.processes import Failure, attempt
 from apood.experiments.paper.data_sets import OOD, DataSets
 from apood.experiments.paper.model_facts import ModelFacts
 from apood.experiments.paper.tasks import SHARE, Mode, Settings, resolve_beta
 from apood.support.errors import InputError
+from apood.support.processes import Failure, attempt
 from apood.tokens.source import Subset, TokenSource, split
 from apood.tokens.store import TokenStore
 
