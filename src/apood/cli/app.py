@@ -47,7 +47,7 @@ _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
     "Which method, which settings": (
         (evaluate, "apood evaluate detector --id test --ood news=news --ood code=code"),
         (compare, "apood compare --id-train train --id-test test --ood news=news --ood code=code --out comparison"),
-        (select, "apood select train --aux outliers --out search"),
+        (select, "apood select train --method ap-ood --aux outliers --out search"),
         (methods, "apood methods"),
     ),
     "More": (
