@@ -12,6 +12,7 @@ from typing import Any
 from typer.main import get_command
 
 from apood.cli.app import app
+from apood.experiments.paper.catalogue import CATALOGUE
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 HEADER = "| option | meaning | default |\n| --- | --- | --- |\n"
@@ -19,13 +20,12 @@ TABLE = re.compile(r"^\| option \|.*\n(?:^\|.*\n)*", re.MULTILINE)
 
 
 def list_commands(group: Any, prefix: str = "apood") -> Iterator[tuple[str, Any]]:
-    """Yield every command with its full name."""
-    for name in group.commands:
-        command = group.commands[name]
+    """Yield every command with its full name. The experiments of the paper, which are all alike, share one: NAME."""
+    for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from list_commands(command, f"{prefix} {name}")
         else:
-            yield f"{prefix} {name}", command
+            yield f"{prefix} {'NAME' if name in CATALOGUE else name}", command
 
 
 COMMANDS: dict[str, Any] = dict(list_commands(get_command(app)))

@@ -142,10 +142,10 @@ def working_directory(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     if page == README:
-        from apood.experiments.demo_model import minilm_folder
+        from apood.experiments.demo_sources import find_minilm
 
         (tmp_path / MODEL).parent.mkdir()
-        (tmp_path / MODEL).symlink_to(minilm_folder())
+        (tmp_path / MODEL).symlink_to(find_minilm())
         exec(next(block.content for block in blocks_of(TOUR) if block.language == "python"), {})
         return
     if not any(block.language == "console" and "$ apood" in block.content for block in blocks_of(page)):
