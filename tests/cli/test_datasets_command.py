@@ -44,7 +44,7 @@ def test_one_of_them_as_json(apood):
 
 
 def test_an_unknown_name(refused):
-    assert "There is no data set 'xsun'" in (message := refused("datasets", "xsun"))
+    assert "no data set 'xsun'" in (message := refused("datasets", "xsun"))
     assert "xsum, c4" in message
 
 

@@ -17,36 +17,35 @@ __all__ = ["datasets"]
 
 def datasets(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Say all about this one.", show_default="list them all")
+        str | None, typer.Argument(metavar="NAME", help="Show the details of this set.", show_default="list all sets")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects, or the one object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Lists the data sets of the paper, which commands that take texts know by name.
+    """List the data sets of the paper, which all commands that read texts know by name.
 
-    As an input write NAME:SPLIT where the set is on the Hugging Face hub, else NAME:PATH with what you downloaded.
+    Write NAME:SPLIT for a set on the Hugging Face hub, and NAME:PATH for a set that you have downloaded.
     """
     from apood.data.presets import PRESETS
 
     if name is None:
         if as_json:
-            print_json([_facts(preset) for preset in PRESETS.values()])
+            print_json([_collect_facts(preset) for preset in PRESETS.values()])
         else:
-            _print_table()
+            _print_list()
         return
     name = name.partition(":")[0]
     if name not in PRESETS:
         raise InputError(
-            f"There is no data set {name!r}{suggest_name(name, PRESETS)} among those of the paper: "
-            f"there are {', '.join(PRESETS)}."
+            f"The paper has no data set {name!r}{suggest_name(name, PRESETS)}: there are {', '.join(PRESETS)}."
         )
-    facts = _facts(PRESETS[name])
+    facts = _collect_facts(PRESETS[name])
     if as_json:
         print_json(facts)
     else:
         print_facts({key.replace("_", " "): value for key, value in facts.items() if value})
 
 
-def _facts(preset: "Preset") -> dict[str, Any]:
+def _collect_facts(preset: "Preset") -> dict[str, Any]:
     where = preset.where.partition(",")[0]
     return {
         "name": preset.name,
@@ -64,7 +63,7 @@ def _facts(preset: "Preset") -> dict[str, Any]:
     }
 
 
-def _print_table() -> None:
+def _print_list() -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -87,4 +86,6 @@ def _print_table() -> None:
             table.add_row(Text.assemble((name, "bold"), colon, where), preset.role, lines)
         console.print(table)
         console.print()
-    console.print(Text("apood datasets NAME says how one is had, and what is not certain about it.", style="dim"))
+    console.print(
+        Text("`apood datasets NAME` shows how to get a set, and what could not be verified about it.", style="dim")
+    )

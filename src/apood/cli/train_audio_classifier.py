@@ -35,13 +35,15 @@ def audio_classifier(
         typer.Option(metavar="SOUNDS", help="Validation sounds.", show_default="a share of SOUNDS"),
     ] = None,
     validation_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of each class to validate on if --validation is not given.")
+        float, typer.Option(metavar="SHARE", help="Share of each class to validate on without --validation.")
     ] = 0.2,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip sounds that cannot be used.")] = False,
     seconds: Annotated[
         float | None,
         typer.Option(
-            metavar="S", help="Length of the model's window.", show_default="the longest sound, at most 10.24"
+            metavar="S",
+            help="Length of the model's window in seconds.",
+            show_default="the longest sound, at most 10.24",
         ),
     ] = None,
     patch: Annotated[int, typer.Option(min=1, metavar="N", help="Number of mel bins and of frames per patch.")] = 32,
@@ -58,7 +60,7 @@ def audio_classifier(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted training.")] = False,
     checkpoint_seconds: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Seconds between two checkpoints: at most so much work is lost."),
+        typer.Option(min=0, metavar="SECONDS", help="Time between two checkpoints."),
     ] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

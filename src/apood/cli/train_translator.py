@@ -53,7 +53,7 @@ def translator(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records that are not pairs.")] = False,
     size: Annotated[
         ModelSize,
-        typer.Option("--size", metavar="SIZE", help="base (the paper's), small (53 MB) or tiny (to try things out)."),
+        typer.Option("--size", metavar="SIZE", help="base (the paper's), small (53 MB) or tiny (for trials)."),
     ] = ModelSize.base,
     vocabulary: Annotated[
         int | None,
@@ -67,7 +67,7 @@ def translator(
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Largest number of training batches.")] = 100_000,
     minutes: Annotated[
         float | None,
-        typer.Option(metavar="M", help="Largest number of minutes; shortens the schedule.", show_default="no limit"),
+        typer.Option(metavar="M", help="Longest duration; it shortens the schedule.", show_default="no limit"),
     ] = None,
     batch_tokens: Annotated[
         int, typer.Option(min=8, metavar="N", help="Tokens per batch on its longer side, including padding.")
@@ -78,7 +78,7 @@ def translator(
     ] = 0.04,
     dropout: Annotated[float, typer.Option(metavar="SHARE", help="Share of the activations that a step drops.")] = 0.1,
     label_smoothing: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of the target probability that is spread over the vocabulary.")
+        float, typer.Option(metavar="SHARE", help="Share of the probability that is spread over the vocabulary.")
     ] = 0.1,
     validate_every: Annotated[int, typer.Option(min=1, metavar="STEPS", help="Steps between two validations.")] = 1000,
     beams: Annotated[
@@ -91,7 +91,7 @@ def translator(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted training.")] = False,
     checkpoint_seconds: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Seconds between two checkpoints: at most so much work is lost."),
+        typer.Option(min=0, metavar="SECONDS", help="Time between two checkpoints."),
     ] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
