@@ -1,7 +1,7 @@
-"""All speed benchmarks on this machine: `make bench`, or `PYTHONPATH=src python -m benchmarks` without an installation.
+"""Run all speed benchmarks: `make bench`, or `PYTHONPATH=src python -m benchmarks` without an installation.
 
-Prints a table and appends it to benchmarks/results.csv, from which RESULTS.md is rendered; with `--out`, to
-`DIR/results.csv` only, for `python -m benchmarks.render DIR/results.csv` on the machine where the repository is.
+Prints a table and appends it to benchmarks/results.csv, from which RESULTS.md is rendered. With `--out`, the table goes
+to `DIR/results.csv` only, for `python -m benchmarks.render DIR/results.csv` on the machine with the repository.
 """
 
 import argparse
@@ -15,29 +15,29 @@ import torch
 
 from benchmarks import detectors, encoder_share, errors, growth, memory, pooling, reading, training
 from benchmarks.inputs import Setting
-from benchmarks.record import RESULTS, Record, Row, append, this_run
-from benchmarks.render import render, shown_row, table_head
+from benchmarks.record import RESULTS, Record, Row, append, describe_run
+from benchmarks.render import format_head, format_row, render
 
 GROUPS: dict[str, Callable[[Setting], list[Row]]] = {
-    "pool": pooling.rows,
-    "step": training.rows,
-    "fit": training.fit_rows,
-    "latency": detectors.latency_rows,
-    "scoring": detectors.rows,
-    "encoder": encoder_share.rows,
-    "growth": growth.rows,
-    "reading": reading.rows,
-    "memory": memory.rows,
-    "errors": errors.rows,
+    "pool": pooling.measure_rows,
+    "step": training.measure_rows,
+    "fit": training.measure_fits,
+    "latency": detectors.measure_latency,
+    "scoring": detectors.measure_rows,
+    "encoder": encoder_share.measure_rows,
+    "growth": growth.measure_rows,
+    "reading": reading.measure_rows,
+    "memory": memory.measure_rows,
+    "errors": errors.measure_rows,
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the groups one after the other; one that fails is told, stops no other, and makes the exit code 1."""
+    """Run the groups in turn and return the exit code; a group that fails is reported and stops no other."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", choices=GROUPS, action="append", metavar="GROUP", help=f"one of {', '.join(GROUPS)}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; kept only with --out")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that it runs; kept only with --out")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for results.csv instead of benchmarks/")
     given = parser.parse_args(arguments)
     if given.device == "cuda" and not torch.cuda.is_available():
@@ -46,9 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.out.mkdir(parents=True, exist_ok=True)
     place = given.out / RESULTS.name if given.out is not None else None if given.quick else RESULTS
 
-    setting, run, failed = Setting(given.device, given.quick), this_run(given.device), False
+    setting, run, failed = Setting(given.device, given.quick), describe_run(given.device), False
     print(f"{run.machine}, {run.software}, commit {run.commit or 'unknown'}\n")
-    print("\n".join(table_head()), flush=True)
+    print("\n".join(format_head()), flush=True)
     for group in given.only or GROUPS:
         started = time.perf_counter()
         try:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
             failed = True
             continue
-        print("\n".join(map(shown_row, rows)), flush=True)
+        print("\n".join(map(format_row, rows)), flush=True)
         print(f"{group}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
         if place is not None:
             append(place, (Record(run, row) for row in rows))

@@ -1,11 +1,11 @@
-"""Sounds of machines, some of whose classes a classifier never heard: which detectors notice, and by how much.
+"""Detectors on sounds of machines, with classes that the classifier was not trained on.
 
     python -m benchmarks.audio --data FOLDER [--seeds 3] [--pretraining-steps 600] [--steps 600]
 
-FOLDER has .npz archives with `audio`, `sr` and `label`: `esc50_machine.npz`, of whose eight classes two are held out
-(the near OOD set), and any others, which are OOD as a whole. A quarter of the sounds of the other six classes is for
-testing. For every seed a classifier of the paper's shape is trained on the rest with masked-autoencoder pretraining,
-and the detectors are fitted on its tokens or its logits; the table has the mean over the seeds.
+FOLDER has .npz archives with `audio`, `sr` and `label`. Two of the eight classes of `esc50_machine.npz` are held out
+(the near OOD set); all other archives are OOD. A quarter of the sounds of the other six classes is for testing. For
+every seed, a classifier of the paper's shape is trained on the rest with masked-autoencoder pretraining, and the
+detectors are fitted on its tokens or logits. The table has the mean over the seeds.
 """
 
 import argparse
@@ -42,18 +42,18 @@ _METHODS = (
 )
 
 
-def sounds_of(path: Path) -> list[Sound]:
+def read_sounds_of(path: Path) -> list[Sound]:
     return [record.item for record in read_sounds([str(path)]) if isinstance(record, Record)]
 
 
-def one_seed(data: Path, work: Path, seed: int, pretraining: int, steps: int) -> tuple[list[Result], float, float]:
-    """The methods on the tokens of one classifier, its accuracy, and how many minutes its training took."""
-    machines = sounds_of(data / f"{_MACHINES}.npz")
+def run_seed(data: Path, work: Path, seed: int, pretraining: int, steps: int) -> tuple[list[Result], float, float]:
+    """Return the results on the tokens of one classifier, its accuracy, and the minutes of its training."""
+    machines = read_sounds_of(data / f"{_MACHINES}.npz")
     known = [sound for sound in machines if sound.label not in _HELD_OUT]
     learned, tested = split_sounds(known, 0.25, seed)
     sets = {"train": learned, "test": tested, "machines": [s for s in machines if s.label in _HELD_OUT]}
     others = [path for path in sorted(data.glob("*.npz")) if path.stem != _MACHINES]
-    sets |= {path.stem.removeprefix("esc50_"): sounds_of(path) for path in others}
+    sets |= {path.stem.removeprefix("esc50_"): read_sounds_of(path) for path in others}
 
     def schedule(count: int, rate: float) -> Schedule:
         return Schedule(count, rate, warm_up=0.1, weight_decay=0.05, seed=seed)
@@ -103,7 +103,7 @@ def main() -> None:
     runs = []
     for seed in range(options.seeds):
         with TemporaryDirectory(prefix="apood-audio-") as work:
-            results, accuracy, minutes = one_seed(
+            results, accuracy, minutes = run_seed(
                 options.data, Path(work), seed, options.pretraining_steps, options.steps
             )
         print(f"seed {seed}: validation accuracy {100 * accuracy:.1f}%, trained in {minutes:.1f} minutes", flush=True)

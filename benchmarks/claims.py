@@ -1,15 +1,15 @@
-"""Gathers what the experiments below paper/ found of the paper's claims into one page, paper/CLAIMS.md.
+"""Write the page paper/CLAIMS.md with all claims of the paper that experiments below paper/ have checked.
 
     python -m benchmarks.claims
 
-Each folder there is what `apood bench` left of one experiment.
+Each folder there holds the results of one experiment, as `apood bench` writes them.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main", "page"]
+__all__ = ["main", "make_page"]
 
 _PAPER = Path(__file__).parent / "paper"
 _VERDICTS = {True: "held", False: "**not held**", None: "cannot be told"}
@@ -24,12 +24,12 @@ they are; the tables have the deviations.
 
 
 def main() -> None:
-    """The command."""
-    (_PAPER / "CLAIMS.md").write_text(page(_PAPER), encoding="utf-8")
+    """Run the command."""
+    (_PAPER / "CLAIMS.md").write_text(make_page(_PAPER), encoding="utf-8")
 
 
-def page(folder: Path) -> str:
-    """All claims that were checked in the experiments below `folder`."""
+def make_page(folder: Path) -> str:
+    """Return the page of all claims that were checked in the experiments below `folder`."""
     lines = []
     for path in sorted(folder.rglob("results.json"), key=_order):
         results = json.loads(path.read_text(encoding="utf-8"))

@@ -1,9 +1,10 @@
-"""A whole comparison of all methods on token embeddings: what each costs beside Mahalanobis.
+"""The cost of every method in a comparison, relative to Mahalanobis.
 
     python -m benchmarks.compare [--without-aux]
 
-Writes stores of random tokens in float16 to a temporary folder (1500 ID sequences to learn from, 500 ID and 5 x 500 OOD
-sequences to score, 500 AUX, each of 128 tokens with D = 384) and compares all methods on one split of the whole stores.
+This writes stores of random float16 tokens to a temporary folder (1500 ID sequences to fit on, 500 ID and 5 x 500 OOD
+sequences to score, 500 AUX, each of 128 tokens with D = 384), and compares all methods on one split of the whole
+stores.
 """
 
 import argparse
@@ -24,7 +25,7 @@ _BASELINE = "mahalanobis"
 
 
 def write(folder: Path, sequences: int, seed: int, shift: float = 0.0) -> Path:
-    """Correlated tokens around a topic of each sequence; `shift` moves them along one direction."""
+    """Write correlated tokens around a topic per sequence; `shift` moves them along one direction."""
     space = torch.Generator().manual_seed(99)
     mixing = torch.randn(_DIM, _DIM, generator=space) / _DIM**0.5 + torch.eye(_DIM)
     direction = torch.nn.functional.normalize(torch.randn(_DIM, generator=space), dim=0)

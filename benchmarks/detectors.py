@@ -1,4 +1,4 @@
-"""Whole detectors: what scores cost beyond the matrix product, of a batch and of one sequence at a time."""
+"""Scoring through detectors, of a batch and of one sequence at a time, compared with the bare matrix product."""
 
 import warnings
 from typing import NamedTuple
@@ -11,12 +11,12 @@ from apood.detectors.mahalanobis import Mahalanobis
 from apood.pooling import FrozenPool
 from apood.support.errors import FitWarning
 from apood.tokens.batch import dtype_name
-from benchmarks.inputs import BARE, PAPER, Setting, Shape, bare_product, paper_pool, queries_of, tokens_of
+from benchmarks.inputs import BARE, PAPER, Setting, Shape, bare_product, make_queries, make_tokens, paper_pool
 from benchmarks.pooling import FROZEN
 from benchmarks.record import Row
 from benchmarks.timing import Call, measure
 
-__all__ = ["AP_OOD", "MAHALANOBIS", "fitted", "latency_rows", "rows"]
+__all__ = ["AP_OOD", "MAHALANOBIS", "fit_detectors", "measure_latency", "measure_rows"]
 
 AP_OOD = "AP-OOD score_samples"
 MAHALANOBIS = "Mahalanobis score_samples"
@@ -28,9 +28,9 @@ class _Fitted(NamedTuple):
     mahalanobis: Detector
 
 
-def fitted(shape: Shape, dtype: torch.dtype, device: str) -> _Fitted:
-    """Detectors for timing only: fitted on short random sequences."""
-    train = tokens_of(shape._replace(n=2 * shape.d, s=2), dtype, device)
+def fit_detectors(shape: Shape, dtype: torch.dtype, device: str) -> _Fitted:
+    """Return detectors for timing only, fitted on short random sequences."""
+    train = make_tokens(shape._replace(n=2 * shape.d, s=2), dtype, device)
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore", FitWarning)
         ap_ood = APOOD(heads=shape.m, queries=shape.t, steps=1, recipe="paper", device=device).fit(train)
@@ -38,17 +38,17 @@ def fitted(shape: Shape, dtype: torch.dtype, device: str) -> _Fitted:
 
 
 @torch.no_grad()
-def rows(setting: Setting) -> list[Row]:
-    """Scores of a batch."""
+def measure_rows(setting: Setting) -> list[Row]:
+    """Return the time to score a batch."""
     return [row for dtype in (torch.bfloat16, torch.float32) for row in _batch_rows(setting, dtype)]
 
 
 def _batch_rows(setting: Setting, dtype: torch.dtype) -> list[Row]:
     shape, device = setting.small, setting.device
-    tokens, queries = tokens_of(shape, dtype, device), queries_of(shape, device)
+    tokens, queries = make_tokens(shape, dtype, device), make_queries(shape, device)
     padded, room = tokens.values.view(shape.n, shape.s, shape.d), torch.empty_like(tokens.values)
-    detectors = fitted(shape, dtype, device)
-    kinds = [dtype_name(dtype)] if setting.gpu else ["bfloat16", "float32"]  # a CPU may take what it is faster at
+    detectors = fit_detectors(shape, dtype, device)
+    kinds = [dtype_name(dtype)] if setting.gpu else ["bfloat16", "float32"]  # a CPU may use the faster one
     found = measure(
         device,
         {
@@ -75,18 +75,18 @@ def _batch_rows(setting: Setting, dtype: torch.dtype) -> list[Row]:
 
 
 @torch.no_grad()
-def latency_rows(setting: Setting) -> list[Row]:
-    """One sequence at a time, each waited for: half of the calls, and 95 of 100, were no slower."""
+def measure_latency(setting: Setting) -> list[Row]:
+    """Return the time to score one sequence: the median and the 95th percentile."""
     dtype = torch.bfloat16 if setting.gpu else torch.float32
     lengths = (16, 32) if setting.quick else (16, 32, 64, 128, 256, 512)
-    detectors = fitted(setting.small, dtype, setting.device)
-    pool = FrozenPool(queries_of(setting.small, setting.device), 1.0)
+    detectors = fit_detectors(setting.small, dtype, setting.device)
+    pool = FrozenPool(make_queries(setting.small, setting.device), 1.0)
     return [row for s in lengths for row in _latency(setting, dtype, s, detectors, pool)]
 
 
 def _latency(setting: Setting, dtype: torch.dtype, length: int, detectors: _Fitted, pool: FrozenPool) -> list[Row]:
     shape = setting.small._replace(n=1, s=length)
-    tokens, queries = tokens_of(shape, dtype, setting.device), queries_of(shape, setting.device)
+    tokens, queries = make_tokens(shape, dtype, setting.device), make_queries(shape, setting.device)
     contenders: dict[str, Call] = {
         BARE: bare_product(tokens.values, queries),
         PAPER: lambda: paper_pool(tokens.values[None], queries),
@@ -100,7 +100,7 @@ def _latency(setting: Setting, dtype: torch.dtype, length: int, detectors: _Fitt
         Row(
             "latency", f"{name}, {label}", str(shape), dtype_name(dtype), "ms", found[name].percentile(share),
             f"{PAPER}, {label}", found[PAPER].percentile(share),
-            product if name != MAHALANOBIS else "",  # a mean needs no such product
+            product if name != MAHALANOBIS else "",  # a mean needs no product
             found[BARE].percentile(share) if name != MAHALANOBIS else None,
             found[name].peak_mib,
         )

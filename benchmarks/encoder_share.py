@@ -1,4 +1,4 @@
-"""What detecting adds to encoding: pool and detectors, alone and right behind an encoder of PEGASUS large's size."""
+"""The cost of detection beside encoding: pool and detectors, alone and after an encoder as large as PEGASUS."""
 
 import statistics
 from collections.abc import Callable
@@ -8,28 +8,28 @@ import torch
 
 from apood.pooling import FrozenPool, round_queries
 from apood.tokens.batch import TokenBatch
-from benchmarks.detectors import AP_OOD, MAHALANOBIS, fitted
-from benchmarks.inputs import BARE, Setting, bare_product, queries_of
+from benchmarks.detectors import AP_OOD, MAHALANOBIS, fit_detectors
+from benchmarks.inputs import BARE, Setting, bare_product, make_queries
 from benchmarks.pooling import FROZEN
 from benchmarks.record import Row
 from benchmarks.timing import Call, measure
 
-__all__ = ["ADDED", "added", "rows"]
+__all__ = ["ADDED", "measure_rows", "name_added"]
 
 ADDED = "added by"
-_SECONDS = 6.0  # on a GPU: the noise of an encoder is as large as what a pool adds to one of its passes
+_SECONDS = 6.0  # on a GPU: the noise of an encoder is as large as the time of a pool
 _ENCODER = "encoder of the size of PEGASUS large, bfloat16, random weights"
 
 
-def added(name: str) -> str:
-    """What the row is called that says how much longer an encoder takes with this one behind it."""
+def name_added(name: str) -> str:
+    """Return the name of the row with the time that something adds to a pass of the encoder."""
     return f"{ADDED} {name}"
 
 
 @torch.no_grad()
-def rows(setting: Setting) -> list[Row]:
-    """Pool and detectors on what the encoder gives, alone and, on a GPU, behind it; a CPU gets two sequences."""
-    # a CPU does one thing after the other, and its encoder is noisier than anything that could be added
+def measure_rows(setting: Setting) -> list[Row]:
+    """Return the times of pool and detectors on states of the encoder, alone and, on a GPU, after it."""
+    # A CPU gets two sequences and no additions: its encoder is noisier than any addition.
     adding = setting.gpu or setting.quick
     shape = setting.small if setting.gpu or setting.quick else setting.small._replace(n=2)
     encoder = _encoder(setting)
@@ -38,8 +38,8 @@ def rows(setting: Setting) -> list[Row]:
     def encode() -> TokenBatch:
         return TokenBatch.from_lengths(encoder(input_ids=ids).last_hidden_state.flatten(0, 1), [shape.s] * shape.n)
 
-    tokens, queries = encode(), round_queries(queries_of(shape, setting.device), torch.bfloat16)
-    pool, detectors = FrozenPool(queries, 1.0), fitted(shape, torch.bfloat16, setting.device)
+    tokens, queries = encode(), round_queries(make_queries(shape, setting.device), torch.bfloat16)
+    pool, detectors = FrozenPool(queries, 1.0), fit_detectors(shape, torch.bfloat16, setting.device)
     behind: dict[str, Callable[[TokenBatch], object]] = {
         FROZEN: pool,
         AP_OOD: detectors.ap_ood.score_samples,
@@ -49,7 +49,7 @@ def rows(setting: Setting) -> list[Row]:
     for name, run in behind.items():
         contenders[name] = lambda run=run: run(tokens)  # type: ignore[misc]
         if adding:
-            contenders[added(name)] = lambda run=run: run(encode())  # type: ignore[misc]
+            contenders[name_added(name)] = lambda run=run: run(encode())  # type: ignore[misc]
     found = measure(
         setting.device, contenders, seconds=_SECONDS if setting.gpu and not setting.quick else setting.seconds
     )
@@ -66,21 +66,21 @@ def rows(setting: Setting) -> list[Row]:
         alone, limit = found[name], None if name == MAHALANOBIS else found[BARE].median
         measured.append(row(name, alone.median, limit, alone.peak_mib))
         if adding:
-            # of the same round: the clock of a GPU drifts by more than this from one second to the next
-            longer = [both - one for both, one in zip(found[added(name)].rounds, encoding.rounds, strict=True)]
-            measured.append(row(added(name), statistics.median(longer), None, None))
+            # Differences are taken within a round: the clock of a GPU drifts by more than this within a second.
+            longer = [both - one for both, one in zip(found[name_added(name)].rounds, encoding.rounds, strict=True)]
+            measured.append(row(name_added(name), statistics.median(longer), None, None))
     return measured
 
 
 def _encoder(setting: Setting) -> Any:
-    """Built where it runs: to fill half a billion weights on a CPU takes long."""
+    """Return an encoder, made on its device, since a CPU takes long for half a billion weights."""
     from transformers import PegasusConfig, PegasusModel
 
     sizes = {"encoder_layers": 16, "d_model": 1024, "encoder_ffn_dim": 4096, "encoder_attention_heads": 16}
     if setting.quick:
         sizes = {"encoder_layers": 1, "d_model": setting.small.d, "encoder_ffn_dim": 64, "encoder_attention_heads": 2}
     config = PegasusConfig(
-        vocab_size=1000,  # embedding is a look-up, whatever its size
+        vocab_size=1000,  # the size does not matter for a look-up
         decoder_layers=1,
         decoder_attention_heads=sizes["encoder_attention_heads"],
         max_position_embeddings=max(512, setting.small.s),

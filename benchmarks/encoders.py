@@ -1,7 +1,8 @@
-"""The text encoder beside a bare loop of its model, reading and generating, and what bfloat16 costs.
+"""The speed of the text encoder compared with a bare loop of its model, and the cost of bfloat16 in AUROC.
 
-`python -m benchmarks.encoders --model FOLDER --texts ID.txt --ood OOD.txt`; without a model it makes a random one of
-the size of BERT base, without texts random ones, so that it runs anywhere.
+    python -m benchmarks.encoders --model FOLDER --texts ID.txt --ood OOD.txt
+
+Without a model, a random one of the size of BERT base is made; without texts, random ones.
 """
 
 import argparse
@@ -40,9 +41,9 @@ _SAMPLES = 4
 def throughput(
     folder: Path, texts: list[str], *, device: str, max_tokens: int, logprobs: bool, rounds: int
 ) -> list[tuple[str, float, float]]:
-    """For every contender its tokens a second, and its speed relative to the bare loop: medians over rounds.
+    """Return for every contender its tokens per second and its speed relative to the bare loop, as medians over rounds.
 
-    With log-probabilities, only the passes over prepared texts: the rest is the same.
+    With log-probabilities, only the passes over prepared texts are timed: the rest is the same.
     """
     encoder = TextEncoder(folder, device=device, max_tokens=max_tokens, logprobs=logprobs)
     prepared = encoder.prepare(texts)
@@ -97,7 +98,7 @@ def throughput(
 def generation(
     folder: Path, texts: list[str], *, device: str, max_tokens: int, max_new_tokens: int, rounds: int
 ) -> list[tuple[str, float, float]]:
-    """As `throughput`, of greedy outputs: tokens a second, relative to `model.generate` on the same batches."""
+    """Return the same as `throughput` for greedy outputs, relative to `model.generate` on the same batches."""
     options: dict[str, Any] = {"mode": "output", "max_new_tokens": max_new_tokens, "max_tokens": max_tokens}
     encoder = TextEncoder(folder, device=device, **options)
     sampling = TextEncoder(folder, device=device, samples=_SAMPLES, **options)
@@ -136,7 +137,7 @@ def _relative(times: Mapping[str, list[float]], tokens: int) -> list[tuple[str, 
 
 
 def _batches(encoder: TextEncoder, prepared: Any, *, left: bool = False) -> list[tuple[Tensor, Tensor]]:
-    """The encoder's own batches, padded beforehand."""
+    """Return the encoder's own batches, padded."""
     found = []
     for chosen in encoder.batches(prepared):
         rows = [prepared.sources.sequence(int(index)).long() for index in chosen]
@@ -171,7 +172,7 @@ def _generates(folder: Path) -> bool:
 
 
 def _round_times(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every round, each of which runs all contenders, every other one in reverse; the first warms up."""
+    """Return the seconds of every round, without a warm-up round; every other round runs the contenders in reverse."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 1):
         for name in list(contenders)[:: 1 if number % 2 else -1]:
@@ -187,7 +188,7 @@ def _round_times(contenders: Mapping[str, Callable[[], object]], rounds: int) ->
 def precision(
     folder: Path, texts: list[str], others: list[str], *, device: str, max_tokens: int
 ) -> list[tuple[str, float, float]]:
-    """What states in float32 and in bfloat16 give: the relative error of the latter, then AUROC of detectors."""
+    """Return the relative error of states in bfloat16 and the AUROC of detectors on float32 and bfloat16 states."""
     half = len(texts) // 2
     sets: list[list[TokenBatch]] = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -233,12 +234,12 @@ def _tokenizer(texts: list[str]) -> Any:
     return BertTokenizerFast(tokenizer_object=trained._tokenizer)
 
 
-def _texts_of(name: str, field: str) -> Iterator[str]:
+def _read_texts(name: str, field: str) -> Iterator[str]:
     return (record.item for record in read_records([name], field=field) if isinstance(record, Record))
 
 
 def _random_texts(count: int, seed: int) -> list[str]:
-    """Words of random letters, 20 to 300 a text."""
+    """Return texts of 20 to 300 words of random letters."""
     generator = random.Random(seed)
     words = ["".join(generator.choices("abcdefghijklmnopqrst", k=generator.randint(2, 9))) for _ in range(5000)]
     return [" ".join(generator.choices(words, k=generator.randint(20, 300))) for _ in range(count)]
@@ -257,9 +258,9 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    warnings.simplefilter("ignore", FitWarning)  # the AUROCs of two precisions are compared, however good they are
+    warnings.simplefilter("ignore", FitWarning)  # only the difference between two precisions matters
     read = [
-        _texts_of(name, given.field) if name else iter(_random_texts(given.count, seed))
+        _read_texts(name, given.field) if name else iter(_random_texts(given.count, seed))
         for seed, name in enumerate((given.texts, given.ood))
     ]
     texts, others = ([text for text, _ in zip(found, range(given.count), strict=False)] for found in read)

@@ -1,7 +1,7 @@
-"""Errors of the pool and of its gradient against float64 of the same rounded inputs, |β a| up to 30.
+"""Errors of the pool and of its gradient against float64 on the same rounded inputs, with |β a| up to 30.
 
-An error is the largest one over the root mean square of the quantity, so that no small entry makes it look bad and no
-large one good. The baseline is the paper's pseudocode in float32, on the same inputs.
+An error is the largest one over the root mean square of the quantity. The baseline is the definition in float32 on the
+same inputs.
 """
 
 from typing import NamedTuple
@@ -12,10 +12,10 @@ from torch import Tensor
 from apood.pooling import Pooled, attention_pool
 from apood.pooling.eager import attention_pool_eager
 from apood.tokens.batch import dtype_name
-from benchmarks.inputs import Setting, queries_of, tokens_of
+from benchmarks.inputs import Setting, make_queries, make_tokens
 from benchmarks.record import Row
 
-__all__ = ["GRADIENT", "MASS", "RELATIVE", "SPREAD", "VALUE", "rows"]
+__all__ = ["GRADIENT", "MASS", "RELATIVE", "SPREAD", "VALUE", "measure_rows"]
 
 VALUE, MASS, GRADIENT = "h", "L", "gradient of the queries"
 RELATIVE, SPREAD = "h, by norms", "h, by norms, β = 1"
@@ -27,19 +27,19 @@ class _Found(NamedTuple):
     value: Tensor
     mass: Tensor
     gradient: Tensor
-    spread: Tensor  # h where many tokens share the attention
+    spread: Tensor  # h if many tokens share the attention
 
 
-def rows(setting: Setting) -> list[Row]:
-    """Of every dtype, and float32 in the exact mode too."""
+def measure_rows(setting: Setting) -> list[Row]:
+    """Return the errors of every dtype, and of float32 in the exact mode."""
     kinds = [(torch.bfloat16, False), (torch.float16, False), (torch.float32, False), (torch.float32, True)]
-    return [row for dtype, exact in kinds for row in _rows_of(setting, dtype, exact=exact)]
+    return [row for dtype, exact in kinds for row in _measure_kind(setting, dtype, exact=exact)]
 
 
-def _rows_of(setting: Setting, dtype: torch.dtype, *, exact: bool) -> list[Row]:
+def _measure_kind(setting: Setting, dtype: torch.dtype, *, exact: bool) -> list[Row]:
     shape = setting.small._replace(n=setting.small.n if setting.quick else 8)
-    tokens = tokens_of(shape, dtype, setting.device)
-    queries = queries_of(shape, setting.device).to(dtype).float()
+    tokens = make_tokens(shape, dtype, setting.device)
+    queries = make_queries(shape, setting.device).to(dtype).float()
     beta = _LARGEST / float((tokens.values.float() @ queries.flatten(0, 1).T).abs().max())
     generator = torch.Generator(setting.device).manual_seed(5)
     weights = [torch.randn(shape.n, shape.m, generator=generator, device=setting.device) for _ in range(2)]
@@ -54,7 +54,7 @@ def _rows_of(setting: Setting, dtype: torch.dtype, *, exact: bool) -> list[Row]:
         pooled = pool(way, leaf, beta)
         (pooled.value * weights[0] + pooled.log_mass * weights[1]).sum().backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
-        with torch.no_grad():  # where a CPU may be less precise
+        with torch.no_grad():  # without gradients, a CPU may be less precise
             return _Found(*pool(way, leaf, beta), leaf.grad, pool(way, leaf, 1.0).value)
 
     truth, plain, ours = (found(way) for way in ("truth", "plain", "ours"))

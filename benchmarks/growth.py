@@ -1,21 +1,21 @@
-"""Time and memory of the pool against the number of tokens, heads and queries."""
+"""Time and memory of the pool by the number of tokens, heads and queries."""
 
 import torch
 
 from apood.pooling import attention_pool, round_queries
 from apood.tokens.batch import dtype_name
-from benchmarks.inputs import BARE, Setting, Shape, bare_product, queries_of, tokens_of
+from benchmarks.inputs import BARE, Setting, Shape, bare_product, make_queries, make_tokens
 from benchmarks.record import Row
 from benchmarks.timing import measure
 
-__all__ = ["BY_HEADS", "BY_QUERIES", "BY_TOKENS", "rows"]
+__all__ = ["BY_HEADS", "BY_QUERIES", "BY_TOKENS", "measure_rows"]
 
 BY_TOKENS, BY_HEADS, BY_QUERIES = "attention_pool by tokens", "attention_pool by heads", "attention_pool by queries"
 
 
 @torch.no_grad()
-def rows(setting: Setting) -> list[Row]:
-    """Three walks from one shape; a CPU gets fewer heads and tokens."""
+def measure_rows(setting: Setting) -> list[Row]:
+    """Return rows that vary one size of a shape at a time; a CPU gets fewer heads and tokens."""
     if setting.quick:
         middle, counts = Shape(4, 50, 32, 8, 2), [2, 4]
     else:
@@ -31,7 +31,10 @@ def rows(setting: Setting) -> list[Row]:
 
 def _row(setting: Setting, what: str, shape: Shape) -> Row:
     dtype = torch.bfloat16
-    tokens, queries = tokens_of(shape, dtype, setting.device), round_queries(queries_of(shape, setting.device), dtype)
+    tokens, queries = (
+        make_tokens(shape, dtype, setting.device),
+        round_queries(make_queries(shape, setting.device), dtype),
+    )
     found = measure(
         setting.device,
         {BARE: bare_product(tokens.values, queries), what: lambda: attention_pool(tokens, queries, 1.0)},

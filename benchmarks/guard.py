@@ -1,8 +1,9 @@
-"""What a guard saves on a stream of which a part is out-of-distribution, and what its detector costs.
+"""The time that a guard saves on a stream with OOD texts, and the cost of its detector.
 
-`python -m benchmarks.guard --model FOLDER --id FILE --ood FILE ...`; without a model it makes a random T5, without
-texts random ones, so that it runs anywhere. Texts come one at a time, as to a server. Every contender answers a text
-before the next one comes, so that whatever else the machine does hits all of them alike.
+    python -m benchmarks.guard --model FOLDER --id FILE --ood FILE ...
+
+Without a model, a random T5 is made; without texts, random ones. Texts come one at a time, as to a server. Every
+contender answers a text before the next one comes, so that other load on the machine affects all of them alike.
 """
 
 import argparse
@@ -35,7 +36,7 @@ _WARM_UP = 3
 def measure(
     folder: Path, detector: Detector, stream: list[tuple[str, str]], new_tokens: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds of every contender over a stream of (kind, text), and the share of each kind that was refused."""
+    """Return the seconds of every contender on a stream of (kind, text), and the share of each kind that is refused."""
     encoder = reopen_encoder(detector.encoder_ or {}, folder, channels=detector.requires)
     assert isinstance(encoder, TextEncoder)
     model, tokenizer = _loaded(folder)
@@ -64,7 +65,7 @@ def measure(
 def _times(contenders: Mapping[str, Callable[[str], object]], texts: list[str]) -> dict[str, float]:
     times = dict.fromkeys(contenders, 0.0)
     for number, text in enumerate([*texts[:_WARM_UP], *texts]):
-        # None is always the one that finds the text in the processor's caches.
+        # The order alternates, so that no contender always finds the text in the processor's caches.
         for name in list(contenders)[:: 1 if number % 2 else -1]:
             started = time.perf_counter()
             contenders[name](text)
@@ -90,7 +91,7 @@ def _loaded(folder: Path) -> tuple[Any, Any]:
 
 
 def _fitted(method: str, folder: Path, texts: list[str], max_tokens: int) -> Detector:
-    """Half of the texts to fit on, the other half to calibrate with."""
+    """Return a detector that is fitted on half of the texts and calibrated on the other half."""
     encoder, half = TextEncoder(folder, max_tokens=max_tokens), len(texts) // 2
     return detector_class(method)().fit(encoder.encode(texts[:half])).calibrate(encoder.encode(texts[half:]))
 
@@ -122,14 +123,14 @@ def _words(kind: int) -> list[str]:
 
 
 def _random_texts(kind: int) -> Iterator[str]:
-    """Texts of 40 to 200 words, those of each kind its own."""
+    """Yield texts of 40 to 200 words from the vocabulary of a kind."""
     dice = random.Random(kind)
     while True:
         yield " ".join(dice.choices(_words(kind), k=dice.randint(40, 200)))
 
 
 def _texts(files: list[str] | None, kind: int, count: int) -> list[str]:
-    """So many texts, of several files in turn."""
+    """Return `count` texts, from several files in turn."""
     if not files:
         return list(islice(_random_texts(kind), count))
     read = [(record.item for record in read_records([file]) if isinstance(record, Record)) for file in files]

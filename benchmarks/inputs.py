@@ -1,4 +1,4 @@
-"""What the benchmarks compute on: random tokens and queries of named shapes, and the product that is the limit."""
+"""Inputs of the benchmarks: random tokens and queries of named shapes, and the matrix product that is the limit."""
 
 import math
 from collections.abc import Sequence
@@ -12,11 +12,19 @@ from apood.tokens.batch import TokenBatch
 from benchmarks.timing import Call
 
 __all__ = [
-    "BARE", "PAPER", "Setting", "Shape", "bare_product", "paper_pool", "queries_of", "ragged_lengths", "tokens_of",
+    "BARE",
+    "PAPER",
+    "Setting",
+    "Shape",
+    "bare_product",
+    "draw_lengths",
+    "make_queries",
+    "make_tokens",
+    "paper_pool",
 ]  # fmt: skip
 
 BARE, PAPER = "matrix product Z Wᵀ", "the paper's pseudocode"
-_AT_ONCE = 2**18  # tokens whose random numbers, or product, are made in one go
+_AT_ONCE = 2**18  # tokens that are drawn or multiplied at once
 
 
 class Shape(NamedTuple):
@@ -33,44 +41,44 @@ class Shape(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """In all sequences."""
+        """The number of tokens of all sequences."""
         return self.n * self.s
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a benchmark runs, and whether it only shall show that it does."""
+    """The device of a benchmark, and whether the sizes are tiny."""
 
     device: str
     quick: bool = False
 
     @property
     def gpu(self) -> bool:
-        """Whether this is the machine that large batches are for."""
+        """Whether the device is a GPU."""
         return self.device == "cuda"
 
     @property
     def small(self) -> Shape:
-        """A batch to score: that of the paper's performance measurements."""
+        """The batch to score, as in the paper's performance measurements."""
         return Shape(3, 32, 64, 8, 2) if self.quick else Shape(32, 512, 1024, 256, 4)
 
     @property
     def large(self) -> Shape:
-        """A batch to train on; on a CPU no larger than the other."""
+        """The batch to train on; on a CPU, the batch to score."""
         return self.small._replace(n=6 if self.quick else 512) if self.gpu else self.small
 
     @property
     def seconds(self) -> float:
-        """For one set of contenders."""
+        """The time for one set of contenders."""
         if self.quick:
             return 0.05
         return 1.0 if self.gpu else 10.0
 
 
-def tokens_of(
+def make_tokens(
     shape: Shape, dtype: torch.dtype, device: str, lengths: Sequence[int] | None = None, seed: int = 0
 ) -> TokenBatch:
-    """Standard normal tokens, cut into sequences of S unless lengths are given."""
+    """Return standard normal tokens in sequences of S tokens, or of the given lengths."""
     generator = torch.Generator(device).manual_seed(seed)
     values = torch.empty(shape.tokens, shape.d, dtype=dtype, device=device)
     for part in torch.split(values, _AT_ONCE):
@@ -78,14 +86,14 @@ def tokens_of(
     return TokenBatch.from_lengths(values, [shape.s] * shape.n if lengths is None else lengths)
 
 
-def queries_of(shape: Shape, device: str, seed: int = 1) -> Tensor:
-    """Queries whose similarities with the tokens have a standard deviation of 1."""
+def make_queries(shape: Shape, device: str, seed: int = 1) -> Tensor:
+    """Return queries whose similarities with the tokens have a standard deviation of 1."""
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(shape.m, shape.t, shape.d, generator=generator, device=device) / math.sqrt(shape.d)
 
 
-def ragged_lengths(total: int, least: int = 16, most: int = 2048) -> list[int]:
-    """Log-normal lengths that use up all tokens."""
+def draw_lengths(total: int, least: int = 16, most: int = 2048) -> list[int]:
+    """Return log-normal lengths that sum to `total`."""
     generator = torch.Generator().manual_seed(0)
     lengths, left = [], total
     while left:
@@ -96,7 +104,7 @@ def ragged_lengths(total: int, least: int = 16, most: int = 2048) -> list[int]:
 
 
 def bare_product(values: Tensor, queries: Tensor) -> Call:
-    """The matrix product alone, into memory that is already there."""
+    """Return a call of the matrix product alone, into allocated memory."""
     weights = queries.flatten(0, 1).to(values.dtype).T
     room = torch.empty(min(len(values), _AT_ONCE), weights.shape[1], dtype=values.dtype, device=values.device)
 
@@ -108,6 +116,6 @@ def bare_product(values: Tensor, queries: Tensor) -> Call:
 
 
 def paper_pool(tokens: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """The paper's pseudocode on padded tokens `[N, S, D]`: h and L, with all similarities in memory."""
+    """Return h and L by the paper's pseudocode on padded tokens `[N, S, D]`, with all similarities in memory."""
     similarities = torch.einsum("nsd,mtd->nmst", tokens, queries.to(tokens.dtype)).flatten(2)
     return (similarities.softmax(-1) * similarities).sum(-1), similarities.logsumexp(-1)

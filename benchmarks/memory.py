@@ -1,12 +1,11 @@
-"""Peak memory of fitting and scoring from a store, which must not grow with it.
+"""Peak memory of fitting and scoring from a store, which must not grow with the store.
 
-`python -m benchmarks` does it for three sizes within its process. For a store far larger than memory:
+`python -m benchmarks` measures three sizes in its process. For a store far larger than memory:
 
     python -m benchmarks.memory [--gigabytes 20] [--folder DIR]
 
-Writes a store of random tokens (no page is shared), fits and scores in processes of their own, prints their peak
-resident memory, and deletes the store. The file's pages that the kernel caches are its own affair; what the process
-has mapped counts as resident.
+This writes a store of random tokens, fits and scores in separate processes, prints their peak resident memory, and
+deletes the store. Mapped pages count as resident; pages in the kernel's file cache do not.
 """
 
 import argparse
@@ -29,7 +28,7 @@ from benchmarks.inputs import Setting
 from benchmarks.record import Row
 from benchmarks.timing import peak_memory
 
-__all__ = ["rows"]
+__all__ = ["measure_rows"]
 
 _FIT_AND_SCORE = "AP-OOD fit (3 steps) and score from a store"
 _DIM, _LENGTH = 1024, 512
@@ -43,19 +42,19 @@ _SETUP = "from apood import APOOD, Mahalanobis, TokenStore; store = TokenStore({
 _PEAK = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
 
 
-def rows(setting: Setting) -> list[Row]:
-    """Peak resident memory beside the size of the store; of a GPU also its own, which may hold the whole store."""
+def measure_rows(setting: Setting) -> list[Row]:
+    """Return the peak resident memory beside the size of the store, and the peak of a GPU, which may hold the store."""
     sizes, dim = ((0.002, 0.004), 64) if setting.quick else ((0.1, 0.4, 1.6), _DIM)
     found = []
     for number, gigabytes in enumerate((sizes[0], *sizes)):
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore", FitWarning)  # three steps are for measuring, not for detecting
+            warnings.simplefilter("ignore", FitWarning)  # three steps are enough for measuring
             store = TokenStore(write(Path(folder) / "store", gigabytes, dim))
             with peak_memory(setting.device) as peak:
                 APOOD(heads=32, queries=2, steps=3, batch_size=16, device=setting.device).fit(store).score_samples(
                     store
                 )
-        if number and peak.resident_mib is not None:  # the first loads what the others find loaded
+        if number and peak.resident_mib is not None:  # the first one includes loading of libraries
             found.append(
                 Row(
                     "memory", _FIT_AND_SCORE, f"{len(store)} x {_LENGTH} x {dim}", "bfloat16", "MiB",
@@ -66,7 +65,7 @@ def rows(setting: Setting) -> list[Row]:
 
 
 def write(folder: Path, gigabytes: float, dim: int = _DIM) -> Path:
-    """The same random sequences over and over: what is measured cannot tell."""
+    """Write a store of repeated random sequences, and return its folder."""
     sequences = max(1, int(gigabytes * 1e9 / (_LENGTH * dim * 2)))
     values = torch.randn(64 * _LENGTH, dim, generator=torch.Generator().manual_seed(0)).bfloat16()
     block = TokenBatch.from_lengths(values, [_LENGTH] * 64)

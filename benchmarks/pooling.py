@@ -1,4 +1,4 @@
-"""Attention pooling beside the paper's pseudocode, and how near it comes to the bare matrix product, its limit."""
+"""Attention pooling, compared with the paper's pseudocode and with the bare matrix product, its limit."""
 
 from collections.abc import Callable
 
@@ -12,15 +12,15 @@ from benchmarks.inputs import (
     Setting,
     Shape,
     bare_product,
+    draw_lengths,
+    make_queries,
+    make_tokens,
     paper_pool,
-    queries_of,
-    ragged_lengths,
-    tokens_of,
 )
 from benchmarks.record import Row
-from benchmarks.timing import Call, Timing, in_turns, measure
+from benchmarks.timing import Call, Timing, alternate, measure
 
-__all__ = ["EXACT", "FROZEN", "LOG_NORMAL", "POOL", "rows"]
+__all__ = ["EXACT", "FROZEN", "LOG_NORMAL", "POOL", "measure_rows"]
 
 POOL = "attention_pool"
 EXACT = "attention_pool, exact"
@@ -30,19 +30,19 @@ _SHORT = "attention_pool, sequences of 16 tokens"
 _FRAMED = "attention_pool, unit length and centred"
 _EUCLIDEAN = "attention_pool, euclidean"
 _UNIFORM = "uniform lengths, as many tokens"
-_SETS = 4  # of inputs: together more than any cache holds
+_SETS = 4  # sets of inputs: together larger than any cache
 
 Pool = Callable[[TokenBatch], Pooled]
 
 
 @torch.no_grad()
-def rows(setting: Setting) -> list[Row]:
-    """The forward pass, for a batch to score and, on a GPU, one to train on."""
+def measure_rows(setting: Setting) -> list[Row]:
+    """Return the forward pass, for a batch to score and, on a GPU, one to train on."""
     shapes = dict.fromkeys([setting.small, setting.large])
-    return [row for shape in shapes for row in _rows_of(setting, shape)]
+    return [row for shape in shapes for row in _measure_kind(setting, shape)]
 
 
-def _rows_of(setting: Setting, shape: Shape) -> list[Row]:
+def _measure_kind(setting: Setting, shape: Shape) -> list[Row]:
     contenders: dict[tuple[str, str], Call] = {}
     for dtype in (torch.bfloat16, torch.float32):
         contenders |= {(name, dtype_name(dtype)): call for name, call in _contenders(setting, shape, dtype).items()}
@@ -53,11 +53,9 @@ def _rows_of(setting: Setting, shape: Shape) -> list[Row]:
 
 def _contenders(setting: Setting, shape: Shape, dtype: torch.dtype) -> dict[str, Call]:
     device = setting.device
-    queries = round_queries(
-        queries_of(shape, device), dtype
-    )  # as a detector keeps them that has learnt from such tokens
-    # a small batch fits into the cache of a GPU, so that there are several
-    sets = [tokens_of(shape, dtype, device, seed=seed) for seed in range(_SETS if shape == setting.small else 1)]
+    queries = round_queries(make_queries(shape, device), dtype)  # as a detector keeps them after a fit on such tokens
+    # A small batch fits into the cache of a GPU, so there are several.
+    sets = [make_tokens(shape, dtype, device, seed=seed) for seed in range(_SETS if shape == setting.small else 1)]
     preprocessing = Preprocessing(
         unit=True, origin=torch.randn(shape.d, generator=torch.Generator().manual_seed(2)).to(device)
     )
@@ -65,20 +63,20 @@ def _contenders(setting: Setting, shape: Shape, dtype: torch.dtype) -> dict[str,
 
     def of(pool: Pool, lengths: list[int] | None = None) -> Call:
         batches = sets if lengths is None else [TokenBatch.from_lengths(batch.values, lengths) for batch in sets]
-        return in_turns([lambda batch=batch: pool(batch) for batch in batches])  # type: ignore[misc]
+        return alternate([lambda batch=batch: pool(batch) for batch in batches])  # type: ignore[misc]
 
     def plain(batch: TokenBatch) -> Pooled:
         return attention_pool(batch, queries, 1.0)
 
     padded = [batch.values.view(shape.n, shape.s, shape.d) for batch in sets]
     found: dict[str, Call] = {
-        BARE: in_turns([bare_product(batch.values, queries) for batch in sets]),
-        PAPER: in_turns([lambda values=values: paper_pool(values, queries) for values in padded]),  # type: ignore[misc]
+        BARE: alternate([bare_product(batch.values, queries) for batch in sets]),
+        PAPER: alternate([lambda values=values: paper_pool(values, queries) for values in padded]),  # type: ignore[misc]
         POOL: of(plain),
         FROZEN: of(frozen),
         _FRAMED: of(lambda batch: attention_pool(batch, queries, 1.0, "dot", preprocessing)),
         _EUCLIDEAN: of(lambda batch: attention_pool(batch, queries, 1.0, "euclidean")),
-        LOG_NORMAL: of(plain, ragged_lengths(shape.tokens)),
+        LOG_NORMAL: of(plain, draw_lengths(shape.tokens)),
         _SHORT: of(plain, [16] * (shape.tokens // 16)),
     }
     if dtype == torch.float32:
@@ -92,7 +90,7 @@ def _row(setting: Setting, shape: Shape, times: dict[tuple[str, str], Timing], n
     baseline = times[POOL if ragged else PAPER, dtype].median
     limit_dtype = dtype
     if not setting.gpu and dtype == "bfloat16":
-        # on whichever product this CPU is faster at; float32 tokens are never rounded
+        # The limit is the faster product of this CPU; float32 tokens are never rounded.
         limit_dtype = min(("bfloat16", "float32"), key=lambda kind: times[BARE, kind].median)
     limit = times[BARE, limit_dtype].median
     return Row(

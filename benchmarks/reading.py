@@ -1,4 +1,4 @@
-"""Reading a token store that the system has in its cache: in order, and a random part of it."""
+"""Reading a token store from the system's cache: in order, and a random part of it."""
 
 import tempfile
 from pathlib import Path
@@ -13,15 +13,15 @@ from benchmarks.memory import write
 from benchmarks.record import Row
 from benchmarks.timing import Call, measure
 
-__all__ = ["rows"]
+__all__ = ["measure_rows"]
 
 _FROM_FILE, _COPY = "numpy.fromfile of its shards", "copy into memory that is in use"
-_BATCH_BYTES = 2**27  # what a pass over a corpus reads at a time
+_BATCH_BYTES = 2**27  # what a pass over a corpus reads at once
 _SHARE = 0.8
 
 
-def rows(setting: Setting) -> list[Row]:
-    """A store in batches, beside files that are read as they lie there, and copies that no page has to be found for."""
+def measure_rows(setting: Setting) -> list[Row]:
+    """Return the time to read a store in batches, compared with plain files and with copies in memory."""
     gigabytes, dim = (0.004, 64) if setting.quick else (1.0, 1024)
     with tempfile.TemporaryDirectory() as folder:
         store = TokenStore(write(Path(folder) / "store", gigabytes, dim))
@@ -29,8 +29,8 @@ def rows(setting: Setting) -> list[Row]:
         part = split(store, _SHARE, seed=0)[1]
         names: dict[str, TokenSource] = {"TokenStore.batches": store, "TokenStore.batches of 80% at random": part}
         size = int(store.lengths.sum()) * dim * 2
-        calls: dict[str, Call] = {name: _passed(source) for name, source in names.items()}
-        calls |= {_FROM_FILE: lambda: [np.fromfile(shard, np.uint8) for shard in shards], _COPY: _copied(size)}
+        calls: dict[str, Call] = {name: _read_all(source) for name, source in names.items()}
+        calls |= {_FROM_FILE: lambda: [np.fromfile(shard, np.uint8) for shard in shards], _COPY: _copy_file(size)}
         found = measure("cpu", calls, seconds=setting.seconds)
     baseline, limit = found[_FROM_FILE].median, found[_COPY].median
     shape = f"{len(store)} sequences, {size / 1e9:.2g} GB"
@@ -41,7 +41,7 @@ def rows(setting: Setting) -> list[Row]:
     ]  # fmt: skip
 
 
-def _passed(source: TokenSource) -> Call:
+def _read_all(source: TokenSource) -> Call:
     def run() -> None:
         for _ in source.batches(_BATCH_BYTES // (2 * source.dim)):
             pass
@@ -49,8 +49,8 @@ def _passed(source: TokenSource) -> Call:
     return run
 
 
-def _copied(size: int) -> Call:
-    """A batch at a time, as the store is read."""
+def _copy_file(size: int) -> Call:
+    """Return a call that copies a batch at a time, as the store is read."""
     step = min(size, _BATCH_BYTES)
     one, other = torch.zeros(step, dtype=torch.uint8), torch.ones(step, dtype=torch.uint8)
 

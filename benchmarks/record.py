@@ -1,4 +1,4 @@
-"""What a benchmark finds: rows, and the CSV file that they are appended to with date, commit and machine."""
+"""Rows of results, and the CSV file that they are appended to with date, commit and machine."""
 
 import csv
 import platform
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["RESULTS", "Record", "Row", "Run", "append", "merge", "read", "this_commit", "this_run"]
+__all__ = ["RESULTS", "Record", "Row", "Run", "append", "describe_run", "find_commit", "merge", "read"]
 
 RESULTS = Path(__file__).parent / "results.csv"
 _NUMBERS = ("value", "baseline_value", "limit_value", "peak_mib")
@@ -19,9 +19,9 @@ _NUMBERS = ("value", "baseline_value", "limit_value", "peak_mib")
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement beside a baseline and the limit, all three in `unit` and from the same process.
+    """A measurement, a baseline and a limit, all three in `unit` and from the same process.
 
-    `limit` is what no implementation can beat: the bare matrix product, or reading the tokens once.
+    The limit is what no implementation can beat: the bare matrix product, or reading the tokens once.
     """
 
     group: str
@@ -38,18 +38,18 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours to the baseline."""
+        """The value over the baseline."""
         return self.value / self.baseline_value if self.baseline_value else None
 
     @property
     def fraction(self) -> float | None:
-        """How near ours is to the limit: 1 would be there."""
+        """The limit over the value: at most 1."""
         return self.limit_value / self.value if self.limit_value is not None else None
 
 
 @dataclass(frozen=True)
 class Run:
-    """When, on what and with which code rows were measured; the commit is empty where nobody knows it."""
+    """When, where and with which code rows were measured; the commit is empty if it is unknown."""
 
     date: str
     commit: str
@@ -66,11 +66,11 @@ class Record:
     row: Row
 
 
-def this_run(device: str) -> Run:
-    """The run that begins now."""
+def describe_run(device: str) -> Run:
+    """Return the run that begins now."""
     name = torch.cuda.get_device_name() if device == "cuda" else f"{_processor()}, {torch.get_num_threads()} threads"
     software = f"torch {torch.__version__}, Python {platform.python_version()}"
-    return Run(datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"), this_commit(), device, name, software)
+    return Run(datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"), find_commit(), device, name, software)
 
 
 def _processor() -> str:
@@ -81,8 +81,8 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def this_commit() -> str:
-    """The commit of this tree, with a plus where files differ from it; empty outside a repository."""
+def find_commit() -> str:
+    """Return the commit of this tree, with a plus if files differ from it; empty outside a repository."""
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
@@ -97,7 +97,7 @@ def this_commit() -> str:
 
 
 def append(path: Path, records: Iterable[Record]) -> None:
-    """Adds records at the end of a CSV file, which begins with their names."""
+    """Append records to a CSV file with a header."""
     fresh = not path.exists()
     names = [field.name for kind in (Run, Row) for field in fields(kind)]
     with path.open("a", encoding="utf-8", newline="") as file:
@@ -106,12 +106,12 @@ def append(path: Path, records: Iterable[Record]) -> None:
             writer.writeheader()
         for record in records:
             writer.writerow(
-                {name: _written(value) for name, value in (asdict(record.run) | asdict(record.row)).items()}
+                {name: _format_value(value) for name, value in (asdict(record.run) | asdict(record.row)).items()}
             )
 
 
 def read(path: Path) -> list[Record]:
-    """All records of a CSV file, oldest first; none where there is no file."""
+    """Return all records of a CSV file, oldest first; empty if there is no file."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -124,16 +124,16 @@ def read(path: Path) -> list[Record]:
 
 
 def merge(path: Path, others: Sequence[Path]) -> int:
-    """Appends the records of other files that are not there yet, and says how many; unknown commits become this one."""
+    """Append the new records of other files and return their number; unknown commits become this one."""
     known = {(record.run.date, record.run.machine, record.row) for record in read(path)}
     found = [record for other in others for record in read(other)]
     new = [record for record in found if (record.run.date, record.run.machine, record.row) not in known]
-    commit = this_commit()
+    commit = find_commit()
     append(path, (Record(Run(**asdict(r.run) | {"commit": r.run.commit or commit}), r.row) for r in new))
     return len(new)
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""What the library shall reach, and whether the rows of a run do."""
+"""The targets for speed, memory and errors, and whether the rows of a run meet them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from benchmarks import encoder_share, errors, pooling, training
 from benchmarks.record import Record, Row
 
-__all__ = ["TARGETS", "Target", "Verdict", "verdicts"]
+__all__ = ["TARGETS", "Target", "Verdict", "check_targets"]
 
 _FULL = "S=512 D=1024 M=256 T=4"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A bound for a figure of one row, for one kind of device ("cuda", "cpu", or "" for both)."""
+    """An upper bound for a figure of one row, for one kind of device ("cuda", "cpu", or "" for both)."""
 
     text: str
     device: str
@@ -26,8 +26,8 @@ class Target:
     unit: str = ""
     limit: str = ""
 
-    def asks_for(self, record: Record) -> bool:
-        """Whether the record's row is the one; `shape` and `limit` are parts of its own."""
+    def matches(self, record: Record) -> bool:
+        """Return whether the target is about a record; `shape` and `limit` are substrings of the record's."""
         row = record.row
         same = (row.group, row.what, row.dtype) == (self.group, self.what, self.dtype)
         return same and self.device in ("", record.run.device) and self.shape in row.shape and self.limit in row.limit
@@ -35,7 +35,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and what was measured."""
+    """A target and the measured figure."""
 
     target: Target
     measured: float
@@ -55,7 +55,7 @@ def _times_limit(row: Row) -> float | None:
 
 
 def _times_product(row: Row) -> float | None:
-    """A step's limit are three products."""
+    """Return the time in products of the forward pass; the limit of a step is three of them."""
     return 3 * row.value / row.limit_value if row.limit_value else None
 
 
@@ -80,7 +80,7 @@ TARGETS = (
     Target("forward, N=32", _GPU, "pool", pooling.FROZEN, _N32, _BF16, _value, 0.10, "ms"),
     Target(
         "forward, N=32, added to a pass of the encoder",
-        _GPU, "encoder", encoder_share.added(pooling.FROZEN), _N32, _BF16, _percent, 0.7, "%",
+        _GPU, "encoder", encoder_share.name_added(pooling.FROZEN), _N32, _BF16, _percent, 0.7, "%",
     ),
     Target("training step, N=512", _GPU, "step", training.STEP, _N512, _BF16, _value, 3.2, "ms"),
     Target("its peak memory", _GPU, "step", training.STEP, _N512, _BF16, _peak_gb, 1.2, "GB"),
@@ -95,7 +95,7 @@ TARGETS = (
     *(
         Target(f"forward, N=32, {dtype} tokens, times the bare {product} product",
                _CPU, "pool", pooling.POOL, _N32, dtype, _times_limit, most, "x", product)
-        # on a CPU without bfloat16 products, and of tokens that are never rounded, float32 is the limit
+        # The limit is the float32 product on a CPU without bfloat16 products, and for tokens that are not rounded.
         for dtype, product, most in ((_BF16, _BF16, 1.6), (_BF16, _F32, 1.2), (_F32, _F32, 1.2))
     ),
     Target(
@@ -117,11 +117,11 @@ TARGETS = (
 )  # fmt: skip
 
 
-def verdicts(records: Sequence[Record]) -> list[Verdict]:
-    """Of all targets that the records say something about."""
+def check_targets(records: Sequence[Record]) -> list[Verdict]:
+    """Return the verdicts on all targets that the records are about."""
     found = []
     for target in TARGETS:
         for record in records:
-            if target.asks_for(record) and (measured := target.figure(record.row)) is not None:
+            if target.matches(record) and (measured := target.figure(record.row)) is not None:
                 found.append(Verdict(target, measured))
     return found

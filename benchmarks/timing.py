@@ -1,6 +1,6 @@
-"""Timing side by side: the contenders take turns, round after round, and the median of each counts.
+"""Timing in turns: every round times each contender once, and the median of each counts.
 
-On a shared machine absolute times are noise; of a ratio of two medians whose rounds were interleaved, less is.
+On a shared machine absolute times are noisy; the ratio of two medians from interleaved rounds is less so.
 """
 
 import itertools
@@ -13,40 +13,40 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["Call", "PeakMemory", "Timing", "in_turns", "measure", "peak_memory", "synchronize"]
+__all__ = ["Call", "PeakMemory", "Timing", "alternate", "measure", "peak_memory", "synchronize"]
 
 Call = Callable[[], object]
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 200
-_LEAST_MS = {"cuda": 5.0, "cpu": 1.0}  # of shorter calls several are timed at once
+_LEAST_MS = {"cuda": 5.0, "cpu": 1.0}  # several calls are timed at once if one is shorter
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of every round, and what one call needed beyond what lay in memory already."""
+    """The milliseconds of every round, and the additional memory of one call."""
 
     rounds: list[float]
     peak_mib: float | None
 
     @property
     def median(self) -> float:
-        """Of the rounds."""
+        """The median of the rounds."""
         return statistics.median(self.rounds)
 
     def percentile(self, share: float) -> float:
-        """The time that this share of the rounds did not exceed."""
+        """Return the time that this share of the rounds did not exceed."""
         return sorted(self.rounds)[min(len(self.rounds) - 1, int(share * len(self.rounds)))]
 
 
-def in_turns(calls: Sequence[Call]) -> Call:
-    """One call after the other, so that no input is found in a cache."""
+def alternate(calls: Sequence[Call]) -> Call:
+    """Return a call that runs the given ones in turn, so that no input is in a cache."""
     turns = itertools.cycle(calls)
     return lambda: next(turns)()
 
 
 def synchronize(device: str) -> None:
-    """Waits for a GPU."""
+    """Wait for a GPU."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -59,19 +59,18 @@ def measure(
     alone: bool = False,
     at_once: Mapping[str, int] | None = None,
 ) -> dict[str, Timing]:
-    """Times the contenders in turns for about that many seconds, after a warm-up, but never fewer than 5 rounds.
+    """Return the timings of the contenders, in turns for about `seconds` after a warm-up, but for at least 5 rounds.
 
-    A GPU is timed by events around calls back to back, as many as fill some milliseconds. `alone` waits for each call
-    and takes the wall clock: what somebody waits for who asks for one result. `at_once` names contenders of whom more
-    calls than that shall be back to back, since nobody ever waits for one of them.
+    A GPU is timed by events around as many consecutive calls as fill some milliseconds. `alone` waits for each call
+    and takes the wall-clock time. `at_once` gives the least number of consecutive calls of some contenders.
     """
     took, calls, peaks = {}, {}, {}
     for name, run in contenders.items():
-        run()  # compiles what is to be compiled
+        run()  # compiles kernels
         with peak_memory(device) as peak:
             run()
         peaks[name] = peak.mib
-        took[name] = _timed(device, run, 1, alone=True)
+        took[name] = _time(device, run, 1, alone=True)
         least = (at_once or {}).get(name, 1)
         calls[name] = 1 if alone else max(least, round(_LEAST_MS[device] / max(took[name], 1e-3)))
     whole = sum(took[name] * calls[name] for name in contenders)
@@ -79,12 +78,12 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, run in contenders.items():
-            times[name].append(_timed(device, run, calls[name], alone=alone))
+            times[name].append(_time(device, run, calls[name], alone=alone))
     return {name: Timing(times[name], peaks[name]) for name in contenders}
 
 
-def _timed(device: str, run: Call, calls: int, *, alone: bool) -> float:
-    """Milliseconds a call."""
+def _time(device: str, run: Call, calls: int, *, alone: bool) -> float:
+    """Return the milliseconds per call."""
     synchronize(device)
     if device == "cuda" and not alone:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -103,7 +102,7 @@ def _timed(device: str, run: Call, calls: int, *, alone: bool) -> float:
 
 @dataclass
 class PeakMemory:
-    """What was needed at most, beyond what lay in memory before; None where the system does not say."""
+    """The largest additional memory; None if the system does not report it."""
 
     mib: float | None = None
     resident_mib: float | None = None
@@ -111,7 +110,7 @@ class PeakMemory:
 
 @contextmanager
 def peak_memory(device: str) -> Iterator[PeakMemory]:
-    """Fills in the peak when the block ends: of the GPU's memory, or of the resident set (Linux)."""
+    """Fill in the peak when the block ends: of the GPU's memory, or of the resident set (Linux)."""
     found = PeakMemory()
     if device == "cuda":
         torch.cuda.synchronize()
@@ -127,7 +126,7 @@ def peak_memory(device: str) -> Iterator[PeakMemory]:
 
 
 def _reset_resident_peak() -> float | None:
-    """MiB that are resident now, from where on the kernel shall note the peak."""
+    """Reset the peak of the resident set, and return its present size in MiB."""
     try:
         _CLEAR.write_text("5")
     except OSError:

@@ -1,4 +1,4 @@
-"""A training step and a whole fit, beside the paper's pseudocode under autograd and the three products they need."""
+"""A training step and a whole fit, compared with the paper's pseudocode under autograd and the three products needed."""
 
 import time
 import warnings
@@ -18,31 +18,31 @@ from benchmarks.inputs import (
     Setting,
     Shape,
     bare_product,
+    draw_lengths,
+    make_queries,
+    make_tokens,
     paper_pool,
-    queries_of,
-    ragged_lengths,
-    tokens_of,
 )
 from benchmarks.record import Row
 from benchmarks.timing import Call, measure, peak_memory, synchronize
 
-__all__ = ["FIT", "LOG_NORMAL_STEP", "STEP", "STEP_OF_FIT", "fit_rows", "rows"]
+__all__ = ["FIT", "LOG_NORMAL_STEP", "STEP", "STEP_OF_FIT", "measure_fits", "measure_rows"]
 
 STEP = "training step on one batch"
 LOG_NORMAL_STEP = "training step, log-normal lengths 16 to 2048"
 FIT = "whole fit"
 STEP_OF_FIT = "step of a fit, its batch drawn from the corpus"
 _RATE = 1e-4
-_AT_ONCE = 20  # steps back to back, as in a fit: a GPU that has been waited for is late with the first one
-_PRODUCTS = 3  # the forward pass, the similarities anew, the gradient
+_AT_ONCE = 20  # consecutive steps, as in a fit: after a wait, a GPU is slow at the first one
+_PRODUCTS = 3  # the forward pass, the recomputed similarities, the gradient
 
 
-def rows(setting: Setting) -> list[Row]:
-    """Forward, backward and Adam, on one batch over and over, and inside a fit."""
+def measure_rows(setting: Setting) -> list[Row]:
+    """Return the time of a step (forward, backward and Adam), on one repeated batch and inside a fit."""
     shape, dtype = setting.large, _dtype(setting)
-    even = tokens_of(shape, dtype, setting.device)
-    queries = queries_of(shape, setting.device)
-    ragged = TokenBatch.from_lengths(even.values, ragged_lengths(shape.tokens))
+    even = make_tokens(shape, dtype, setting.device)
+    queries = make_queries(shape, setting.device)
+    ragged = TokenBatch.from_lengths(even.values, draw_lengths(shape.tokens))
     found = measure(
         setting.device,
         {
@@ -55,7 +55,7 @@ def rows(setting: Setting) -> list[Row]:
         at_once=dict.fromkeys((STEP, LOG_NORMAL_STEP), _AT_ONCE) if setting.gpu else None,
     )
     limit = _PRODUCTS * found[BARE].median
-    of_fit = _ms_of_a_step_of_a_fit(setting, even)
+    of_fit = _time_step_of_fit(setting, even)
     paper, own, other = (found[name] for name in (PAPER, STEP, LOG_NORMAL_STEP))
     named = ("step", str(shape), dtype_name(dtype), f"{_PRODUCTS} x {BARE}, {dtype_name(dtype)}")
 
@@ -70,19 +70,19 @@ def rows(setting: Setting) -> list[Row]:
     ]
 
 
-def fit_rows(setting: Setting) -> list[Row]:
-    """A fit from the constructor to the finished detector, its corpus in memory."""
+def measure_fits(setting: Setting) -> list[Row]:
+    """Return the time of a whole fit with the corpus in memory."""
     device, dtype, steps = setting.device, _dtype(setting), _steps(setting)
-    batch = _batch_of_fit(setting)
-    corpus = tokens_of(batch._replace(n=8 * batch.n), dtype, device)
+    batch = _choose_batch(setting)
+    corpus = make_tokens(batch._replace(n=8 * batch.n), dtype, device)
     some = corpus.select(slice(batch.n))
-    queries = queries_of(batch, device)
+    queries = make_queries(batch, device)
     found = measure(
         device,
         {BARE: bare_product(some.values, queries), PAPER: _paper_step(some, batch, queries)},
         seconds=setting.seconds,
     )
-    _fit(setting, batch, corpus, 2)  # compiles
+    _fit(setting, batch, corpus, 2)  # compiles kernels
     with peak_memory(device) as peak:
         took = _fit(setting, batch, corpus, steps)
     return [
@@ -105,13 +105,13 @@ def _steps(setting: Setting) -> int:
     return 1000 if setting.gpu else 200
 
 
-def _batch_of_fit(setting: Setting) -> Shape:
-    """A CPU gets something that it fits in seconds."""
+def _choose_batch(setting: Setting) -> Shape:
+    """Return the batch of a fit; a CPU gets one that takes seconds."""
     return setting.large if setting.gpu or setting.quick else Shape(64, 64, 384, 96, 4)
 
 
 def _step(tokens: TokenBatch, queries: Tensor) -> Call:
-    """What a fit does in a step of the paper's recipe."""
+    """Return a step of a fit with the paper's recipe."""
     weights = queries.clone().requires_grad_()
     adam = Adam([weights], weight_decay=0.0)
 
@@ -124,7 +124,7 @@ def _step(tokens: TokenBatch, queries: Tensor) -> Call:
 
 
 def _paper_step(tokens: TokenBatch, shape: Shape, queries: Tensor) -> Call:
-    """The same step by the definition, in float32 as the paper's code has it."""
+    """Return the same step by the definition, in float32 as in the paper's code."""
     padded = tokens.values.float().view(shape.n, shape.s, shape.d)
     weights = queries.clone().requires_grad_()
     adam = torch.optim.Adam([weights], lr=_RATE)
@@ -138,8 +138,8 @@ def _paper_step(tokens: TokenBatch, shape: Shape, queries: Tensor) -> Call:
     return run
 
 
-def _ms_of_a_step_of_a_fit(setting: Setting, corpus: TokenBatch) -> float:
-    """What a longer fit takes beyond a shorter one, by the step."""
+def _time_step_of_fit(setting: Setting, corpus: TokenBatch) -> float:
+    """Return the milliseconds per step, from the difference of a longer and a shorter fit."""
     few, many = (1, 3) if setting.quick else (10, 110) if setting.gpu else (2, 8)
     _fit(setting, setting.large, corpus, few)
     took = sorted(
@@ -149,14 +149,14 @@ def _ms_of_a_step_of_a_fit(setting: Setting, corpus: TokenBatch) -> float:
 
 
 def _fit(setting: Setting, batch: Shape, corpus: TokenBatch, steps: int) -> float:
-    """Seconds."""
+    """Return the seconds of a fit."""
     detector = APOOD(
         heads=batch.m, queries=batch.t, recipe="paper", steps=steps, batch_size=batch.n, device=setting.device
     )
     synchronize(setting.device)
     started = time.perf_counter()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FitWarning)  # random tokens are for timing, not for detecting
+        warnings.simplefilter("ignore", FitWarning)  # random tokens are enough for timing
         detector.fit(corpus)
     synchronize(setting.device)
     return time.perf_counter() - started

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims import page
+from benchmarks.claims import make_page
 
 
 def leave(folder: Path, facts: dict[str, Any], results: dict[str, Any]) -> None:
@@ -20,7 +20,7 @@ def test_each_claim_has_its_line_beside_those_of_the_same_experiment(tmp_path: P
     leave(tmp_path / "toy", facts | {"experiment": "toy", "model": None}, {"claims": claims[:1]})
     leave(tmp_path / "another" / "scaling", facts | {"recipe": "robust"}, {"claims": claims[:1]})
     leave(tmp_path / "tiny" / "runtime", {}, {"measurements": []})
-    lines = [line for line in page(tmp_path).splitlines() if line.startswith("| [")]
+    lines = [line for line in make_page(tmp_path).splitlines() if line.startswith("| [")]
     assert lines == [
         "| [scaling](another/scaling/table.md) | tiny | robust | claim 0 | held | 1 > 0 |",
         "| [scaling](tiny/scaling/table.md) | tiny | paper | claim 0 | held | 1 > 0 |",

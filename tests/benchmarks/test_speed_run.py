@@ -9,7 +9,7 @@ import pytest
 from benchmarks.__main__ import GROUPS, main
 from benchmarks.encoder_share import ADDED
 from benchmarks.record import read
-from benchmarks.timing import in_turns, measure, peak_memory
+from benchmarks.timing import alternate, measure, peak_memory
 from benchmarks.training import STEP_OF_FIT
 
 
@@ -63,7 +63,7 @@ def test_contenders_take_turns():
     assert order[-6:] == ["a", "b", "a", "b", "a", "b"]
     assert all(len(timing.rounds) == 5 and timing.median >= 0 for timing in found.values())
     calls: list[int] = []
-    call = in_turns([lambda number=number: calls.append(number) for number in range(3)])
+    call = alternate([lambda number=number: calls.append(number) for number in range(3)])
     for _ in range(4):
         call()
     assert calls == [0, 1, 2, 0]
