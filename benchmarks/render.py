@@ -34,8 +34,8 @@ _TITLES = {
 _NOTES = {
     "fit": "The baseline is extrapolated from a few steps.",
     "step": "On a GPU 20 steps of a batch run back to back, as in a fit.",
-    "encoder": "*Added by*: the additional time of an encoder pass that is followed by this one on its states, compared "
-    "with the encoder alone in the same round; the median of the differences.",
+    "encoder": "*Added by*: the additional time of an encoder pass that is followed by this one on its states, over "
+    "the encoder alone in the same round; the median of the differences.",
     "latency": "Wall-clock time of single calls: the median and the 95th percentile.",
     "memory": "Additional resident memory, beside the size of the store; the peak of a GPU is its own memory.",
     "errors": "The largest error over the root mean square of the quantity, with |β a| up to 30 and inputs rounded "

@@ -1,4 +1,4 @@
-"""A training step and a whole fit, compared with the paper's pseudocode under autograd and the three products needed."""
+"""A training step and a whole fit, compared with the paper's pseudocode under autograd and with three products."""
 
 import time
 import warnings
