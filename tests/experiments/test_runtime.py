@@ -1,4 +1,4 @@
-"""The runtime experiment in miniature: every output is there and has its shape; bad input is refused by name."""
+"""The runtime experiment in miniature: its files, resuming, and refusals."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ def test_every_file_is_written(done: Path) -> None:
     assert names == {"results.json", "manifest.json", "table11.md", "table11.tex"}
 
 
-def test_results_have_every_case_once(done: Path) -> None:
+def test_every_case_is_measured_once(done: Path) -> None:
     results = json.loads((done / "results.json").read_text(encoding="utf-8"))
     profile = choose_profile("local", gpu=False, quick=True)
     cases = profile.model_cases(generates=True) + profile.detector_cases()
@@ -74,7 +74,7 @@ def test_command_device_and_date_stand_in_manifest_and_table(done: Path) -> None
     assert line == f"`{manifest['command']}`, {manifest['device']}, {manifest['finished'][:10]}."
 
 
-def test_tables_show_the_paper_beside_ours(done: Path) -> None:
+def test_tables_have_the_papers_times_and_ours(done: Path) -> None:
     markdown, latex = ((done / f"table11.{kind}").read_text(encoding="utf-8") for kind in ("md", "tex"))
     rows = [line for line in markdown.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(PAPER) + 1 and len({row.count("|") for row in rows}) == 1
@@ -82,7 +82,7 @@ def test_tables_show_the_paper_beside_ours(done: Path) -> None:
     assert r"28.4 $\pm$2.51" in latex and latex.count(r"\\") == 1 + len(PAPER) + 1
 
 
-def test_a_command_says_all_that_was_given(models: Callable[[str], Path]) -> None:
+def test_the_command_has_all_options(models: Callable[[str], Path]) -> None:
     plan = plan_runtime(models("bert"), "paper", "cpu", 3, quick=True)
     given = f"--model {models('bert')} --profile paper --device cpu --seed 3 --quick"
     assert plan.command(Path("here")) == f"apood bench runtime {given} --out here"
@@ -98,7 +98,7 @@ def test_redrawing_measures_nothing(done: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "{}"])
-def test_nothing_is_redrawn_without_its_manifest(done: Path, tmp_path: Path, content: str | None) -> None:
+def test_redrawing_needs_the_manifest(done: Path, tmp_path: Path, content: str | None) -> None:
     shutil.copy(done / "results.json", tmp_path)
     if content is not None:
         (tmp_path / "manifest.json").write_text(content, encoding="utf-8")
@@ -127,7 +127,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("family", "parts"), [("bert", {ENCODER}), ("llama", {ENCODER, GENERATION})])
-def test_a_model_of_ones_own(models: Callable[[str], Path], tmp_path: Path, family: str, parts: set[str]) -> None:
+def test_other_models(models: Callable[[str], Path], tmp_path: Path, family: str, parts: set[str]) -> None:
     plan = plan_runtime(models(family), device="cpu", quick=True)
     assert {case.what for case in plan.cases} == {*METHODS, *parts}
     table = make_table(measure(plan, tmp_path))
@@ -143,14 +143,14 @@ def test_without_generation_figure_10_has_the_encoder_alone(done: Path, tmp_path
     assert heights[0] == 2 * heights[1]
 
 
-def test_outputs_are_as_long_as_asked_for() -> None:
+def test_outputs_have_the_given_length() -> None:
     backbone = plan_runtime(device="cpu", quick=True).model
     ids = backbone.random_ids(3, 5, torch.Generator().manual_seed(1))
     assert backbone.generate(ids, 6, 1).shape == (3, 1 + 6), "the token that a decoder starts from, and the output"
     assert backbone.generate(ids, 4, 2).shape == (3, 1 + 4)
 
 
-def test_no_context_is_longer_than_the_model_can_read() -> None:
+def test_contexts_are_limited_by_the_model() -> None:
     profile = choose_profile("paper", gpu=True, quick=False).within(300)
     assert profile.context == 300 and profile.contexts == (64, 128, 256)
     assert max(case.context for case in profile.model_cases(generates=True) + profile.detector_cases()) == 300
@@ -182,13 +182,13 @@ def test_bad_input_is_refused(
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"measurements": []}'])
-def test_results_of_something_else_are_refused(content: str, tmp_path: Path) -> None:
+def test_other_files_are_refused_as_results(content: str, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(content, encoding="utf-8")
     result = run("--redraw", "--out", tmp_path)
     assert result.exit_code == 2 and "is not what the runtime experiment writes" in result.stderr
 
 
-def test_an_interrupted_measurement_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_measurement_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed = runtime_module._time_case
     seen: list[Case] = []
 
