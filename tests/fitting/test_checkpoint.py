@@ -1,4 +1,4 @@
-"""The file that a killed fit goes on from, and what it refuses."""
+"""Checkpoints: saving, loading, digests of runs, damaged files and full disks."""
 
 import multiprocessing
 import resource
@@ -21,7 +21,7 @@ def checkpoint(tmp_path):
     return Checkpoint(tmp_path / "not there yet" / "checkpoint", every_seconds=0)
 
 
-def test_a_state_comes_back_as_it_was(checkpoint):
+def test_a_state_is_loaded_as_it_was_saved(checkpoint):
     assert checkpoint.load("a run") is None
     checkpoint.save_if_due("a run", 17, STATE)
     step, tensors = checkpoint.load("a run")
@@ -47,18 +47,15 @@ def test_it_is_written_only_when_it_is_due(tmp_path, monkeypatch):
 
 def test_the_state_of_another_run_is_refused(checkpoint):
     checkpoint.save_if_due("a run", 1, STATE)
-    with pytest.raises(
-        ArtefactError, match=r"checkpoint belongs to a fit with other settings, data or version of apood; delete it"
-    ):
+    with pytest.raises(ArtefactError, match="other settings, data or version of apood; delete it"):
         checkpoint.load("another run")
 
 
-@pytest.mark.parametrize("keep", [0, 20, -5])
-@pytest.mark.parametrize("filler", [b"", b"\xff" * 1000])
-def test_a_spoilt_file_is_refused(checkpoint, keep, filler):
+@pytest.mark.parametrize(("keep", "filler"), [(0, b""), (20, b""), (-5, b""), (0, b"\xff" * 1000)])
+def test_a_damaged_file_is_refused(checkpoint, keep, filler):
     checkpoint.save_if_due("a run", 1, STATE)
     checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:keep] + filler)
-    with pytest.raises(ArtefactError, match=r"^The checkpoint .+ cannot be read \(.+\); delete it to start anew\.$"):
+    with pytest.raises(ArtefactError, match=r"cannot be read .*delete it"):
         checkpoint.load("a run")
 
 
@@ -68,7 +65,7 @@ def test_a_folder_in_its_place_is_refused(checkpoint):
         checkpoint.load("a run")
 
 
-def test_what_a_kill_left_behind_is_cleared_but_nothing_of_others(checkpoint):
+def test_files_of_killed_processes_are_deleted_but_no_others(checkpoint):
     folder = checkpoint.path.parent
     folder.mkdir()
     (folder / "checkpoint.partial-0123abcd").write_bytes(b"half a state")
@@ -79,7 +76,7 @@ def test_what_a_kill_left_behind_is_cleared_but_nothing_of_others(checkpoint):
     assert sorted(path.name for path in folder.iterdir()) == sorted(others)
 
 
-def test_a_digest_knows_settings_and_data():
+def test_a_digest_depends_on_settings_and_data():
     tokens, aux = random_tokens([3, 4, 5], 2), random_tokens([2], 2, seed=1)
     settings = {"steps": 3, "beta": None}
     expected = run_digest(settings, tokens, aux)
@@ -110,7 +107,7 @@ def test_a_digest_reads_sequences_spread_over_the_data():
     assert noticed == list(range(0, 31, 2))
 
 
-def test_a_digest_knows_the_encoder_but_not_where_it_lay():
+def test_a_digest_depends_on_the_encoder_but_not_on_its_folder():
     def digest(encoder):
         return run_digest({}, replace(random_tokens([3, 4], 2), encoder=encoder))
 
@@ -121,17 +118,15 @@ def test_a_digest_knows_the_encoder_but_not_where_it_lay():
     assert len({digest(encoder) for encoder in moved}) == 1
 
 
-# A disk that refuses.
+# Disks that cannot be written.
 
 
-@pytest.mark.parametrize("place", ["file/checkpoint", "/proc/apood/checkpoint", "folder"])
+@pytest.mark.parametrize("place", ["file/checkpoint", "folder"])
 def test_a_place_that_cannot_be_written(tmp_path, place):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     checkpoint = Checkpoint(tmp_path / place, every_seconds=0)
-    with pytest.raises(
-        ArtefactError, match=rf"^The fit stopped .* state could not be kept in {checkpoint.path}: .+\.$"
-    ):
+    with pytest.raises(ArtefactError, match=f"could not be kept in {checkpoint.path}: "):
         checkpoint.save_if_due("a run", 1, STATE)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
@@ -146,7 +141,7 @@ def _save_on_a_full_disk(sender, path):
         sender.send(str(error))
 
 
-def test_a_full_disk_keeps_the_state_before(tmp_path):
+def test_a_full_disk_keeps_the_last_state(tmp_path):
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_save_on_a_full_disk, args=(sender, tmp_path / "checkpoint"))
@@ -154,8 +149,6 @@ def test_a_full_disk_keeps_the_state_before(tmp_path):
     sender.close()
     sentence = receiver.recv()
     process.join()
-    assert sentence == (
-        f"The fit stopped at step 2 because its state could not be kept in {tmp_path / 'checkpoint'}: File too large."
-    )
+    assert "stopped at step 2" in sentence and "File too large" in sentence
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
     assert Checkpoint(tmp_path / "checkpoint").load("a run")[0] == 1

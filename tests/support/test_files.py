@@ -1,7 +1,10 @@
+"""Atomic files and folders, locks, JSON and digests: whatever happens, files are complete or absent."""
+
 import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
@@ -9,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import apood
+from apood.support import files
 from apood.support.files import (
     atomic_file,
     atomic_folder,
@@ -17,6 +22,7 @@ from apood.support.files import (
     read_json,
     recover_folder,
     sha256_of,
+    source_digest,
     write_json,
 )
 
@@ -25,7 +31,7 @@ def names(folder):
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_a_file_appears_when_it_is_whole(tmp_path):
+def test_a_file_appears_when_it_is_complete(tmp_path):
     path = tmp_path / "a.txt"
     for text in ("first", "second"):
         with atomic_file(path) as temporary:
@@ -45,7 +51,7 @@ def test_an_error_leaves_the_old_file(tmp_path, error):
     assert path.read_text() == "old" and names(tmp_path) == ["a.txt"]
 
 
-def test_a_folder_appears_when_it_is_whole(tmp_path):
+def test_a_folder_appears_when_it_is_complete(tmp_path):
     path = tmp_path / "deep" / "store"
     for number in range(2):
         with atomic_folder(path) as temporary:
@@ -92,7 +98,7 @@ def write_folder(path, text):
 
 
 def texts(folder):
-    """The content of a folder; of what `write_folder` made all texts are the same."""
+    """Return the texts in a folder."""
     return [file.read_text() for file in sorted(folder.iterdir())]
 
 
@@ -127,7 +133,7 @@ def test_a_replaced_link_leaves_what_it_points_to(tmp_path):
     assert names(tmp_path) == ["link", "target"]
 
 
-@pytest.mark.parametrize("place", [".", "/", "..", "file/folder", "a\0b", "n" * 300])
+@pytest.mark.parametrize("place", [".", "/", "file/folder", "a\0b", "n" * 300])
 def test_recovering_where_there_is_nothing_to_recover(tmp_path, monkeypatch, place):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
@@ -140,7 +146,7 @@ def test_recovering_where_there_is_nothing_to_recover(tmp_path, monkeypatch, pla
 
 
 def _die_before(path, operation):
-    """Kills the process right before its `operation`-th file operation on `path` and its neighbours."""
+    """Kill the process right before its `operation`-th file operation on `path` and its neighbours."""
     seen = 0
 
     def count_operations(event, arguments):
@@ -178,12 +184,12 @@ def test_a_process_killed_anywhere_leaves_the_old_or_the_new_folder(tmp_path):
             break
         assert process.exitcode == -signal.SIGKILL
         write_folder(path, "next")
-        assert texts(path) == ["next", "next"] and names(path.parent) == ["store"], "what the dead left is swept"
+        assert texts(path) == ["next", "next"] and names(path.parent) == ["store"], "leftovers are deleted"
     assert process.exitcode == 0 and missing == 1, "one kill falls between the renames"
     assert versions[0] == "old" and versions[-2:] == ["new"] * 2 and versions == sorted(versions, reverse=True)
 
 
-def test_what_somebody_is_writing_is_not_swept(tmp_path):
+def test_a_folder_in_writing_is_not_deleted(tmp_path):
     path = tmp_path / "store"
     (tmp_path / "store.partial-0f0f0f0f").mkdir()
     (tmp_path / "store-2.partial-0f0f0f0f").mkdir()
@@ -222,8 +228,8 @@ def test_json_round_trip(tmp_path):
     assert read_json(path) == content and "ünï" in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("content", [float("nan"), float("inf"), {1j}])
-def test_what_is_no_json_is_not_written(tmp_path, content):
+@pytest.mark.parametrize("content", [float("nan"), {1j}])
+def test_invalid_json_is_not_written(tmp_path, content):
     path = tmp_path / "a.json"
     write_json(path, "old")
     with pytest.raises((TypeError, ValueError)):
@@ -274,3 +280,41 @@ def test_a_killed_holder_frees_the_folder(tmp_path):
     with lock_folder(tmp_path, wait=False):
         assert names(tmp_path) == [".lock"]
     assert names(tmp_path) == []
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Return a copy of the package to change."""
+    copy = tmp_path / "apood"
+    shutil.copytree(Path(apood.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(files, "_PACKAGE", copy)
+    return copy
+
+
+def test_the_digest_of_the_code_does_not_depend_on_its_folder(package, tmp_path, monkeypatch):
+    before = source_digest.__wrapped__()
+    monkeypatch.setattr(files, "_PACKAGE", package.rename(tmp_path / "elsewhere"))
+    assert source_digest.__wrapped__() == before
+
+
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        ("fitting/optimise.py", True),
+        ("pooling/algebra.py", True),
+        ("tokens/loader.py", True),
+        ("detectors/new.py", True),
+        ("report/new.py", False),
+    ],
+)
+def test_the_digest_covers_the_code_that_fits(package, file, counts):
+    before = source_digest.__wrapped__()
+    with (package / file).open("a", encoding="utf-8") as code:
+        code.write("# changed")
+    assert (source_digest.__wrapped__() != before) == counts
+
+
+def test_a_renamed_file_changes_the_digest(package):
+    before = source_digest.__wrapped__()
+    (package / "fitting/optimise.py").rename(package / "fitting/other.py")
+    assert source_digest.__wrapped__() != before

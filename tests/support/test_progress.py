@@ -1,4 +1,4 @@
-"""Progress where there is no terminal: nothing of what is quick, lines of what takes long."""
+"""Progress without a terminal: nothing for quick work, lines for long work."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from apood.support import progress
 from apood.support.progress import progress_bar, relabel, track
 
 
-def test_what_is_quick_says_nothing(capfd):
+def test_quick_work_prints_nothing(capfd):
     assert list(track(range(3), "read")) == [0, 1, 2]
     with progress_bar(2, "fit") as shown:
         relabel(shown, "fit: first")
@@ -14,7 +14,7 @@ def test_what_is_quick_says_nothing(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_takes_long_says_a_line_now_and_then(capfd, monkeypatch: pytest.MonkeyPatch):
+def test_long_work_prints_lines(capfd, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress, "_AS_LINES", {"mininterval": 0.0, "delay": 0.0, "ncols": 60})
     with progress_bar(2, "fit") as shown:
         for name in ("first", "second"):
@@ -26,7 +26,7 @@ def test_what_takes_long_says_a_line_now_and_then(capfd, monkeypatch: pytest.Mon
     assert lines.splitlines()[-1].startswith("fit: second: 100%")
 
 
-def test_a_bar_inside_another_moves_no_cursor(capfd, monkeypatch: pytest.MonkeyPatch):
+def test_nested_bars_do_not_move_the_cursor(capfd, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress, "_AS_LINES", {"mininterval": 0.0, "delay": 0.0, "ncols": 60})
     with progress_bar(1, "rows") as outer:
         with progress_bar(2, "fit") as inner:

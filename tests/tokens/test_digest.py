@@ -1,4 +1,4 @@
-"""The digest of data: the same for the same, another for anything else."""
+"""Digests of data: equal for equal data, different for anything else."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def test_equal_batches_have_equal_digests(batch):
     assert content_digest(copy) == content_digest(batch) and len(content_digest(batch)) == 64
 
 
-def test_anything_that_differs_shows(batch):
+def test_any_difference_changes_the_digest(batch):
     logits = batch.channels["logits"]
     lengths = batch.lengths.clone()
     lengths[0], lengths[1] = lengths[1] + 1, lengths[0] - 1
@@ -56,22 +56,22 @@ def test_anything_that_differs_shows(batch):
     assert len(set(digests)) == len(digests)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_every_dtype_and_none_at_all(batch, dtype):
-    assert content_digest(batch.to(dtype=dtype)) == content_digest(batch.to(dtype=dtype))
+def test_bfloat16_no_tokens_and_no_sequences(batch):
+    narrow = batch.to(dtype=torch.bfloat16)
+    assert content_digest(narrow) == content_digest(replace(narrow, values=narrow.values.clone()))
     assert content_digest(TokenBatch.without_tokens(**batch.channels)) != content_digest(batch)
     assert content_digest(batch.select([])) != content_digest(batch)
 
 
-def test_batches_may_be_cut_anywhere(batch, monkeypatch):
+def test_the_digest_does_not_depend_on_the_batches(batch, monkeypatch):
     whole = content_digest(SkipFirst(batch))
     monkeypatch.setattr("apood.tokens.digest.token_budget", lambda _: 7)
     assert content_digest(SkipFirst(batch)) == whole
 
 
-def test_a_store_is_known_by_its_index_alone(batch, tmp_path, monkeypatch):
+def test_the_digest_of_a_store_needs_only_its_index(batch, tmp_path, monkeypatch):
     store = written(tmp_path / "a", batch)
-    monkeypatch.setattr(TokenStore, "select", lambda *_: pytest.fail("a token was read"))
+    monkeypatch.setattr(TokenStore, "select", lambda *_: pytest.fail("tokens were read"))
     digest = content_digest(store)
     assert content_digest(written(tmp_path / "b", batch)) == digest
     assert content_digest(TokenStore(tmp_path / "a", channels=[])) == digest
@@ -80,7 +80,7 @@ def test_a_store_is_known_by_its_index_alone(batch, tmp_path, monkeypatch):
     assert content_digest(written(tmp_path / "d", batch, encoder={"model": "m"})) != digest
 
 
-def test_a_subset_is_known_by_its_source_and_its_numbers(batch, tmp_path):
+def test_the_digest_of_a_subset_depends_on_source_and_indices(batch, tmp_path):
     store = written(tmp_path / "a", batch)
     first = content_digest(Subset(store, [0, 3]))
     assert content_digest(Subset(TokenStore(tmp_path / "a"), torch.tensor([0, 3]))) == first

@@ -1,19 +1,31 @@
+"""Prefetching, shuffled batches, and corpora in the memory of a device."""
+
 import gc
 import itertools
 import threading
 
 import pytest
 import torch
+from builders import random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch, pin, upload
-from apood.tokens.loader import move_to_device, prefetch, shuffle_batches
+from apood.tokens.loader import (
+    Resident,
+    copy_to_device,
+    gather_sequences,
+    has_room_for,
+    move_to_device,
+    prefetch,
+    shuffle_batches,
+)
+from apood.tokens.source import SkipFirst, Subset, TokenSource
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
-# prefetch
+# Prefetching.
 
 
 def workers():
@@ -52,14 +64,14 @@ def test_no_more_than_depth_items_are_ready(depth):
 
     ahead = prefetch(items(), depth)
     assert next(ahead) == 1
-    for _ in range(1 + depth):  # the one that was taken, and those ahead of it
+    for _ in range(1 + depth):  # the one that was taken, and those prepared after it
         assert made.acquire(timeout=10)
     assert not made.acquire(timeout=0.05)
     assert next(ahead) == 2 and made.acquire(timeout=10) and count == 2 + depth
     ahead.close()
 
 
-def test_an_exception_comes_where_its_item_would_have_come():
+def test_an_exception_is_raised_in_place_of_its_item():
     def items():
         yield 1
         yield 2
@@ -110,7 +122,7 @@ def test_an_error_in_the_loop_stops_the_thread():
         consume()
 
 
-def test_nobody_starts_a_thread_before_the_first_item():
+def test_no_thread_starts_before_the_first_item():
     ahead = prefetch(itertools.count())
     assert workers() == []
     del ahead
@@ -121,11 +133,11 @@ def test_depth_is_checked_at_once():
         prefetch([], 0)
 
 
-def test_batches_for_the_cpu_are_read_ahead_and_stay_as_they_are():
+def test_batches_for_the_cpu_are_not_copied():
     batches = [source([1, 2]), source([3])]
     found = move_to_device(iter(batches), torch.device("cpu"))
     first = next(found)
-    assert first.values is batches[0].values or torch.equal(first.values, batches[0].values)
+    assert first.values.data_ptr() == batches[0].values.data_ptr()
     assert len(workers()) <= 1 and torch.equal(next(found).offsets, batches[1].offsets)
     with pytest.raises(StopIteration):
         next(found)
@@ -133,7 +145,7 @@ def test_batches_for_the_cpu_are_read_ahead_and_stay_as_they_are():
     assert pin(numbers, torch.device("cpu")) is numbers and upload(numbers, torch.device("cpu")) is numbers
 
 
-# shuffled
+# Shuffled batches.
 
 
 def source(lengths):
@@ -164,7 +176,7 @@ def test_batches_hold_different_sequences_within_the_limits(lengths, seed, batch
 
 @given(**streams)
 def test_no_sequence_is_dropped_or_favoured(lengths, seed, batch_size, token_budget):
-    """A sequence that has to wait for the next batch is at most two visits behind the others."""
+    """A sequence that waits for the next batch is at most two visits behind the others."""
     visits = [0] * len(lengths)
     for batch in take(40, lengths, seed=seed, batch_size=batch_size, token_budget=token_budget):
         for number in batch:
@@ -178,7 +190,7 @@ def test_no_sequence_is_dropped_or_favoured(lengths, seed, batch_size, token_bud
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 99))
 def test_whole_epochs_visit_every_sequence_equally(count, batch_size, seed):
     batch_size = min(batch_size, count)
-    # After this many batches the epochs end together with a batch.
+    # After this many batches an epoch ends at the end of a batch.
     batches = take(count, [1] * count, seed=seed, batch_size=batch_size)
     assert sorted(itertools.chain(*batches)) == sorted(list(range(count)) * batch_size)
 
@@ -202,8 +214,7 @@ def test_the_global_generator_is_left_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_carried_remainder_is_not_carried_again_and_again():
-    """Which sequences fill the batch across two epochs is left to chance."""
+def test_the_rest_of_an_epoch_meets_random_sequences():
     across = [tuple(b) for b in take(300, [1] * 7, seed=5, batch_size=5)]
     together = sum(0 in b and 1 in b for b in across) / 300
     assert abs(together - (5 * 4) / (7 * 6)) < 0.1
@@ -228,7 +239,7 @@ def test_an_empty_source_cannot_be_shuffled():
         shuffle_batches(source([1])[:0], seed=0, batch_size=2)
 
 
-# together
+# Both together.
 
 
 def test_a_store_read_ahead_in_random_order(tmp_path):
@@ -240,3 +251,98 @@ def test_a_store_read_ahead_in_random_order(tmp_path):
     read = itertools.islice(prefetch(map(store.select, shuffle_batches(store, seed=1, batch_size=6)), depth=2), 10)
     for found, chosen in zip(read, indices, strict=True):
         assert torch.equal(found.values, batch.select(chosen).values)
+
+
+# Sources in the memory of a device.
+
+CPU = torch.device("cpu")
+
+
+def as_subset(batch: TokenBatch) -> Subset:
+    """Return a source that has to be copied, because it is no batch."""
+    return Subset(batch, slice(None))
+
+
+def same(found: TokenBatch, expected: TokenBatch) -> bool:
+    return torch.equal(found.values, expected.values) and torch.equal(found.offsets, expected.offsets)
+
+
+several = st.lists(st.integers(0, 5), min_size=1, max_size=8) | st.integers(1, 8).map(lambda count: [3] * count)
+
+
+@given(several, st.data())
+def test_a_resident_source_selects_like_its_source(lengths, data):
+    source = random_tokens(lengths, 3, dtype=torch.float16)
+    (own,) = copy_to_device([as_subset(source)], CPU)
+    chosen = data.draw(st.lists(st.integers(-len(lengths), len(lengths) - 1)))
+    assert same(own.select(chosen), source.select(chosen))
+    assert all(map(same, own.batches(4), source.batches(4)))
+
+
+@given(several, st.data())
+def test_a_resident_source_skips_first_tokens(lengths, data):
+    source = random_tokens(lengths, 3)
+    (own,) = copy_to_device([as_subset(source)], CPU)
+    chosen = data.draw(st.lists(st.integers(0, len(lengths) - 1)))
+    found, expected = own.skip_first(), SkipFirst(source)
+    assert same(found.select(chosen), expected.select(chosen))
+    assert torch.equal(found.lengths, expected.lengths) and found.values is own.values, "nothing is copied"
+    assert torch.equal(
+        torch.cat([b.values for b in found.batches(4)]), torch.cat([b.values for b in expected.batches(4)])
+    )
+
+
+@given(several, several, st.data())
+def test_two_sources_in_one_memory_make_one_batch(lengths, others, data):
+    sources = [as_subset(random_tokens(own, 3, seed=i)) for i, own in enumerate((lengths, others))]
+    parts = copy_to_device(sources, CPU)
+    assert parts[0].values is parts[1].values
+    chosen = [torch.tensor(data.draw(st.lists(st.integers(0, len(own) - 1))), dtype=torch.int64) for own in sources]
+    (found,) = gather_sequences(parts, chosen)
+    assert same(
+        found, TokenBatch.concatenate([source.select(own) for source, own in zip(sources, chosen, strict=True)])
+    )
+    first, second = gather_sequences(sources, chosen)
+    assert same(first, sources[0].select(chosen[0])) and same(second, sources[1].select(chosen[1]))
+
+
+def test_sources_of_different_dtypes_keep_them():
+    sources = [as_subset(random_tokens([2, 3], 4, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    parts = copy_to_device(sources, CPU)
+    assert [part.dtype for part in parts] == [torch.float32, torch.bfloat16]
+    assert len(gather_sequences(parts, [torch.tensor([0]), torch.tensor([1])])) == 2
+
+
+def test_a_batch_on_the_device_is_not_copied():
+    source = random_tokens([2, 3], 4)
+    (own,) = copy_to_device([source], CPU)
+    assert own.values.data_ptr() == source.values.data_ptr()
+
+
+def test_a_resident_source_has_an_encoder_and_no_channels():
+    source = random_tokens([2, 3], 4).with_channels(text=random_tokens([1, 1], 1))
+    named = TokenBatch(source.values, source.offsets, source.channels, {"model": "a model"})
+    (own,) = copy_to_device([named], CPU)
+    assert isinstance(own, TokenSource) and own.encoder == {"model": "a model"} and list(own.channels) == []
+    assert own.dim == 4 and own.dtype == torch.float64 and len(own) == 2 and own.select([0]).encoder == own.encoder
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [[40] * 50, list(range(1, 51))], ids=["uniform", "ragged"])
+@pytest.mark.parametrize("skip", [False, True])
+def test_batches_are_gathered_on_a_gpu_without_waiting_for_it(lengths, skip):
+    device = torch.device("cuda", torch.cuda.current_device())
+    sources = [as_subset(random_tokens(lengths, 16, seed=seed, dtype=torch.bfloat16)) for seed in (0, 1)]
+    assert has_room_for(sources, device, spare=0) and not has_room_for(sources, device, spare=2**50)
+    parts = [part.skip_first() if skip else part for part in copy_to_device(sources, device)]
+    chosen = [torch.randperm(50)[:20].sort().values for _ in sources]
+    gather_sequences(parts, chosen)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        (found,) = gather_sequences(parts, chosen)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = [(SkipFirst(s) if skip else s).select(own) for s, own in zip(sources, chosen, strict=True)]
+    assert same(found.to("cpu"), TokenBatch.concatenate(expected))
+    assert isinstance(parts[0], Resident)

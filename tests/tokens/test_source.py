@@ -1,21 +1,50 @@
+"""Token sources: the forms of data that are taken, subsets, splits, skipped first tokens, encoder identities."""
+
 import numpy as np
 import pytest
 import torch
+from builders import observed_sequences
+from hypothesis import given
+from hypothesis import strategies as st
 
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
-from apood.tokens.identity import describe_encoder, same_encoder
-from apood.tokens.source import TokenSource, as_source
+from apood.tokens.identity import describe_encoder, describe_other, same_encoder
+from apood.tokens.source import SkipFirst, Subset, TokenSource, as_source, split
+from apood.tokens.store import TokenStore
+from apood.tokens.writer import TokenStoreWriter
+
+COUNT = 20
+ENCODER = {"model": "small", "layer": 3}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def batch():
-    return TokenBatch.from_sequences([torch.randn(length, 3) for length in (2, 4, 1)])
+    return observed_sequences(COUNT, 3)
 
 
-def padded(batch):
-    values = torch.zeros(3, 4, 3)
-    mask = torch.arange(4) < batch.lengths[:, None]
+@pytest.fixture(scope="module")
+def store(batch, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokens") / "store"
+    with TokenStoreWriter(folder, dim=3, encoder=ENCODER, shard_bytes=2000) as writer:
+        writer.append(batch)
+    return TokenStore(folder)
+
+
+def assert_same(found, expected):
+    assert torch.equal(found.values, expected.values) and torch.equal(found.offsets, expected.offsets)
+    assert found.channels.keys() == expected.channels.keys() == {"token_logprobs", "sample_logprobs", "logits"}
+    for name, channel in expected.channels.items():
+        assert torch.equal(found.channels[name].values, channel.values)
+        assert torch.equal(found.channels[name].offsets, channel.offsets)
+
+
+# Forms of data.
+
+
+def pad(batch):
+    values = torch.zeros(len(batch), int(batch.lengths.max()), batch.dim)
+    mask = torch.arange(values.shape[1]) < batch.lengths[:, None]
     values[mask] = batch.values
     return values, mask
 
@@ -24,13 +53,12 @@ def padded(batch):
     "form",
     [
         lambda batch: batch,
-        list,
         tuple,
-        lambda batch: [s.numpy() for s in batch],
-        padded,
-        lambda batch: tuple(part.numpy() for part in padded(batch)),
-        lambda batch: (padded(batch)[0].numpy(), padded(batch)[1].tolist()),
+        lambda batch: [sequence.numpy() for sequence in batch],
+        pad,
+        lambda batch: (pad(batch)[0].numpy(), pad(batch)[1].tolist()),
     ],
+    ids=["batch", "tensors", "arrays", "padded", "padded array and list"],
 )
 def test_every_form_of_the_same_tokens(form, batch):
     source = as_source(form(batch))
@@ -39,38 +67,132 @@ def test_every_form_of_the_same_tokens(form, batch):
     assert torch.equal(whole.values, batch.values) and torch.equal(whole.offsets, batch.offsets)
 
 
-def test_a_source_is_taken_as_it_is(batch):
-    assert as_source(batch) is batch
+def test_a_source_is_returned_unchanged(batch, store):
+    for source in (batch, store, Subset(store, [0]), SkipFirst(store)):
+        assert isinstance(source, TokenSource) and as_source(source) is source
 
 
-def test_a_padded_array_alone_has_no_padding(batch):
-    values, _ = padded(batch)
-    assert as_source(values).lengths.tolist() == as_source(values.numpy()).lengths.tolist() == [4, 4, 4]
+def test_a_padded_array_without_a_mask_has_no_padding(batch):
+    values, _ = pad(batch)
+    expected = [values.shape[1]] * COUNT
+    assert as_source(values).lengths.tolist() == as_source(values.numpy()).lengths.tolist() == expected
 
 
-def test_two_sequences_are_no_pair_of_array_and_mask():
+def test_a_pair_of_2d_arrays_is_two_sequences():
     assert as_source((np.ones((2, 3)), np.ones((1, 3)))).lengths.tolist() == [2, 1]
 
 
-@pytest.mark.parametrize("data", [None, 3, "text", {"values": 1}, np.ones((2, 3)), torch.ones(2)])
-def test_what_is_no_source_is_refused_by_its_type(data):
+@pytest.mark.parametrize("data", [None, "text", {"values": 1}, np.ones((2, 3))])
+def test_other_types_are_refused(data):
     with pytest.raises(InputError, match=f"got {type(data).__name__}"):
         as_source(data)
 
 
-@pytest.mark.parametrize("data", ["hello", ["hello"], ("hello", "you"), [["hello", "you"]]])
-def test_texts_are_told_where_tokens_come_from(data):
-    with pytest.raises(
-        InputError, match="token embeddings, which TextEncoder or `apood embed` makes of texts"
-    ) as refusal:
+@pytest.mark.parametrize("data", ["hello", ["hello"], [["hello", "you"]]])
+def test_the_error_for_texts_names_the_encoder(data):
+    with pytest.raises(InputError, match="TextEncoder or `apood embed`") as refusal:
         as_source(data)
     assert "numpy" not in str(refusal.value)
+
+
+# Subsets.
+
+CHOICES = {
+    "slice": slice(4, 15),
+    "backwards": slice(None, None, -3),
+    "integers": [7, 0, -1, 7],
+    "booleans": torch.arange(COUNT) % 3 == 1,
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("indices", CHOICES.values(), ids=CHOICES.keys())
+def test_a_subset_equals_the_selection(store, batch, indices):
+    subset, expected = Subset(store, indices), batch.select(indices)
+    assert len(subset) == len(expected) and subset.lengths.tolist() == expected.lengths.tolist()
+    assert (subset.dim, subset.dtype, subset.encoder) == (3, torch.float32, ENCODER)
+    assert set(subset.channels) == set(batch.channels)
+    assert_same(subset.select(slice(None)), expected)
+    parts = list(subset.batches(11))
+    assert all(int(part.lengths.sum()) <= 11 or len(part) == 1 for part in parts)
+    if len(expected):
+        assert_same(TokenBatch.concatenate(parts), expected)
+        assert_same(subset.select([-1, 0]), expected.select([-1, 0]))
+    else:
+        assert parts == []
+
+
+def test_a_subset_of_a_subset(store, batch):
+    inner = Subset(Subset(store, slice(2, 18, 2)), [5, 0, 3])
+    assert_same(inner.select(slice(None)), batch.select([12, 2, 8]))
+
+
+def test_consecutive_sequences_in_memory_are_not_copied(batch):
+    picked = Subset(batch, slice(2, 9)).select(slice(1, 4))
+    assert picked.values.data_ptr() == batch[3:6].values.data_ptr()
+
+
+@pytest.mark.parametrize("indices", [[COUNT], torch.ones(3, dtype=torch.bool)])
+def test_invalid_indices_are_refused_at_once(store, indices):
+    with pytest.raises(InputError):
+        Subset(store, indices)
+
+
+# Splits.
+
+
+def make_numbered(count):
+    """Return sequences of one token, which is their number."""
+    return TokenBatch.from_lengths(torch.arange(float(count))[:, None], [1] * count)
+
+
+def numbers_of(subset):
+    return subset.select(slice(None)).values.flatten().int().tolist()
+
+
+@given(st.integers(0, 50), st.floats(0, 1), st.integers(0, 2**31))
+def test_a_split_is_disjoint_complete_and_follows_from_its_seed(count, share, seed):
+    rest, taken = map(numbers_of, split(make_numbered(count), share, seed))
+    assert sorted(rest + taken) == list(range(count)) and len(taken) == round(share * count)
+    assert rest == sorted(rest) and taken == sorted(taken), "a store is read forwards"
+    assert [rest, taken] == list(map(numbers_of, split(make_numbered(count), share, seed)))
+
+
+def test_seeds_take_different_sequences():
+    taken = [numbers_of(split(make_numbered(100), 0.3, seed)[1]) for seed in range(20)]
+    assert len(set(map(tuple, taken))) == 20
+    times = torch.bincount(torch.tensor(taken).flatten(), minlength=100)
+    assert int(times.min()) < int(times.max()) < 20, "no sequence is always taken"
+
+
+def test_a_split_leaves_the_global_generator_unchanged():
+    before = torch.get_rng_state()
+    split(make_numbered(9), 0.5, 0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_split_keeps_the_channels(store, batch):
+    for part, expected in zip(split(store, 0.25, seed=1), split(batch, 0.25, seed=1), strict=True):
+        assert_same(part.select(slice(None)), expected.select(slice(None)))
+
+
+# First tokens.
+
+
+def test_first_tokens_are_skipped():
+    batch = TokenBatch.from_sequences([torch.arange(float(n))[:, None] for n in (3, 1, 0, 2)])
+    skipped = SkipFirst(batch)
+    assert skipped.lengths.tolist() == [2, 1, 0, 1] and skipped.channels == ()
+    assert skipped.select(slice(None)).values.flatten().tolist() == [1, 2, 0, 1]
+    assert [part.values.flatten().tolist() for part in skipped.batches(3)] == [[1, 2], [0, 1]]
+
+
+# Encoder identities.
 
 
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [
-        (None, None, True),
         (None, {"model": "a"}, True),
         ({"model": "a", "layer": 1}, {"layer": 1, "model": "a"}, True),
         ({"model": "a", "layer": 1}, {"model": "a", "layer": 2}, False),
@@ -79,12 +201,21 @@ def test_texts_are_told_where_tokens_come_from(data):
         ({"model": "a", "fingerprint": "f"}, {"model": "b", "fingerprint": "f"}, True),
         ({"model": "a", "fingerprint": "f"}, {"model": "a", "fingerprint": "g"}, False),
         ({"model": "a", "fingerprint": "f", "layer": 1}, {"model": "b", "fingerprint": "f", "layer": 2}, False),
+        ({"model": "a", "folder": "x"}, {"model": "a", "folder": "y"}, True),
+        ({"model": "a", "samples": 1}, {"model": "a", "samples": 2}, True),
     ],
 )
 def test_encoders_that_are_the_same(first, second, same):
     assert same_encoder(first, second) is same_encoder(second, first) is same
 
 
+def test_how_samples_were_drawn_can_be_compared():
+    assert not same_encoder({"model": "a", "samples": 1}, {"model": "a", "samples": 2}, same_samples=True)
+
+
 def test_encoders_are_described_in_one_line():
     assert describe_encoder(None) == "an unknown encoder"
     assert describe_encoder({"model": "a/b", "revision": None, "layer": -1}) == "model a/b, layer -1"
+    one, other = {"model": "a", "layer": 1, "fingerprint": "f" * 20}, {"model": "b", "fingerprint": "g"}
+    assert describe_other(one, other) == f"model a, layer 1, fingerprint {'f' * 12}…"
+    assert describe_other(other, one) == "model b, fingerprint g, no layer"

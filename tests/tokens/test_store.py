@@ -1,3 +1,5 @@
+"""Token stores: what is read is what was written, damage is found, memory stays bounded."""
+
 import json
 import multiprocessing
 import os
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from apood.support.errors import InputError, StoreError
-from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, decode_texts, encode_texts
+from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, encode_texts
 from apood.tokens.source import TokenSource, as_source
 from apood.tokens.store import STORED_DTYPES, TokenStore
 from apood.tokens.writer import TokenStoreWriter
@@ -23,7 +25,7 @@ ENCODER = {"model": "somewhere/model", "layer": -1, "mode": None, "truncated": T
 
 
 def random_batch(lengths, dim=5, dtype=torch.float32, seed=0):
-    """Random tokens with one channel of each shape that occurs: one row a token, a sequence, or any number."""
+    """Return random tokens with channels of one row per token, one row per sequence, or any number of rows."""
     generator = torch.Generator().manual_seed(seed)
     count, tokens = len(lengths), sum(lengths)
     rows = Ragged.from_lengths(torch.randn(tokens, dim, generator=generator).to(dtype), lengths)
@@ -138,17 +140,7 @@ def test_the_index_says_what_is_there(tmp_path):
     assert first["bytes"] == (tmp_path / "store" / first["file"]).stat().st_size
 
 
-def test_texts_survive():
-    texts = ["", "plain", "ünï €", "line\nend\x00", "🙂", "\ud800 alone"]
-    assert decode_texts(encode_texts(texts)) == texts
-    assert decode_texts(encode_texts(iter([]))) == [] and decode_texts(encode_texts(["", ""])) == ["", ""]
-    with pytest.raises(InputError, match="a single str"):
-        encode_texts("text")
-    with pytest.raises(InputError, match=r"UTF-8 bytes as uint8, got torch\.float32"):
-        decode_texts(Ragged.from_lengths(torch.ones(2), [2]))
-
-
-def test_only_the_asked_channels_are_read(tmp_path):
+def test_only_the_named_channels_are_read(tmp_path):
     batch = random_batch([3, 1])
     write(tmp_path / "store", batch)
     store = TokenStore(tmp_path / "store", channels=["text"])
@@ -158,7 +150,7 @@ def test_only_the_asked_channels_are_read(tmp_path):
         TokenStore(tmp_path / "store", channels=["labels"])
 
 
-def test_what_is_returned_is_the_callers_own(tmp_path):
+def test_batches_may_be_changed(tmp_path):
     batch = random_batch([3, 2])
     store = write(tmp_path / "store", batch)
     store.select([0]).values.zero_()
@@ -190,7 +182,7 @@ def test_selections_are_checked_like_those_of_a_batch(tmp_path):
         list(store.batches(0))
 
 
-# What is damaged is refused by name.
+# Damaged stores.
 
 
 @pytest.fixture
@@ -234,7 +226,7 @@ def test_swapped_shards(tmp_path):
     assert "Shard shard-00001.safetensors" in refusal(folder) and "damaged or replaced" in refusal(folder)
 
 
-def test_a_shard_that_is_another_stores(folder, tmp_path):
+def test_a_shard_of_another_store(folder, tmp_path):
     other = tmp_path / "other"
     write(other, random_batch([3, 3, 3, 3], dtype=torch.float32, seed=1), shard_bytes=1)
     (other / "shard-00003.safetensors").replace(folder / "shard-00003.safetensors")
@@ -242,7 +234,7 @@ def test_a_shard_that_is_another_stores(folder, tmp_path):
     assert "shard-00003" in refusal(folder) and "checksum" in refusal(folder)
 
 
-@pytest.mark.parametrize("position", [3, 30, 200])
+@pytest.mark.parametrize("position", [3, 200])
 def test_a_changed_header(folder, position):
     path = folder / "shard-00000.safetensors"
     content = bytearray(path.read_bytes())
@@ -291,14 +283,11 @@ def test_a_newer_schema(folder):
     "changes",
     [
         {"schema": "one"},
-        {"dim": None},
         {"dtype": "float31"},
         {"sequences": 3},
         {"tokens": 11},
         {"channels": {}},
-        {"channels": []},
         {"shards": [{}]},
-        {"shards": None},
     ],
 )
 def test_a_damaged_index(folder, changes):
@@ -306,20 +295,19 @@ def test_a_damaged_index(folder, changes):
     assert "index.json" in refusal(folder) and "is damaged or does not belong to a token store" in refusal(folder)
 
 
-def test_an_index_that_lists_files_elsewhere(folder):
+def test_an_index_that_lists_a_file_outside_the_folder(folder):
     index = json.loads((folder / "index.json").read_text())
     index["shards"][0]["file"] = "../shard-00000.safetensors"
     change_index(folder, **index)
     assert "not numbered from 0" in refusal(folder)
 
 
-@pytest.mark.parametrize("dim", [4, 6])
-def test_an_index_that_tells_another_dim(folder, dim):
-    change_index(folder, dim=dim)
+def test_an_index_with_another_dim(folder):
+    change_index(folder, dim=4)
     assert "shard-00000" in refusal(folder)
 
 
-def test_what_is_no_store(folder, tmp_path):
+def test_folders_and_files_that_are_no_store(folder, tmp_path):
     assert refusal(tmp_path) == f"{tmp_path} is no token store: there is no index.json in it."
     assert refusal(folder / "index.json") == f"{folder / 'index.json'} is no token store: it is not a folder."
     for nowhere in (tmp_path / "nowhere", folder / "index.json" / "below"):
@@ -332,16 +320,16 @@ def test_what_is_no_store(folder, tmp_path):
         assert "does not belong to a token store" in refusal(folder)
 
 
-# Memory and file descriptors, measured in a process of their own.
+# Memory and file descriptors, measured in a separate process.
 
 
 def peak():
-    """The most memory that this process has had resident, in bytes; mapped pages count."""
+    """Return the peak resident memory of this process in bytes, with mapped pages."""
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 
 def in_a_process(work, *arguments):
-    """Runs `work` in a fresh process, which starts quickly because its server has loaded what it needs."""
+    """Run `work` in a new process, which starts quickly because its server has imported the modules."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["apood.tokens.writer", "apood.tokens.store", "pytest"])
     receiver, sender = context.Pipe(duplex=False)
@@ -396,7 +384,7 @@ def _read_with_few_descriptors(folder):
     return len(store.select(slice(None))), len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_thousands_of_shards_need_no_thousands_of_descriptors(tmp_path):
+def test_many_shards_need_few_descriptors(tmp_path):
     write(tmp_path / "store", random_batch([1] * 60), shard_bytes=1)
     sequences, descriptors = in_a_process(_read_with_few_descriptors, tmp_path / "store")
     assert sequences == 60 and descriptors < 20

