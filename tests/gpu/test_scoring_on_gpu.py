@@ -1,5 +1,7 @@
-"""Scoring on a GPU: what the CPU gives, the same refusals, and one wait a batch. Run with `pytest -m gpu`."""
+"""Scoring on a GPU: the scores and errors of the CPU, one wait per batch, safe graphs. Run with `pytest -m gpu`."""
 
+import gc
+import threading
 import warnings
 
 import numpy as np
@@ -8,7 +10,7 @@ import torch
 from builders import correlated_sequences
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.pooling import FrozenPool
+from apood.pooling import FrozenPool, frozen
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 
@@ -93,19 +95,100 @@ def test_a_batch_is_waited_for_once(case, count):
     assert sum(WAIT in str(one.message) for one in caught) == 1
 
 
-def test_graphs_that_are_gone_spoil_no_capture():
-    queries = torch.randn(4, 2, DIM, device="cuda")
-    tokens = TokenBatch.from_lengths(torch.randn(20, DIM, device="cuda"), torch.tensor([20]))
-    old = [FrozenPool(queries, 1.0) for _ in range(8)]
+def one_sequence(seed, length=20):
+    values = torch.randn(length, DIM, generator=torch.Generator().manual_seed(seed)).cuda()
+    return TokenBatch.from_lengths(values, [length])
+
+
+def random_pool(**options):
+    return FrozenPool(torch.randn(4, 2, DIM, generator=torch.Generator().manual_seed(9)).cuda(), 1.0, **options)
+
+
+def test_streams_that_share_a_graph_do_not_mix_their_sequences(monkeypatch):
+    pool, alone = random_pool(), [one_sequence(seed) for seed in range(4)]
+    expected = [pool(one).value for one in alone]
+    torch.cuda.synchronize()
+    fill = frozen._GraphOfOne._fill
+
+    def fill_and_wait(self, tokens):
+        fill(self, tokens)
+        torch.cuda._sleep(50_000_000)  # some 25 ms in which another stream could overwrite the buffers
+
+    monkeypatch.setattr(frozen._GraphOfOne, "_fill", fill_and_wait)
+    found = []
+    for one in alone:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found.append(pool(one).value)
+    torch.cuda.synchronize()
+    for own, wanted in zip(found, expected, strict=True):
+        assert torch.equal(own, wanted)
+
+
+def test_a_stream_waits_for_what_another_one_prepares():
+    expected, tokens = random_pool()(one_sequence(1)).value, one_sequence(1)
+    many = TokenBatch.concatenate([tokens] * 3)
+    torch.cuda.synchronize()
+    for batch in (tokens, many):
+        pool = random_pool()
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        with torch.cuda.stream(streams[0]):
+            torch.cuda._sleep(50_000_000)
+            pool(batch)  # prepares the queries behind the sleep
+        with torch.cuda.stream(streams[1]):
+            found = pool(batch).value
+        torch.cuda.synchronize()
+        torch.testing.assert_close(found, expected.expand_as(found))
+
+
+def test_threads_with_streams_of_their_own_score_alike(case):
+    detector, sink = case
+    batch = sequences(12, seed=4, sink=sink).to("cuda")
+    alone = [batch[index : index + 1] for index in range(len(batch))]
+    expected = [float(detector.score_samples(one)[0]) for one in alone]
+    torch.cuda.synchronize()
+    found = {}
+
+    def score(number):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found[number] = [float(detector.score_samples(one)[0]) for one in alone * 5]
+
+    threads = [threading.Thread(target=score, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 and all(scores == expected * 5 for scores in found.values())
+
+
+def test_a_graph_is_captured_once_for_each_size(monkeypatch):
+    captured, capture = [], frozen._capture
+    monkeypatch.setattr(frozen, "_capture", lambda run, device: captured.append(device) or capture(run, device))
+    pool = random_pool(finish=lambda pooled: pooled.value * 2)
+    for length in (*range(1, 40), 512, 600, 257):
+        one = one_sequence(length, length)
+        torch.testing.assert_close(pool.finish(one), pool(one).value * 2)
+        pool.finish(one)
+    assert len(captured) == 2 * 4  # 16, 32, 64 and 512 tokens, pooled and finished
+
+
+@pytest.mark.parametrize("cyclic", [True, False])
+def test_graphs_that_are_gone_spoil_no_capture(cyclic):
+    tokens = one_sequence(0)
+    old = [random_pool() for _ in range(8)]
     for pool in old:
         pool(tokens)
+    assert gc.isenabled()
 
-    def gives_one_up(pooled):
-        cycle = [old.pop()]
-        cycle.append(cycle)
-        del cycle
+    def give_one_up(pooled):
+        holder = [old.pop()]
+        if cyclic:
+            holder.append(holder)
+        del holder
+        assert gc.isenabled()
         _ = [[] for _ in range(10_000)]  # enough for the collector to wake up
         return pooled.value * 2
 
-    found = FrozenPool(queries, 1.0, finish=gives_one_up).finish(tokens)
-    assert old and torch.equal(found, FrozenPool(queries, 1.0)(tokens).value * 2)
+    found = random_pool(finish=give_one_up).finish(tokens)
+    assert old and torch.equal(found, random_pool()(tokens).value * 2)
+    gc.collect()
+    assert not frozen._retired, "what was kept during the capture is dropped after it"
