@@ -1,4 +1,4 @@
-"""Batches in which some sequences hold a value that is not finite, for whoever pools them."""
+"""Batches in which some sequences have a non-finite value."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ _FAULTS = {1: torch.nan, 3: torch.inf, 5: -torch.inf}  # by the number of the se
 
 
 def faulty_batch(length, dtype, *, last):
-    """Sound sequences between faulty ones of `length` tokens, whose fault lies in their first or last token."""
+    """Return a batch, and the same with non-finite values in the first or last token of some of its sequences."""
     sound = random_tokens([7, length, 3, length, 40, length, 2], DIM, dtype=dtype)
     values = sound.values.clone()
     for sequence, value in _FAULTS.items():
@@ -19,14 +19,14 @@ def faulty_batch(length, dtype, *, last):
 
 
 def queries():
-    """Heads that see infinities with either sign, with both, and multiplied by 0."""
+    """Return heads that multiply infinities by positive and negative numbers, by both, and by 0."""
     chosen = random_queries(4, 2, DIM, dtype=torch.float32, scale=0.2)
     chosen[:3, :, _AT] = torch.tensor([[0.5], [-0.5], [0.0]])
     return chosen
 
 
 def assert_faults_show(pool, sound, faulty):
-    """Each in every head of its own sequence, and in no other."""
+    """Assert that each non-finite value shows in every head of its own sequence, and in no other sequence."""
     expected, found = pool(sound), pool(faulty)
     others = [i for i in range(len(sound)) if i not in _FAULTS]
     assert not torch.isfinite(found[list(_FAULTS)]).any()

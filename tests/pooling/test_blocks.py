@@ -37,7 +37,7 @@ def test_the_rectangles_of_a_block_are_its_sequences_and_marked_padding(lengths,
         starts = dict(zip(block.sequences, offsets_of(block.lengths).tolist(), strict=False))
         sizes = dict(zip(block.sequences, block.lengths, strict=True))
         seen = []
-        for rectangle in block.rectangles(torch.device("cpu")):
+        for rectangle in block.make_rectangles(torch.device("cpu")):
             rows = rectangle.pick(torch.arange(end - begin)[:, None])[..., 0]
             assert rows.shape == (len(rectangle.sequences), rectangle.longest)
             assert rectangle.longest <= 2 * min(sizes[s] for s in rectangle.sequences), "at most half a row is padding"

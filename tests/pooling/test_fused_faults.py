@@ -1,4 +1,4 @@
-"""What the kernels make of values that are not finite: see `test_faults_show`."""
+"""Non-finite values in the fused kernels: see `test_faults_show`."""
 
 import pytest
 import torch
@@ -14,8 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 @pytest.mark.parametrize("tuning", [TINY, PLAIN, SLOTS], ids=["tensor descriptors", "plain", "slots"])
-@pytest.mark.parametrize("similarity", ["dot", "euclidean"])
-@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize(("similarity", "unit"), [("dot", False), ("euclidean", True)])
 @pytest.mark.parametrize("length", [1, 70])
 def test_faults_show_in_every_head(length, similarity, unit, tuning):
     w, preprocessing = queries().to(DEVICE), Preprocessing(unit, torch.ones(DIM, device=DEVICE))

@@ -96,8 +96,8 @@ def algorithm_2(z, w, beta, size):
     return mu, E
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 30, 100])
-@pytest.mark.parametrize("beta", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("size", [1, 7, 100])
+@pytest.mark.parametrize("beta", [0.2, 5.0])
 def test_algorithm_2_of_the_paper_to_the_letter(size, beta):
     tokens, weights = random_tokens([30], DIM), random_queries(1, 1, DIM)
     z, w = tokens.values.T, weights[0, 0]

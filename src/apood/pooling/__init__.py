@@ -1,4 +1,4 @@
-"""The algebra of attention pools: one heavy operation, and what is cheap on top of it."""
+"""Attention pooling: one heavy operation, and the cheap algebra of its results."""
 
 from apood.pooling.algebra import Pooled, compute_prototype, compute_shares, merge, merge_sequences
 from apood.pooling.attention import Similarity, attention_pool, check_beta

@@ -1,4 +1,4 @@
-"""Pools and how they combine: the cheap algebra on top of the one heavy operation."""
+"""Similarities, pools, and how pools combine: the cheap algebra around the one heavy operation."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ __all__ = ["Pooled", "compute_prototype", "compute_shares", "merge", "merge_sequ
 
 
 class Pooled(NamedTuple):
-    """Result of attention pooling, a row for each sequence and a column for each head.
+    """The result of attention pooling, with a row per sequence and a column per head.
 
     With l the logits of all (token, query) pairs of a sequence and a their similarities,
     `log_mass` is L = log Σ exp(l) and `value` is h = Σ softmax(l) a. We keep L rather than the
@@ -30,24 +30,24 @@ def merge(first: Pooled, second: Pooled) -> Pooled:
 
 
 def compute_shares(log_mass: Tensor) -> Tensor:
-    """What every sequence weighs in the prototype of each head: softmax_n(L_nj)."""
-    # along rows in memory, because down the columns a softmax is slow on a GPU
+    """Return the weight of each sequence in the prototype of each head: softmax_n(L_nj)."""
+    # along rows in memory, because a softmax along columns is slow on a GPU
     return torch.softmax(log_mass.movedim(0, -1), -1).movedim(-1, 0)
 
 
 def merge_sequences(pooled: Pooled) -> Pooled:
-    """The pool of all sequences together, a row each head: Algorithm 2 of the paper in one step."""
+    """Return the pool of all sequences together, one number per head: Algorithm 2 of the paper in one step."""
     weights = compute_shares(pooled.log_mass).nan_to_num(nan=0.0)
     return Pooled((weights * pooled.value).sum(0), torch.logsumexp(pooled.log_mass, 0))
 
 
 def compute_prototype(pooled: Pooled) -> Tensor:
-    """μ_j = Σ_n softmax_n(L_nj) h_nj: attention pooling over the concatenation of all sequences."""
+    """Return μ_j = Σ_n softmax_n(L_nj) h_nj: attention pooling over the concatenation of all sequences."""
     return merge_sequences(pooled).value
 
 
 def similarities_and_logits(tokens: Tensor, queries: Tensor, beta: float, similarity: str) -> tuple[Tensor, Tensor]:
-    """Similarities a and logits l of `tokens [S, D]` and `queries [M, T, D]`, both `[M, T, S]`."""
+    """Return similarities a and logits l of `tokens [S, D]` and `queries [M, T, D]`, both `[M, T, S]`."""
     similarities = torch.einsum("sd,mtd->mts", tokens, queries)
     if similarity == "dot":
         return similarities, beta * similarities

@@ -1,4 +1,4 @@
-"""The one entrance to attention pooling: checks its arguments and picks the implementation."""
+"""The entrance to attention pooling: it checks the arguments and chooses the implementation."""
 
 import os
 from functools import cache
@@ -22,12 +22,12 @@ Similarity = Literal["dot", "euclidean"]
 
 
 def check_beta(beta: float) -> None:
-    """Refuses an inverse temperature that is negative or not finite."""
+    """Raise InputError if the inverse temperature is negative or not finite."""
     check_number("beta", beta, least=0)
 
 
 def check_pool(queries: Tensor, beta: float, similarity: str) -> None:
-    """Refuses what cannot be pooled with, whatever the tokens are."""
+    """Raise InputError if no tokens could be pooled with these queries and settings."""
     check_beta(beta)
     check_choice("similarity", similarity, get_args(Similarity))
     if queries.ndim != 3 or 0 in queries.shape:
@@ -35,11 +35,11 @@ def check_pool(queries: Tensor, beta: float, similarity: str) -> None:
 
 
 def check_dimensions(tokens: TokenBatch, queries: Tensor) -> None:
-    """Refuses what is no batch of tokens, and queries of another space."""
+    """Raise InputError if `tokens` is not a TokenBatch, or if its dimension is not that of the queries."""
     if not isinstance(tokens, TokenBatch):
         raise InputError(
-            f"Tokens are pooled as a TokenBatch, such as TokenBatch.from_lengths(values, lengths) or "
-            f"TokenBatch.from_sequences(arrays) makes one, got {type(tokens).__name__}."
+            "Tokens must be a TokenBatch, made for example by TokenBatch.from_lengths(values, lengths) or "
+            f"TokenBatch.from_sequences(arrays), got {type(tokens).__name__}."
         )
     if queries.shape[2] != tokens.dim:
         raise InputError(f"The tokens have D={tokens.dim}, the queries have D={queries.shape[2]}.")
@@ -54,21 +54,21 @@ def attention_pool(
     *,
     exact: bool = False,
 ) -> Pooled:
-    """Pools every sequence of `tokens` for every head of `queries [M, T, D]`.
+    """Pool every sequence of `tokens` for every head of `queries [M, T, D]`.
 
     For a sequence Z and a head W the softmax runs over all S x T pairs of a token and a query:
     a = Zᵀ W, l = β a (dot) or β (a - |z|²/2 - |w|²/2) (euclidean), L = log Σ exp(l),
     h = Σ softmax(l) a = Tr(Wᵀ Z softmax(l)).
 
-    Gradients flow to `queries`, not to the tokens. Computed in float64 for float64 tokens, else in
-    float32, on the device of `queries`: by fused kernels on a CUDA device with Triton.
+    Gradients flow to `queries`, not to the tokens. The computation is in float64 for float64 tokens and in float32
+    otherwise, on the device of `queries`; on a CUDA device with Triton it uses fused kernels.
 
     Args:
-        tokens: the sequences; they are looked at in `preprocessing`.
+        tokens: the sequences.
         queries: `[M heads, T queries, D]`.
-        beta: inverse temperature, 0 (mean pooling) included.
-        similarity: what the attention follows; the pooled value is the dot product in both cases.
-        preprocessing: the scale and origin of the tokens; None takes them as they are.
+        beta: inverse temperature; 0 is mean pooling.
+        similarity: of the attention; the pooled value is the dot product in both cases.
+        preprocessing: unit length and origin of the tokens; None takes them as they are.
         exact: keep all digits of the queries. Otherwise the fused kernels round them to the dtype of 16-bit tokens.
             Without kernels (on a CPU) and for float32 tokens nothing is rounded, and this makes no difference.
 
@@ -85,7 +85,7 @@ def attention_pool(
 
 
 def has_triton() -> bool:
-    """Whether there is a Triton that the kernels can be written in: 3.4 or later, which knows tensor descriptors."""
+    """Whether Triton is installed in a version that has tensor descriptors (3.4 or later)."""
     try:
         return find_spec("triton.tools.tensor_descriptor") is not None
     except ModuleNotFoundError:
@@ -94,7 +94,7 @@ def has_triton() -> bool:
 
 @cache
 def has_kernels(device: torch.device) -> bool:
-    """Whether the fused kernels run on `device`: CUDA with bfloat16 products, Triton, and the C compiler it needs."""
+    """Whether the fused kernels run on `device`: it needs CUDA with bfloat16 products, Triton, and a C compiler."""
     if device.type != "cuda" or torch.version.cuda is None or not has_triton():
         return False
     compiler = os.environ.get("CC") or which("gcc") or which("clang")

@@ -1,9 +1,8 @@
-"""Attention pooling block by block: exact, on any device, and without all S x M x T numbers at once.
+"""Attention pooling block by block: exact, on any device, without all S x M x T similarities at once.
 
-A block is a run of consecutive tokens, so its matrix product reads them where they lie, without
-padding: as many short sequences as fit, or one that is long, or one of several equal pieces of a
-longer one. Only what comes after the product is padded: the short sequences of a block are sorted by
-length and put together into rectangles.
+A block is a run of consecutive tokens, so that its matrix product reads them in place and without padding: as many
+short sequences as fit, or one long sequence, or one of several equal pieces of a longer sequence. Only what follows the
+product is padded: the short sequences of a block are sorted by length and grouped into rectangles.
 
 A block of tokens is multiplied with all queries; each query then pools each sequence of the block by
 itself, and the T pools of a head are merged, as are the pieces of a long sequence.
@@ -13,8 +12,8 @@ similarities of a block again, except for those of the first blocks, which the f
 The euclidean logits depend on the queries a second time, through |w|²/2, which adds
 -β w_t Σ_s p (a - h) to dh/dw_t and -β w_t Σ_s p to dL/dw_t.
 
-Products are made in float32 here even where tokens are bfloat16 and a CPU multiplies these natively: rounding
-the queries costs up to 1e-2 of h on real embeddings, and rounding the similarities as much again.
+All products are in float32 (float64 for float64 tokens), also for bfloat16 tokens on a CPU that multiplies bfloat16
+natively: rounding the queries costs up to 1e-2 of h on real embeddings, and rounding the similarities as much again.
 """
 
 import threading
@@ -30,13 +29,13 @@ from apood.pooling.algebra import Pooled, merge
 from apood.pooling.preprocessing import Preprocessing
 from apood.tokens.batch import TokenBatch
 
-__all__ = ["LEAST_SCALE", "VECTOR", "Block", "Rectangle", "attention_pool_blocked", "cut_into_blocks"]
+__all__ = ["VECTOR", "Block", "Rectangle", "attention_pool_blocked", "cut_into_blocks"]
 
-_THREAD_ELEMENTS = 2**19  # similarities of a block for each thread of a CPU: 2 MB of float32 stay in its caches
-_CPU_ELEMENTS, _GPU_ELEMENTS = 2**23, 2**27  # of a block at most; a GPU wants large launches
+_THREAD_ELEMENTS = 2**19  # similarities of a block per thread of a CPU: 2 MB of float32 stay in its caches
+_CPU_ELEMENTS, _GPU_ELEMENTS = 2**23, 2**27  # similarities of a block at most; a GPU needs large launches
 _CHUNK_QUERIES = 2048  # queries (M * T) handled at once when there are very many
-_KEPT_ELEMENTS = 2**24  # numbers that a forward pass keeps for its backward pass, give or take a block
-LEAST_SCALE = 1e-20  # a smaller β would push the similarities it multiplies out of the range of float32
+_KEPT_ELEMENTS = 2**24  # similarities that a forward pass keeps for its backward pass, up to a block more
+_LEAST_SCALE = 1e-20  # times a smaller β, similarities would leave the range of float32 and lose digits
 VECTOR = 16  # numbers in the widest vector of a CPU: long sequences are cut at multiples of it
 _ALONE = 4  # a sequence with more than this part of the tokens of a block is a block of its own
 _STRETCH = 2  # the longest sequence of a rectangle over its shortest: padding costs less than many small operations
@@ -44,7 +43,14 @@ _STRETCH = 2  # the longest sequence of a rectangle over its shortest: padding c
 
 @dataclass(frozen=True)
 class Rectangle:
-    """Some `sequences` of a block, each in `longest` of its `rows`; where they are padding is true in `padding`."""
+    """Some sequences of a block, padded to the same length.
+
+    Attributes:
+        sequences: their numbers in the batch.
+        longest: the length that they are padded to.
+        rows: of the block, `longest` for each sequence.
+        padding: True where a row is padding, or None if there is none.
+    """
 
     sequences: list[int]
     longest: int
@@ -52,32 +58,39 @@ class Rectangle:
     padding: Tensor | None
 
     def pick(self, of_block: Tensor) -> Tensor:
-        """The rows of `of_block [tokens, K]`, as `[sequences, longest, K]`."""
+        """Return the rows of `of_block [tokens, K]` as `[sequences, longest, K]`."""
         picked = of_block[self.rows] if isinstance(self.rows, slice) else of_block.index_select(0, self.rows)
         return picked.view(len(self.sequences), self.longest, -1)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Tokens `start : start + sum(lengths)`: `lengths[i]` of them, one after the other, of sequence `sequences[i]`."""
+    """A run of consecutive tokens.
+
+    Attributes:
+        start: the first token.
+        sequences: the numbers of the sequences that the tokens belong to, in order.
+        lengths: the number of tokens of each of these sequences.
+        piece: whether its only sequence continues in another block.
+    """
 
     start: int
     sequences: list[int]
     lengths: list[int]
-    piece: bool = False  # of a sequence that goes on in another block
+    piece: bool = False
 
     @property
     def tokens(self) -> slice:
-        """Where the tokens lie in the batch."""
+        """The place of the tokens in the batch."""
         return slice(self.start, self.start + sum(self.lengths))
 
     @property
     def even(self) -> bool:
-        """Whether the sequences are a rectangle as they lie."""
+        """Whether all sequences have the same length, so that they form a rectangle without padding."""
         return min(self.lengths) == max(self.lengths)
 
-    def rectangles(self, device: torch.device) -> list[Rectangle]:
-        """Covers every sequence of the block once."""
+    def make_rectangles(self, device: torch.device) -> list[Rectangle]:
+        """Return rectangles that cover every sequence of the block once."""
         if self.even:
             return [Rectangle(self.sequences, self.lengths[0], slice(None), None)]
         starts = [0, *accumulate(self.lengths)]
@@ -87,9 +100,9 @@ class Block:
                 groups[-1].append(i)
             else:
                 groups.append([i])
-        return [self._rectangle(group, starts, device) for group in groups]
+        return [self._make_rectangle(group, starts, device) for group in groups]
 
-    def _rectangle(self, group: list[int], starts: list[int], device: torch.device) -> Rectangle:
+    def _make_rectangle(self, group: list[int], starts: list[int], device: torch.device) -> Rectangle:
         sequences = [self.sequences[i] for i in group]
         shortest, longest = self.lengths[group[0]], self.lengths[group[-1]]
         if len(group) == 1:
@@ -102,18 +115,18 @@ class Block:
         return Rectangle(sequences, longest, rows.flatten().to(device), padding)
 
 
-def rows_of(sequences: list[int]) -> slice | list[int]:
-    """An index of these rows: a slice, which costs next to nothing, if they follow each other."""
+def _index_rows(sequences: list[int]) -> slice | list[int]:
+    """Return an index of these rows: a slice if they are consecutive, because it costs next to nothing."""
     first, last = sequences[0], sequences[-1]
     return slice(first, last + 1) if sequences == list(range(first, last + 1)) else sequences
 
 
 def cut_into_blocks(offsets: Tensor, block_tokens: int) -> Iterator[Block]:
-    """Covers every token of every sequence once, in order; empty sequences appear in no block.
+    """Yield blocks that cover every token of every sequence once, in order; empty sequences are in no block.
 
     Args:
         offsets: of the sequences.
-        block_tokens: tokens of a block at most, a multiple of `VECTOR`.
+        block_tokens: the largest number of tokens of a block, a multiple of `VECTOR`.
     """
     block, size = Block(0, [], []), 0
     for sequence, (start, stop) in enumerate(pairwise(offsets.tolist())):
@@ -139,10 +152,14 @@ def cut_into_blocks(offsets: Tensor, block_tokens: int) -> Iterator[Block]:
 
 
 class _Similarities(NamedTuple):
-    """Of a block of tokens and some heads: `scale` times the similarities, and the logits, often the same tensor.
+    """The similarities of a block of tokens and some heads.
 
-    `[heads, T * tokens]` for a single sequence, because a softmax over long contiguous rows is the fastest,
-    else `[tokens, heads * T]`, because one over short rows is the slowest.
+    Their shape is `[heads, T * tokens]` for a single sequence, because a softmax over long contiguous rows is the
+    fastest, and `[tokens, heads * T]` otherwise, because one over short rows is the slowest.
+
+    Attributes:
+        scaled: the similarities times `scale`.
+        logits: the logits, often the same tensor.
     """
 
     scaled: Tensor
@@ -154,7 +171,7 @@ class _Similarities(NamedTuple):
 
 
 class _Workspace(threading.local):
-    """Memory that a thread uses again and again: fresh pages would cost more than what is computed in them."""
+    """Buffers that a thread reuses: fresh pages would cost more than the computation in them."""
 
     def __init__(self) -> None:
         self.buffers: dict[tuple[str, torch.dtype], Tensor] = {}
@@ -163,27 +180,27 @@ class _Workspace(threading.local):
 _workspace = _Workspace()
 
 
-def space(use: str, shape: torch.Size, like: Tensor) -> Tensor:
-    """Memory of the given shape, valid until this thread asks for the same use again."""
-    if like.device.type != "cpu":  # whose allocator does this by itself
+def _borrow(use: str, shape: torch.Size, like: Tensor) -> Tensor:
+    """Return memory of the given shape, valid until this thread asks for the same use again."""
+    if like.device.type != "cpu":  # the allocator of a GPU reuses memory by itself
         return like.new_empty(shape)
     size = shape.numel()
     buffer = _workspace.buffers.get((use, like.dtype))
     if buffer is None or len(buffer) < size:
-        with torch.inference_mode(False):  # else no call outside of inference mode could use it again
+        with torch.inference_mode(False):  # otherwise no call outside of inference mode could use it again
             buffer = _workspace.buffers[use, like.dtype] = torch.empty(size, dtype=like.dtype)
     return buffer[:size].view(shape)
 
 
-class Blocks:
-    """What the forward and the backward pass share: reading a block and its similarities."""
+class _BlockedPool:
+    """The steps that the forward and the backward pass share: reading a block and computing its similarities."""
 
     def __init__(
         self, tokens: TokenBatch, queries: Tensor, beta: float, similarity: str, preprocessing: Preprocessing
     ) -> None:
         self.tokens, self.queries, self.beta, self.preprocessing = tokens, queries, beta, preprocessing
         self.euclidean = similarity == "euclidean"
-        self.scale = beta if beta >= LEAST_SCALE else 1.0
+        self.scale = beta if beta >= _LEAST_SCALE else 1.0
         heads, self.per_head, _ = queries.shape
         chunk = max(1, min(heads, _CHUNK_QUERIES // self.per_head))
         self.chunks = [slice(i, i + chunk) for i in range(0, heads, chunk)]
@@ -196,25 +213,25 @@ class Blocks:
         return cut_into_blocks(self.tokens.offsets, self.block_tokens)
 
     def read(self, block: Block) -> Tensor:
-        """Tokens `[tokens, D]` in the preprocessing, valid until the next block is read."""
+        """Return the preprocessed tokens `[tokens, D]`, valid until the next block is read."""
         z = self.tokens.values[block.tokens].to(self.queries.device)
         if z.dtype != self.queries.dtype:
-            z = space("tokens", z.shape, self.queries).copy_(z)
+            z = _borrow("tokens", z.shape, self.queries).copy_(z)
         return self.preprocessing.apply(z)
 
-    def similarities(self, z: Tensor, heads: slice | Tensor, single: bool, keep: bool) -> _Similarities:
-        """Of the tokens of a single sequence, or of many; unless they are to be kept, valid until the next call."""
+    def compute_similarities(self, z: Tensor, heads: slice, single: bool, keep: bool) -> _Similarities:
+        """Return the similarities of tokens and heads, valid until the next call unless they are to be kept."""
 
         def memory(use: str, shape: torch.Size) -> Tensor:
-            return z.new_empty(shape) if keep else space(use, shape, z)
+            return z.new_empty(shape) if keep else _borrow(use, shape, z)
 
         queries = self.queries[heads].flatten(0, 1)
         # products with rows that are not whole vectors are slow, and a transposition is not
         turn = single and len(z) % VECTOR != 0
         left, right = (queries, z) if single and not turn else (z, queries)
         shape = torch.Size((len(left), len(right)))
-        scaled = space("product", shape, z) if turn else memory("product", shape)
-        torch.addmm(scaled, left, right.T, beta=0, alpha=self.scale, out=scaled)  # multiplies by β for nothing
+        scaled = _borrow("product", shape, z) if turn else memory("product", shape)
+        torch.addmm(scaled, left, right.T, beta=0, alpha=self.scale, out=scaled)  # the factor β costs nothing here
         both = [scaled]
         if self.euclidean or self.scale != self.beta:
             logits = torch.mul(scaled, self.beta / self.scale, out=memory("logits", shape))
@@ -228,33 +245,33 @@ class Blocks:
             both = [x.view(-1, self.per_head * len(z)) for x in both]
         return _Similarities(both[0], both[-1])
 
-    def single(self, block: Block) -> bool:
-        """Whether similarities are laid out as those of a single sequence, which must not be a very short one."""
+    def is_single(self, block: Block) -> bool:
+        """Whether similarities have the layout of a single sequence, which must not be very short."""
         return len(block.sequences) == 1 and block.lengths[0] * self.per_head >= VECTOR
 
     def spread(self, block: Block, heads: slice, of_sequences: Sequence[Tensor]) -> list[Tensor]:
-        """Numbers of sequences and heads `[sequences, heads]`, shaped to be combined with similarities."""
-        some = [x[rows_of(block.sequences), heads] for x in of_sequences]
-        if self.single(block):
+        """Return numbers per sequence and head `[sequences, heads]` in a shape that combines with similarities."""
+        some = [x[_index_rows(block.sequences), heads] for x in of_sequences]
+        if self.is_single(block):
             return [x.T for x in some]
         rows = torch.arange(len(block.sequences)).repeat_interleave(torch.tensor(block.lengths)).to(self.queries.device)
         return [x.repeat_interleave(self.per_head, 1).index_select(0, rows) for x in some]
 
     def pool(self, rectangle: Rectangle, similarities: _Similarities, single: bool) -> Pooled:
-        """The pools `[sequences, heads]` of the sequences of a rectangle."""
+        """Return the pools `[sequences, heads]` of the sequences of a rectangle."""
         a, logits = similarities
         if not single:
             a = rectangle.pick(a)
             logits = a if similarities.logits is similarities.scaled else rectangle.pick(logits)
             if rectangle.padding is not None:
                 logits = logits.masked_fill(rectangle.padding[:, :, None], -torch.inf)
-        p = torch.softmax(logits, 1, out=space("weights", logits.shape, logits))
+        p = torch.softmax(logits, 1, out=_borrow("weights", logits.shape, logits))
         # the largest weight is exp(largest logit - L): a log-sum-exp for the price of two maxima
         mass = logits.amax(1) - p.amax(1).log_()
         value = p.mul_(a).sum(1).div_(self.scale)
         if single:
             return Pooled(value[None], mass[None])
-        # so far a pool of each query
+        # so far there is one pool per query
         value, mass = (x.view(len(x), -1, self.per_head) for x in (value, mass))
         top = mass.amax(2, keepdim=True)
         weights = (mass - top).exp_()
@@ -262,22 +279,22 @@ class Blocks:
         return Pooled(weights.mul_(value).sum(2).div_(total), total.log_().add_(top[..., 0]))
 
 
-def _pool(blocks: Blocks, keep: int) -> tuple[Pooled, list[_Similarities]]:
-    """The pools, and the similarities of the first blocks, until these have `keep` elements."""
+def _pool(blocks: _BlockedPool, keep: int) -> tuple[Pooled, list[_Similarities]]:
+    """Return the pools, and the similarities of the first blocks until these have `keep` elements."""
     queries = blocks.queries
     shape = (len(blocks.tokens), len(queries))
     value, log_mass = queries.new_zeros(shape), queries.new_full(shape, -torch.inf)
     kept = []
     for block in blocks:
         z = blocks.read(block)
-        rectangles, single = block.rectangles(queries.device), blocks.single(block)
+        rectangles, single = block.make_rectangles(queries.device), blocks.is_single(block)
         for heads in blocks.chunks:
-            similarities = blocks.similarities(z, heads, single, keep > 0)
+            similarities = blocks.compute_similarities(z, heads, single, keep > 0)
             if keep > 0:
                 kept.append(similarities)
                 keep -= similarities.elements
             for rectangle in rectangles:
-                rows = rows_of(rectangle.sequences)
+                rows = _index_rows(rectangle.sequences)
                 pooled = blocks.pool(rectangle, similarities, single)
                 if block.piece:
                     pooled = merge(Pooled(value[rows, heads], log_mass[rows, heads]), pooled)
@@ -285,21 +302,22 @@ def _pool(blocks: Blocks, keep: int) -> tuple[Pooled, list[_Similarities]]:
     return Pooled(value, log_mass), kept
 
 
-def _query_gradient(blocks: Blocks, kept: list[_Similarities], pooled: Pooled, grad: Pooled) -> Tensor:
+def _compute_gradient(blocks: _BlockedPool, kept: list[_Similarities], pooled: Pooled, grad: Pooled) -> Tensor:
+    """Return the gradient of the queries from that of the pools."""
     queries, beta = blocks.queries, blocks.beta
     gradient = queries.new_zeros(queries.shape)  # contiguous, whatever the queries are
-    # dh/da and dL/da together are p (u a + v): u and v are one number for each sequence and head
+    # dh/da and dL/da together are p (u a + v): u and v are one number per sequence and head
     u = grad.value * (beta / blocks.scale)
     v = grad.value * (1 - beta * pooled.value) + beta * grad.log_mass
     known = iter(kept)
     for block in blocks:
         z = blocks.read(block)
-        single = blocks.single(block)
+        single = blocks.is_single(block)
         for heads in blocks.chunks:
-            a, logits = next(known, None) or blocks.similarities(z, heads, single, keep=False)
+            a, logits = next(known, None) or blocks.compute_similarities(z, heads, single, keep=False)
             mass, factor, shift, grad_h = blocks.spread(block, heads, (pooled.log_mass, u, v, grad.value))
-            p = torch.sub(logits, mass, out=space("weights", a.shape, a)).exp_()
-            c = torch.addcmul(shift, a, factor, out=space("gradient", a.shape, a)).mul_(p)
+            p = torch.sub(logits, mass, out=_borrow("weights", a.shape, a)).exp_()
+            c = torch.addcmul(shift, a, factor, out=_borrow("gradient", a.shape, a)).mul_(p)
             part = gradient[heads].flatten(0, 1)
             part.addmm_(c.view(-1, len(z)) if single else c.T, z)
             if blocks.euclidean:  # the share of c that goes through the logits, c - grad_h p, also moves |w|²/2
@@ -316,7 +334,7 @@ class _AttentionPool(torch.autograd.Function):
     def forward(
         ctx: Any, queries: Tensor, tokens: TokenBatch, beta: float, similarity: str, preprocessing: Preprocessing
     ) -> Any:
-        pooled, ctx.kept = _pool(Blocks(tokens, queries, beta, similarity, preprocessing), _KEPT_ELEMENTS)
+        pooled, ctx.kept = _pool(_BlockedPool(tokens, queries, beta, similarity, preprocessing), _KEPT_ELEMENTS)
         ctx.save_for_backward(queries, *pooled)
         ctx.rest = (tokens, beta, similarity, preprocessing)
         return tuple(pooled)
@@ -326,15 +344,15 @@ class _AttentionPool(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         queries, value, log_mass = ctx.saved_tensors
         tokens, beta, similarity, preprocessing = ctx.rest
-        blocks = Blocks(tokens, queries, beta, similarity, preprocessing)
-        return _query_gradient(blocks, ctx.kept, Pooled(value, log_mass), Pooled(*grads)), None, None, None, None
+        blocks = _BlockedPool(tokens, queries, beta, similarity, preprocessing)
+        return _compute_gradient(blocks, ctx.kept, Pooled(value, log_mass), Pooled(*grads)), None, None, None, None
 
 
 def attention_pool_blocked(
     tokens: TokenBatch, queries: Tensor, beta: float, similarity: str, preprocessing: Preprocessing
 ) -> Pooled:
-    """`attention_pool` in float64 for float64 tokens, else in float32."""
+    """Return `attention_pool`, computed in float64 for float64 tokens and in float32 otherwise."""
     queries = queries.to(torch.float64 if tokens.dtype == torch.float64 else torch.float32)
     if torch.is_grad_enabled() and queries.requires_grad:
         return Pooled(*_AttentionPool.apply(queries, tokens, beta, similarity, preprocessing))  # type: ignore[no-untyped-call]
-    return _pool(Blocks(tokens, queries.detach(), beta, similarity, preprocessing), 0)[0]
+    return _pool(_BlockedPool(tokens, queries.detach(), beta, similarity, preprocessing), 0)[0]

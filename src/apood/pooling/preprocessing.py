@@ -1,4 +1,10 @@
-"""The preprocessing in which tokens are looked at: their scale and their origin."""
+"""What happens to tokens and queries before they meet: unit length, origin and rounding; and the mean of tokens.
+
+Mean pooling is attention pooling at β = 0, and all that the classical detectors look at. Queries that meet 16-bit
+tokens have one rule of rounding, for the kernels and for what a detector keeps: tensor cores multiply numbers of one
+dtype, so 16-bit tokens meet queries of their dtype. A detector that keeps queries which that dtype holds exactly gives
+such tokens the same scores on every device.
+"""
 
 from dataclasses import dataclass
 
@@ -14,29 +20,33 @@ _CPU_NUMBERS, _GPU_NUMBERS = 2**19, 2**26  # widened to float64 at a time: what 
 
 @dataclass(frozen=True, eq=False)
 class Preprocessing:
-    """z -> z / |z| (if `unit`), then z -> z - `origin` (if given).
+    """A map of tokens: z -> z / |z| (if `unit`), then z -> z - `origin` (if given).
 
-    Cheap enough to be applied block by block. A linear map of the tokens (whitening) is not part
-    of it: that one folds into the queries for free, (P z)ᵀ w = zᵀ (Pᵀ w).
+    It is cheap enough to be applied block by block. A linear map (whitening) is not part of it, because that folds into
+    the queries for free: (P z)ᵀ w = zᵀ (Pᵀ w).
+
+    Attributes:
+        unit: whether tokens are brought to unit length.
+        origin: `[D]`, subtracted from each token, or None.
     """
 
     unit: bool = False
     origin: Tensor | None = None
 
     def apply(self, tokens: Tensor) -> Tensor:
-        """The tokens `[..., D]` as seen in this preprocessing; a zero token stays zero before the shift."""
+        """Return the preprocessed tokens `[..., D]`; a zero token stays zero before the origin is subtracted."""
         if self.unit:
             norm = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True)
-            # the squares of anything smaller vanish: it shrinks to zero like a zero token, and never blows up
+            # The squares of a smaller norm vanish, so such a token shrinks towards zero instead of blowing up.
             tokens = tokens / norm.clamp_min(torch.finfo(tokens.dtype).tiny ** 0.5)
         return tokens if self.origin is None else tokens - self.origin.to(tokens)
 
 
 def mean_pool(tokens: TokenBatch, preprocessing: Preprocessing | None = None) -> Tensor:
-    """The mean token of each sequence, `[sequences, D]` in float64; zero for an empty sequence.
+    """Return the mean token of each sequence, `[sequences, D]` in float64; zero for an empty sequence.
 
-    Tokens are added one after the other, so that on a CPU a mean never depends on its neighbours, not even by rounding.
-    A GPU is not waited for.
+    Tokens are added one after the other, so that on a CPU the rounding of a mean does not depend on its neighbours.
+    There is no synchronisation with a GPU.
     """
     values, offsets = tokens.values, upload(tokens.offsets, tokens.values.device)
     sums = torch.zeros(len(tokens), tokens.dim, dtype=torch.float64, device=values.device)
@@ -46,7 +56,7 @@ def mean_pool(tokens: TokenBatch, preprocessing: Preprocessing | None = None) ->
         z = values[start : start + step]
         z = z if z.dtype == torch.float64 else z.float()
         z = (preprocessing.apply(z) if preprocessing else z).double()
-        if owners is None:  # on a GPU, where index_add_ adds in whatever order
+        if owners is None:  # on a GPU index_add_ adds in an arbitrary order
             bounds = (offsets - start).clamp(0, len(z))
             sums += torch.segment_reduce(z, "sum", offsets=bounds, axis=0)
         else:
@@ -55,7 +65,10 @@ def mean_pool(tokens: TokenBatch, preprocessing: Preprocessing | None = None) ->
 
 
 def scale_to_dtype(queries: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """`queries` in `dtype`, and the power of two that they were divided by, if any: float16 has a narrow range."""
+    """Return `queries` in `dtype`, and the power of two that they were divided by, if any.
+
+    float16 has a narrow range, so queries in float16 are divided by their size.
+    """
     if dtype != torch.float16:
         return queries.to(dtype), None
     size = torch.exp2(torch.ceil(torch.log2(queries.abs().amax().float().clamp_min(1e-30))))
@@ -63,7 +76,7 @@ def scale_to_dtype(queries: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor 
 
 
 def round_queries(queries: Tensor, dtype: torch.dtype) -> Tensor:
-    """The nearest queries, in their own dtype, that `scale_to_dtype` only copies."""
+    """Return the nearest queries, in their own dtype, that `dtype` holds exactly after `scale_to_dtype`."""
     weights, size = scale_to_dtype(queries, dtype)
     weights = weights.to(queries.dtype)
     return weights if size is None else weights * size

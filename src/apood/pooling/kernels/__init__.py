@@ -1,1 +1,1 @@
-"""Triton kernels of attention pooling, and what launches them; imported only where Triton is installed."""
+"""Triton kernels of attention pooling and their launchers; imported only where Triton is installed."""

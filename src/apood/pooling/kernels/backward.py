@@ -22,13 +22,13 @@ from torch import Tensor
 from apood.pooling.kernels.launch import (
     Columns,
     Stats,
-    constant_flags,
-    constant_tensors,
+    count_multiprocessors,
     describe,
-    multiprocessors,
-    on_device,
-    present,
-    tiles_of,
+    flag_constants,
+    list_constants,
+    make_tiles,
+    or_other,
+    use_device_of,
 )
 from apood.pooling.kernels.plan import Piece, Plan
 from apood.pooling.kernels.products import add_product, load_bias, load_column_terms, only, similarities
@@ -40,10 +40,10 @@ __all__ = ["pool_gradient"]
 
 @triton.jit(do_not_specialize=["sequences"])
 def scale_kernel(grad_value, grad_mass, beta, head_scale, sequences, heads, BN: tl.constexpr, BH: tl.constexpr):
-    """For each head a power of two such that its coefficients suit float16.
+    """Write a power of two per head that brings its coefficients into the range of float16.
 
-    A coefficient is at most grad_h (1 + p β |a - h|) + β grad_L, and p β |a - h| is rarely above ten: 2^8 leaves room
-    upwards, and downwards for all that matters beside it.
+    A coefficient is at most grad_h (1 + p β |a - h|) + β grad_L, and p β |a - h| is rarely above ten. Scaling to 2^8
+    leaves room above, and below for all coefficients that matter beside the largest.
     """
     b = tl.load(beta)
     head = tl.program_id(0) * BH + tl.arange(0, BH)
@@ -97,7 +97,7 @@ def coefficient_kernel(
     TMA: tl.constexpr, UNIT: tl.constexpr, SHIFTED: tl.constexpr, EUCLIDEAN: tl.constexpr, SIZED: tl.constexpr,
     HALF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Coefficients of the tokens from `first_token` on; `out` is a descriptor with TMA, `out_at` its pointer.
+    """Write the coefficients of the tokens from `first_token` on.
 
     A piece has fewer than 2^31 coefficients, so that places in it are 32-bit numbers.
     """
@@ -133,7 +133,7 @@ def coefficient_kernel(
             else:
                 at = (place + tl.arange(0, BS))[:, None] * width + cols[None, :]
                 tl.store(out_at + at, g, mask=inside[None, :])
-        # the rest of the item: what lies behind it belongs to the next sequence and must not be written
+        # The rest of the item. The coefficients behind it belong to the next sequence and must not be written.
         for t in tl.range(stop - small, stop, TAIL, num_stages=1):
             g, sums, through = _coefficient_tile(
                 tail_z, w, scales, halves, t, stop, column, columns, slope, kappa, offset, u, v, grad_h, sums, through,
@@ -151,11 +151,11 @@ def coefficient_kernel(
 
 @triton.jit(do_not_specialize=["tokens", "per_split"])
 def product_kernel(
-    g, z, scales, out, columns, tokens, per_split, width,
+    g, z, scales, parts, columns, tokens, per_split, width,
     DIM: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
     BRAIN: tl.constexpr, FIRST: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Adds Σ_s g[s, c] z[s, d] over the tokens of a split to out[split, c, d]; `g`, `z`, `scales` start with the piece.
+    """Add Σ_s g[s, c] z[s, d] over the tokens of a split to parts[split, c, d]; `g`, `z`, `scales` start at the piece.
 
     16-bit tokens meet float16 coefficients. bfloat16 tokens (BRAIN) become float16 on their way into the product, of
     unit length (UNIT) or a sixteenth of their size, so that a million still fits: their digits fit, and what is too
@@ -176,7 +176,7 @@ def product_kernel(
     for t in tl.range(begin, end, BK, num_stages=STAGES):
         rows = t + tl.arange(0, BK)
         here = rows < end
-        if TMA:  # the descriptors end with the piece, and what lies beyond reads as zero
+        if TMA:  # the descriptors end with the piece, and numbers beyond it read as zero
             left = z.load([t, dim]).T
             right = g.load([t, column])
         else:
@@ -195,8 +195,8 @@ def product_kernel(
     at = (split.to(tl.int64) * columns + cols)[None, :] * DIM + dims[:, None]
     mask = (cols < columns)[None, :] & (dims < DIM)[:, None]
     if not FIRST:
-        acc += tl.load(out + at, mask=mask, other=0.0)
-    tl.store(out + at, acc, mask=mask)
+        acc += tl.load(parts + at, mask=mask, other=0.0)
+    tl.store(parts + at, acc, mask=mask)
 
 
 @triton.jit
@@ -205,7 +205,7 @@ def finish_kernel(
     DIM: tl.constexpr, T: tl.constexpr, SPLITS: tl.constexpr, BD: tl.constexpr, HALF: tl.constexpr,
     SHIFTED: tl.constexpr, EUCLIDEAN: tl.constexpr, SIZED: tl.constexpr,
 ):  # fmt: skip
-    """Writes gradient[c] = (Σ parts[:, c] - sums[c] o - through[c] w_c) / scale of the head; one program a column."""
+    """Write gradient[c] = (Σ parts[:, c] - sums[c] o - through[c] w_c) / scale of the head, one program per column."""
     column = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BD)
     mask = dims < DIM
@@ -235,24 +235,24 @@ def pool_gradient(
     pooled: tuple[Tensor, Tensor],
     grads: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """The gradient of the queries `[M * T, D]`, float32; summed in an order that depends on shapes alone."""
+    """Return the gradient of the queries `[M * T, D]`, float32, summed in an order that depends on shapes only."""
     dim = values.shape[1]
     count, heads = len(columns.weights), columns.heads
     if len(values) == 0:
         return values.new_zeros((count, dim), dtype=torch.float32)
     half = values.dtype != torch.float32
     slots = tuning.coefficients.bs // plan.chunk if tuning.short else 1
-    # a row of sums for each program of a column block
+    # one row of sums per program of a column block
     groups = [triton.cdiv(p.last_item - p.first_item, slots) for p in plan.pieces]
     sums = values.new_empty((sum(groups), count), dtype=torch.float32) if columns.shift is not None else None
     through = values.new_empty((sum(groups), count), dtype=torch.float32) if columns.half is not None else None
     grads = (grads[0].float().contiguous(), grads[1].float().contiguous())
     gradient = values.new_empty((count, dim), dtype=torch.float32)
     blocks = tuning.product
-    splits, per_piece = _splits(plan.pieces, count, dim, blocks, values)
+    splits, per_piece = _count_splits(plan.pieces, count, dim, blocks, values)
     parts = values.new_empty((splits, count, dim), dtype=torch.float32)
     scale = values.new_empty(heads, dtype=torch.float32)
-    with on_device(values):
+    with use_device_of(values):
         if half:
             scale_kernel[(triton.cdiv(heads, 16),)](
                 *grads, beta, scale, plan.sequences, heads, BN=64, BH=16, num_warps=4
@@ -260,23 +260,23 @@ def pool_gradient(
         for number, piece in enumerate(plan.pieces):
             coefficients = _launch_coefficients(
                 values, columns, stats, beta, plan, tuning, pooled, grads, scale, piece, sum(groups[:number]),
-                present(sums, values), present(through, values),
+                or_other(sums, values), or_other(through, values),
             )  # fmt: skip
             tokens = values[piece.first_token : piece.last_token]
-            scales = present(None if stats.scales is None else stats.scales[piece.first_token :], values)
+            scales = or_other(None if stats.scales is None else stats.scales[piece.first_token :], values)
             g: Any = describe(coefficients, blocks.bk, blocks.bc) if blocks.tma else coefficients
             z: Any = describe(tokens, blocks.bk, blocks.bd) if blocks.tma else tokens
-            product_kernel[(splits * _tiles(count, dim, blocks),)](
+            product_kernel[(splits * _count_tiles(count, dim, blocks),)](
                 g, z, scales, parts, count, len(tokens), per_piece[number], coefficients.stride(0),
                 DIM=dim, BC=blocks.bc, BD=blocks.bd, BK=blocks.bk, TMA=blocks.tma, UNIT=stats.scales is not None,
                 BRAIN=values.dtype == torch.bfloat16, FIRST=number == 0, STAGES=blocks.stages, num_warps=blocks.warps,
             )  # fmt: skip
-        flags = constant_flags(columns, stats)
+        flags = flag_constants(columns, stats)
         del flags["UNIT"]
         finish_kernel[(count,)](
-            parts, scale, present(None if sums is None else sums.sum(0), values), present(origin, values),
-            present(None if through is None else through.sum(0), values), columns.weights,
-            present(columns.size, values), gradient, count,
+            parts, scale, or_other(None if sums is None else sums.sum(0), values), or_other(origin, values),
+            or_other(None if through is None else through.sum(0), values), columns.weights,
+            or_other(columns.size, values), gradient, count,
             DIM=dim, T=count // heads, SPLITS=splits, BD=triton.next_power_of_2(dim), HALF=half, **flags, num_warps=4,
         )  # fmt: skip
     return gradient
@@ -287,19 +287,19 @@ def _launch_coefficients(
     pooled: tuple[Tensor, Tensor], grads: tuple[Tensor, Tensor], scale: Tensor, piece: Piece, first_group: int,
     sums: Tensor, through: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The coefficients `[tokens, columns]` of a piece."""
+    """Return the coefficients `[tokens, columns]` of a piece."""
     count, heads = len(columns.weights), columns.heads
     blocks = tuning.coefficients
     half = values.dtype != torch.float32
-    width = triton.cdiv(count, 8) * 8  # rows that start at multiples of 16 bytes
+    width = triton.cdiv(count, 8) * 8  # rows then start at multiples of 16 bytes
     tokens = piece.last_token - piece.first_token
     buffer = values.new_empty((tokens, width), dtype=torch.float16 if half else torch.float32)
     coefficients = buffer[:, :count]
     items = plan.items[piece.first_item : piece.last_item]
-    constants = (*constant_tensors(columns, stats, values), items, beta, *pooled, *grads, scale)
+    constants = (*list_constants(columns, stats, values), items, beta, *pooled, *grads, scale)
     flags: dict[str, Any] = {
         "DIM": values.shape[1], "T": count // heads, "BC": blocks.bc, "BK": blocks.bk, "HALF": half,
-        "STAGES": blocks.stages, "num_warps": blocks.warps, **constant_flags(columns, stats),
+        "STAGES": blocks.stages, "num_warps": blocks.warps, **flag_constants(columns, stats),
     }  # fmt: skip
     across = triton.cdiv(count, blocks.bc)
     if tuning.short:
@@ -310,24 +310,24 @@ def _launch_coefficients(
         )  # fmt: skip
         return coefficients
     work = len(items) * across
-    programs = blocks.persistent * multiprocessors(values.device) if plan.even else 0
+    programs = blocks.persistent * count_multiprocessors(values.device) if plan.even else 0
     out = describe(coefficients, blocks.bs, blocks.bc) if blocks.tma else buffer
     coefficient_kernel[(min(work, programs or work),)](
-        *tiles_of(values, columns.weights, blocks), *constants, out, buffer, sums, through, work, count, heads,
+        *make_tiles(values, columns.weights, blocks), *constants, out, buffer, sums, through, work, count, heads,
         piece.first_token, width, BS=blocks.bs, TAIL=blocks.tail, TMA=blocks.tma, **flags,
     )  # fmt: skip
     return coefficients
 
 
-def _tiles(count: int, dim: int, blocks: ProductBlocks) -> int:
+def _count_tiles(count: int, dim: int, blocks: ProductBlocks) -> int:
     return int(triton.cdiv(count, blocks.bc) * triton.cdiv(dim, blocks.bd))
 
 
-def _splits(
+def _count_splits(
     pieces: tuple[Piece, ...], count: int, dim: int, blocks: ProductBlocks, values: Tensor
 ) -> tuple[int, list[int]]:
-    """Into how many blocks the product is split, and how many tokens of each piece go into one."""
-    wanted = blocks.splits or max(1, multiprocessors(values.device) // _tiles(count, dim, blocks))
+    """Return the number of splits of the product, and the number of tokens per split for each piece."""
+    wanted = blocks.splits or max(1, count_multiprocessors(values.device) // _count_tiles(count, dim, blocks))
     tokens = [piece.last_token - piece.first_token for piece in pieces]
     splits = min(wanted, triton.cdiv(max(tokens), blocks.bk))
     return splits, [triton.cdiv(triton.cdiv(n, splits), blocks.bk) * blocks.bk for n in tokens]

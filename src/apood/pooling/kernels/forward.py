@@ -15,12 +15,12 @@ from torch import Tensor
 from apood.pooling.kernels.launch import (
     Columns,
     Stats,
-    constant_flags,
-    constant_tensors,
-    multiprocessors,
-    on_device,
-    present,
-    tiles_of,
+    count_multiprocessors,
+    flag_constants,
+    list_constants,
+    make_tiles,
+    or_other,
+    use_device_of,
 )
 from apood.pooling.kernels.plan import Plan
 from apood.pooling.kernels.products import finish_columns, load_bias, only, similarities
@@ -29,7 +29,7 @@ from apood.pooling.kernels.tuning import Tuning
 
 __all__ = ["compute_token_stats", "pool_forward"]
 
-_MERGED_IN_PLACE = 64  # queries of a head at most whose pools one program merges
+_MERGED_IN_PLACE = 64  # largest number of queries per head whose pools one program merges
 
 
 @triton.jit(do_not_specialize=["total"])
@@ -38,7 +38,7 @@ def stats_kernel(
     DIM: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, UNIT: tl.constexpr, SHIFTED: tl.constexpr,
     HALVES: tl.constexpr,
 ):  # fmt: skip
-    """Of each token 1 / |z| (UNIT) and |z'|²/2 in the preprocessing (HALVES)."""
+    """Write 1 / |z| (UNIT) and |z'|²/2 of the preprocessed token (HALVES) for each token."""
     tokens = tl.program_id(0).to(tl.int64) * BS + tl.arange(0, BS)
     depth = tl.arange(0, BK)
     scale = tl.full((BS,), 1.0, tl.float32)
@@ -65,7 +65,7 @@ def stats_kernel(
 
 @triton.jit
 def _absorb(acc, bias, top, mass, weighted, kappa, BIASED: tl.constexpr):
-    """Takes a tile into the running pool of its columns; `top` is in units of log 2."""
+    """Return the running pool of columns with a tile added to it; `top` is in units of log 2."""
     if BIASED:
         new = tl.maximum(top, tl.max(acc * kappa + bias[None, :], 1))
         p = tl.exp2(acc * kappa + (bias[None, :] - new[:, None]))
@@ -98,7 +98,7 @@ def _tile(
     return top, mass, weighted
 
 
-# numbers of a batch: no new compilation for each
+# numbers that differ between batches need no new compilation
 @triton.jit(do_not_specialize=["work"])
 def pool_kernel(
     z, w, tail_z, scales, halves, column_shift, column_half, query_size, items, beta, value, log_mass, work, columns,
@@ -106,9 +106,10 @@ def pool_kernel(
     TMA: tl.constexpr, UNIT: tl.constexpr, SHIFTED: tl.constexpr, EUCLIDEAN: tl.constexpr, SIZED: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One row of `value` and `log_mass [items, columns / GROUP]` for each item.
+    """Write one row of `value` and `log_mass [items, columns / GROUP]` per item.
 
-    Persistent if the grid is smaller than `work`. Neighbouring programs share an item: its tokens are read from L2.
+    Programs are persistent if there are fewer than `work`. Neighbouring programs share an item, so that they read its
+    tokens from the L2 cache.
     """
     log2e: tl.constexpr = 1.4426950408889634
     kappa = tl.load(beta) * log2e
@@ -124,7 +125,7 @@ def pool_kernel(
         top = tl.full((BC,), float("-inf"), tl.float32)
         mass = tl.zeros((BC,), tl.float32)
         weighted = tl.zeros((BC,), tl.float32)
-        # what is left after the last full tile goes into a small one if it fits
+        # the rest after the last full tile goes into a small tile if it fits
         small = (stop - start) % BS
         small = tl.where(small <= TAIL, small, 0) if TAIL < BS else small * 0
         for at in tl.range(start, stop - small, BS, num_stages=1):
@@ -161,7 +162,7 @@ def pool_kernel(
 def merge_kernel(
     row_value, row_mass, first, value, log_mass, heads, GROUPS: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr
 ):
-    """Merges the rows of each sequence, and of each head the GROUPS columns that are still apart.
+    """Merge the rows of each sequence, and the GROUPS columns of each head that are still separate.
 
     L = log Σ exp(L_r), h = Σ exp(L_r - L) h_r; always in the same order.
     """
@@ -190,15 +191,15 @@ def merge_kernel(
 
 
 def compute_token_stats(values: Tensor, unit: bool, origin: Tensor | None, euclidean: bool) -> Stats:
-    """One pass over the tokens, and none where nothing is needed."""
+    """Return what the kernels need of each token, in one pass over the tokens, or in none if nothing is needed."""
     total, dim = values.shape
     scales = values.new_empty(total, dtype=torch.float32) if unit else None
     halves = values.new_empty(total, dtype=torch.float32) if euclidean else None
     if total and (unit or euclidean):
         bs, bk = 4, min(1024, triton.next_power_of_2(dim))
-        with on_device(values):
+        with use_device_of(values):
             stats_kernel[(triton.cdiv(total, bs),)](
-                values, present(origin, values), present(scales, values), present(halves, values), total,
+                values, or_other(origin, values), or_other(scales, values), or_other(halves, values), total,
                 DIM=dim, BS=bs, BK=bk, UNIT=unit, SHIFTED=origin is not None, HALVES=euclidean, num_warps=4,
             )  # fmt: skip
     return Stats(scales, halves)
@@ -207,7 +208,7 @@ def compute_token_stats(values: Tensor, unit: bool, origin: Tensor | None, eucli
 def pool_forward(
     values: Tensor, columns: Columns, stats: Stats, beta: Tensor, plan: Plan, tuning: Tuning
 ) -> tuple[Tensor, Tensor]:
-    """(h, L), both `[sequences, M]` in float32."""
+    """Return (h, L), both `[sequences, M]` in float32."""
     count, heads = len(columns.weights), columns.heads
     if len(values) == 0:  # nothing to launch, and nothing that a descriptor could describe
         value = values.new_zeros((plan.sequences, heads), dtype=torch.float32)
@@ -218,31 +219,31 @@ def pool_forward(
     group = per_head if power_of_two and per_head <= min(blocks.bc, _MERGED_IN_PLACE) else 1
     rows = len(plan.items)
     value, mass = (values.new_empty((rows, count // group), dtype=torch.float32) for _ in range(2))
-    constants = (*constant_tensors(columns, stats, values), plan.items, beta, value, mass)
-    with on_device(values):
+    constants = (*list_constants(columns, stats, values), plan.items, beta, value, mass)
+    with use_device_of(values):
         if tuning.short:
             slots = blocks.bs // plan.chunk
             grid = triton.cdiv(rows, slots) * triton.cdiv(count, blocks.bc)
             short_pool_kernel[(grid,)](
                 values, columns.weights, *constants, rows, count,
                 DIM=values.shape[1], GROUP=group, BC=blocks.bc, SLOTS=slots, SLOT=plan.chunk, BK=blocks.bk,
-                **constant_flags(columns, stats), STAGES=blocks.stages, num_warps=blocks.warps,
+                **flag_constants(columns, stats), STAGES=blocks.stages, num_warps=blocks.warps,
             )  # fmt: skip
         else:
             work = rows * triton.cdiv(count, blocks.bc)
-            programs = blocks.persistent * multiprocessors(values.device) if plan.even else 0
+            programs = blocks.persistent * count_multiprocessors(values.device) if plan.even else 0
             pool_kernel[(min(work, programs or work),)](
-                *tiles_of(values, columns.weights, blocks), *constants, work, count,
+                *make_tiles(values, columns.weights, blocks), *constants, work, count,
                 DIM=values.shape[1], GROUP=group, BC=blocks.bc, BS=blocks.bs, TAIL=blocks.tail, BK=blocks.bk,
-                TMA=blocks.tma, **constant_flags(columns, stats), STAGES=blocks.stages, num_warps=blocks.warps,
+                TMA=blocks.tma, **flag_constants(columns, stats), STAGES=blocks.stages, num_warps=blocks.warps,
             )  # fmt: skip
         if rows == plan.sequences and group == per_head:
             return value, mass
-        return _merged(value, mass, plan, heads, per_head // group)
+        return _merge_rows(value, mass, plan, heads, per_head // group)
 
 
-def _merged(value: Tensor, mass: Tensor, plan: Plan, heads: int, groups: int) -> tuple[Tensor, Tensor]:
-    """The pools of sequences and heads from rows `[items, heads * groups]`."""
+def _merge_rows(value: Tensor, mass: Tensor, plan: Plan, heads: int, groups: int) -> tuple[Tensor, Tensor]:
+    """Return the pools of sequences and heads from rows `[items, heads * groups]`."""
     out = tuple(value.new_empty((plan.sequences, heads)) for _ in range(2))
     bh = min(256 if groups == 1 else 64, max(16, triton.next_power_of_2(heads)))
     merge_kernel[(plan.sequences, triton.cdiv(heads, bh))](

@@ -1,4 +1,4 @@
-"""What all launches share: their arguments, the choice of blocks and the work lists."""
+"""What the launchers of all kernels share: arguments, the choice of blocks, and work lists."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,26 +16,31 @@ from apood.pooling.kernels.tuning import H200_SHARED_MEMORY, Blocks, Tuning, cho
 __all__ = [
     "Columns",
     "Stats",
-    "constant_flags",
-    "constant_tensors",
+    "count_multiprocessors",
     "describe",
+    "flag_constants",
+    "get_shared_memory",
+    "list_constants",
     "make_plan",
-    "multiprocessors",
-    "on_device",
-    "present",
-    "shared_memory",
-    "tiles_of",
+    "make_tiles",
+    "or_other",
     "tune",
+    "use_device_of",
 ]
 
-_PIECE_BYTES = 2**29  # of the coefficients [tokens, M * T] that the backward pass holds at a time
+_PIECE_BYTES = 2**29  # of the coefficients [tokens, M * T] that the backward pass holds at one time
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The queries as the kernels want them: `weights [M * T, D]` in the dtype of the tokens, o·w and |w|²/2.
+    """The queries as the kernels need them: one column for each of the M * T queries.
 
-    `size` is what the weights still have to be multiplied with, a power of two: float16 has a narrow range.
+    Attributes:
+        weights: the queries `[M * T, D]` in the dtype of the tokens.
+        heads: M.
+        shift: o·w `[M * T]`, or None without an origin.
+        half: |w|²/2 `[M * T]`, or None for the dot similarity.
+        size: a power of two by which the weights were divided, since float16 has a narrow range, or None.
     """
 
     weights: Tensor
@@ -47,24 +52,29 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Stats:
-    """Of each token 1 / |z| and |z'|²/2, where the preprocessing and the similarity ask for them."""
+    """Two numbers per token, where the preprocessing and the similarity need them.
+
+    Attributes:
+        scales: 1 / |z| `[total]`, or None.
+        halves: |z'|²/2 of the preprocessed tokens `[total]`, or None.
+    """
 
     scales: Tensor | None
     halves: Tensor | None
 
 
 def tune(values: Tensor, columns: int, sequences: int, captured: bool = False) -> Tuning:
-    """The choices for tokens `values` of so many sequences."""
+    """Return the choice of blocks for the tokens `values` of that many sequences."""
     total, dim = values.shape
     described = dim * values.element_size() % 16 == 0 and values.data_ptr() % 16 == 0 and _copies_tensors(values.device)
     return choose_tuning(
         values.dtype, total, dim, columns, sequences, captured=captured, described=described,
-        multiprocessors=multiprocessors(values.device), shared_memory=shared_memory(values.device),
+        multiprocessors=count_multiprocessors(values.device), shared_memory=get_shared_memory(values.device),
     )  # fmt: skip
 
 
 def make_plan(offsets: Tensor, values: Tensor, columns: int, tuning: Tuning) -> Plan:
-    """The work lists of a batch; `offsets` on the CPU."""
+    """Return the work lists of a batch; `offsets` lie on the CPU."""
     chunk = tuning.chunk
     if tuning.short:
         longest = int(offsets.diff().max()) if len(offsets) > 1 else 1
@@ -73,14 +83,14 @@ def make_plan(offsets: Tensor, values: Tensor, columns: int, tuning: Tuning) -> 
     return cut_into_items(offsets, values.device, chunk, piece, not tuning.short)
 
 
-def constant_tensors(columns: Columns, stats: Stats, values: Tensor) -> tuple[Tensor, ...]:
-    """Of tokens and columns all that the kernels may have to take into account, in the order of their arguments."""
+def list_constants(columns: Columns, stats: Stats, values: Tensor) -> tuple[Tensor, ...]:
+    """Return the constants of tokens and columns in the order of the arguments of the kernels."""
     own = (stats.scales, stats.halves, columns.shift, columns.half, columns.size)
-    return tuple(present(tensor, values) for tensor in own)
+    return tuple(or_other(tensor, values) for tensor in own)
 
 
-def constant_flags(columns: Columns, stats: Stats) -> dict[str, bool]:
-    """Which of these they do have to."""
+def flag_constants(columns: Columns, stats: Stats) -> dict[str, bool]:
+    """Return which of these constants the kernels have to apply."""
     return {
         "UNIT": stats.scales is not None,
         "SHIFTED": columns.shift is not None,
@@ -89,8 +99,8 @@ def constant_flags(columns: Columns, stats: Stats) -> dict[str, bool]:
     }
 
 
-def tiles_of(values: Tensor, weights: Tensor, blocks: Blocks) -> tuple[Any, Any, Any]:
-    """Tokens, queries, and tokens for the small last tile: descriptors or the tensors themselves."""
+def make_tiles(values: Tensor, weights: Tensor, blocks: Blocks) -> tuple[Any, Any, Any]:
+    """Return tokens, queries, and tokens for the small last tile: as descriptors or as the tensors themselves."""
     if not blocks.tma:
         return values, weights, values
     z, w = describe(values, blocks.bs, blocks.bk), describe(weights, blocks.bc, blocks.bk)
@@ -98,30 +108,30 @@ def tiles_of(values: Tensor, weights: Tensor, blocks: Blocks) -> tuple[Any, Any,
 
 
 def describe(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """The tensor for the copy engine, in tiles of `rows` x `columns`."""
+    """Return a description of the tensor for the copy engine of the GPU, in tiles of `rows` x `columns`."""
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [rows, columns])
 
 
-def present(tensor: Tensor | None, otherwise: Tensor) -> Tensor:
-    """An argument that the kernel does not read still has to be a pointer."""
+def or_other(tensor: Tensor | None, otherwise: Tensor) -> Tensor:
+    """Return `tensor`, or another tensor if it is None: an argument that a kernel does not read must be a pointer."""
     return otherwise if tensor is None else tensor
 
 
-def on_device(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device."""
+def use_device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which Triton, which launches on the current device, launches on that of the tensor."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(tensor.device)
 
 
 @cache
-def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; the interpreter has a few."""
+def count_multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU; the interpreter has a few."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 @cache
-def shared_memory(device: torch.device) -> int:
+def get_shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a block of threads may ask for; the interpreter has as many as an H200."""
     if device.type != "cuda":
         return H200_SHARED_MEMORY
@@ -131,5 +141,5 @@ def shared_memory(device: torch.device) -> int:
 
 @cache
 def _copies_tensors(device: torch.device) -> bool:
-    """Whether the device has an engine that copies tiles of tensors: Hopper or later."""
+    """Whether the device has an engine that copies tiles of tensors (Hopper or later)."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] >= 9

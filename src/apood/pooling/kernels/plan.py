@@ -1,7 +1,7 @@
 """Work lists: how a ragged batch is cut into items of nearly equal work for the kernels.
 
-An item is a run of at most `chunk` tokens of one sequence. The lists are made on the host, where offsets live,
-and uploaded once a batch, so that a launch needs neither a search nor a synchronisation.
+An item is a run of at most `chunk` tokens of one sequence. The lists are made on the host, where the offsets are, and
+uploaded once per batch, so that a launch needs neither a search nor a synchronisation.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,14 @@ _Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive tokens whose coefficients the backward pass holds at a time, and their items."""
+    """Consecutive tokens whose coefficients the backward pass holds at one time, and their items.
+
+    Attributes:
+        first_token: the first token.
+        last_token: the last token + 1.
+        first_item: the first item.
+        last_item: the last item + 1.
+    """
 
     first_token: int
     last_token: int
@@ -31,9 +38,14 @@ class Piece:
 class Plan:
     """The work lists of a batch, on the device of its tokens.
 
-    `items [n, 4]` int64: first token, last token + 1, row of the result, sequence; an empty sequence has an empty item.
-    `first [sequences + 1]` int64: the rows of a sequence are `first[i] : first[i + 1]`, in token order.
-    `chunk`: tokens of an item at most; `even`: whether all items have the same number of tokens.
+    Attributes:
+        items: `[n, 4]` int64: first token, last token + 1, row of the result, sequence; an empty sequence has an empty
+            item.
+        first: `[sequences + 1]` int64: the rows of sequence i are `first[i] : first[i + 1]`, in token order.
+        sequences: their number.
+        chunk: the largest number of tokens of an item.
+        even: whether all items have the same number of tokens.
+        pieces: the parts that the backward pass handles one after the other.
     """
 
     items: Tensor
@@ -45,19 +57,19 @@ class Plan:
 
 
 def cut_into_items(offsets: Tensor, device: torch.device, chunk: int, piece_tokens: int, heaviest_first: bool) -> Plan:
-    """Cuts the sequences of `offsets` (CPU, int64) into items of at most `chunk` tokens.
+    """Cut the sequences of `offsets` (CPU, int64) into items of at most `chunk` tokens.
 
-    Plans of the last few batches are kept: a backward pass needs the one of its forward pass, and batches of even
-    lengths have the same one over and over.
+    The plans of the last few batches are kept: a backward pass needs the plan of its forward pass, and batches of even
+    lengths have the same plan again and again.
 
     Args:
         offsets: of the sequences.
-        device: where the lists go.
-        chunk: tokens of an item at most; sequences are cut at multiples of it.
-        piece_tokens: tokens of a piece at most, if a piece has more than one item.
-        heaviest_first: whether long items come first within a piece, or all stay in the order of tokens.
+        device: of the lists.
+        chunk: the largest number of tokens of an item; sequences are cut at multiples of it.
+        piece_tokens: the largest number of tokens of a piece that has more than one item.
+        heaviest_first: whether long items come first within a piece; otherwise items are in the order of tokens.
     """
-    # what one stream uploads another must not read
+    # another stream must not read what this one uploads
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     return _cut_into_items(offsets.numpy().tobytes(), device, stream, chunk, piece_tokens, heaviest_first)
 
@@ -66,9 +78,9 @@ def cut_into_items(offsets: Tensor, device: torch.device, chunk: int, piece_toke
 def _cut_into_items(
     offsets: bytes, device: torch.device, _stream: int, chunk: int, piece_tokens: int, heaviest_first: bool
 ) -> Plan:
-    items, first = _cut(np.frombuffer(offsets, np.int64), chunk)
+    items, first = _list_items(np.frombuffer(offsets, np.int64), chunk)
     lengths = items[:, 1] - items[:, 0]
-    pieces = _pieces(items, piece_tokens)
+    pieces = _group_items(items, piece_tokens)
     even = len(items) == 0 or bool((lengths == lengths[0]).all())
     if heaviest_first and not even:
         number = np.repeat(np.arange(len(pieces)), [p.last_item - p.first_item for p in pieces])
@@ -78,8 +90,8 @@ def _cut_into_items(
     return Plan(packed[: items.size].view(-1, 4), packed[items.size :], len(first) - 1, chunk, even, pieces)
 
 
-def _cut(bounds: _Numbers, chunk: int) -> tuple[_Numbers, _Numbers]:
-    """Items in token order, and the first item of each sequence."""
+def _list_items(bounds: _Numbers, chunk: int) -> tuple[_Numbers, _Numbers]:
+    """Return the items in token order, and the first item of each sequence."""
     counts = np.maximum(1, -(-np.diff(bounds) // chunk))
     first = np.zeros(len(bounds), np.int64)
     np.cumsum(counts, out=first[1:])
@@ -90,8 +102,8 @@ def _cut(bounds: _Numbers, chunk: int) -> tuple[_Numbers, _Numbers]:
     return np.stack([start, stop, rows, sequence], 1), first
 
 
-def _pieces(items: _Numbers, piece_tokens: int) -> tuple[Piece, ...]:
-    """Items grouped, in token order, into pieces of at most `piece_tokens` tokens."""
+def _group_items(items: _Numbers, piece_tokens: int) -> tuple[Piece, ...]:
+    """Return pieces of at most `piece_tokens` tokens, each a group of items in token order."""
     pieces = []
     begin = 0
     while begin < len(items):

@@ -3,6 +3,24 @@
 Columns are the M * T queries one after the other. A tile is `[columns, tokens]`, in this order, so that the softmax
 over tokens runs along the second dimension of the product, which one thread holds almost entirely: reductions need
 hardly any shuffles.
+
+The arguments have the same names and shapes in all kernels; `columns` is M * T, and numbers are float32 unless stated:
+
+    z, tail_z                  tokens `[total, D]` in their dtype; with TMA, descriptors of tiles of BS or TAIL tokens
+    w                          queries `[columns, D]` in the dtype of the tokens; with TMA, a descriptor
+    scales, halves             1 / |z| and |z'|²/2 `[total]`
+    column_shift, column_half  o·w and |w|²/2 `[columns]`
+    origin                     o `[D]`
+    query_size, beta           one number each
+    items                      `[items, 4]` int64, see `Plan.items`
+    first                      `[sequences + 1]` int64, see `Plan.first`
+    value, log_mass            h and L, `[sequences, M]`; those that a pool kernel writes, `[items, columns / GROUP]`
+    grad_value, grad_mass      gradients of h and L, `[sequences, M]`
+    head_scale                 powers of two `[M]`
+    out, out_at, g             coefficients `[tokens of a piece, width]`, float16 or float32; `out` is a descriptor
+    sum_rows, through_rows     sums over the coefficients of a program `[programs per column block, columns]`
+    parts                      partial gradients `[splits, columns, D]`
+    gradient                   `[columns, D]`
 """
 
 import triton
@@ -21,7 +39,7 @@ __all__ = [
 
 @triton.jit
 def add_product(left, right, acc, BK: tl.constexpr):
-    """`acc + left @ right`, float32 factors in three tf32 products.
+    """Return `acc + left @ right`; float32 factors are multiplied in three tf32 products.
 
     Tensor cores truncate as they accumulate, and the errors of a long sum grow with its length: float32 sums each block
     on its own first. The last argument keeps the compiler from joining the two sums.
@@ -38,7 +56,7 @@ def similarities_of_rows(
     z, w, rows, here, column, columns,
     DIM: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """acc[c, s] = w_c · z[rows[s]] in float32, 0 where not `here`."""
+    """Return acc[c, s] = w_c · z[rows[s]] in float32, and 0 where not `here`."""
     acc = tl.zeros((BC, BS), tl.float32)
     cols = column + tl.arange(0, BC)
     depth = tl.arange(0, BK)
@@ -61,10 +79,10 @@ def similarities(
     z, w, start, stop, column, columns,
     DIM: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """acc[c, s] = w_c · z_s of BS tokens from `start` on.
+    """Return acc[c, s] = w_c · z_s of BS tokens from `start` on.
 
-    With TMA, `z` and `w` are tensor descriptors: the copy engine of the GPU reads the tiles. What lies behind `stop` is
-    then arbitrary, NaN included.
+    With TMA, `z` and `w` are tensor descriptors: the copy engine of the GPU reads the tiles. The numbers behind `stop`
+    are then arbitrary, and may be NaN.
     """
     if TMA:
         acc = tl.zeros((BC, BS), tl.float32)
@@ -81,7 +99,7 @@ def similarities(
 
 @triton.jit
 def only(acc, here, TMA: tl.constexpr):
-    """`similarities` of tokens that are `here`, else 0, as they come without TMA: a logit of -inf does not undo NaN."""
+    """Return the similarities of tokens that are `here` and 0 for others, as without TMA: -inf as a logit keeps NaN."""
     if TMA:
         acc = tl.where(here[None, :], acc, 0.0)
     return acc
@@ -89,7 +107,7 @@ def only(acc, here, TMA: tl.constexpr):
 
 @triton.jit
 def load_bias(halves, tokens, here, kappa, EUCLIDEAN: tl.constexpr):
-    """What is added to the logits (in units of log 2) of tokens: -κ |z|²/2, and -inf where not `here`."""
+    """Return what is added to the logits of tokens, in units of log 2: -κ |z|²/2, and -inf where not `here`."""
     bias = tl.where(here, 0.0, float("-inf"))
     if EUCLIDEAN:
         bias -= kappa * tl.load(halves + tokens, mask=here, other=0.0)
@@ -100,7 +118,7 @@ def load_bias(halves, tokens, here, kappa, EUCLIDEAN: tl.constexpr):
 def finish_columns(
     h, logs, column_shift, column_half, cols, columns, size, kappa, SHIFTED: tl.constexpr, EUCLIDEAN: tl.constexpr
 ):
-    """Puts on the pools of columns what is constant in them; `size` is what the queries were divided by."""
+    """Return the pools of columns with what is constant in a column; the queries were divided by `size`."""
     h *= size
     if SHIFTED:
         shift = tl.load(column_shift + cols, mask=cols < columns, other=0.0)
@@ -116,7 +134,7 @@ def load_column_terms(
     value, log_mass, grad_value, grad_mass, head_scale, column_shift, column_half, at, head, cols, inside, b, kappa,
     size, HALF: tl.constexpr, SHIFTED: tl.constexpr, EUCLIDEAN: tl.constexpr,
 ):  # fmt: skip
-    """What is constant in a column of a sequence: the logits' offset in units of log 2, u, v and grad_h."""
+    """Return what is constant in a column of a sequence: the offset of logits in units of log 2, u, v and grad_h."""
     h = tl.load(value + at, mask=inside, other=0.0)
     offset = tl.load(log_mass + at, mask=inside, other=0.0) * 1.4426950408889634
     grad_h = tl.load(grad_value + at, mask=inside, other=0.0)

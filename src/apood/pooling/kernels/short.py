@@ -1,4 +1,4 @@
-"""Kernels for very short sequences: a tile holds several of them, each in a slot of its own.
+"""Kernels for very short sequences: a tile holds several of them, each in its own slot.
 
 A tile of the ordinary kernels never holds two sequences, so that sequences of a few tokens would leave most of it
 empty. Here items have at most SLOT tokens, a tile has SLOTS slots, and reductions run within slots.
@@ -18,7 +18,10 @@ def _tile(
     DIM: tl.constexpr, BC: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr, BK: tl.constexpr, UNIT: tl.constexpr,
     EUCLIDEAN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """This program's group of items and first column, which token lies where, where there is one, and a and logits."""
+    """Return the group of items and the first column of this program, and what each lane of its tile holds.
+
+    That is the row of its token, whether there is a token, its similarities and its logits.
+    """
     blocks = tl.cdiv(columns, BC)
     group = tl.program_id(0) // blocks
     column = (tl.program_id(0) % blocks) * BC
@@ -41,7 +44,7 @@ def short_pool_kernel(
     DIM: tl.constexpr, GROUP: tl.constexpr, BC: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr, BK: tl.constexpr,
     UNIT: tl.constexpr, SHIFTED: tl.constexpr, EUCLIDEAN: tl.constexpr, SIZED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`pool_kernel` for `count` items of at most SLOT tokens; a program takes SLOTS of them."""
+    """Do the work of `pool_kernel` for `count` items of at most SLOT tokens; a program takes SLOTS of them."""
     log2e: tl.constexpr = 1.4426950408889634
     kappa = tl.load(beta) * log2e
     size = tl.load(query_size) if SIZED else 1.0
@@ -87,7 +90,7 @@ def short_coefficient_kernel(
     UNIT: tl.constexpr, SHIFTED: tl.constexpr, EUCLIDEAN: tl.constexpr, SIZED: tl.constexpr, HALF: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`coefficient_kernel` for items of at most SLOT tokens; sums have a row for each group, from `first_group` on."""
+    """Do the work of `coefficient_kernel` for items of at most SLOT tokens; sums have one row per group of items."""
     BS: tl.constexpr = SLOTS * SLOT
     b = tl.load(beta)
     kappa = b * 1.4426950408889634
@@ -104,7 +107,7 @@ def short_coefficient_kernel(
         value, log_mass, grad_value, grad_mass, head_scale, column_shift, column_half, sequence[None, :] * heads + head,
         head, cols[:, None], inside, b, kappa, size, HALF, SHIFTED, EUCLIDEAN,
     )  # fmt: skip
-    # an empty sequence has L = -inf, and its slot no token: 0 - inf there, but not inf - inf
+    # An empty sequence has L = -inf, and its slot has no token: without this, inf - inf would be NaN.
     offset = tl.where(offset == float("-inf"), 0.0, offset)
     p = tl.exp2(tl.reshape(logits, (BC, SLOTS, SLOT)) - offset[:, :, None])
     g = p * (tl.reshape(acc, (BC, SLOTS, SLOT)) * u[:, :, None] + v[:, :, None])

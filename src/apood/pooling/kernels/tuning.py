@@ -1,4 +1,4 @@
-"""Which blocks the kernels use for which shape, as measured on an H200, and rules for the rest."""
+"""The choice of blocks for a shape: as measured on an H200, with rules for other shapes and smaller GPUs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Blocks:
-    """Of the pool and the coefficient kernels: BC columns x BS tokens a tile, TAIL tokens of the last one, BK deep."""
+    """The blocks of the pool and the coefficient kernels.
+
+    Attributes:
+        bc: columns of a tile.
+        bs: tokens of a tile.
+        tail: tokens of the small last tile.
+        bk: depth of a product.
+        warps: of a program.
+        stages: of the pipeline that reads ahead.
+        persistent: programs per multiprocessor if all items are alike; 0 launches one program per tile.
+        tma: whether tiles are read through tensor descriptors.
+    """
 
     bc: int
     bs: int
@@ -28,32 +39,50 @@ class Blocks:
     bk: int
     warps: int
     stages: int
-    persistent: int = 0  # programs a multiprocessor if all items are alike; 0 always launches one for each tile
+    persistent: int = 0
     tma: bool = True
 
 
 @dataclass(frozen=True)
 class ProductBlocks:
-    """Of the product of coefficients and tokens: BC columns x BD dimensions a tile, BK tokens deep."""
+    """The blocks of the product of coefficients and tokens.
+
+    Attributes:
+        bc: columns of a tile.
+        bd: dimensions of a tile.
+        bk: tokens that a product adds at one time.
+        warps: of a program.
+        stages: of the pipeline that reads ahead.
+        splits: over tokens; 0 fills the GPU.
+        tma: whether tiles are read through tensor descriptors.
+    """
 
     bc: int
     bd: int
     bk: int
     warps: int
     stages: int
-    splits: int = 0  # over tokens; 0 fills the machine
+    splits: int = 0
     tma: bool = True
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """All choices for one call."""
+    """All choices for one call.
+
+    Attributes:
+        forward: blocks of the pool kernel.
+        coefficients: blocks of the coefficient kernel.
+        product: blocks of the product kernel.
+        chunk: the largest number of tokens of an item.
+        short: whether a tile holds several items, each in a slot of `chunk` tokens.
+    """
 
     forward: Blocks
     coefficients: Blocks
     product: ProductBlocks
-    chunk: int  # tokens of an item
-    short: bool = False  # a tile holds several items, each in a slot of `chunk` tokens
+    chunk: int
+    short: bool = False
 
 
 _HALF = Tuning(
@@ -89,22 +118,22 @@ _FLOAT_SHORT = replace(
     short=True,
 )
 
-# tokens that no copy engine can read (D odd, or an older GPU) go through masked loads, which need registers
+# Tokens that no copy engine can read (D odd, or an older GPU) go through masked loads, which need registers.
 _PLAIN = Blocks(64, 128, 32, 32, 8, 3, tma=False)
 _PLAIN_PRODUCT = ProductBlocks(64, 128, 32, 8, 3, tma=False)
 
 H200_SHARED_MEMORY = 232_448  # bytes that a block of threads may ask for on the GPU that all of this was measured on
 _SCRATCH = 2**13  # bytes of shared memory for reductions
 _LEAST = 32  # columns, tokens, dimensions of a tile at least; tensor cores need 16
-_SHORT = 48  # mean tokens of a sequence below which several share a tile
-_LAUNCH = 2.6e10  # multiplications that take as long as it takes Python to describe tensors to the copy engine
+_SHORT = 48  # mean tokens per sequence below which several sequences share a tile
+_LAUNCH = 2.6e10  # multiplications that take as long as Python needs to describe tensors to the copy engine
 
 _forced: list[Tuning] = []
 
 
 @contextmanager
 def force_tuning(tuning: Tuning) -> Iterator[None]:
-    """Takes these choices whatever the shape: for tests and measurements."""
+    """Use these choices for every shape: for tests and measurements."""
     _forced.append(tuning)
     try:
         yield
@@ -132,7 +161,7 @@ def choose_tuning(
         dim: of a token.
         columns: M * T.
         sequences: of the batch.
-        captured: whether the launches go into a graph and cost Python nothing.
+        captured: whether the launches go into a graph and cost no time in Python.
         described: whether the copy engine can read the tokens.
         multiprocessors: of the device.
         shared_memory: bytes that a block of threads may have on the device. Where the blocks of the H200 need more,
@@ -170,7 +199,7 @@ def _choose_by_shape(dtype: torch.dtype, tokens: int, columns: int, sequences: i
     if small:
         return _HALF_SMALL if half else replace(_FLOAT, chunk=128)
     tuning = _HALF if half else _FLOAT
-    # items long enough that rows seldom need merging, and enough of them to fill the machine
+    # Items are long enough that rows seldom need merging, and there are enough of them to fill the GPU.
     chunk = tuning.chunk
     while chunk > tuning.forward.bs and tokens * columns < 1.8 * multiprocessors * chunk * tuning.forward.bc:
         chunk //= 2
