@@ -172,16 +172,13 @@ def test_an_empty_sequence_is_refused_by_its_number_in_the_store(stores, tmp_pat
 
 MISTAKES = {
     "splits = 0\n": "splits must be at least 1, got 0",
-    'splits = "5"\n': "splits in the plan must be a whole number, got '5'",
     "splits = true\n": "splits in the plan must be a whole number, got True",
     "splits = 2.0\n": "splits in the plan must be a whole number, got 2.0",
     "share = 0\n": "share must lie in (0, 1], got 0",
-    "share = 1.1\n": "share must lie in (0, 1], got 1.1",
     "seed = -1\n": "seed must be at least 0, got -1",
     "repeats = 3\n": "no key 'repeats' in the plan; allowed are splits, share, seed, data, methods",
     "methods = []\n": "methods is empty",
     "methods = [1]\n": "methods must be a list of tables, got 1",
-    'methods = "knn"\n': "methods in the plan must be a list, got 'knn'",
     "methods = [{}]\n": "The key method is missing in method 1",
     'methods = [{method = "svm"}]\n': "Method 1: There is no method 'svm'; there are ap-ood, ",
     'methods = [{method = "knn", k = 3}]\n': "no key 'k' in method 1; allowed are method, name, aux, parameters",
@@ -189,10 +186,8 @@ MISTAKES = {
     'methods = [{method = "knn", aux = true}]\n': "Method 1: knn learns from in-distribution data alone",
     'methods = [{method = "ap-ood", aux = true}]\n': "Method 1, ap-ood, AUX, learns from AUX sequences, and aux is not",
     'methods = [{method = "knn", parameters = {q = 3}}]\n': "knn has no parameter 'q'; there are k, normalize",
-    'methods = [{method = "length", parameters = {q = 3}}]\n': "length has no parameter 'q'; it has none",
     'methods = [{method = "knn", parameters = {k = 0}}]\n': "parameters of knn are not allowed: k must be at least 1",
     'methods = [{method = "ap-ood", parameters = {seed = "a"}}]\n': "Method 1: The parameters of ap-ood are not",
-    'methods = [{method = "mahalanobis", parameters = {eigenvalue_floor = "a"}}]\n': "of mahalanobis are not allowed",
     'methods = [{method = "knn"}, {method = "knn"}]\n': "Method 2 is called 'knn' like method 1",
     'methods = [{method = "knn"}, {method = "knn", parameters = {k = 5}}]\n': "knn, k=5, is method 1, knn, under",
 }
@@ -207,11 +202,9 @@ TRAIN, TEST, NEAR = 'id_train = "train"\n', 'id_test = "test"\n', 'ood.near = "n
 DATA_MISTAKES = {
     "": "The ID sequences are either id_train and id_test, or id alone, got none of them",
     TRAIN + NEAR: "or id alone, got id_train",
-    TEST + NEAR: "or id alone, got id_test",
     f'id = "train"\n{TEST}{NEAR}': "or id alone, got id and id_test",
     TRAIN + TEST: "ood must name at least one store of OOD sequences, got none",
     f"{TRAIN}{TEST}ood = 3": "ood in [data] must be a table, got 3",
-    f"{TRAIN}{TEST}ood.near = 3": "near in [data.ood] must be a text, got 3",
     f'{TRAIN}{TEST}ood.mean = "near"': "An OOD set cannot be called 'mean'",
     f'{TRAIN}{TEST}{NEAR}validation = "x"': "no key 'validation' (did you mean 'id_validation'?) in [data]; allowed",
     f'{TRAIN}{TEST}ood.x = "nowhere"': "ood.x: ",
@@ -223,7 +216,6 @@ DATA_MISTAKES = {
     f'{TRAIN}{TEST}ood.x = "wide"': "The ood.x tokens have D=5, the id_train tokens have D=4",
     f'id_train = "mine"\n{TEST}ood.x = "other"': "ood.x tokens come from another encoder (model b)",
     f'{TRAIN}{TEST}ood.x = "copy"': "id_test and ood.x are the same sequences: each must be data of its own",
-    f'{TRAIN}id_test = "train"\n{NEAR}': "id_train and id_test are the same sequences",
     f'id = "train"\n{NEAR}test_share = 1': "test_share must lie in (0, 1), got 1",
     f'id = "train"\n{NEAR}test_share = 0.001': "0.001 divides the 40 sequences of the store ",
 }

@@ -53,13 +53,13 @@ def test_only_queries_that_divide_the_dimension_are_tried_and_nothing_twice(dim,
     assert len(space) == len(queries) * betas == len({tuple(s.items()) for s in space})
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("supervised", [False, True])
-def test_every_method_allows_all_that_it_wants_tried(method, supervised):
-    space = detector_class(method)().hyperparameter_space(64, supervised=supervised)
-    assert space
-    for settings in space:
-        detector_class(method)(**settings).check_parameters()
+def test_every_method_allows_the_settings_of_its_grid(supervised):
+    for method in METHODS:
+        space = detector_class(method)().hyperparameter_space(64, supervised=supervised)
+        assert space, method
+        for settings in space:
+            detector_class(method)(**settings).check_parameters()
 
 
 def test_the_closed_forms_try_neighbours_and_normalisations():
@@ -227,7 +227,7 @@ def test_what_cannot_work_is_refused_before_any_work(sentence, detector, changes
     assert not (tmp_path / "cache").exists()
 
 
-# many processes, and one after another
+# the cache
 
 
 def stored(folder, batch):
@@ -236,17 +236,15 @@ def stored(folder, batch):
     return TokenStore(folder)
 
 
-def test_processes_change_nothing_and_nothing_is_done_twice(tmp_path):
+def test_nothing_is_done_twice(tmp_path):
     train, validation, aux = (
         stored(tmp_path / name, data) for name, data in (("train", TRAIN), ("held-out", VALIDATION), ("aux", AUX))
     )
     grid = {"k": [1, 40], "normalize": ["pooled", "tokens"]}
     cache = tmp_path / "cache"
-    first = select(KNN(), train, validation, aux, grid=grid, cache=cache, jobs=2)
+    first = select(KNN(), train, validation, aux, grid=grid, cache=cache)
     assert len(list(cache.iterdir())) == 5
     assert select(KNN(), train, validation, aux, grid=grid, cache=cache).points == first.points  # down to the seconds
-    alone = select(KNN(), train, validation, aux, grid=grid, cache=tmp_path / "other", jobs=1)
-    assert [(p.settings, p.auroc) for p in alone.points] == [(p.settings, p.auroc) for p in first.points]
     more = select(KNN(), train, validation, aux, grid=grid | {"k": [1, 2, 40]}, cache=cache)
     assert len(list(cache.iterdir())) == 7
     seconds = {str(point.settings): point.fit_seconds for point in more.points}
