@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from apood.evaluation.intervals import Estimate, percentiles
+from apood.evaluation.metrics import Estimate, percentiles
 
 __all__ = ["Floats", "estimate_difference", "resample"]
 

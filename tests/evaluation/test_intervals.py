@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from apood.evaluation.intervals import Estimate, delong, percentiles
+from apood.evaluation.metrics import Estimate, delong, percentiles
 
 
 @pytest.mark.parametrize(

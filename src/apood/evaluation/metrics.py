@@ -5,25 +5,42 @@ the sampling of the inputs, and gives the same figures each time.
 """
 
 import math
+from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apood.decisions.conformal import Scores, as_scores, check_level
-from apood.evaluation.intervals import Estimate, delong, percentiles
 from apood.support.errors import InputError
 
-__all__ = ["aupr_id", "aupr_ood", "auroc", "fpr95", "fpr_at_tpr"]
+__all__ = ["Estimate", "aupr_id", "aupr_ood", "auroc", "delong", "fpr95", "fpr_at_tpr", "percentiles"]
 
+_CONFIDENCE = 0.95
+_Z = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
 _RESAMPLES = 1000
 _DRAWS = 10_000  # if no inputs are resampled, a draw costs next to nothing
 _SEED = 0
 _CACHE_FRIENDLY = 2**17  # counts held at once while resampling
 
 
+class Estimate(NamedTuple):
+    """A value with its 95% confidence interval, which always contains it.
+
+    Attributes:
+        value: the estimate.
+        low: lower end of the interval.
+        high: upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
 def auroc(id_scores: Scores, ood_scores: Scores) -> Estimate:
     """Return the probability that an ID input scores higher than an OOD input, ties counted half."""
-    return delong(*_both(id_scores, ood_scores))
+    return delong(*_check_scores(id_scores, ood_scores))
 
 
 def aupr_id(id_scores: Scores, ood_scores: Scores) -> Estimate:
@@ -31,13 +48,13 @@ def aupr_id(id_scores: Scores, ood_scores: Scores) -> Estimate:
 
     The interval is that of a stratified bootstrap. For perfectly separated sets it is a single point.
     """
-    id_, ood = _both(id_scores, ood_scores)
+    id_, ood = _check_scores(id_scores, ood_scores)
     return _average_precision(id_, ood)
 
 
 def aupr_ood(id_scores: Scores, ood_scores: Scores) -> Estimate:
     """Return the average precision of finding the OOD inputs from the bottom, with an interval as in `aupr_id`."""
-    id_, ood = _both(id_scores, ood_scores)
+    id_, ood = _check_scores(id_scores, ood_scores)
     return _average_precision(-ood, -id_)
 
 
@@ -49,7 +66,7 @@ def fpr_at_tpr(id_scores: Scores, ood_scores: Scores, tpr: float = 0.95) -> Esti
     distributed. The share of OOD inputs above it is drawn from its Jeffreys posterior instead of a binomial: with 0
     accepted of 500, resampling would always give 0, and an interval of no width.
     """
-    id_, ood = (np.sort(scores) for scores in _both(id_scores, ood_scores))
+    id_, ood = (np.sort(scores) for scores in _check_scores(id_scores, ood_scores))
     refused = len(id_) - math.ceil(check_level(tpr, "tpr") * len(id_))
 
     def accepted(ranks: NDArray[np.int64] | int) -> NDArray[np.int64]:
@@ -68,7 +85,7 @@ def fpr95(id_scores: Scores, ood_scores: Scores) -> Estimate:
     return fpr_at_tpr(id_scores, ood_scores, 0.95)
 
 
-def _both(id_scores: Scores, ood_scores: Scores) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _check_scores(id_scores: Scores, ood_scores: Scores) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     id_, ood = as_scores(id_scores, "ID scores"), as_scores(ood_scores, "OOD scores")
     for name, scores in (("ID", id_), ("OOD", ood)):
         if not len(scores):
@@ -110,3 +127,41 @@ def _precision_of_counts(hits: NDArray[np.int64], misses: NDArray[np.int64]) -> 
     found = hits.cumsum(axis=1)
     seen = np.maximum(found + misses.cumsum(axis=1), 1)
     return np.asarray((hits * found / seen).sum(axis=1) / found[:, -1], dtype=np.float64)
+
+
+def delong(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> Estimate:
+    """Return AUROC with the interval of DeLong et al. (1988), on the logit scale so that it stays inside [0, 1].
+
+    If the sets are perfectly separated, all scores are equal, or a set has a single score, then the variance is zero or
+    unknown. The interval is then the Wilson interval of min(n_positive, n_negative) independent pairs: 100% of 500 is
+    [99.2, 100].
+    """
+    won, lost = _placements(positive, negative), _placements(negative, positive)
+    value = float(won.mean())
+    fewest = min(len(won), len(lost))
+    variance = won.var(ddof=1) / len(won) + lost.var(ddof=1) / len(lost) if fewest > 1 else 0.0
+    if variance == 0 or not 0 < value < 1:
+        return _wilson(value, fewest)
+    reach = np.exp(_Z * np.sqrt(variance) / (value * (1 - value)))
+    odds = value / (1 - value)
+    return Estimate(value, float(odds / (odds + reach)), float(1 - 1 / (1 + odds * reach)))
+
+
+def _placements(scores: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return, for each score, the share of `others` below it, ties counted half."""
+    known = np.sort(others)
+    below = np.searchsorted(known, scores, side="left") + np.searchsorted(known, scores, side="right")
+    return np.asarray(below / (2 * len(known)), dtype=np.float64)
+
+
+def _wilson(share: float, count: int) -> Estimate:
+    total = count + _Z**2
+    centre = (count * share + _Z**2 / 2) / total
+    reach = _Z * np.sqrt(count * share * (1 - share) + _Z**2 / 4) / total
+    return Estimate(share, float(min(max(centre - reach, 0.0), share)), float(max(min(centre + reach, 1.0), share)))
+
+
+def percentiles(value: float, resampled: NDArray[np.float64]) -> Estimate:
+    """Return the percentile interval of a bootstrap, widened to contain `value` if all resamples lie on one side."""
+    low, high = np.quantile(resampled, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
+    return Estimate(value, float(min(low, value)), float(max(high, value)))

@@ -12,8 +12,7 @@ from apood.decisions.conformal import Scores, as_scores
 from apood.detectors.contract.artefact import to_json
 from apood.detectors.contract.held_out import HeldOutFit
 from apood.evaluation.entry import Entry
-from apood.evaluation.intervals import Estimate
-from apood.evaluation.metrics import aupr_id, aupr_ood, auroc, fpr95
+from apood.evaluation.metrics import Estimate, aupr_id, aupr_ood, auroc, fpr95
 from apood.support.errors import InputError
 
 __all__ = ["MEAN", "METRICS", "Result", "ResultRow", "Run", "Spread", "compute_mean_row", "compute_rows"]

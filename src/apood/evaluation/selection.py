@@ -15,8 +15,7 @@ from apood.detectors.contract.artefact import to_json
 from apood.detectors.contract.base import Detector, refuse_incompatible, refuse_lacking, refuse_unfit
 from apood.detectors.contract.held_out import HeldOutFit
 from apood.evaluation.entry import Entry
-from apood.evaluation.intervals import Estimate
-from apood.evaluation.metrics import auroc
+from apood.evaluation.metrics import Estimate, auroc
 from apood.evaluation.result import Result, Run
 from apood.evaluation.split import Split, narrow_channels
 from apood.evaluation.study import Jobs, fit_entry, run_study
