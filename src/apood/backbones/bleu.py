@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 
 from apood.backbones.corpus import Corpus, pad_pairs
 from apood.backbones.vocabulary import EOS, PAD, decode_ids
-from apood.support.errors import InputError
+from apood.support.checks import import_optional
 from apood.support.progress import progress_bar
 
-__all__ = ["bleu", "load_sacrebleu", "translate", "translation_loss", "validation_loss"]
+__all__ = ["bleu", "import_sacrebleu", "translate", "translation_loss", "validation_loss"]
 
 
 def translation_loss(model: Any, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
@@ -73,18 +73,14 @@ def translate(model: Any, corpus: Corpus, vocabulary: bytes, *, beams: int, batc
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """Return the corpus BLEU in percent and sacrebleu's signature, which says how it was computed."""
-    metric = load_sacrebleu().BLEU()
+    metric = import_sacrebleu().BLEU()
     score = metric.corpus_score(list(translations), [list(references)])
     return float(score.score), str(metric.get_signature())
 
 
-def load_sacrebleu() -> Any:
+def import_sacrebleu() -> Any:
     """Return the package, or raise an error that says how to install it."""
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise InputError("Validating a translator needs the package sacrebleu: pip install 'apood[train]'.") from error
-    return sacrebleu
+    return import_optional("sacrebleu", "train", "Validating a translator")
 
 
 def _by_length(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:

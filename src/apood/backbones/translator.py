@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from apood.backbones.bleu import bleu, load_sacrebleu, translate, translation_loss, validation_loss
+from apood.backbones.bleu import bleu, import_sacrebleu, translate, translation_loss, validation_loss
 from apood.backbones.corpus import MULTIPLE, Batches, Corpus
 from apood.backbones.training_loop import Schedule, seed_weights, train, write_report
 from apood.backbones.vocabulary import EOS, PAD, train_vocabulary, write_tokenizer
@@ -111,7 +111,7 @@ def train_translator(
     import transformers
 
     check_integer("The number of beams", beams, 1)
-    load_sacrebleu()  # if it is missing, fail now rather than after hours
+    import_sacrebleu()  # if it is missing, fail now rather than after hours
     if not pairs or not validation:
         raise InputError(f"There are no pairs to {'validate on' if pairs else 'learn from'}.")
     place = resolve_device(device)

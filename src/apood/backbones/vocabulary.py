@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from apood.support.checks import check_integer
+from apood.support.checks import check_integer, import_optional
 from apood.support.errors import InputError
 
 __all__ = ["EOS", "PAD", "decode_ids", "encode_texts", "train_vocabulary", "write_tokenizer"]
@@ -29,7 +29,7 @@ def train_vocabulary(texts: Sequence[str], size: int) -> bytes:
     It is learned from up to 200,000 evenly spaced texts. Every character in them has a piece.
     """
     check_integer("The size of the vocabulary", size, 8)
-    sentencepiece = _sentencepiece()
+    sentencepiece = _import_sentencepiece()
     chosen = np.linspace(0, len(texts) - 1, min(len(texts), _MOST_TEXTS)).round().astype(np.int64).tolist()
     file = io.BytesIO()
     try:
@@ -65,7 +65,7 @@ def _explain(error: RuntimeError) -> str:
 
 def encode_texts(vocabulary: bytes, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Return the ids of all texts one after the other, each with an end-of-sequence id, and their lengths."""
-    processor = _sentencepiece().SentencePieceProcessor(model_proto=vocabulary)
+    processor = _import_sentencepiece().SentencePieceProcessor(model_proto=vocabulary)
     ids, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
     for start in range(0, len(texts), _ENCODED_AT_ONCE):
         encoded = processor.encode(list(texts[start : start + _ENCODED_AT_ONCE]), add_eos=True, num_threads=-1)
@@ -76,7 +76,7 @@ def encode_texts(vocabulary: bytes, texts: Sequence[str]) -> tuple[NDArray[np.in
 
 def decode_ids(vocabulary: bytes, ids: Sequence[Sequence[int]]) -> list[str]:
     """Return the texts of lists of ids."""
-    processor = _sentencepiece().SentencePieceProcessor(model_proto=vocabulary)
+    processor = _import_sentencepiece().SentencePieceProcessor(model_proto=vocabulary)
     return [processor.decode(list(some)) for some in ids]
 
 
@@ -84,7 +84,7 @@ def write_tokenizer(vocabulary: bytes, folder: Path, context: int) -> None:
     """Write the files of a MarianTokenizer, which gives the same ids as `encode_texts`."""
     from transformers import MarianTokenizer
 
-    processor = _sentencepiece().SentencePieceProcessor(model_proto=vocabulary)
+    processor = _import_sentencepiece().SentencePieceProcessor(model_proto=vocabulary)
     pieces = {processor.id_to_piece(i): i for i in range(processor.get_piece_size())}
     for name in ("source.spm", "target.spm"):
         (folder / name).write_bytes(vocabulary)
@@ -96,11 +96,5 @@ def write_tokenizer(vocabulary: bytes, folder: Path, context: int) -> None:
         ).save_pretrained(folder)
 
 
-def _sentencepiece() -> Any:
-    try:
-        import sentencepiece
-    except ImportError as error:
-        raise InputError(
-            "Training a translator needs the package sentencepiece: pip install 'apood[train]'."
-        ) from error
-    return sentencepiece
+def _import_sentencepiece() -> Any:
+    return import_optional("sentencepiece", "train", "Training a translator")

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TextIO
 import typer
 from typer.core import TyperGroup
 
+from apood.support.checks import import_optional
 from apood.support.errors import ApoodError, DataWarning, FitWarning, InputError
 from apood.support.files import atomic_file, refuse_unwritable
 
@@ -124,11 +125,9 @@ def _print_table(columns: Columns) -> None:
 
 
 def _import_pyarrow(path: Path) -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InputError(f"Writing {path} needs the package pyarrow: pip install 'apood[hf]'.") from error
+    import_optional("pyarrow.parquet", "hf", f"Writing {path}")
+    import pyarrow
+
     return pyarrow
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from apood.data.record import BadRecord, Record, TextFields
+from apood.support.checks import import_optional
 from apood.support.errors import InputError
 
 __all__ = ["HubData"]
@@ -67,10 +68,7 @@ class HubData:
             yield fields.make_record(row, f"row {number} of {self.given!r}")
 
     def _read_rows(self) -> Iterator[Mapping[str, Any]]:
-        try:
-            import datasets
-        except ImportError as error:
-            raise InputError(f"Reading {self.given!r} needs the package datasets: pip install 'apood[hf]'.") from error
+        datasets = import_optional("datasets", "hf", f"Reading {self.given!r}")
         if not Path(self.path).is_dir():
             self._refuse_unreachable()
         # The branch that the hub generates has no configurations; each has a folder of its name there instead.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from apood.data.inputs import AUDIO_ENDINGS, SOUND_ENDINGS, find_files
 from apood.data.record import BadRecord, Record, Sound, make_bad_record, make_sentence
+from apood.support.checks import import_optional
 from apood.support.errors import InputError
 
 __all__ = ["find_sound_problem", "read_sounds"]
@@ -39,7 +40,7 @@ def read_sounds(
         raise InputError("There is nothing to read: give at least one audio file, folder or .npz archive.")
     paths = [path for name in inputs for path in _find_sound_files(name)]
     if first := next((path for path in paths if path.suffix.lower() in AUDIO_ENDINGS), None):
-        _import_soundfile(first)
+        import_optional("soundfile", "audio", f"Reading {str(first)!r}")
     records = itertools.chain.from_iterable(map(_read_file, paths))
     return (_check(record, rate, least_samples) for record in records)
 
@@ -88,14 +89,6 @@ def _find_sound_files(name: str) -> list[Path]:
     raise InputError(f"There is no file or folder {name!r}.")
 
 
-def _import_soundfile(path: Path) -> Any:
-    try:
-        import soundfile
-    except (ImportError, OSError) as error:  # OSError: the C library that it wraps is missing
-        raise InputError(f"Reading {str(path)!r} needs the package soundfile: pip install 'apood[audio]'.") from error
-    return soundfile
-
-
 def _read_file(path: Path) -> Iterator[Record | BadRecord]:
     place = repr(str(path))
     try:
@@ -112,7 +105,8 @@ class _BadFileError(Exception):
 
 
 def _read_audio(path: Path) -> Sound:
-    soundfile = _import_soundfile(path)
+    import soundfile
+
     try:
         if not path.stat().st_size:
             raise _BadFileError("is an empty file")

@@ -25,6 +25,7 @@ from apood.data.record import (
     make_bad_record,
     make_sentence,
 )
+from apood.support.checks import import_optional
 from apood.support.errors import InputError
 
 __all__ = ["Reader", "choose_reader", "find_parallel_files", "read_parallel_files", "read_stdin"]
@@ -238,17 +239,14 @@ def _read_csv(lines: Iterable[_Line], file: str, fields: TextFields, delimiter: 
 
 def _read_parquet(path: str, fields: TextFields) -> Records:
     """Read only the columns that hold the fields."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InputError(f"Reading {path!r} needs the package pyarrow: pip install 'apood[hf]'.") from error
+    parquet = import_optional("pyarrow.parquet", "hf", f"Reading {path!r}")
+    import pyarrow
 
     def list_fields(kind: object) -> object:
         return {inner.name: list_fields(inner.type) for inner in kind} if pyarrow.types.is_struct(kind) else None  # type: ignore[attr-defined]
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
             fields.refuse_missing({field.name: list_fields(field.type) for field in schema}, repr(path))
             columns = {name if name in schema.names else name.partition(".")[0] for name in fields.names}

@@ -23,7 +23,7 @@ from apood.encoders.base.pretrained import (
 )
 from apood.encoders.text.batching import Padded
 from apood.encoders.text.model import TextModel
-from apood.support.errors import InputError
+from apood.support.checks import import_optional
 from apood.tokens.batch import dtype_name
 
 __all__ = ["RuntimeModel", "load_model", "make_random_model"]
@@ -107,10 +107,9 @@ def load_model(folder: Path, device: torch.device) -> RuntimeModel:
 
 def make_random_model(device: torch.device, seed: int, *, quick: bool) -> RuntimeModel:
     """Return PEGASUS with random weights: as large as PEGASUS large on a GPU, small on a CPU."""
-    try:
-        from transformers import PegasusConfig, PegasusForConditionalGeneration
-    except ImportError as error:
-        raise InputError("The runtime experiment needs the package transformers: pip install 'apood[hf]'.") from error
+    import_optional("transformers", "hf", "The runtime experiment")
+    from transformers import PegasusConfig, PegasusForConditionalGeneration
+
     gpu = device.type == "cuda"
     size = _TINY if quick else _LARGE if gpu else _SMALL
     config = PegasusConfig(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from apood.support.errors import ApoodError
+from apood.support.checks import import_optional
 from apood.support.files import atomic_file
 
 __all__ = ["INK", "literal", "new_figure", "refuse_without_matplotlib", "save_figure"]
@@ -12,11 +12,8 @@ INK = "#333333"
 
 
 def refuse_without_matplotlib() -> None:
-    """For work that ends in a picture: told before it begins."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ApoodError("Plots need matplotlib, which `pip install 'apood[report]'` brings.") from error
+    """Raise an error if matplotlib is missing, before the work that ends in a picture."""
+    import_optional("matplotlib.figure", "report", "A picture")
 
 
 def new_figure(size: tuple[float, float]) -> Any:

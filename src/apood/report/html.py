@@ -3,7 +3,7 @@
 from typing import Any
 
 from apood.report.grid import Figure, Grid
-from apood.support.errors import ApoodError
+from apood.support.checks import import_optional
 
 __all__ = ["html_table", "refuse_without_jinja"]
 
@@ -82,8 +82,5 @@ def refuse_without_jinja() -> None:
 
 
 def _environment() -> Any:
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError as error:
-        raise ApoodError("HTML tables need jinja2, which `pip install 'apood[report]'` brings.") from error
-    return Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    jinja2 = import_optional("jinja2", "report", "An HTML table")
+    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)

@@ -1,5 +1,6 @@
-"""Checks of arguments, and wording that error messages share."""
+"""Checks of arguments and of optional packages, and wording that error messages share."""
 
+import importlib
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -8,7 +9,7 @@ from typing import Any
 
 from apood.support.errors import InputError
 
-__all__ = ["check_choice", "check_integer", "check_number", "format_count", "suggest_name"]
+__all__ = ["check_choice", "check_integer", "check_number", "format_count", "import_optional", "suggest_name"]
 
 
 def check_integer(name: str, value: Any, least: int) -> None:
@@ -40,6 +41,15 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raise InputError if `value` is not one of `allowed`."""
     if value not in allowed:
         raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{suggest_name(value, allowed)}.")
+
+
+def import_optional(module: str, extra: str, purpose: str) -> Any:
+    """Return a module of a package that not everybody installs. Raise InputError if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError) as error:  # OSError: a C library that the package wraps is missing
+        package = module.partition(".")[0]
+        raise InputError(f"{purpose} needs the package {package}: pip install 'apood[{extra}]'.") from error
 
 
 def format_count(count: int, noun: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Literal
 import torch
 from torch import nn
 
+from apood.support.checks import import_optional
 from apood.support.errors import InputError
 from apood.support.files import read_json, sha256_of
 from apood.tokens.identity import FOLDER
@@ -263,11 +264,7 @@ def _auto_class(config: Any, kind: Kind, with_head: bool) -> Any:
 
 
 def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise InputError("An encoder needs the package transformers: pip install 'apood[hf]'.") from error
-    return transformers
+    return import_optional("transformers", "hf", "An encoder")
 
 
 def _dtype_argument(transformers: Any) -> str:
