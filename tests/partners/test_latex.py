@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from apood.report.grid import Block, Figure, Grid
-from apood.report.latex import latex_table
+from apood.report.tables import format_latex
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = sorted(ROOT.glob("benchmarks/paper/**/*.tex"))
@@ -41,7 +41,7 @@ def test_every_special_character_is_printed(tmp_path):
         legend=SPECIAL,
         notes=[SPECIAL],
     )
-    printed = compile_tables(tmp_path, latex_table(grid))
+    printed = compile_tables(tmp_path, format_latex(grid))
     assert "Missing character" not in printed
 
 

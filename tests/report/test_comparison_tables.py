@@ -1,4 +1,4 @@
-"""The table of a comparison: the same figures and marks in every format, and names that are only names."""
+"""The table of a comparison: the same figures and mark_best in every format, and names that are only names."""
 
 import io
 import json
@@ -15,10 +15,8 @@ from apood.evaluation.entry import Entry
 from apood.evaluation.result import Result, Run, compute_mean_row
 from apood.report.comparison import fit_notes, grid_of_comparison
 from apood.report.files import write_comparison
-from apood.report.grid import marks
-from apood.report.html import html_table
-from apood.report.latex import latex_table
-from apood.report.tables import TerminalTable, markdown_table
+from apood.report.grid import mark_best
+from apood.report.tables import TerminalTable, format_html, format_latex, format_markdown
 
 
 def row(method, dataset, auroc, fpr):
@@ -149,9 +147,9 @@ def render(grid, width=120):
 
 
 FORMATS = {
-    "markdown": lambda grid: of_markdown(markdown_table(grid)),
-    "latex": lambda grid: of_latex(latex_table(grid)),
-    "html": lambda grid: of_html(html_table(grid, "title")),
+    "markdown": lambda grid: of_markdown(format_markdown(grid)),
+    "latex": lambda grid: of_latex(format_latex(grid)),
+    "html": lambda grid: of_html(format_html(grid, "title")),
 }
 
 
@@ -214,7 +212,7 @@ def test_a_method_that_failed_has_no_figures_and_a_reason(comparison):
     for form in ("markdown", "html"):
         table = FORMATS[form](grid)
         assert {cell for name in ("first †", "learns") for cell in table[name].values()} == {("–",)}
-    assert rf"learns{' & --' * 6} \\" in latex_table(grid) and "-- learns: 2 of 2 splits failed" in latex_table(grid)
+    assert rf"learns{' & --' * 6} \\" in format_latex(grid) and "-- learns: 2 of 2 splits failed" in format_latex(grid)
     bare = re.sub(r"\x1b\[[\d;]*m", "", render(grid))
     assert re.search(r"^learns( +–){6}$", bare, re.MULTILINE) and reasons[1] in bare
 
@@ -238,15 +236,23 @@ def test_a_single_split_shows_its_interval():
 
 
 def test_marks():
-    assert marks({"x": 1.0, "y": 3.0, "z": 2.0}, 1, highest=True, second=True) == {"x": "", "y": "best", "z": "second"}
-    assert marks({"x": 1.0, "y": 3.0, "z": 2.0}, 1, highest=False, second=False) == {"x": "best", "y": "", "z": ""}
-    assert marks({"x": 1.02, "y": 1.04, "z": 0.5}, 1, highest=True, second=True) == {"x": "best", "y": "best", "z": ""}
-    assert marks({"x": 2.0, "y": 1.02, "z": 1.04}, 1, highest=True, second=True) == {
+    assert mark_best({"x": 1.0, "y": 3.0, "z": 2.0}, 1, highest=True, second=True) == {
+        "x": "",
+        "y": "best",
+        "z": "second",
+    }
+    assert mark_best({"x": 1.0, "y": 3.0, "z": 2.0}, 1, highest=False, second=False) == {"x": "best", "y": "", "z": ""}
+    assert mark_best({"x": 1.02, "y": 1.04, "z": 0.5}, 1, highest=True, second=True) == {
+        "x": "best",
+        "y": "best",
+        "z": "",
+    }
+    assert mark_best({"x": 2.0, "y": 1.02, "z": 1.04}, 1, highest=True, second=True) == {
         "x": "best",
         "y": "second",
         "z": "second",
     }
-    assert marks({}, 1, highest=True, second=True) == {}
+    assert mark_best({}, 1, highest=True, second=True) == {}
 
 
 NASTY = '<script>alert("x")</script> & {{ 7 * 7 }} [a](b) $x_1$ 50% \\input{x} #1 ^ ~ | `code` *bold*'
@@ -260,7 +266,7 @@ def nasty():
 
 
 def test_html_escapes_names(nasty):
-    text = html_table(nasty, NASTY)
+    text = format_html(nasty, NASTY)
     assert "<script" not in text and "{{ 7 * 7 }}" in text
     reader = read_html(text)
     assert reader.rows[0][1][0] == NASTY and reader.rows[1][0][0] == f"{NASTY} †"
@@ -268,13 +274,13 @@ def test_html_escapes_names(nasty):
 
 
 def test_html_needs_nothing_else(comparison):
-    text = html_table(grid_of_comparison(comparison), "A title")
+    text = format_html(grid_of_comparison(comparison), "A title")
     assert "<title>A title</title>" in text and "prefers-color-scheme: dark" in text
     assert not re.search(r"https?:|src=|@import|url\(", text)
 
 
 def test_latex_escapes_names(nasty):
-    text = latex_table(nasty)
+    text = format_latex(nasty)
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert {len(re.findall(r"(?<!\\)&", line)) for line in rows} == {5}
     bare = re.sub(
@@ -289,7 +295,7 @@ def test_latex_escapes_names(nasty):
 
 
 def test_latex_is_a_whole_table(comparison):
-    text = latex_table(grid_of_comparison(comparison))
+    text = format_latex(grid_of_comparison(comparison))
     assert re.findall(r"\\(begin|end)\{(\w+)\}", text) == [
         ("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table")
     ]  # fmt: skip
@@ -300,14 +306,14 @@ def test_latex_is_a_whole_table(comparison):
 
 def test_a_row_that_begins_with_a_bracket_is_no_length():
     plan = ComparisonPlan(ood={"a": Path("a")}, splits=1)
-    text = latex_table(
+    text = format_latex(
         grid_of_comparison(Comparison(plan, [make_result(Entry("knn", name="[2] knn"), {"a": (9.0, 2.0)})]))
     )
     assert "{[}2{]} knn & " in text and not re.search(r"^\s*\[", text, re.MULTILINE)
 
 
 def test_markdown_escapes_names(nasty):
-    header, _, line = [line for line in markdown_table(nasty).splitlines() if line.startswith("|")]
+    header, _, line = [line for line in format_markdown(nasty).splitlines() if line.startswith("|")]
     assert len(re.findall(r"(?<!\\)\|", line)) == len(re.findall(r"(?<!\\)\|", header)) == 7
     assert r"\<script\>" in line and r"\[a\](b)" in line and r"\*bold\*" in line
 
@@ -323,8 +329,8 @@ def test_files(comparison, tmp_path):
     assert [path.name for path in written] == ["results.json", "table.md", "table.tex", "table.html"]
     grid = grid_of_comparison(comparison)
     assert json.loads(written[0].read_text()) == json.loads(json.dumps(comparison.to_json()))
-    assert written[1].read_text() == markdown_table(grid) and written[2].read_text() == latex_table(grid)
-    assert of_html(written[3].read_text()) == of_html(html_table(grid, ""))
+    assert written[1].read_text() == format_markdown(grid) and written[2].read_text() == format_latex(grid)
+    assert of_html(written[3].read_text()) == of_html(format_html(grid, ""))
     assert sorted(written[0].parent.iterdir()) == sorted(written)
 
 

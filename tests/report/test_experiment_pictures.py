@@ -1,18 +1,16 @@
-"""Pictures of the paper's experiments: what they show can be read from the figure itself."""
+"""Pictures of the paper's experiments, checked through the figure object."""
 
 from pathlib import Path
 
 import pytest
 
 from apood.report.canvas import save_figure
-from apood.report.curves import Curve, curves_of
-from apood.report.dots import Dot, dots_of
-from apood.report.token_weights import WeightedTokens, token_weights_of
+from apood.report.pictures import Curve, Dot, WeightedTokens, draw_curves, draw_dots, draw_token_weights
 from apood.support.errors import InputError
 
 
 def test_dots_stand_where_their_figures_are():
-    figure = dots_of(
+    figure = draw_dots(
         {"Input": [Dot("a", 90.0, 1.0, [80.0, 100.0], 95.0), Dot("b", 70.0)], "Output": [Dot("a", 60.0)]}, "AUROC"
     )
     left, right = figure.axes
@@ -22,9 +20,9 @@ def test_dots_stand_where_their_figures_are():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["each set", "here", "in the paper"]
 
 
-def test_curves_have_a_place_for_none():
+def test_curves_have_a_place_for_zero():
     panels = {"one": [Curve("a", {0: (50.0, None), 8: (60.0, 1.0), 1000: (70.0, 1.0)}), Curve("b", {8: (55.0, 0.5)})]}
-    figure = curves_of(panels, "N'", "AUROC")
+    figure = draw_curves(panels, "N'", "AUROC")
     (axes,) = figure.axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "8", "1,000"]
     assert list(axes.lines[1].get_xdata()) == [1] and list(axes.lines[0].get_ydata()) == [50.0, 60.0, 70.0]
@@ -32,11 +30,11 @@ def test_curves_have_a_place_for_none():
 
 def test_curves_of_many_magnitudes_have_a_logarithmic_axis():
     curve = Curve("a", {1: (1.2, 0.1), 4: (9.0, 10.0), 16: (200.0, None)})  # one of them reaches below 0
-    (axes,) = curves_of({"one": [curve]}, "T", "ratio", logarithmic=True).axes
+    (axes,) = draw_curves({"one": [curve]}, "T", "ratio", logarithmic=True).axes
     assert axes.get_yscale() == "log" and axes.get_ylim()[0] > 0.1
     labels = {tick.get_text() for tick in axes.get_yticklabels()}
     assert {"1", "10", "100"} <= labels
-    assert curves_of({"one": [curve]}, "T", "ratio").axes[0].get_yscale() == "linear"
+    assert draw_curves({"one": [curve]}, "T", "ratio").axes[0].get_yscale() == "linear"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +47,7 @@ def test_curves_of_many_magnitudes_have_a_logarithmic_axis():
 )
 def test_ticks_of_a_logarithmic_axis_are_plain_numbers(highest, labels):
     curve = Curve("a", {1: (1.2, None), 4: (highest, None)})
-    figure = curves_of({"one": [curve]}, "T", "ratio", logarithmic=True)
+    figure = draw_curves({"one": [curve]}, "T", "ratio", logarithmic=True)
     figure.draw_without_rendering()
     (axes,) = figure.axes
     low, high = axes.get_ylim()
@@ -60,7 +58,7 @@ def test_ticks_of_a_logarithmic_axis_are_plain_numbers(highest, labels):
 
 def test_tokens_are_laid_out_in_lines():
     pieces = ["word "] * 30 + ["$a$", "\n"]
-    figure = token_weights_of({"a": WeightedTokens(pieces, [0.0] * 31 + [1.0])})
+    figure = draw_token_weights({"a": WeightedTokens(pieces, [0.0] * 31 + [1.0])})
     (axes,) = figure.axes
     assert len(axes.texts) == 32 and len({text.get_position()[1] for text in axes.texts}) == 3
     dark = [patch.get_facecolor() for patch in axes.patches]
@@ -68,12 +66,12 @@ def test_tokens_are_laid_out_in_lines():
 
 
 def test_nothing_to_draw():
-    for draw in (lambda: dots_of({}, "x"), lambda: curves_of({"a": []}, "x", "y"), lambda: token_weights_of({})):
+    for draw in (lambda: draw_dots({}, "x"), lambda: draw_curves({"a": []}, "x", "y"), lambda: draw_token_weights({})):
         with pytest.raises(InputError):
             draw()
 
 
 def test_a_figure_is_the_same_file_each_time(tmp_path: Path):
     for name in ("one.svg", "two.svg"):
-        save_figure(dots_of({"a": [Dot("b", 1.0)]}, "x"), tmp_path / name)
+        save_figure(draw_dots({"a": [Dot("b", 1.0)]}, "x"), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

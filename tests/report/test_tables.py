@@ -1,3 +1,5 @@
+"""Tables of results for the terminal, and as Markdown and LaTeX."""
+
 import io
 
 import numpy as np
@@ -5,9 +7,8 @@ import pytest
 from rich.console import Console
 
 from apood.evaluation.result import compute_mean_row, compute_rows
-from apood.report.grid import Block, Figure, Grid, grid_of_rows
-from apood.report.latex import latex_table
-from apood.report.tables import TerminalTable, markdown_table
+from apood.report.grid import Block, Figure, Grid, make_grid
+from apood.report.tables import TerminalTable, format_latex, format_markdown
 from apood.support.errors import InputError
 
 DATASETS = ["cnn_dm", "newsroom", "reddit-tifu", "samsum", "python-docs", "europarl", "shuffled words", "spliced"]
@@ -32,18 +33,18 @@ def render(table, width, **options):
     return stream.getvalue()
 
 
-def figures(row):
+def format_auroc(row):
     return f"{row['auroc']:.1f} ±{(row['auroc_high'] - row['auroc_low']) / 2:.1f}"
 
 
-@pytest.mark.parametrize("width", [40, 80, 100, 120, 200])
+@pytest.mark.parametrize("width", [40, 120])
 def test_every_figure_is_whole_at_every_width(width):
     rows = make_rows(["knn", "mahalanobis-normalised-mean"], DATASETS)
-    text = render(TerminalTable(grid_of_rows(rows), "Detectors on XSum"), width)
+    text = render(TerminalTable(make_grid(rows), "Detectors on XSum"), width)
     assert text.startswith("Detectors on XSum\n")
     assert max(len(line) for line in text.splitlines()) <= width
     for row in rows:
-        assert figures(row) in text
+        assert format_auroc(row) in text
         assert f"{row['fpr95']:.0f} ±{(row['fpr95_high'] - row['fpr95_low']) / 2:.0f}" in text
     for method in ("knn", "mahalanobis-normalised-mean"):
         assert f"{compute_mean_row([row for row in rows if row['method'] == method])['auroc']:.1f}" in text
@@ -51,31 +52,31 @@ def test_every_figure_is_whole_at_every_width(width):
 
 @pytest.mark.parametrize(("width", "blocks"), [(120, 1), (80, 2)])
 def test_datasets_that_do_not_fit_beside_go_below(width, blocks):
-    text = render(TerminalTable(grid_of_rows(make_rows(["knn", "mahalanobis"], DATASETS))), width)
+    text = render(TerminalTable(make_grid(make_rows(["knn", "mahalanobis"], DATASETS))), width)
     assert text.count("───\n") == blocks
 
 
 def test_the_best_auroc_of_a_column_is_bold():
     rows = make_rows(["worse", "better"], ["a"])
     bold = "\x1b[1m"
-    text = render(TerminalTable(grid_of_rows(rows)), 80, force_terminal=True, color_system="standard")
-    assert f"{bold}{figures(rows[1])}" in text
-    assert f"{bold}{figures(rows[0])}" not in text
+    text = render(TerminalTable(make_grid(rows)), 80, force_terminal=True, color_system="standard")
+    assert f"{bold}{format_auroc(rows[1])}" in text
+    assert f"{bold}{format_auroc(rows[0])}" not in text
 
 
 def test_names_are_no_markup():
-    text = render(TerminalTable(grid_of_rows(make_rows(["[red]knn"], ["[bold]a"]))), 80)
+    text = render(TerminalTable(make_grid(make_rows(["[red]knn"], ["[bold]a"]))), 80)
     assert "[red]knn" in text
     assert "[bold]a" in text
 
 
 def test_markdown():
     rows = make_rows(["worse", "better"], ["a|b", "c"])
-    header, rule, worse, better, blank, legend = markdown_table(grid_of_rows(rows)).splitlines()
+    header, rule, worse, better, blank, legend = format_markdown(make_grid(rows)).splitlines()
     assert header == "| method | a\\|b | c | mean |"
     assert rule == "| --- | ---: | ---: | ---: |"
-    assert worse.startswith(f"| worse | {figures(rows[0])} / {rows[0]['fpr95']:.0f} ±")
-    assert better.startswith(f"| better | **{figures(rows[2])}** / {rows[2]['fpr95']:.0f} ±")
+    assert worse.startswith(f"| worse | {format_auroc(rows[0])} / {rows[0]['fpr95']:.0f} ±")
+    assert better.startswith(f"| better | **{format_auroc(rows[2])}** / {rows[2]['fpr95']:.0f} ±")
     mean = compute_mean_row(rows[2:])
     assert better.endswith(f"| **{mean['auroc']:.1f}** / {mean['fpr95']:.0f} |")
     assert not blank
@@ -83,38 +84,38 @@ def test_markdown():
 
 
 def test_markdown_shows_figures_as_they_are():
-    """They may be tokens of a text."""
+    """A figure may be a token of a text."""
     grid = Grid([Block(None, ["a"])], ["x"], {("a", "x"): (Figure("<s> | 40%"),)}, "")
-    assert markdown_table(grid).splitlines()[2] == r"| a | \<s\> \| 40% |"
+    assert format_markdown(grid).splitlines()[2] == r"| a | \<s\> \| 40% |"
 
 
 def test_mean_rows_may_be_among_the_rows():
     rows = make_rows(["knn"], ["a", "b"])
-    assert markdown_table(grid_of_rows([*rows, compute_mean_row(rows)])) == markdown_table(grid_of_rows(rows))
+    assert format_markdown(make_grid([*rows, compute_mean_row(rows)])) == format_markdown(make_grid(rows))
 
 
 def test_a_method_that_lacks_a_dataset_has_no_mean():
     rows = make_rows(["knn", "svdd"], ["a", "b"])[:3]
-    assert markdown_table(grid_of_rows(rows)).splitlines()[3].endswith("| – | – |")
-    assert "–" in render(TerminalTable(grid_of_rows(rows)), 80)
+    assert format_markdown(make_grid(rows)).splitlines()[3].endswith("| – | – |")
+    assert "–" in render(TerminalTable(make_grid(rows)), 80)
 
 
 def test_equal_figures_are_all_best():
     first, second = make_rows(["knn", "svdd"], ["a"])
     second = {**second, "auroc": first["auroc"] + 0.001}
-    assert markdown_table(grid_of_rows([first, second])).count("**") == 8
+    assert format_markdown(make_grid([first, second])).count("**") == 8
 
 
 def test_no_rows_are_refused():
     with pytest.raises(InputError, match="at least one row of a dataset"):
-        grid_of_rows([])
-    with pytest.raises(InputError, match="at least one row of a dataset, got 1 rows"):
-        grid_of_rows([compute_mean_row(make_rows(["knn"], ["a"]))])
+        make_grid([])
+    with pytest.raises(InputError, match="got 1 other rows"):
+        make_grid([compute_mean_row(make_rows(["knn"], ["a"]))])
 
 
 def test_latex_spells_the_signs_that_pdflatex_lacks():
     cells = {("β = 1/√D †", "␣ é"): (Figure("1 ±2"), Figure("–"))}
-    text = latex_table(Grid([Block("λ", ["β = 1/√D †"])], ["␣ é"], cells, "AUROC of √384…", ["exp(-d²)"]))
+    text = format_latex(Grid([Block("λ", ["β = 1/√D †"])], ["␣ é"], cells, "AUROC of √384…", ["exp(-d²)"]))
     assert r"$\beta$ = 1/$\sqrt{D}$ \textdagger{} & 1 $\pm$2 \\" in text
     assert r"method & \textvisiblespace{} é \\" in text and r"\emph{$\lambda$}" in text
     assert r"\caption{AUROC of $\sqrt{384}$\ldots{}}" in text and "exp(-d$^2$)" in text

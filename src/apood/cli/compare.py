@@ -98,7 +98,7 @@ def compare(
     for place in (out, kept):
         refuse_unwritable(place / "file")
 
-    from apood.report.html import refuse_without_jinja
+    from apood.report.tables import refuse_without_jinja
     from apood.tokens.store import StoreIndex
 
     refuse_without_jinja()

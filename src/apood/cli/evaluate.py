@@ -64,12 +64,12 @@ def _choose_labels(detectors: "Sequence[Detector]", folders: Sequence[Path]) -> 
 def _show(rows: "list[ResultRow]", *, as_json: bool, markdown: bool) -> None:
     from rich.console import Console
 
-    from apood.report.grid import grid_of_rows
-    from apood.report.tables import TerminalTable, markdown_table
+    from apood.report.grid import make_grid
+    from apood.report.tables import TerminalTable, format_markdown
 
     if as_json:
         print_json(rows)
     elif markdown:
-        typer.echo(markdown_table(grid_of_rows(rows)), nl=False)
+        typer.echo(format_markdown(make_grid(rows)), nl=False)
     else:
-        Console().print(TerminalTable(grid_of_rows(rows)))
+        Console().print(TerminalTable(make_grid(rows)))

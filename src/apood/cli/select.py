@@ -146,10 +146,10 @@ def _parse_grid(method: "type[Detector]", axes: Sequence[str]) -> dict[str, list
 
 
 def _draw(found: "Selection", path: Path) -> None:
-    from apood.report.heatmap import Cell, plot_heatmap
+    from apood.report.heatmap import HeatCell, plot_heatmap
 
     with_outliers = found.with_outliers
-    cells = [Cell(point.settings, _get_criterion(point)) for point in found.points if point.settings]
+    cells = [HeatCell(point.settings, _get_criterion(point)) for point in found.points if point.settings]
     plot_heatmap(
         path,
         cells,

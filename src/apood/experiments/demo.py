@@ -27,7 +27,7 @@ from apood.evaluation.study import fit_entry, run_study
 from apood.experiments.demo_sources import find_minilm
 from apood.experiments.demo_texts import DemoTexts, make_demo_texts
 from apood.explain.terminal import marked_text
-from apood.report.grid import grid_of_rows
+from apood.report.grid import make_grid
 from apood.report.plots import plot_score_distributions
 from apood.report.tables import TerminalTable
 from apood.support.files import refuse_unwritable, write_json
@@ -76,7 +76,7 @@ def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list
     assert isinstance(default, Fusion)
     rows = [row for result in results for run in result.runs for row in run.rows]
     console.print(
-        TerminalTable(grid_of_rows(rows), title="AUROC (higher is better) above FPR95 (lower is better), percent")
+        TerminalTable(make_grid(rows), title="AUROC (higher is better) above FPR95 (lower is better), percent")
     )
     console.print("[bold]4.[/] The words that made texts with one foreign sentence (repeated below each) suspicious.")
     of_default = results[0].runs[0]

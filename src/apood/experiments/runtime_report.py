@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apood.experiments.runtime_profiles import AP_OOD, ENCODER, GENERATION, MAHALANOBIS, METHODS
-from apood.report.canvas import INK, literal, new_figure, save_figure
+from apood.report.canvas import INK, escape_dollars, new_figure, save_figure
 from apood.report.grid import Block, Cell, Figure, Grid
-from apood.report.heatmap import Cell as HeatCell
-from apood.report.heatmap import heatmap_of
-from apood.report.latex import latex_table
-from apood.report.tables import markdown_table
+from apood.report.heatmap import HeatCell, draw_heatmap
+from apood.report.tables import format_latex, format_markdown
 from apood.support.errors import InputError
 from apood.support.files import atomic_file, read_json
 from apood.support.provenance import describe_origin
@@ -73,8 +71,8 @@ def write_report(results: Mapping[str, Any], manifest: Mapping[str, Any], out: P
     """Write `table11.md`, `table11.tex` and the figures to the folder, and return their paths."""
     table = make_table(results)
     written = []
-    markdown = "\n\n".join([_TITLE, describe_origin(manifest), markdown_table(table)])
-    for name, text in (("table11.md", markdown), ("table11.tex", latex_table(table))):
+    markdown = "\n\n".join([_TITLE, describe_origin(manifest), format_markdown(table)])
+    for name, text in (("table11.md", markdown), ("table11.tex", format_latex(table))):
         with atomic_file(out / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
         written.append(out / name)
@@ -181,7 +179,7 @@ def _draw_heat_map(results: Mapping[str, Any]) -> Any:
         for found in find(results, AP_OOD, **_usual_sizes(results))
         if found["heads"] in heads and found["queries"] in queries
     ]
-    return heatmap_of(cells, title="AP-OOD, milliseconds per batch", label="ms", higher_is_better=False)
+    return draw_heatmap(cells, title="AP-OOD, milliseconds per batch", label="ms", higher_is_better=False)
 
 
 def _draw_model(results: Mapping[str, Any]) -> Any:
@@ -219,6 +217,6 @@ def _draw_line(axes: Any, found: Sequence[Measurement], by: str, colour: str, la
 
 
 def _title(axes: Any, text: str) -> None:
-    axes.set_title(literal(text), loc="left", fontsize=11, color=INK)
+    axes.set_title(escape_dollars(text), loc="left", fontsize=11, color=INK)
     axes.tick_params(labelsize=8, labelcolor=INK)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,1 +1,1 @@
-"""Tables and plots."""
+"""Results as tables and pictures."""

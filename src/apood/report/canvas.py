@@ -1,4 +1,4 @@
-"""What all pictures are drawn on."""
+"""The canvas of all pictures: figures, panels and files."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from apood.support.checks import import_optional
 from apood.support.files import atomic_file
 
-__all__ = ["INK", "literal", "new_figure", "refuse_without_matplotlib", "save_figure"]
+__all__ = ["INK", "escape_dollars", "make_panels", "new_figure", "refuse_without_matplotlib", "save_figure"]
 
 INK = "#333333"
 
@@ -17,7 +17,7 @@ def refuse_without_matplotlib() -> None:
 
 
 def new_figure(size: tuple[float, float]) -> Any:
-    """A figure of its own, without pyplot's global state."""
+    """Return an empty figure of that size in inches, without pyplot's global state."""
     refuse_without_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -27,8 +27,16 @@ def new_figure(size: tuple[float, float]) -> Any:
     return figure
 
 
+def make_panels(figure: Any, count: int, columns: int) -> list[Any]:
+    """Add `count` axes to the figure in rows of `columns`, and return them."""
+    grid = figure.subplots(-(-count // columns), columns, squeeze=False).flatten()
+    for axes in grid[count:]:
+        axes.set_visible(False)
+    return list(grid[:count])
+
+
 def save_figure(figure: Any, path: Path) -> None:
-    """Writes the figure in one step, in the format that the ending says; the same figure is the same file."""
+    """Write the figure in one step, in the format of the ending. Equal figures give equal files."""
     import matplotlib
 
     kind = path.suffix.removeprefix(".")
@@ -37,6 +45,6 @@ def save_figure(figure: Any, path: Path) -> None:
         figure.savefig(temporary, format=kind, dpi=150, **undated)
 
 
-def literal(text: str) -> str:
-    """Text that matplotlib shows as it is, without taking dollars for formulas."""
+def escape_dollars(text: str) -> str:
+    """Return text that matplotlib shows as it is, without formulas."""
     return text.replace("$", r"\$")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from apood.evaluation.comparison import Comparison
 from apood.evaluation.result import Result, Run
 from apood.evaluation.study import ACCEPT
-from apood.report.grid import Block, Cell, Figure, Grid, marks
+from apood.report.grid import Block, Cell, Figure, Grid, mark_best
 from apood.support.checks import format_count
 
 __all__ = ["fit_notes", "grid_of_comparison", "row_name"]
@@ -48,7 +48,7 @@ def _metric_cells(group: Sequence[Result], dataset: str) -> dict[str, Cell]:
     shown = {}
     for metric, highest in (("auroc", True), ("fpr95", False)):
         values = {row_name(result): result.summarize(dataset, metric).mean for result in group}
-        ranks = marks(values, 1, highest=highest, second=True)
+        ranks = mark_best(values, 1, highest=highest, second=True)
         shown[metric] = {
             name: Figure(f"{values[name]:.1f}{_deviation(result, dataset, metric)}", ranks[name])
             for name, result in zip(values, group, strict=True)

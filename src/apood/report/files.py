@@ -4,9 +4,7 @@ from pathlib import Path
 
 from apood.evaluation.comparison import Comparison
 from apood.report.comparison import grid_of_comparison
-from apood.report.html import html_table
-from apood.report.latex import latex_table
-from apood.report.tables import markdown_table
+from apood.report.tables import format_html, format_latex, format_markdown
 from apood.support.files import atomic_file, write_json
 
 __all__ = ["write_comparison"]
@@ -18,9 +16,9 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "results.json", comparison.to_json())
     tables = {
-        "table.md": markdown_table(grid),
-        "table.tex": latex_table(grid),
-        "table.html": html_table(grid, "Comparison of out-of-distribution detectors"),
+        "table.md": format_markdown(grid),
+        "table.tex": format_latex(grid),
+        "table.html": format_html(grid, "Comparison of out-of-distribution detectors"),
     }
     for name, text in tables.items():
         with atomic_file(folder / name) as temporary:

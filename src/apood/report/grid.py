@@ -1,4 +1,4 @@
-"""A table of results before it has a format: methods down, data sets across, the best of each column marked."""
+"""The content of a table of results: methods in rows, data sets in columns, the best of each column marked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,25 +7,25 @@ from typing import Literal, NamedTuple
 from apood.evaluation.result import MEAN, ResultRow, compute_mean_row
 from apood.support.errors import InputError
 
-__all__ = ["Block", "Cell", "Figure", "Grid", "Mark", "grid_of_rows", "marks"]
+__all__ = ["Block", "Cell", "Figure", "Grid", "Mark", "make_grid", "mark_best"]
 
 Mark = Literal["best", "second", ""]
 
 
 class Figure(NamedTuple):
-    """A figure as it is shown, and how it compares with the others of its column."""
+    """A figure as text, and its rank in its column."""
 
     text: str
     mark: Mark = ""
 
 
 Cell = tuple[Figure, ...]
-"""What stands below one another in a cell: AUROC and FPR95, or one fact."""
+"""The lines of a cell: AUROC and FPR95, or one fact."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Methods that compete with each other, under a title where there are several blocks."""
+    """Methods that compete with each other, and a title if there are several blocks."""
 
     title: str | None
     methods: list[str]
@@ -33,7 +33,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Grid:
-    """All that a table shows; a method without a figure in a column has no cell there."""
+    """The content of a table.
+
+    Attributes:
+        blocks: the methods.
+        columns: names of the columns.
+        cells: the cell of each method and column that has one.
+        legend: one line that explains the figures.
+        notes: lines below the table.
+    """
 
     blocks: list[Block]
     columns: list[str]
@@ -43,14 +51,14 @@ class Grid:
 
     @property
     def methods(self) -> list[str]:
-        """Those of all blocks."""
+        """The methods of all blocks."""
         return [method for block in self.blocks for method in block.methods]
 
 
-def marks(values: Mapping[str, float], digits: int, *, highest: bool, second: bool) -> dict[str, Mark]:
-    """Which of a column's values are best, and second best if wanted, as far as the figures shown can tell.
+def mark_best(values: Mapping[str, float], digits: int, *, highest: bool, second: bool) -> dict[str, Mark]:
+    """Return which of a column's values are best and, if wanted, second best, after rounding to `digits`.
 
-    Where several are best, none is second.
+    If several are best, none is second.
     """
     shown = {key: f"{value:.{digits}f}" for key, value in values.items()}
     ranking = sorted(set(shown.values()), key=float, reverse=highest)
@@ -60,11 +68,11 @@ def marks(values: Mapping[str, float], digits: int, *, highest: bool, second: bo
     return {key: named.get(text, "") for key, text in shown.items()}
 
 
-def grid_of_rows(rows: Sequence[ResultRow]) -> Grid:
-    """Results of one evaluation, with their intervals; a method that lacks a data set has no mean."""
+def make_grid(rows: Sequence[ResultRow]) -> Grid:
+    """Return the results of an evaluation with their intervals. A method that lacks a data set has no mean."""
     found = [row for row in rows if row["dataset"] != MEAN]
     if not found:
-        raise InputError(f"A table needs at least one row of a dataset, got {len(rows)} rows and none of them is.")
+        raise InputError(f"A table needs at least one row of a dataset, got {len(rows)} other rows.")
     methods = list(dict.fromkeys(row["method"] for row in found))
     datasets = list(dict.fromkeys(row["dataset"] for row in found))
     known = {(row["method"], row["dataset"]): row for row in found}
@@ -74,9 +82,9 @@ def grid_of_rows(rows: Sequence[ResultRow]) -> Grid:
     cells: dict[tuple[str, str], Cell] = {}
     for column in [*datasets, MEAN]:
         own = {method: known[method, column] for method in methods if (method, column) in known}
-        best = marks({method: row["auroc"] for method, row in own.items()}, 1, highest=True, second=False)
+        best = mark_best({method: row["auroc"] for method, row in own.items()}, 1, highest=True, second=False)
         for method, row in own.items():
-            auroc, fpr = figures(row)
+            auroc, fpr = _format_metrics(row)
             cells[method, column] = (Figure(auroc, best[method]), Figure(fpr))
     legend = (
         "AUROC (higher is better) and FPR95 (lower is better) in percent, ± half of the 95% interval; "
@@ -85,13 +93,13 @@ def grid_of_rows(rows: Sequence[ResultRow]) -> Grid:
     return Grid([Block(None, methods)], [*datasets, MEAN], cells, legend)
 
 
-def figures(row: ResultRow) -> tuple[str, str]:
-    """AUROC as `81.2 ±1.4` and FPR95, which is far less certain, as `43 ±5`."""
+def _format_metrics(row: ResultRow) -> tuple[str, str]:
+    """Return AUROC as `81.2 ±1.4`, and FPR95, which is far less certain, as `43 ±5`."""
     return (
-        f"{row['auroc']:.1f}{_reach(row['auroc_low'], row['auroc_high'], 1)}",
-        f"{row['fpr95']:.0f}{_reach(row['fpr95_low'], row['fpr95_high'], 0)}",
+        f"{row['auroc']:.1f}{_format_reach(row['auroc_low'], row['auroc_high'], 1)}",
+        f"{row['fpr95']:.0f}{_format_reach(row['fpr95_low'], row['fpr95_high'], 0)}",
     )
 
 
-def _reach(low: float | None, high: float | None, digits: int) -> str:
+def _format_reach(low: float | None, high: float | None, digits: int) -> str:
     return "" if low is None or high is None else f" ±{(high - low) / 2:.{digits}f}"

@@ -1,4 +1,4 @@
-"""Pictures of scores."""
+"""The picture of score distributions."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,16 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apood.decisions.conformal import Scores, as_scores
-from apood.report.canvas import INK, literal, new_figure
+from apood.report.canvas import INK, escape_dollars, new_figure, save_figure
 from apood.support.errors import InputError
-from apood.support.files import atomic_file
 
 __all__ = ["plot_score_distributions"]
 
 _ID_COLOUR, _OOD_COLOUR, _FAINT = "#2a6f97", "#d1603d", "#9a9a9a"
 _BINS = 240
-_RIDGE = 0.85  # height of the highest point of a ridge, where ridges stand 1 apart
-_ID_SHARE = 8  # the axis is at most so many times as wide as the ID ridge, to either side
+_RIDGE = 0.85  # height of a ridge; ridges are 1 apart
+_ID_SHARE = 8  # on either side, the axis is at most this many times as wide as the ID ridge
 _LABEL = 0.28  # height of the labels beside a ridge
 
 
@@ -27,10 +26,10 @@ def plot_score_distributions(
     threshold: float | None = None,
     title: str = "Scores (higher is more in-distribution)",
 ) -> None:
-    """Draws one ridge for each set, the first being ID and the others OOD, as a PNG at `path`.
+    """Draw one ridge per set, the first for ID and the others for OOD, and write the picture to `path`.
 
-    The axis covers the bulk of the scores; those beyond it, infinities included, are counted at the edge where they
-    left. With a threshold, refused scores are pale and each ridge says which share of its set is accepted.
+    The axis covers the bulk of the scores. Scores beyond it, including infinities, are counted at its edges. With a
+    threshold, refused scores are pale, and each ridge shows the share of its set that is accepted.
     """
     vectors = {name: as_scores(scores, f"{name} scores") for name, scores in sets.items()}
     if not vectors:
@@ -40,16 +39,16 @@ def plot_score_distributions(
 
     count = len(vectors)
     bases = range(count - 1, -1, -1)  # the first set on top
-    limits = _limits(list(vectors.values()), threshold)
+    limits = _choose_limits(list(vectors.values()), threshold)
     figure = new_figure((8, 1.3 + 0.6 * count))
     axes = figure.add_subplot()
     axes.set(xlim=limits, ylim=(-0.15, count), xlabel="score")
-    axes.set_title(literal(title), loc="left", fontsize=12, color=INK)
+    axes.set_title(escape_dollars(title), loc="left", fontsize=12, color=INK)
     for base, scores in zip(bases, vectors.values(), strict=True):
         colour = _ID_COLOUR if base == count - 1 else _OOD_COLOUR
         _draw_ridge(axes, base, scores, limits, threshold, colour)
     heights = [base + _LABEL for base in bases]
-    axes.set_yticks(heights, [f"{literal(name)}\nn = {len(scores):,}" for name, scores in vectors.items()])
+    axes.set_yticks(heights, [f"{escape_dollars(name)}\nn = {len(scores):,}" for name, scores in vectors.items()])
     _make_plain(axes)
     if threshold is not None:
         axes.axvline(threshold, color=INK, linewidth=1, linestyle=(0, (4, 3)))
@@ -57,8 +56,7 @@ def plot_score_distributions(
         beside.set_yticks(heights, [f"{np.mean(scores >= threshold):.1%}" for scores in vectors.values()])
         _make_plain(beside)
         axes.text(1.008, heights[0] + 0.3, "accepted", transform=axes.get_yaxis_transform(), fontsize=9, color=INK)
-    with atomic_file(Path(path)) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    save_figure(figure, Path(path))
 
 
 def _make_plain(axes: Any) -> None:
@@ -68,8 +66,8 @@ def _make_plain(axes: Any) -> None:
     axes.tick_params(axis="x", labelsize=9, color=_FAINT, labelcolor=INK)
 
 
-def _limits(vectors: list[NDArray[np.float64]], threshold: float | None) -> tuple[float, float]:
-    """Room for the whiskers of every set's box plot, but no more than leaves the ID ridge, the first, wide enough."""
+def _choose_limits(vectors: list[NDArray[np.float64]], threshold: float | None) -> tuple[float, float]:
+    """Return limits for the whiskers of all box plots, but not so wide that the ID ridge, the first, becomes narrow."""
     whiskers = []
     for scores in vectors:
         if len(finite := scores[np.isfinite(scores)]):
@@ -96,7 +94,7 @@ def _draw_ridge(
     threshold: float | None,
     colour: str,
 ) -> None:
-    grid, density = _density(scores, limits)
+    grid, density = _estimate_density(scores, limits)
     top = base + _RIDGE * density
     axes.fill_between(grid, base, top, color=colour, alpha=0.25, linewidth=0)
     accepted = grid if threshold is None else np.maximum(grid, threshold)
@@ -111,17 +109,18 @@ def _draw_ridge(
         axes.text(0.997, base + 0.12, f"{above:,} ▸", ha="right", **beside)
 
 
-def _density(
+def _estimate_density(
     scores: NDArray[np.float64], limits: tuple[float, float]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """A histogram inside the limits, smoothed as widely as the scores are spread and few, its peak at 1.
+    """Return places and a smoothed histogram inside the limits, with its peak at 1.
 
-    Only ever by a few percent of the axis, lest a long tail's scores seem to lie across the threshold.
+    The bandwidth is Silverman's, but at most a few percent of the axis, so that a long tail does not seem to cross the
+    threshold.
     """
     inside = scores[(scores >= limits[0]) & (scores <= limits[1])]
     counts, edges = np.histogram(inside, bins=_BINS, range=limits)
     spread = np.subtract(*np.quantile(inside, [0.75, 0.25])) / 1.34 if len(inside) else 0.0
-    bins = np.clip(0.9 * spread * len(scores) ** -0.2 / (edges[1] - edges[0]), 1.5, _BINS / 36)  # Silverman's rule
+    bins = np.clip(0.9 * spread * len(scores) ** -0.2 / (edges[1] - edges[0]), 1.5, _BINS / 36)
     offsets = np.arange(-_BINS // 2, _BINS // 2 + 1)
     smooth = np.convolve(counts, np.exp(-0.5 * (offsets / bins) ** 2))[_BINS // 2 : -_BINS // 2]
     return (edges[:-1] + edges[1:]) / 2, smooth / (smooth.max() or 1.0)

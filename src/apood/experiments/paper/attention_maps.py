@@ -17,7 +17,7 @@ from apood.experiments.paper.tasks import SUMMARIZATION
 from apood.pooling import Preprocessing
 from apood.pooling.algebra import similarities_and_logits
 from apood.report.grid import Block, Cell, Figure, Grid
-from apood.report.token_weights import WeightedTokens, token_weights_of
+from apood.report.pictures import WeightedTokens, draw_token_weights
 
 __all__ = ["ATTENTION_MAPS_BENCH", "AttentionMapsExperiment"]
 
@@ -77,7 +77,7 @@ class AttentionMapsExperiment(Experiment):
         return Findings(
             {"mode": mode, "looks": [asdict(one) for one in found]},
             [Table(f"{mode.capitalize()} OOD", _make_grid(found))],
-            {"figure": lambda: token_weights_of(panels)},
+            {"figure": lambda: draw_token_weights(panels)},
         )
 
 

@@ -11,7 +11,7 @@ from apood.experiments.paper.published import Published, read_published
 from apood.experiments.paper.study_data import Row, RowResult, StudyData, TableContext
 from apood.experiments.paper.tables import make_tables
 from apood.experiments.paper.tasks import SHARE, Mode, Task
-from apood.report.dots import Dot, dots_of
+from apood.report.pictures import Dot, draw_dots
 
 __all__ = ["Experiment", "TableExperiment", "make_dots", "results_to_json"]
 
@@ -77,7 +77,7 @@ class TableExperiment(Experiment):
         return Findings(
             results_to_json(results, paper, study),
             make_tables(study, results, paper),
-            {"figure": lambda: dots_of(make_dots(results, paper, study), f"mean AUROC, %{others}")},
+            {"figure": lambda: draw_dots(make_dots(results, paper, study), f"mean AUROC, %{others}")},
             check_claims(self.checks, results),
         )
 

@@ -8,8 +8,7 @@ from typing import Any
 from apood.experiments.paper.claims import Claim
 from apood.report.canvas import save_figure
 from apood.report.grid import Grid
-from apood.report.latex import latex_table
-from apood.report.tables import markdown_table
+from apood.report.tables import format_latex, format_markdown
 from apood.support.files import atomic_file, write_json
 from apood.support.provenance import describe_origin
 
@@ -55,7 +54,7 @@ def write_findings(findings: Findings, folder: Path, title: str, manifest: dict[
     write_json(folder / "results.json", findings.as_json())
     written = [folder / "results.json"]
     if findings.tables:
-        latex = "\n".join(latex_table(table.grid) for table in findings.tables)
+        latex = "\n".join(format_latex(table.grid) for table in findings.tables)
         for name, text in (("table.md", _to_markdown(findings, title, manifest)), ("table.tex", latex)):
             with atomic_file(folder / name) as temporary:
                 temporary.write_text(text, encoding="utf-8")
@@ -72,7 +71,7 @@ def write_findings(findings: Findings, folder: Path, title: str, manifest: dict[
 def _to_markdown(findings: Findings, title: str, manifest: dict[str, Any]) -> str:
     parts = [f"# {title}", describe_origin(manifest)]
     for table in findings.tables:
-        parts += [f"## {table.heading}", markdown_table(table.grid).rstrip()]
+        parts += [f"## {table.heading}", format_markdown(table.grid).rstrip()]
     if findings.claims:
         lines = [f"- {claim.sentence}: **{claim.verdict}**{claim.reason}" for claim in findings.claims]
         parts += ["## What the paper says, checked here", "\n".join(lines)]

@@ -24,8 +24,8 @@ from apood.experiments.paper.tables import describe_rows
 from apood.experiments.paper.tasks import SUMMARIZATION, Mode, Settings, resolve_beta
 from apood.pooling import attention_pool
 from apood.report.comparison import row_name
-from apood.report.curves import Curve, curves_of
 from apood.report.grid import Block, Cell, Figure, Grid
+from apood.report.pictures import Curve, draw_curves
 from apood.support.progress import progress_bar
 from apood.tokens.loader import prefetch, shuffle_batches
 from apood.tokens.source import TokenSource
@@ -76,7 +76,7 @@ class HeadsAndQueriesExperiment(Experiment):
         ]
         curves = {"Over-fitting": [Curve("AP-OOD, M T = D", points)]}
         figures = {
-            "figure": lambda: curves_of(curves, "queries T", "held-out / training distance", logarithmic=True),
+            "figure": lambda: draw_curves(curves, "queries T", "held-out / training distance", logarithmic=True),
         }
         over_fitting = _distance_grid(results, fits, describe_rows(study, results))
         tables = [Table("Apart from the one alone", _difference_grid(differences)), Table("Over-fitting", over_fitting)]

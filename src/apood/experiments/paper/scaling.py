@@ -13,8 +13,7 @@ from apood.experiments.paper.tables import describe_left_out, format_spread
 from apood.experiments.paper.tasks import SUMMARIZATION, Settings, resolve_beta
 from apood.report.comparison import fit_notes, row_name
 from apood.report.grid import Block, Cell, Figure, Grid
-from apood.report.heatmap import Cell as HeatCell
-from apood.report.heatmap import heatmap_of
+from apood.report.heatmap import HeatCell, draw_heatmap
 
 __all__ = ["SCALING_BENCH", "ScalingExperiment"]
 
@@ -56,7 +55,7 @@ class ScalingExperiment(Experiment):
 
 def _heatmap(values: dict[tuple[int, int], float], label: str) -> object:
     cells = [HeatCell({"M": heads, "T": queries}, value) for (heads, queries), value in values.items()]
-    return heatmap_of(cells, title="AP-OOD by heads M and queries T", label=label)
+    return draw_heatmap(cells, title="AP-OOD by heads M and queries T", label=label)
 
 
 def _make_grid(results: Sequence[RowResult], best: _BestResults, study: StudyData) -> Grid:

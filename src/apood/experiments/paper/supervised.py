@@ -10,7 +10,7 @@ from apood.experiments.paper.published import read_published
 from apood.experiments.paper.study_data import Row, RowResult, StudyData, TableContext
 from apood.experiments.paper.tables import make_tables
 from apood.experiments.paper.tasks import SUMMARIZATION, TRANSLATION
-from apood.report.curves import Curve, curves_of
+from apood.report.pictures import Curve, draw_curves
 
 __all__ = ["SUMMARIZATION_BENCH", "TRANSLATION_BENCH", "SupervisedExperiment"]
 
@@ -91,7 +91,7 @@ def _curves(study: StudyData, results: Sequence[RowResult]) -> Draw:
         return Curve(label, {result.entry.aux: result.summarize(dataset, "auroc") for result in own})
 
     panels = {dataset: [curve(label, dataset) for label in labels] for dataset in study.ood}
-    return lambda: curves_of(panels, "AUX sequences N'", "AUROC, %")
+    return lambda: draw_curves(panels, "AUX sequences N'", "AUROC, %")
 
 
 def _rises(mode: str, results: Sequence[RowResult]) -> Claim:

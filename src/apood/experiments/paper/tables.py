@@ -8,7 +8,7 @@ from apood.experiments.paper.findings import Table
 from apood.experiments.paper.published import Published
 from apood.experiments.paper.study_data import RowResult, StudyData
 from apood.report.comparison import fit_notes, row_name
-from apood.report.grid import Block, Cell, Figure, Grid, marks
+from apood.report.grid import Block, Cell, Figure, Grid, mark_best
 
 __all__ = ["describe_left_out", "describe_rows", "format_spread", "make_tables"]
 
@@ -47,7 +47,7 @@ def _format_metric(
     """Return one metric of a column, by row."""
     spreads = {result.entry.label: result.summarize(column, metric) for result in results}
     means = {label: spread.mean for label, spread in spreads.items()}
-    ranks = marks(means, 1, highest=metric == "auroc", second=True)
+    ranks = mark_best(means, 1, highest=metric == "auroc", second=True)
     found = {}
     for result in results:
         label = result.entry.label
