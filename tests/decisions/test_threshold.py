@@ -59,7 +59,7 @@ def test_accept_rates_outside_of_0_to_1_are_refused(accept):
         conformal_threshold(range(100), accept)
 
 
-def test_exact_level_reads_what_was_written():
+def test_a_level_is_the_fraction_that_was_written():
     assert check_level(0.95, "level") == Fraction(19, 20)
     assert check_level(1 - 0.93, "level") == Fraction(7, 100)
     assert check_level(np.float64(0.999), "level") == Fraction(999, 1000)
@@ -87,10 +87,10 @@ def test_scores_are_read_from_lists_arrays_and_tensors(scores):
     [
         ([1.0, math.nan, math.nan], r"ID scores hold 2 NaN of 3, the first at index 1"),
         (torch.tensor([math.nan]), r"ID scores hold 1 NaN of 1, the first at index 0"),
-        ([[1.0, 2.0]], r"ID scores must be one-dimensional, one a sequence, got shape \(1, 2\)"),
-        (3.0, r"ID scores must be one-dimensional, one a sequence, got shape \(\)"),
-        (["high", "low"], r"ID scores must be numbers, one a sequence, got list"),
-        ([[1.0], [1.0, 2.0]], r"ID scores must be numbers, one a sequence, got list"),
+        ([[1.0, 2.0]], r"ID scores must be one-dimensional.*got shape \(1, 2\)"),
+        (3.0, r"ID scores must be one-dimensional.*got shape \(\)"),
+        (["high", "low"], r"ID scores must be numbers.*got list"),
+        ([[1.0], [1.0, 2.0]], r"ID scores must be numbers.*got list"),
     ],
 )
 def test_what_is_no_vector_of_scores_is_refused(scores, message):

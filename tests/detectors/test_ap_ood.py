@@ -126,6 +126,16 @@ def test_a_sink_is_a_first_token_that_hardly_varies(train, unit):
     assert not has_sink(TokenBatch.from_padded(torch.ones(20, 1, DIM)), unit, generator()), "nothing would be left"
 
 
+@pytest.mark.parametrize(("share", "expected"), [(0.095, True), (0.105, False)])
+def test_a_sink_varies_less_than_a_tenth_as_much_as_all_tokens(share, expected):
+    batch = correlated_sequences(200, DIM, lengths=(8, 8))
+    first = batch.offsets[:-1]
+    for _ in range(20):  # their variance is a part of that of all tokens
+        found = batch.values[first].var(0).sum() / batch.values.var(0).sum()
+        batch.values[first] *= (share / found).sqrt()
+    assert has_sink(batch, False, generator()) is expected
+
+
 @any_fit
 def test_the_paper_skips_nothing(train):
     assert not APOOD(recipe="paper", steps=2).fit(with_first_token(train, torch.ones(DIM))).skips_first_

@@ -1,4 +1,4 @@
-"""A training that went wrong says so, and one that went well says nothing."""
+"""Warnings about a training that failed, and none about one that succeeded."""
 
 import warnings
 
@@ -40,47 +40,36 @@ def test_a_healthy_fit_is_silent(train):
         APOOD(steps=40).fit(train)
 
 
+def heads_with_cosine(cosine, count=8):
+    """Orthogonal heads, but for the last one, whose cosine with the first is `cosine`."""
+    flat = torch.eye(count, 2 * DIM)
+    flat[-1] = 0
+    flat[-1, 0], flat[-1, -1] = cosine, (1 - cosine**2) ** 0.5
+    return flat.view(count, 2, DIM)
+
+
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "facts"),
     [
-        (
-            {"outcome": Outcome(float("nan"), 1.0, 40)},
-            "Training broke off at step 40 because the loss was no longer finite, and the last finite weights",
-        ),
-        ({"sequences": 7}, "There are fewer ID sequences (7) than token dimensions (8)"),
-        (
-            {"distance": 99.5},
-            "Training has not settled: the mean squared distance a head is 99.5 where about 1 is right",
-        ),
-        (
-            {"weights": torch.cat([HEALTHY["weights"][:6], -2 * HEALTHY["weights"][:2]])},
-            "25% of the 8 heads have collapsed onto another head and add nothing",
-        ),
-        ({"variances": torch.tensor([0.0, 1e-9, *[1.0] * 6])}, "2 of the 8 heads are dead"),
-        ({"variances": torch.zeros(8)}, "8 of the 8 heads are dead"),
-        (
-            {"outliers": Outliers(99.5, 1.0, "sum")},
-            "The AUX sequences taught nothing: their squared distance summed over 8 heads is at least 99.5 at the "
-            "start and at the end, and exp(-d²) leaves no gradient beyond about 14; use recipe='robust' or",
-        ),
-        (
-            {"outliers": Outliers(400.0, 1.0, "sum")},  # their mean would be too far out as well
-            "The AUX sequences taught nothing because they are told from ID anyway: their mean squared distance a head "
-            "is at least 50 at the start and at the end, that of ID 1; use AUX sequences that are more like ID",
-        ),
-        (
-            {"outliers": Outliers(50.0, 1.0, "mean")},
-            "The AUX sequences taught nothing because they are told from ID anyway: their mean squared distance a head",
-        ),
-        (
-            {"outliers": Outliers(float("inf"), 1.0, "sum")},
-            "The AUX sequences taught nothing because they are told from ID anyway: their mean squared distance a head",
-        ),
+        ({"outcome": Outcome(float("nan"), 1.0, 40)}, ["step 40", "loss was no longer finite"]),
+        ({"sequences": 7}, ["fewer ID sequences (7) than token dimensions (8)"]),
+        ({"distance": 4.1}, ["not settled", "4.1", "more steps"]),
+        ({"weights": torch.cat([HEALTHY["weights"][:6], -2 * HEALTHY["weights"][:2]])}, ["25% of the 8", "collapsed"]),
+        ({"weights": heads_with_cosine(-0.991)}, ["collapsed"]),
+        ({"weights": heads_with_cosine(1.0, count=9)}, ["11% of the 9", "collapsed"]),
+        ({"variances": torch.tensor([0.0, 9e-7, *[1.0] * 6])}, ["2 of the 8 heads are dead"]),
+        ({"variances": torch.zeros(8)}, ["8 of the 8 heads are dead"]),
+        ({"outliers": Outliers(14.1, 1.0, "sum")}, ["taught nothing", "8 heads is at least 14.1", "beyond about 14"]),
+        ({"outliers": Outliers(23.3, 1e4, "sum")}, ["taught nothing", "beyond about 23", "head_reduction='mean'"]),
+        # their mean over heads would be too large as well
+        ({"outliers": Outliers(400.0, 1.0, "sum")}, ["differ from ID anyway", "is at least 50", "that of ID 1"]),
+        ({"outliers": Outliers(50.0, 1.0, "mean")}, ["differ from ID anyway", "is at least 50"]),
+        ({"outliers": Outliers(float("inf"), 1.0, "sum")}, ["differ from ID anyway"]),
     ],
 )
-def test_each_failure_has_its_sentence(changes, sentence):
+def test_each_failure_has_its_message(changes, facts):
     (message,) = messages(**changes)
-    assert message.startswith(sentence) and message.endswith(".")
+    assert all(fact in message for fact in facts), message
 
 
 @pytest.mark.parametrize(
@@ -88,11 +77,12 @@ def test_each_failure_has_its_sentence(changes, sentence):
     [
         {"sequences": DIM},
         {"distance": 3.9},
-        {"weights": torch.cat([HEALTHY["weights"][:7], HEALTHY["weights"][:1] + 0.5 * HEALTHY["weights"][7:]])},
-        {"variances": torch.tensor([1e-3, *[1.0] * 7])},
+        {"weights": heads_with_cosine(-0.989)},
+        {"weights": heads_with_cosine(1.0, count=11)},  # a share of 9%
+        {"variances": torch.tensor([1.1e-6, *[1.0] * 7])},
         {"outliers": Outliers(13.9, 1e-3, "sum")},
         {"outliers": Outliers(13.9, 1.0, "mean")},
-        {"outliers": Outliers(22.0, 1e4, "sum")},  # such a weight makes up for it
+        {"outliers": Outliers(23.1, 1e4, "sum")},  # a large weight makes up for the distance
     ],
 )
 def test_what_is_only_near_a_failure_is_silent(changes):
@@ -101,19 +91,19 @@ def test_what_is_only_near_a_failure_is_silent(changes):
 
 @pytest.mark.parametrize(
     ("reduction", "sentence"),
-    [("sum", "summed over 8 heads is at least 400 "), ("mean", "a head is at least 400 ")],
+    [("sum", "summed over 8 heads is at least 400 "), ("mean", "per head is at least 400 ")],
 )
-def test_nobody_is_told_apart_by_a_training_that_has_not_settled(reduction, sentence):
+def test_aux_do_not_differ_from_id_for_a_training_that_has_not_settled(reduction, sentence):
     unsettled, unfelt = messages(distance=400.0, outliers=Outliers(400.0, 1.0, reduction))
-    assert unsettled.startswith("Training has not settled")
-    assert unfelt.startswith(f"The AUX sequences taught nothing: their squared distance {sentence}")
+    assert "not settled" in unsettled
+    assert "taught nothing:" in unfelt and sentence in unfelt
 
 
 def test_several_failures_are_all_named():
     assert len(messages(sequences=3, distance=50.0, variances=torch.zeros(8))) == 3
 
 
-# from real fits
+# Real fits.
 
 
 @pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
@@ -125,7 +115,7 @@ def test_too_few_sequences(train):
 
 @pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
 def test_a_loss_that_is_not_finite_keeps_usable_weights(train):
-    with pytest.warns(FitWarning, match=r"Training broke off at step 10 because the loss was no longer finite"):
+    with pytest.warns(FitWarning, match="step 10 .*no longer finite"):
         detector = APOOD(recipe="paper", learning_rate=1e25, steps=30).fit(train)
     assert torch.isfinite(detector.queries_).all()
     assert torch.isfinite(torch.from_numpy(detector.score_samples(train))).all()
@@ -143,25 +133,25 @@ def test_heads_that_collapse():
     arguments = {"recipe": "paper", "heads": 3, "beta": 0.0, "steps": 300, "learning_rate": 0.1}
     with pytest.warns(FitWarning, match=r"of the 3 heads have collapsed onto another head"):
         APOOD(**arguments).fit(flat)
-    APOOD(**arguments, regularizer="logdet").fit(flat)  # keeps them apart, and no warning is an error here
+    APOOD(**arguments, regularizer="logdet").fit(flat)  # keeps them apart; a warning would be an error here
 
 
 @pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
 def test_heads_that_are_dead(train):
-    """A head whose attention all goes to a token that every sequence has sees no difference between them."""
+    """A head sees no difference between sequences if all its attention goes to a token that each of them has."""
     anchor = torch.full((1, DIM), 30.0)
     anchored = TokenBatch.from_sequences([torch.cat([anchor, z]) for z in train])
-    with pytest.warns(FitWarning, match=r"of the 8 heads are dead: their value is the same for every ID sequence"):
+    with pytest.warns(FitWarning, match="of the 8 heads are dead"):
         APOOD(recipe="paper", beta=100.0, steps=1).fit(anchored)
 
 
-# AUX sequences
+# AUX sequences.
 
-MANY_HEADS = {"recipe": "paper", "heads": 64, "steps": 120}  # the sum of whose d² is large wherever a sequence lies
+MANY_HEADS = {"recipe": "paper", "heads": 64, "steps": 120}  # the sum of their d² is large for every sequence
 
 
-def said_of_aux(train, aux, **arguments):
-    """The detector, and what its fit says of AUX sequences."""
+def fit_with_aux(train, aux, **arguments):
+    """Return the detector, and the warnings of its fit about AUX sequences."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         detector = APOOD(**arguments).fit(train, aux)
@@ -176,9 +166,9 @@ def shifted(shift):
 
 @pytest.mark.parametrize("shift", [1.0, 4.0])
 def test_aux_sequences_that_taught_nothing(train, shift):
-    weak, strong = (said_of_aux(train, shifted(shift), aux_weight=weight, **MANY_HEADS) for weight in (0.1, 10.0))
+    weak, strong = (fit_with_aux(train, shifted(shift), aux_weight=weight, **MANY_HEADS) for weight in (0.1, 10.0))
     for _, (message,) in (weak, strong):
-        assert message.startswith("The AUX sequences taught nothing: their squared distance summed over 64 heads is")
+        assert "taught nothing:" in message and "summed over 64 heads" in message
     assert torch.equal(weak[0].queries_, strong[0].queries_), "whatever they weigh"
 
 
@@ -186,7 +176,7 @@ def test_aux_sequences_that_taught_nothing(train, shift):
 def test_the_remedies_help(train, remedy):
     arguments = MANY_HEADS | remedy
     (weak, *said), (strong, *more) = (
-        said_of_aux(train, shifted(1.0), aux_weight=weight, **arguments) for weight in (0.1, 10.0)
+        fit_with_aux(train, shifted(1.0), aux_weight=weight, **arguments) for weight in (0.1, 10.0)
     )
     assert said == more == [[]]
     assert float((weak.queries_ - strong.queries_).norm() / strong.queries_.norm()) > 0.01
@@ -202,14 +192,14 @@ def test_the_remedies_help(train, remedy):
     ],
     ids=["few heads", "robust", "a weight of 0", "none"],
 )
-def test_nothing_is_said_of_aux_sequences_that_taught_or_should_not(train, shift, arguments):
-    _, said = said_of_aux(train, None if shift is None else shifted(shift), **arguments)
+def test_nothing_is_fit_with_aux_sequences_that_taught_or_should_not(train, shift, arguments):
+    _, said = fit_with_aux(train, None if shift is None else shifted(shift), **arguments)
     assert said == []
 
 
-def test_aux_sequences_that_are_told_apart_anyway(train):
-    _, (message,) = said_of_aux(train, shifted(100.0), steps=40, normalize="none")
-    assert message.startswith("The AUX sequences taught nothing because they are told from ID anyway")
+def test_aux_sequences_that_differ_from_id_anyway(train):
+    _, (message,) = fit_with_aux(train, shifted(100.0), steps=40, normalize="none")
+    assert "differ from ID anyway" in message
 
 
 @pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
@@ -226,5 +216,5 @@ def test_a_fit_that_was_interrupted_says_the_same(train, tmp_path, monkeypatch):
         APOOD(**MANY_HEADS).fit(train, aux, checkpoint=checkpoint)
     with pytest.warns(FitWarning) as caught:
         found = APOOD(**MANY_HEADS).fit(train, aux, checkpoint=checkpoint)
-    expected, (message,) = said_of_aux(train, aux, **MANY_HEADS)
+    expected, (message,) = fit_with_aux(train, aux, **MANY_HEADS)
     assert torch.equal(found.queries_, expected.queries_) and message in {str(w.message) for w in caught}

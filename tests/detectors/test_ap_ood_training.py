@@ -85,7 +85,7 @@ def test_the_distance_of_aux_sequences_is_the_lesser_of_start_and_end(recipe, no
         distances = squared_distances(pools[1], compute_prototype(pools[0])).double()
         distances = distances.mean(1) if recipe == "robust" else distances.sum(1)
         found.append(-(-distances).exp().mean().log())
-    nearest = training.aux_distance()
+    nearest = training.measure_aux_distance()
     torch.testing.assert_close(nearest, min(found).float(), rtol=1e-3, atol=1e-4)
     assert found.index(min(found)) == int(now < 1)
 
@@ -93,7 +93,7 @@ def test_the_distance_of_aux_sequences_is_the_lesser_of_start_and_end(recipe, no
 def test_without_aux_sequences_that_count_there_is_no_distance():
     source, aux = sources("ragged")
     for others, weight in ((None, 1.0), (aux, 0.0)):
-        assert training_of(source, others, resolve("paper"), aux_weight=weight)[0].aux_distance() is None
+        assert training_of(source, others, resolve("paper"), aux_weight=weight)[0].measure_aux_distance() is None
 
 
 @pytest.mark.gpu
@@ -102,11 +102,11 @@ def test_the_distance_of_aux_sequences_makes_no_gpu_wait(resident):
     device = torch.device("cuda", torch.cuda.current_device())
     both = copy_to_device(sources("ragged"), device) if resident else sources("ragged")
     training, _ = training_of(*both, resolve("paper", batch_size=12), device)
-    expected = training_of(*sources("ragged"), resolve("paper", batch_size=12))[0].aux_distance()
-    training.aux_distance()  # which makes the kernels
+    expected = training_of(*sources("ragged"), resolve("paper", batch_size=12))[0].measure_aux_distance()
+    training.measure_aux_distance()  # which makes the kernels
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = training.aux_distance()
+        found = training.measure_aux_distance()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-2, atol=1e-2)

@@ -101,9 +101,9 @@ def test_what_is_learnt_is_two_tensors(train, near):
     assert not any(isinstance(value, LogisticRegression) for value in vars(detector).values())
 
 
-def test_a_regression_that_has_not_settled_says_so(train, near, monkeypatch):
+def test_a_regression_that_does_not_converge_warns(train, near, monkeypatch):
     monkeypatch.setattr(binary_logits, "_MOST_ITERATIONS", 2)
-    with pytest.warns(FitWarning, match=r"stopped after 2 iterations and has not settled; use a larger") as caught:
+    with pytest.warns(FitWarning, match=r"after 2 iterations.*larger penalty") as caught:
         BinaryLogits().fit(train, near)
     assert [warning.filename for warning in caught] == [__file__], "it points at the call of fit"
 
@@ -111,7 +111,7 @@ def test_a_regression_that_has_not_settled_says_so(train, near, monkeypatch):
 def test_absurd_outliers_are_reported(train, near):
     absurd = near.to(dtype=torch.float32)
     absurd.values[0] = 3e38
-    with pytest.warns(FitWarning, match=r"remove AUX sequences whose values are far too large\.$"):
+    with pytest.warns(FitWarning, match="remove AUX sequences"):
         BinaryLogits().fit(train, absurd)
 
 
@@ -120,7 +120,7 @@ def test_outliers_that_overflow_are_named(train, near):
     absurd = near.to(dtype=torch.float32)
     for sequence in (7, 20):
         absurd.values[int(absurd.offsets[sequence])] = 1e37
-    sentence = r"^Sequence 7 of the AUX data lies so far from the ID sequences that float32 cannot hold how far; remove"
+    sentence = r"^Sequence 7 of the AUX data .*float32.*remove"
     with pytest.raises(InputError, match=sentence):
         BinaryLogits().fit(tiny, absurd)
 

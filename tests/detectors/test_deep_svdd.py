@@ -65,7 +65,7 @@ def test_a_corpus_is_encoded_in_parts(monkeypatch):
     encoder, _ = start_encoder(vectors, 16, 5, torch.Generator().manual_seed(1))
     expected = encoder(vectors)
     monkeypatch.setattr(deep_svdd, "_ROWS", 7)
-    torch.testing.assert_close(encoder.of_all(vectors), expected)
+    torch.testing.assert_close(encoder.encode_corpus(vectors), expected)
 
 
 # the loss

@@ -188,7 +188,7 @@ def test_how_many_sequences_are_held_out(given, held_out):
 
 
 def test_too_few_sequences_are_refused(train):
-    with pytest.raises(InputError, match=r"holds out 20 at least, so it needs 40, got 39; fit one of its members"):
+    with pytest.raises(InputError, match=r"needs 40, got 39; fit one of its members"):
         Fusion([Norm()]).fit(train[:39])
 
 
@@ -199,7 +199,7 @@ def test_what_several_members_warn_of_is_told_once():
     told = [str(one.message) for one in caught if "fewer ID sequences" in str(one.message)]
     assert len(told) == 1 and caught[0].filename == __file__
     assert "fewer ID sequences (40) than token dimensions (64)" in told[0]
-    assert "of the 60 given, a fusion holds 20 out" in told[0] and "so 84 would be enough)." in told[0]
+    assert "holds out 20 of the 60 given" in told[0] and "so 84 would be enough)." in told[0]
 
 
 @pytest.mark.parametrize("given", [299, 300])
@@ -282,7 +282,7 @@ def test_a_member_without_a_scale_is_refused():
     with pytest.raises(InputError, match=r"^The member norm-2 finds held-out ID sequences infinitely far outside"):
         Fusion([Norm(), Norm(np.inf)]).fit(same_length)
     copies = TokenBatch.concatenate([same_length] * 10)
-    with pytest.raises(InputError, match=r"^The member knn finds no distance at all .*every one has a copy there"):
+    with pytest.raises(InputError, match=r"^The member knn .*copy"):
         Fusion([Norm(), KNN(k=1)]).fit(copies)
 
 
@@ -333,7 +333,7 @@ def test_contributions_sum_to_the_distance_in_typical_ones(train, test_set, scor
 
 def test_a_fusion_that_cannot_tell_says_so(train, test_set):
     detector = Fusion([KNN(), Fusion([KNN()])]).fit(train)
-    with pytest.raises(InputError, match=r"^None of the members \(knn, fusion\) can tell what its tokens contribute"):
+    with pytest.raises(InputError, match=r"\(knn, fusion\).*ap-ood"):
         detector.token_contributions(test_set)
     nested = Fusion([KNN(), Fusion([APOOD(steps=2)])]).fit(train)
     assert nested.token_contributions(test_set).values.isfinite().all()

@@ -1,1 +1,1 @@
-"""From scores to decisions: thresholds, conformal p-values, selection of many."""
+"""From scores to decisions: thresholds, p-values and the selection of many inputs, all in `conformal`."""

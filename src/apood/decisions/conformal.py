@@ -1,4 +1,4 @@
-"""From scores to decisions: conformal thresholds, conformal p-values, and the selection of many at once."""
+"""From scores to decisions: conformal thresholds, conformal p-values, and the selection of many inputs at once."""
 
 import math
 from fractions import Fraction
@@ -9,25 +9,25 @@ from numpy.typing import ArrayLike, NDArray
 
 from apood.support.errors import InputError
 
-__all__ = ["Scores", "as_scores", "benjamini_hochberg", "check_level", "conformal_p_values", "conformal_threshold"]
-
-if TYPE_CHECKING:  # decisions need numpy alone: the slow import of torch is left to those who score
+if TYPE_CHECKING:  # this module needs numpy alone, and importing torch is slow
     from torch import Tensor
 
+__all__ = ["Scores", "as_scores", "benjamini_hochberg", "check_level", "conformal_p_values", "conformal_threshold"]
+
 Scores: TypeAlias = "ArrayLike | Tensor"
-"""One score a sequence: a numpy array, a torch tensor (any float dtype, any device) or a list of numbers."""
+"""One score per sequence: a numpy array, a torch tensor (any float dtype, any device) or a list of numbers."""
 
 
 def as_scores(scores: Scores, name: str) -> NDArray[np.float64]:
-    """Scores as one float64 vector; infinities pass, NaN is refused with its place. Messages call them `name`."""
+    """Return scores as one float64 vector, which may hold infinities but no NaN; `name` is for error messages."""
     if hasattr(scores, "detach"):
-        scores = scores.detach().cpu().double()  # numpy knows no bfloat16
+        scores = scores.detach().cpu().double()  # numpy has no bfloat16
     try:
         vector = np.asarray(scores, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(f"The {name} must be numbers, one a sequence, got {type(scores).__name__}.") from error
+        raise InputError(f"The {name} must be numbers, one per sequence, got {type(scores).__name__}.") from error
     if vector.ndim != 1:
-        raise InputError(f"The {name} must be one-dimensional, one a sequence, got shape {vector.shape}.")
+        raise InputError(f"The {name} must be one-dimensional, one per sequence, got shape {vector.shape}.")
     if len(missing := np.flatnonzero(np.isnan(vector))):
         raise InputError(
             f"The {name} hold {len(missing)} NaN of {len(vector)}, the first at index {missing[0]}: "
@@ -37,7 +37,7 @@ def as_scores(scores: Scores, name: str) -> NDArray[np.float64]:
 
 
 def check_level(level: float, name: str) -> Fraction:
-    """A level between 0 and 1 as the number that was meant.
+    """Return a level between 0 and 1 as the exact fraction that was meant, or raise `InputError`.
 
     In floating point 100 * (1 - 0.93) is 6.999999999999995, and its floor would be one too low.
     """
@@ -47,13 +47,13 @@ def check_level(level: float, name: str) -> Fraction:
 
 
 def conformal_threshold(scores: Scores, accept: float = 0.95) -> float:
-    """The threshold for held-out ID `scores`: an input is accepted when its score is at least the threshold.
+    """Return the threshold from held-out ID `scores`; an input is accepted if its score is at least the threshold.
 
     A new input that is exchangeable with the calibration inputs is refused with probability at most `1 - accept`,
-    whatever the distribution and however few calibration inputs there are.
+    for every distribution and every number of calibration inputs.
 
-    It is the k-th smallest score with k = floor((n + 1) (1 - accept)), so n must be at least `1 / (1 - accept) - 1`.
-    It is -inf, and refuses nothing, where k calibration scores or more are -inf.
+    The threshold is the k-th smallest score with k = floor((n + 1) (1 - accept)), so n must be at least
+    `1 / (1 - accept) - 1`. It is -inf, and refuses nothing, if at least k calibration scores are -inf.
     """
     calibration = as_scores(scores, "calibration scores")
     refuse = 1 - check_level(accept, "accept")
@@ -67,12 +67,10 @@ def conformal_threshold(scores: Scores, accept: float = 0.95) -> float:
 
 
 def conformal_p_values(calibration: Scores, scores: Scores) -> NDArray[np.float64]:
-    """One p for each of `scores`: p = (1 + number of calibration scores <= score) / (n + 1).
+    """Return p = (1 + number of calibration scores <= score) / (n + 1) for each of `scores`.
 
     An input that is exchangeable with the calibration inputs gets p <= alpha with probability at most alpha, for
-    every alpha.
-
-    So an input is OOD at level alpha when p <= alpha, which is the same as
+    every alpha. So an input is OOD at level alpha if p <= alpha, which is the same as
     `score < conformal_threshold(calibration, 1 - alpha)`, ties and infinities included. No p is below 1 / (n + 1).
     """
     known = np.sort(as_scores(calibration, "calibration scores"))
@@ -83,18 +81,18 @@ def conformal_p_values(calibration: Scores, scores: Scores) -> NDArray[np.float6
 
 
 def benjamini_hochberg(p_values: Scores, rate: float = 0.05) -> NDArray[np.bool_]:
-    """True for the inputs of a batch to call OOD; the expected share of false alarms among them is at most `rate`.
+    """Return True for the inputs to call OOD; the expected share of false alarms among them is at most `rate`.
 
-    Calls the inputs with the i smallest p-values, i the largest with p_(i) <= rate * i / m (Benjamini & Hochberg 1995).
-    Conformal p-values of one calibration set depend on each other, but only in the way that keeps this valid
-    (Bates et al. 2023). They are never below 1 / (n + 1): to find i outliers among m takes n >= m / (rate * i) - 1.
+    These are the inputs with the i smallest p-values, i the largest with p_(i) <= rate * i / m (Benjamini & Hochberg
+    1995). Conformal p-values from one calibration set depend on each other, but in a way that keeps this valid (Bates
+    et al. 2023). They are never below 1 / (n + 1): to find i outliers among m takes n >= m / (rate * i) - 1.
     """
     p = as_scores(p_values, "p-values")
     check_level(rate, "rate")
     if len(wrong := np.flatnonzero((p < 0) | (p > 1))):
         raise InputError(f"p-values must lie between 0 and 1, got {p[wrong[0]]} at index {wrong[0]}.")
     ascending = np.sort(p)
-    # Conformal p-values lie on a grid and often meet the bound exactly, where rounding must not decide.
+    # Conformal p-values lie on a grid and often equal the bound, so rounding must not decide.
     bounds = rate * np.arange(1, len(p) + 1) / max(len(p), 1) * (1 + 1e-12)
     largest = ascending[ascending <= bounds].max(initial=-1.0)
     return np.asarray(p <= largest, dtype=np.bool_)

@@ -32,14 +32,28 @@ class BinaryLogits(Detector):
 
     over ID sequences Z_n and AUX sequences X_m.
 
-    Departures: both classes weigh the same, so that 8 AUX sequences count as much as 8,000 and b does not depend
-    on how many there are. λ/2 |w|² is there because few AUX sequences can always be told apart without error,
-    and acts on dimensions that have variance 1 over the ID sequences; the learnt w and b are those of the
-    tokens as they are. λ stands beside means, not sums: it means the same for any number of sequences.
+    Departures: both classes have the same weight, so that 8 AUX sequences count as much as 8,000 and b does not depend
+    on their number. The penalty λ/2 |w|² is needed because few AUX sequences can always be separated without error. It
+    acts on dimensions that have variance 1 over the ID sequences; the learnt w and b apply to the tokens as they are.
+    The losses are means, not sums, so that λ means the same for any number of sequences.
 
     Args:
-        normalize: "none" as published, "tokens" or "pooled" to compare directions only.
+        normalize: "none" as published; "tokens" or "pooled" to compare directions only.
         penalty: λ.
+
+    Attributes:
+        weight_: w `[D]`, float64.
+        bias_: b, a float64 tensor without dimensions.
+
+    Examples:
+        >>> import torch
+        >>> from apood import BinaryLogits
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> inside = [torch.randn(5, 4, generator=generator) for _ in range(50)]
+        >>> outside = [torch.randn(5, 4, generator=generator) + 2 for _ in range(8)]
+        >>> detector = BinaryLogits().fit(inside, aux=outside)
+        >>> detector.score_samples([torch.zeros(5, 4), torch.full((5, 4), 2.0)]) > 0
+        array([ True, False])
     """
 
     name = "binary-logits"
@@ -53,22 +67,22 @@ class BinaryLogits(Detector):
         self.penalty = penalty
 
     def check_parameters(self) -> None:
-        """Refuses constructor arguments that make no sense."""
+        """Raise `InputError` if a constructor argument is not allowed."""
         check_choice("normalize", self.normalize, get_args(Normalize))
         check_number("penalty", self.penalty, above=0)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
-        """Light and heavy penalties, each with every way to normalise."""
+        """Return light and heavy penalties, each with every normalization."""
         return [
             {"penalty": value, "normalize": how} for value in (0.001, 0.01, 0.1, 1.0) for how in get_args(Normalize)
         ]
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
-        assert aux is not None, "fit refuses to go without"
+        assert aux is not None, "fit requires AUX sequences"
         vectors, standard = standardize(source, self.normalize)
         both = np.concatenate([vectors, standardize_by(standard, aux, self.normalize)], dtype=np.float64)
         inside = np.arange(len(both)) < len(source)
-        # scikit-learn weighs the sum of the losses against half the squared norm, we their mean
+        # scikit-learn takes the sum of the losses, we take their mean
         regression = LogisticRegression(
             C=1 / (self.penalty * len(both)), class_weight="balanced", tol=_TOLERANCE, max_iter=_MOST_ITERATIONS
         )
@@ -79,8 +93,8 @@ class BinaryLogits(Detector):
         self.weight_, self.bias_ = weight, torch.tensor(regression.intercept_[0]) - weight @ standard.mean
         if any(issubclass(warning.category, ConvergenceWarning) for warning in noticed):
             warnings.warn(
-                f"The logistic regression stopped after {regression.n_iter_[0]} iterations and has not settled; use a "
-                "larger penalty, and remove AUX sequences whose values are far too large.",
+                f"The logistic regression stopped after {regression.n_iter_[0]} iterations and did not converge; use a "
+                "larger penalty, and remove AUX sequences with far too large values.",
                 FitWarning,
                 stacklevel=3,
             )

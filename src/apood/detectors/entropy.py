@@ -1,4 +1,4 @@
-"""Entropy of the outputs that a model could generate, estimated from some of them."""
+"""Entropy of the outputs that a model could generate, estimated from samples of them."""
 
 import math
 from typing import Any
@@ -21,11 +21,11 @@ from apood.tokens.source import TokenSource
 
 __all__ = ["Entropy", "pool_samples"]
 
-_DRAWN = SAMPLING[0]  # what only an encoder that draws samples says of itself
+_DRAWN = SAMPLING[0]  # in the identity of encoders that draw samples only
 
 
 def pool_samples(samples: Tensor, temperature: float) -> Pooled:
-    """Each sample `(log P(y), tokens of y)` as a pool of its own: value -(1/L) log P(y), log mass log P(y) / T.
+    """Return each sample `(log P(y), tokens of y)` as one pool: value -(1/L) log P(y), log mass log P(y) / T.
 
     `merge_sequences` of them is the entropy of a set of samples, and `merge` gives that of a union of disjoint
     sets: samples may come in any number of chunks.
@@ -41,18 +41,32 @@ class Entropy(SideChannelDetector):
     importance weights π_s ∝ P(y_s | x)^(1/T). The channel `sample_logprobs` holds a row (log P(y_s | x), L_s)
     for each sample.
 
-    The temperature T goes with how the samples were made. Beam search, and any sampling that keeps distinct
-    outputs only, shows each output once however likely it is, so it must be weighted by its probability: T = 1,
-    as the importance weights are published. Plain sampling shows likely outputs more often already; weighted
-    again, the likeliest one would stand for all, and H come out too low. There the mean is right, which is
-    T = ∞ (`temperature=math.inf`, `--set temperature=inf`). What lies between smooths the weights of beams of
-    long outputs, of which one has nearly all the probability.
+    The temperature T depends on how the samples were made. Beam search, and any sampling that keeps distinct outputs
+    only, shows each output once however likely it is, so each must be weighted by its probability: T = 1, the published
+    importance weights. Plain sampling shows likely outputs more often already; with weights on top, the likeliest
+    output would dominate and H would be too low. There the plain mean is right: T = ∞ (`temperature=math.inf`, `--set
+    temperature=inf`). A T in between smooths the weights of beams of long outputs, where one beam has nearly all the
+    probability.
 
     Departures: one model instead of an ensemble. Nothing is learnt.
 
     Args:
-        temperature: T of the importance weights; 1 for beams and distinct samples, infinity for plain samples.
-            None takes infinity where an encoder of apood drew the samples, which are plain, and 1 elsewhere.
+        temperature: T of the importance weights; 1 for beams and distinct samples, infinity for plain samples. None
+            stands for infinity if an encoder of apood drew the samples, which are plain, and for 1 otherwise.
+
+    Attributes:
+        temperature_: T that is used.
+
+    Examples:
+        >>> import torch
+        >>> from apood import Entropy, TokenBatch
+        >>> from apood.tokens.batch import Ragged
+        >>> sure = [[-0.1, 2.0], [-6.0, 2.0]]  # (log-probability, number of tokens) of two beams
+        >>> unsure = [[-4.0, 2.0], [-4.0, 2.0]]
+        >>> beams = Ragged.from_lengths(torch.tensor(sure + unsure), [2, 2])
+        >>> outputs = TokenBatch.without_tokens(sample_logprobs=beams)
+        >>> Entropy().fit(outputs).score_samples(outputs).round(2)
+        array([-0.06, -2.  ])
     """
 
     name = "entropy"
@@ -64,12 +78,12 @@ class Entropy(SideChannelDetector):
         self.temperature = temperature
 
     def check_parameters(self) -> None:
-        """Refuses constructor arguments that make no sense."""
+        """Raise `InputError` if a constructor argument is not allowed."""
         if self.temperature is not None and self.temperature != math.inf:
             check_number("temperature", self.temperature, above=0)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
-        """From the published weights to nearly equal ones."""
+        """Return temperatures from the published weights to nearly equal ones."""
         return [{"temperature": temperature} for temperature in (1.0, 10.0, 100.0)]
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002

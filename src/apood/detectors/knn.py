@@ -31,18 +31,29 @@ _CHUNK = 2**22  # numbers in any temporary of the search: 32 MB of float64
 class KNN(Detector):
     """s(Z) = -|z̄ - z̄₍ₖ₎|, the distance of the mean token to its k-th nearest neighbour in the training set.
 
-    Sun et al. 2022 (arXiv 2204.06507), who normalise the features to length 1: `normalize="pooled"`.
+    Sun et al. 2022 (arXiv 2204.06507), who scale the features to length 1: `normalize="pooled"`.
 
-    Departures: none in the score. The search is exact, up to ties within the rounding of float64: there is
-    no index, every training vector is compared in float64, and the distances of the k chosen ones are
-    computed anew from the differences, so that the cancellation in a matrix product never reaches a score.
-    The vectors are kept in float32 around one of them, because far from the origin float32 would not tell
-    neighbours apart. Beyond the vectors the search needs some 300 MB at most, whatever k, D and the number
-    of sequences. It runs where the tokens lie: on a GPU with a copy of the vectors there, if there is room.
+    Departures: none in the score. The search is exact, up to ties within the rounding of float64: it uses no index,
+    compares every training vector in float64, and computes the distances of the k nearest ones again from the
+    differences, so that the cancellation in a matrix product never reaches a score. The vectors are stored in float32
+    relative to one of them, because float32 cannot tell neighbours far from the origin apart. Apart from the vectors
+    the search needs at most about 300 MB for every k, D and number of sequences. It runs on the device of the tokens;
+    on a GPU with a copy of the vectors there, if there is room.
 
     Args:
         k: which neighbour.
-        normalize: "pooled" as published, "tokens" or "none".
+        normalize: "pooled" as published; "tokens" or "none".
+
+    Attributes:
+        centre_: the vector `[D]`, float64, that the training vectors are stored relative to.
+        bank_: the training vectors `[N, D]`, float32, minus `centre_`.
+
+    Examples:
+        >>> import torch
+        >>> from apood import KNN
+        >>> points = [torch.tensor([[x, 0.0]]) for x in (0.0, 1.0, 2.0)]
+        >>> KNN(k=2, normalize="none").fit(points).score_samples([torch.tensor([[5.0, 0.0]])])
+        array([-4.])
     """
 
     name = "knn"
@@ -56,26 +67,27 @@ class KNN(Detector):
         self.normalize = normalize
 
     def check_parameters(self) -> None:
-        """Refuses constructor arguments that make no sense."""
+        """Raise `InputError` if a constructor argument is not allowed."""
         check_choice("normalize", self.normalize, get_args(Normalize))
         check_integer("k", self.k, least=1)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
-        """Near and far neighbours, each with every way to normalise."""
+        """Return near and far neighbours, each with every normalization."""
         return [{"k": k, "normalize": normalize} for k in (1, 5, 10, 50) for normalize in get_args(Normalize)]
 
     def log_distances(self, scores: Tensor) -> Tensor:
-        """Of the distance to the k-th neighbour."""
+        """Return the logarithms of the distances to the k-th neighbour."""
         return floored_log(-scores)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
         if len(source) < self.k:
             raise InputError(f"k={self.k} neighbours need at least as many ID sequences, got {len(source)}.")
-        # any point among the vectors will do; the first of them does not depend on where batches are cut
+        # any point near the vectors will do; the first vector does not depend on the batches
         self.centre_ = pool_means(source.select([0]), self.normalize).cpu()[0]
         self._keep(source)
 
     def _keep(self, source: TokenSource) -> None:
+        """Store the vectors of all training sequences."""
         with progress_bar(len(source), "neighbours", "seq") as progress:
             parts = []
             for batch in source.batches(token_budget(source.dim)):
@@ -84,27 +96,27 @@ class KNN(Detector):
         self.bank_ = torch.cat(parts)
 
     def _vectors(self, tokens: TokenBatch) -> Tensor:
-        """The pooled sequences as they are compared, `[N, D]`, float32, where the tokens lie."""
+        """Return the pooled sequences as they are compared, `[N, D]`, float32, on the device of the tokens."""
         vectors = pool_means(tokens, self.normalize)
         return (vectors - self._copy_on(vectors.device, "centre_")).float()
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         vectors = self._vectors(tokens)
         try:
-            return -self._distances(vectors, self._copy_on(vectors.device, "bank_"))
-        except torch.OutOfMemoryError:  # an encoder may leave little room beside it
-            return -self._distances(vectors.cpu(), self.bank_)
+            return -self._measure(vectors, self._copy_on(vectors.device, "bank_"))
+        except torch.OutOfMemoryError:  # an encoder may take most of the memory
+            return -self._measure(vectors.cpu(), self.bank_)
 
-    def _distances(self, vectors: Tensor, bank: Tensor) -> Tensor:
-        """Distance of each vector to its k-th nearest neighbour, on the device of both."""
-        # square tiles of distances, unless a row of vectors or of neighbours is too long for that many rows
+    def _measure(self, vectors: Tensor, bank: Tensor) -> Tensor:
+        """Return the distance of each vector to its k-th nearest neighbour, on the device of both."""
+        # square tiles of distances, or fewer rows if a vector or its k neighbours are long
         rows = max(1, min(math.isqrt(_CHUNK), _CHUNK // max(vectors.shape[1], self.k)))
-        return torch.cat([self._distance(chunk.double(), bank) for chunk in torch.split(vectors, rows)])
+        return torch.cat([self._measure_tile(chunk.double(), bank) for chunk in torch.split(vectors, rows)])
 
-    def _distance(self, vectors: Tensor, bank: Tensor) -> Tensor:
-        """The same of so few vectors that a tile holds them: the largest distance among the k nearest."""
+    def _measure_tile(self, vectors: Tensor, bank: Tensor) -> Tensor:
+        """Return the same for vectors that fit into one tile: the largest distance among the k nearest."""
         rows, dim = vectors.shape
-        neighbours = self._nearest(vectors, bank).flatten()
+        neighbours = self._find_nearest(vectors, bank).flatten()
         owners = torch.arange(rows, device=bank.device)[:, None].expand(-1, self.k).flatten()
         pairs = max(1, _CHUNK // dim)
         distances = [
@@ -113,8 +125,8 @@ class KNN(Detector):
         ]
         return torch.cat(distances).view(rows, self.k).amax(1)
 
-    def _nearest(self, vectors: Tensor, bank: Tensor) -> Tensor:
-        """Rows of the k nearest training vectors, `[rows, k]`, in no order."""
+    def _find_nearest(self, vectors: Tensor, bank: Tensor) -> Tensor:
+        """Return the rows of the k nearest training vectors, `[rows, k]`, in no order."""
         rows, dim = vectors.shape
         smallest = vectors.new_full((rows, self.k), torch.inf)
         nearest = torch.zeros(rows, self.k, dtype=torch.int64, device=bank.device)
@@ -130,16 +142,29 @@ class KNN(Detector):
 
 
 class MahalanobisKNN(KNN):
-    """s(Z) = -|Σ^(-1/2) (z̄ - z̄₍ₖ₎)|: the nearest neighbour, with every direction measured by its usual spread.
+    """s(Z) = -|Σ^(-1/2) (z̄ - z̄₍ₖ₎)|: the nearest neighbour, with every direction divided by its spread.
 
-    Not a published method. It joins the two classical ones: Mahalanobis (1936) knows that a small step in
-    a quiet direction says more than a large one in a busy direction, but has one centre only; nearest
-    neighbours (Sun et al. 2022, arXiv 2204.06507) fit any shape, but weigh all directions alike. Σ is the
-    covariance of the mean-pooled ID sequences; its eigenvalues are raised to 10⁻⁴ of their mean.
+    Not a published method. It joins two classical ones. Mahalanobis (1936) knows that a small step in a direction of
+    low variance says more than a large step in a direction of high variance, but has only one centre. Nearest
+    neighbours (Sun et al. 2022, arXiv 2204.06507) fit any shape, but weigh all directions alike. Σ is the covariance of
+    the mean-pooled ID sequences; eigenvalues below 10⁻⁴ of their mean are raised to it.
 
     Args:
         k: which neighbour.
         normalize: "tokens", "pooled" or "none".
+
+    Attributes:
+        centre_: mean `[D]` of the training vectors, float64.
+        whitening_: Σ^(-1/2) `[D, D]`, float64.
+        bank_: the training vectors `[N, D]`, float32, centred and whitened.
+
+    Examples:
+        >>> import torch
+        >>> from apood import MahalanobisKNN
+        >>> corners = [torch.tensor([[x, y]]) for x in (-2.0, 2.0) for y in (-1.0, 1.0)]
+        >>> detector = MahalanobisKNN(normalize="none").fit(corners)
+        >>> detector.score_samples([torch.tensor([[2.0, 3.0]]), torch.tensor([[4.0, 1.0]])]).round(4)
+        array([-2., -1.])
     """
 
     name = "mahalanobis-knn"

@@ -14,8 +14,18 @@ __all__ = ["Length"]
 class Length(Detector):
     """s(Z) = -|log S - mean log S|: how far the length of a sequence is from the usual length.
 
-    Not a published method. It sees nothing but the number of tokens, so it shows how much of another
-    method's success on a data set length alone explains.
+    Not a published method. It sees nothing but the number of tokens, so it shows how much of another method's success
+    on a data set is due to length alone.
+
+    Attributes:
+        mean_log_length_: mean of log S over the ID sequences.
+
+    Examples:
+        >>> import torch
+        >>> from apood import Length
+        >>> detector = Length().fit([torch.ones(10, 2), torch.ones(10, 2)])
+        >>> detector.score_samples([torch.ones(10, 2), torch.ones(20, 2)]).round(3)
+        array([-0.   , -0.693])
     """
 
     name = "length"

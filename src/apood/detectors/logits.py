@@ -14,7 +14,7 @@ __all__ = ["MSP", "Energy"]
 
 
 class _OnLogits(SideChannelDetector):
-    """What both share: one row of logits a sequence, divided by a temperature."""
+    """The base of both: one row of logits per sequence, divided by a temperature."""
 
     requires = frozenset({"logits"})
 
@@ -24,11 +24,11 @@ class _OnLogits(SideChannelDetector):
         self.temperature = temperature
 
     def check_parameters(self) -> None:
-        """Refuses constructor arguments that make no sense."""
+        """Raise `InputError` if a constructor argument is not allowed."""
         check_number("temperature", self.temperature, above=0)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
-        """As published, and softer."""
+        """Return the published temperature, and softer ones."""
         return [{"temperature": temperature} for temperature in (1.0, 10.0, 100.0, 1000.0)]
 
     def _check_shape(self, row: tuple[int, ...]) -> None:
@@ -48,11 +48,20 @@ class MSP(_OnLogits):
     Hendrycks & Gimpel 2017 (arXiv 1610.02136), with l the logits that a classifier gives x, in the channel
     `logits`.
 
-    Departures: the logarithm of the probability, computed from the odds against the class. Sequences stand in
-    the same order, but the probability itself rounds to 1 for all that the model is sure of.
+    Departures: the logarithm of the probability, computed from the odds against the class. The order of the sequences
+    is the same, but the probability itself rounds to 1 for all sequences that the model is sure about.
 
     Args:
         temperature: T; 1 as published.
+
+    Examples:
+        >>> import torch
+        >>> from apood import MSP, TokenBatch
+        >>> from apood.tokens.batch import Ragged
+        >>> logits = Ragged.from_lengths(torch.tensor([[4.0, 0.0, 0.0], [1.0, 1.0, 1.0]]), [1, 1])
+        >>> classified = TokenBatch.without_tokens(logits=logits)
+        >>> MSP().fit(classified).score_samples(classified).round(3)
+        array([-0.036, -1.099])
     """
 
     name = "msp"
@@ -75,6 +84,15 @@ class Energy(_OnLogits):
 
     Args:
         temperature: T; 1 as published.
+
+    Examples:
+        >>> import torch
+        >>> from apood import Energy, TokenBatch
+        >>> from apood.tokens.batch import Ragged
+        >>> logits = Ragged.from_lengths(torch.tensor([[4.0, 0.0, 0.0], [1.0, 1.0, 1.0]]), [1, 1])
+        >>> classified = TokenBatch.without_tokens(logits=logits)
+        >>> Energy().fit(classified).score_samples(classified).round(3)
+        array([4.036, 2.099])
     """
 
     name = "energy"

@@ -26,16 +26,27 @@ __all__ = ["Mahalanobis"]
 class Mahalanobis(Detector):
     """s(Z) = -(z̄ - μ)ᵀ Σ⁻¹ (z̄ - μ), with z̄ the mean token of the sequence.
 
-    Lee et al. 2018 (arXiv 1807.03888) for classifiers, Ren et al. 2023 (arXiv 2209.15558) for
-    conditional language models: one Gaussian over the mean-pooled training sequences.
+    Lee et al. 2018 (arXiv 1807.03888) for classifiers, Ren et al. 2023 (arXiv 2209.15558) for conditional language
+    models: one Gaussian over the mean-pooled training sequences.
 
     Departures: Σ is the covariance divided by N, in float64, in one streaming pass. Eigenvalues below
-    `eigenvalue_floor` times their mean are raised to it, since encoders that end in a layer norm (and
-    corpora smaller than D) have a singular Σ; a well-conditioned Σ is left exactly as it is.
+    `eigenvalue_floor` times their mean are raised to it, because Σ is singular after a layer norm and for fewer than D
+    sequences; a well-conditioned Σ is not changed.
 
     Args:
-        normalize: "none" as published, "tokens" or "pooled" to compare directions only.
+        normalize: "none" as published; "tokens" or "pooled" to compare directions only.
         eigenvalue_floor: smallest eigenvalue allowed, relative to the mean one.
+
+    Attributes:
+        mean_: μ `[D]`, float64.
+        whitening_: Σ^(-1/2) `[D, D]`, float64.
+
+    Examples:
+        >>> import torch
+        >>> from apood import Mahalanobis
+        >>> corners = [torch.tensor([[x, y]]) for x in (-2.0, 2.0) for y in (-1.0, 1.0)]
+        >>> Mahalanobis().fit(corners).score_samples([torch.tensor([[0.0, 0.0]]), torch.tensor([[4.0, 1.0]])])
+        array([-0., -5.])
     """
 
     name = "mahalanobis"
@@ -49,16 +60,16 @@ class Mahalanobis(Detector):
         self.eigenvalue_floor = eigenvalue_floor
 
     def check_parameters(self) -> None:
-        """Refuses constructor arguments that make no sense."""
+        """Raise `InputError` if a constructor argument is not allowed."""
         check_choice("normalize", self.normalize, get_args(Normalize))
         check_number("eigenvalue_floor", self.eigenvalue_floor, above=0, most=1)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
-        """Every way to normalise."""
+        """Return every normalization."""
         return [{"normalize": normalize} for normalize in get_args(Normalize)]
 
     def log_distances(self, scores: Tensor) -> Tensor:
-        """Of the squared distance."""
+        """Return the logarithms of the squared distances."""
         return floored_log(-scores)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002

@@ -21,8 +21,7 @@ from apood.detectors.ap_ood.recipe import (
     resolve,
 )
 from apood.detectors.ap_ood.training import Training, estimate_batch_bytes, log_norms, pool_corpus
-from apood.detectors.contract.base import Detector, Scores
-from apood.detectors.contract.held_out import HeldOutFit
+from apood.detectors.contract.base import Detector, HeldOutFit, Scores
 from apood.detectors.shared.log_distances import LengthLaw, floored_log
 from apood.fitting.checkpoint import Checkpoint, run_digest
 from apood.fitting.optimise import minimise
@@ -37,29 +36,28 @@ from apood.tokens.source import SkipFirst, TokenSource, drop_first_token, token_
 
 __all__ = ["APOOD"]
 
-_LAW_SEQUENCES = 4096
-_SPARE, _BATCHES = 2**31, 4  # bytes, and batches, that a corpus in the memory of a GPU leaves free for the work on it
+_LAW_SEQUENCES = 4096  # most ID sequences that the length law is fitted on
+_SPARE, _BATCHES = 2**31, 4  # bytes, and batches, that a corpus in GPU memory leaves free for the training
 _FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
 
 class APOOD(Detector):
     """Attention pooling for OOD detection, unsupervised and with auxiliary outliers.
 
-    Hofmann et al., ICLR 2026. M heads W_j of T queries each pool a sequence Z by attention over all
-    its (token, query) pairs, h_j(Z) = Tr(W_jᵀ Z softmax(β Zᵀ W_j)), and compare the result with that
-    of the whole training corpus, μ_j:
+    Hofmann et al., ICLR 2026. M heads W_j of T queries each pool a sequence Z by attention over all its (token, query)
+    pairs, h_j(Z) = Tr(W_jᵀ Z softmax(β Zᵀ W_j)), and compare the result with the prototype μ_j, the pooled value of the
+    whole training corpus:
 
         d²_j(Z) = (h_j(Z) - μ_j)²
         s(Z)     = Σ_j (-d²_j(Z) + log |W_j|²)      score="sum"
         s_t(Z)   = Σ_j (-ν log(1 + d²_j(Z) / ν) + log |W_j|²), ν = 3    score="student"
         s_min(Z) = min_j (-d²_j(Z) + log |W_j|²)    score="min"
 
-    The heads minimise mean_n Σ_j d²_j(Z_n) - Σ_j log |W_j|², with μ of each batch and gradient through
-    it. AUX sequences add λ mean -log(1 - exp(-d²)). At β = 0 this represents the Mahalanobis distance.
+    The heads minimise mean_n Σ_j d²_j(Z_n) - Σ_j log |W_j|², with μ of each batch and gradient through it. AUX
+    sequences add λ mean -log(1 - exp(-d²)). At β = 0 this can represent the Mahalanobis distance.
 
-    `recipe="paper"` follows the publication to the letter. `recipe="robust"`, the default, departs from
-    it where its scale-free form works on any backbone without tuning. Each argument that is not None
-    overrides what the recipe sets:
+    `recipe="paper"` follows the publication to the letter. `recipe="robust"`, the default, departs from it so that it
+    works on any backbone without tuning. Each argument that is not None overrides a setting of the recipe:
 
     | argument          | robust                                      | paper                          |
     | ----------------- | ------------------------------------------- | ------------------------------ |
@@ -70,7 +68,7 @@ class APOOD(Detector):
     | `similarity`      | dot                                         | dot                            |
     | `regularizer`     | logdet: keeps heads apart                   | norm: Σ log of squared norms   |
     | `normalize`       | tokens                                      | none                           |
-    | `head_reduction`  | mean: loss a head                           | sum                            |
+    | `head_reduction`  | mean: loss per head                         | sum                            |
     | `steps`           | 300                                         | 1000                           |
     | `batch_size`      | 64 (fewer if they exceed 2²⁷ numbers)       | 512                            |
     | `learning_rate`   | 0.001, cosine                               | 0.01, cosine                   |
@@ -81,32 +79,53 @@ class APOOD(Detector):
     | (loss with AUX)   | + regulariser, mean of ID + λ mean of AUX   | both sums over N + N'          |
     | (long sequences)  | distance in proportion to ID ones as long   | as they are                    |
 
-    The more tokens there are to average over, the nearer any sequence is: log of the distance falls with log S.
-    The robust recipe learns that slope from the training sequences and takes from a long sequence what it owes to
-    its length alone; without it, long foreign documents look more ordinary than short ID ones.
+    The more tokens a sequence averages over, the nearer it is: log d falls with log S. The robust recipe learns that
+    slope from the training sequences and corrects the distances of long sequences by it; otherwise long foreign
+    documents look more ordinary than short ID ones.
 
-    The euclidean similarity attends by -|z - w|²/2; its robust start is at random tokens, not whitened.
-    W and its norms live in the space of the tokens after all of this.
+    The euclidean similarity attends by -|z - w|²/2; its robust start is at random tokens, without whitening. W and its
+    norms live in the space of the tokens after preprocessing.
 
     Args:
-        heads: M, or "auto" for what the recipe sets.
-        queries: T, queries a head.
+        heads: M, or "auto" for the number that the recipe sets.
+        queries: T, queries per head.
         beta: inverse temperature of the attention; 0 is mean pooling.
-        temperature: beta without a unit: times the standard deviation of the token similarities at the start.
+        temperature: beta without a unit: beta times the standard deviation of the token similarities at the start.
         similarity: "dot" or "euclidean".
-        score: "sum" over heads; "student", its robust twin, in which no single head can decide alone, for
-            many queries a head, which fit a training set too well; or "min", the provable bound, which is
-            weaker in practice.
+        score: "sum" over heads; "student", its robust variant, in which no single head can decide alone, for many
+            queries per head, which overfit; or "min", which has a provable bound but is weaker in practice.
         regularizer: "logdet" or "norm".
         recipe: "robust" or "paper".
-        normalize: "tokens" (to length 1) or "none".
+        normalize: "tokens" (scale each to length 1) or "none".
         aux_weight: λ, the weight of AUX sequences in the loss.
         head_reduction: "mean" or "sum" of d² over heads in the loss.
-        steps: gradient steps.
-        batch_size: sequences a step.
-        learning_rate: peak rate of Adam.
-        seed: of the start and of the batches.
+        steps: number of gradient steps.
+        batch_size: sequences per step.
+        learning_rate: peak learning rate of Adam.
+        seed: seed of the initial weights and of the batches.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
+
+    Attributes:
+        queries_: W `[M, T, D]` in the space of the preprocessed tokens, with the whitening included.
+        prototype_: μ `[M]`.
+        log_norms_: log |W_j|² `[M]` of the weights in the whitened space.
+        origin_: the mean token `[D]` that is subtracted; zeros if tokens are not centred.
+        beta_: β after the warm-up.
+        unit_tokens_: whether tokens are scaled to length 1.
+        skips_first_: whether the first token of each sequence is left out because it is a sink.
+        mean_distance_: mean d² per head over the ID sequences; about 1 after a good fit.
+        length_law_: how log distances of ID sequences fall with their length.
+
+    Examples:
+        >>> import torch
+        >>> from apood import APOOD
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> inside = [torch.randn(8, 4, generator=generator) + 3 for _ in range(100)]
+        >>> detector = APOOD(steps=20, device="cpu").fit(inside[:60]).calibrate(inside[60:])
+        >>> foreign = inside[0].clone()
+        >>> foreign[:3] *= -1  # three tokens of another kind
+        >>> detector.predict([inside[0], foreign])
+        array([ 1, -1])
     """
 
     name = "ap-ood"
@@ -161,12 +180,11 @@ class APOOD(Detector):
         self.device = device
 
     def token_contributions(self, tokens: object) -> Ragged:
-        """How much each token adds to the squared distance of its sequence; they sum to it exactly.
+        """Return how much each token adds to the squared distance of its sequence; the sum is exactly that distance.
 
-        c_s = Σ_j (h_j - μ_j) Σ_t p_jts (a_jts - μ_j): large where a token draws attention and pulls the
-        pooled value away from the prototype, negative where it pulls it back, 0 for a skipped first token.
-        For score="student" each head's part is scaled to what its d² counts there, and all of them to what the
-        distance of a long sequence counts.
+        c_s = Σ_j (h_j - μ_j) Σ_t p_jts (a_jts - μ_j): large if a token draws attention and pulls the pooled value away
+        from the prototype, negative if it pulls it back, 0 for a skipped first token. For score="student" the part of
+        each head is scaled like its d² in the score, and all parts are scaled by the correction for long sequences.
         """
         source = self._check_for_scoring(tokens)
         batches = source.batches(token_budget(source.dim))
@@ -205,7 +223,7 @@ class APOOD(Detector):
         )
 
     def check_parameters(self) -> None:
-        """Refuses constructor arguments that make no sense."""
+        """Raise `InputError` if a constructor argument is not allowed."""
         self._resolve_recipe()
         check_choice("score", self.score, get_args(ScoreName))
         if self.beta is not None and self.temperature is not None:
@@ -217,11 +235,11 @@ class APOOD(Detector):
         check_device(self.device)
 
     def log_distances(self, scores: Tensor) -> Tensor:
-        """Of what a score lacks to the best one possible, for "sum" Σ_j d²_j."""
-        return floored_log(self._best().to(scores) - scores)
+        """Return the logarithm of the best possible score minus the score, which is Σ_j d²_j for "sum"."""
+        return floored_log(self._best_score().to(scores) - scores)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:
-        """The paper's grid: β, every T that divides D, with M T = D, and λ where there are AUX sequences."""
+        """Return the paper's grid: β, every T that divides D, with M T = D, and λ if there are AUX sequences."""
         betas = sorted({1 / math.sqrt(dim), 0.25, 0.5, 1.0, 2.0})
         sizes = [{"queries": queries, "heads": dim // queries} for queries in (1, 4, 16, 64) if dim % queries == 0]
         weights: list[dict[str, Any]] = [{"aux_weight": weight} for weight in (0.1, 1.0, 10.0)] if supervised else [{}]
@@ -239,7 +257,7 @@ class APOOD(Detector):
         return HeldOutFit(loss, distance, self.mean_distance_)
 
     def _place(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
-        """In the memory of the GPU, where there is one with room for all tokens."""
+        """Move all tokens to the memory of the GPU, if there is one with enough room."""
         given, recipe = [source] if aux is None else [source, aux], self._resolve_recipe()
         spare = _SPARE + _BATCHES * sum(estimate_batch_bytes(own, recipe) for own in given if len(own))
         own, *outliers = place_on_device(given, resolve_device(self.device), spare)
@@ -251,7 +269,7 @@ class APOOD(Detector):
         generator = torch.Generator().manual_seed(self.seed)
         self.skips_first_ = recipe.adapted and has_sink(source, recipe.unit_tokens, generator)
         if self.skips_first_:
-            source, aux = _without_first(source), None if aux is None else _without_first(aux)
+            source, aux = _skip_first(source), None if aux is None else _skip_first(aux)
         start = prepare_start(source, recipe, generator, device)
         weights = start.weights.clone().requires_grad_()
         training = Training(source, aux, recipe, start, weights, self.aux_weight, self.seed)
@@ -281,20 +299,20 @@ class APOOD(Detector):
         self.beta_, self.unit_tokens_ = start.beta, recipe.unit_tokens
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
         self.length_law_ = LengthLaw()
-        if recipe.adapted:  # how the distance of ID sequences falls with their length
+        if recipe.adapted:
             lengths = whole.lengths[sample]
             lacking = Shortfall(self.score, self.prototype_, self.log_norms_).of(corpus.sample.cpu())
-            distances = self.log_distances(self._best().double() - lacking.double())
+            distances = self.log_distances(self._best_score().double() - lacking.double())
             self.length_law_ = LengthLaw.fit(distances[:, None], lengths)
-        nearest = training.aux_distance()
+        nearest = training.measure_aux_distance()
         outliers = None if nearest is None else Outliers(float(nearest), self.aux_weight, recipe.head_reduction)
         warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         lacking = self._pool(tokens.dtype).finish(drop_first_token(tokens) if self.skips_first_ else tokens)
-        if self.skips_first_:  # a fault shows even where nobody looks
-            lacking = lacking + _traces_of_faults(tokens).to(lacking, non_blocking=True)
-        best, factors = self._best(), self._length_factors(tokens.lengths)  # while a GPU is at work
+        if self.skips_first_:  # a non-finite value must show in the score even if it is in the skipped token
+            lacking = lacking + _mark_nonfinite_first(tokens).to(lacking, non_blocking=True)
+        best, factors = self._best_score(), self._length_factors(tokens.lengths)  # computed while the GPU is busy
         return best - lacking.cpu() * factors
 
     def _pool(self, dtype: torch.dtype) -> FrozenPool:
@@ -314,23 +332,23 @@ class APOOD(Detector):
     def _preprocessing(self, device: torch.device) -> Preprocessing:
         return Preprocessing(self.unit_tokens_, self._copy_on(device, "origin_") if bool(self.origin_.any()) else None)
 
-    def _best(self) -> Tensor:
-        """The score at a distance of 0."""
+    def _best_score(self) -> Tensor:
+        """Return the score at a distance of 0."""
         return self.log_norms_.amin() if self.score == "min" else self.log_norms_.sum()
 
     def _length_factors(self, lengths: Tensor) -> Tensor:
-        """What the distance of a sequence is multiplied by for its length: 1, or more for a long one."""
+        """Return the factor per sequence that corrects its distance for its length: 1, or more for a long sequence."""
         if not any(self.length_law_.slopes):  # a shortcut, because a single sequence is scored in microseconds
             return torch.ones(len(lengths), dtype=torch.float64)
         return (-self.length_law_.allowances(lengths)[:, 0]).exp()
 
 
-def _without_first(source: TokenSource) -> TokenSource:
+def _skip_first(source: TokenSource) -> TokenSource:
     return source.skip_first() if isinstance(source, Resident) else SkipFirst(source)
 
 
-def _traces_of_faults(tokens: TokenBatch) -> Tensor:
-    """Of each sequence 0, or NaN if its first token is not finite."""
+def _mark_nonfinite_first(tokens: TokenBatch) -> Tensor:
+    """Return 0 per sequence, or NaN if its first token is not finite."""
     first = tokens.values[:1] if len(tokens) == 1 else tokens.values[upload(tokens.offsets[:-1], tokens.values.device)]
     return (first * 0).sum(1)
 

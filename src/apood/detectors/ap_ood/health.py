@@ -1,4 +1,4 @@
-"""Whether a training of AP-OOD went wrong, and what to do about it."""
+"""Warnings about a training of AP-OOD that failed, with remedies."""
 
 import math
 import warnings
@@ -14,22 +14,22 @@ from apood.support.errors import DivergedWarning, FitWarning
 
 __all__ = ["Outliers", "warn_of_failure"]
 
-_UNSETTLED = 4.0  # mean d² a head; good fits end between 0.4 and 1.7
-_COLLAPSED = 0.99  # cosine of two heads
-_COLLAPSED_SHARE = 0.1
+_UNSETTLED = 4.0  # mean d² per head; good fits end between 0.4 and 1.7
+_COLLAPSED = 0.99  # absolute cosine between two heads
+_COLLAPSED_SHARE = 0.1  # of the heads
 _DEAD = 1e-6  # variance of a head, relative to the median one
-# d² of AUX sequences; the gradient with respect to it is 1 for an ID sequence and -λ / (exp(d²) - 1) for an AUX one:
-# from here on, at λ = 1, a millionth, which the rounding of float32 sums over tokens and sequences swallows
+# d² of AUX sequences. The gradient with respect to d² is 1 for an ID sequence and -λ / (exp(d²) - 1) for an AUX one.
+# Beyond this value it is below a millionth at λ = 1, which is lost in the rounding of float32 sums.
 _UNFELT = 14.0
 
 
 class Outliers(NamedTuple):
-    """How a fit saw its AUX sequences.
+    """How far away AUX sequences were in a fit.
 
     Attributes:
-        distance: -log of their mean exp(-d²), at the start or at the end, wherever they were nearer.
+        distance: -log of their mean exp(-d²), at the start or at the end, whichever is nearer.
         weight: λ.
-        reduction: of d² over heads.
+        reduction: how the loss reduces d² over heads.
     """
 
     distance: float
@@ -45,15 +45,15 @@ def warn_of_failure(
     outcome: Outcome,
     outliers: Outliers | None,
 ) -> None:
-    """Issues a `FitWarning` for each thing that is clearly wrong.
+    """Issue a `FitWarning` for each failure.
 
     Args:
-        weights: `[M, T, D]` in the space they were trained in.
-        variances: variance of each head's pooled value over the training sequences.
-        distance: mean d² a head over the training sequences.
+        weights: `[M, T, D]` in the space of the training.
+        variances: variance of the pooled value over the training sequences, per head.
+        distance: mean d² per head over the training sequences.
         sequences: number of training sequences.
         outcome: how the optimisation ended.
-        outliers: what the loss saw of AUX sequences; None if it looked at none.
+        outliers: how far away AUX sequences were; None if the loss ignores them.
     """
     if outcome.diverged_at is not None:
         warnings.warn(
@@ -62,22 +62,23 @@ def warn_of_failure(
             DivergedWarning,
             stacklevel=4,
         )
-    found = _findings(weights, variances, distance, sequences)
-    if outliers is not None and (unfelt := _unfelt(outliers, len(weights), distance)) is not None:
+    found = _find_failures(weights, variances, distance, sequences)
+    if outliers is not None and (unfelt := _find_unfelt(outliers, len(weights), distance)) is not None:
         found.append(unfelt)
     for message in found:
         warnings.warn(message, FitWarning, stacklevel=4)
 
 
-def _findings(weights: Tensor, variances: Tensor, distance: float, sequences: int) -> list[str]:
+def _find_failures(weights: Tensor, variances: Tensor, distance: float, sequences: int) -> list[str]:
+    """Return a message per failure."""
     heads, _, dim = weights.shape
     found = []
     if (few := describe_shortage(sequences, dim)) is not None:
         found.append(few)
     if distance > _UNSETTLED:
         found.append(
-            f"Training has not settled: the mean squared distance a head is {distance:.3g} where about 1 is right; "
-            "use more steps or a smaller beta, and recipe='robust' if this was not it."
+            f"Training has not settled: the mean squared distance per head is {distance:.3g}, but should be about 1; "
+            "use more steps or a smaller beta, or recipe='robust' if this was another recipe."
         )
     if (collapsed := _collapsed_share(weights)) > _COLLAPSED_SHARE:
         found.append(
@@ -93,26 +94,26 @@ def _findings(weights: Tensor, variances: Tensor, distance: float, sequences: in
 
 
 def _collapsed_share(weights: Tensor) -> float:
-    """Share of heads that point the same way as, or opposite to, a head before them."""
+    """Return the share of heads that have the same or the opposite direction as an earlier head."""
     directions = torch.nn.functional.normalize(weights.flatten(1), dim=1)
     cosines = (directions @ directions.T).abs().tril(-1)
     return float((cosines.amax(1) > _COLLAPSED).double().mean())
 
 
-def _unfelt(outliers: Outliers, heads: int, inside: float) -> str | None:
-    """What to say of AUX sequences that were too far away to be learnt from; `inside` is the mean d² a head of ID."""
+def _find_unfelt(outliers: Outliers, heads: int, inside: float) -> str | None:
+    """Return a message if AUX sequences were too far away to learn from; `inside` is the mean d² per head of ID."""
     distance, weight, reduction = outliers
     limit = _UNFELT + math.log(max(weight, 1.0))
     if not distance > limit:
         return None
-    a_head = distance / heads if reduction == "sum" else distance
-    if a_head > limit and inside <= _UNSETTLED:
+    per_head = distance / heads if reduction == "sum" else distance
+    if per_head > limit and inside <= _UNSETTLED:
         return (
-            f"The AUX sequences taught nothing because they are told from ID anyway: their mean squared distance a "
-            f"head is at least {a_head:.3g} at the start and at the end, that of ID {inside:.3g}; "
+            "The AUX sequences taught nothing because they differ from ID anyway: their mean squared distance per head "
+            f"is at least {per_head:.3g} at the start and at the end, that of ID {inside:.3g}; "
             "use AUX sequences that are more like ID ones, or none."
         )
-    which, remedy = "a head", "more steps or a smaller beta"
+    which, remedy = "per head", "more steps or a smaller beta"
     if reduction == "sum":
         which, remedy = f"summed over {heads} heads", "recipe='robust' or head_reduction='mean'"
     return (

@@ -1,4 +1,4 @@
-"""The recipes of AP-OOD, and the start of training that a recipe asks for: tokens' preprocessing, weights, beta."""
+"""The recipes of AP-OOD, and the start of a training by a recipe: preprocessing of the tokens, weights, beta."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -31,10 +31,34 @@ ScoreName = Literal["sum", "student", "min"]
 Regularizer = Literal["logdet", "norm"]
 HeadReduction = Literal["mean", "sum"]
 
+_PROBE_SEQUENCES, _PROBE_ELEMENTS = 256, 2**24  # most sequences and numbers that a spread is measured on
+_SINK_SPREAD = 0.1  # a first token is a sink if its variance is below this share of the variance of all tokens
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a fit of AP-OOD apart from the data and the seed."""
+    """All settings of a fit of AP-OOD, apart from the seed.
+
+    Attributes:
+        queries: T, queries per head.
+        regularizer: "logdet" or "norm"; see `regularization`.
+        head_reduction: how the loss reduces d² over heads.
+        unit_tokens: whether tokens are scaled to length 1.
+        steps: gradient steps.
+        batch_size: sequences per step.
+        learning_rate: peak learning rate of Adam.
+        heads: M; None for `queries_per_dim` * D // queries, at most D.
+        beta: inverse temperature of the attention; None for the value that `temperature` gives.
+        similarity: "dot" or "euclidean".
+        queries_per_dim: queries of all heads, divided by D. With 1, a detector has as many parameters as a covariance.
+        adapted: whether the start depends on the data: sinks are skipped, tokens are centred and whitened, and the
+            weights start from a rotation.
+        temperature: beta times the standard deviation of the similarities at the start; None for beta = 1/√D.
+        warm_up: share of the steps during which beta rises from 0.
+        batch_elements: most numbers in a batch, which limits the memory for long sequences; None for no limit.
+        mean_prototype: whether the score uses the plain mean of h as the prototype, not the attention-weighted one.
+        balanced_aux: whether a loss with AUX keeps the regulariser and weighs the mean over AUX like the mean over ID.
+    """
 
     queries: int
     regularizer: Regularizer
@@ -43,17 +67,16 @@ class Recipe:
     steps: int
     batch_size: int
     learning_rate: float
-    heads: int | None = None  # None: set by `queries_per_dim`
-    beta: float | None = None  # None: set by `temperature`
+    heads: int | None = None
+    beta: float | None = None
     similarity: Similarity = "dot"
-
-    queries_per_dim: int = 1  # 1: M T = D, as many parameters as a covariance matrix has
-    adapted: bool = False  # to the data: sinks skipped, tokens centred and whitened, start from a rotation
-    temperature: float | None = None  # beta in units of the spread of the similarities; None: beta = 1/√D
-    warm_up: float = 0.0  # share of the steps over which beta rises from 0
-    batch_elements: int | None = None  # cuts a batch of long sequences, to bound memory
-    mean_prototype: bool = False  # score against the plain mean of h, not the attention-weighted one
-    balanced_aux: bool = False  # with AUX: keep the regulariser, and weigh the mean of AUX like that of ID
+    queries_per_dim: int = 1
+    adapted: bool = False
+    temperature: float | None = None
+    warm_up: float = 0.0
+    batch_elements: int | None = None
+    mean_prototype: bool = False
+    balanced_aux: bool = False
 
 
 ROBUST = Recipe(
@@ -64,7 +87,7 @@ ROBUST = Recipe(
     steps=300,
     batch_size=64,
     learning_rate=0.001,
-    queries_per_dim=2,  # with T = 2 that is M = D: fewer heads span fewer directions of the mean than Mahalanobis sees
+    queries_per_dim=2,  # M = D with T = 2; fewer heads would cover fewer directions than Mahalanobis does
     adapted=True,
     temperature=0.7,
     warm_up=0.5,
@@ -85,7 +108,7 @@ PAPER = Recipe(
 
 
 def resolve(recipe: RecipeName, **arguments: Any) -> Recipe:
-    """The recipe with every argument that is not None in its place, checked."""
+    """Return the recipe, in which every argument that is not None replaces a setting, after checking all settings."""
     check_choice("recipe", recipe, get_args(RecipeName))
     base = ROBUST if recipe == "robust" else PAPER
     chosen = replace(base, **{name: value for name, value in arguments.items() if value is not None})
@@ -103,16 +126,18 @@ def resolve(recipe: RecipeName, **arguments: Any) -> Recipe:
     return chosen
 
 
-_PROBE_SEQUENCES, _PROBE_ELEMENTS = 256, 2**24  # that a spread is measured on, at most
-_SINK_SPREAD = 0.1  # a first token that varies less than this share of all tokens carries nothing
-
-
 @dataclass(frozen=True)
 class Start:
-    """The tokens are looked at in `preprocessing`; weights W stand for the queries W P there, with P the `whitening`.
+    """The start of a training.
 
-    Whitening the tokens or the queries is the same thing for dot products, (P z)ᵀ w = zᵀ (Pᵀ w), so
-    the whitened space costs nothing: one learning rate then fits all backbones.
+    Weights W stand for the queries W P, with P the whitening. Whitening the tokens or the queries is the same for dot
+    products, (P z)ᵀ w = zᵀ (Pᵀ w), so the whitened space costs nothing. In it one learning rate fits all backbones.
+
+    Attributes:
+        preprocessing: of the tokens: scaling to length 1, and centring.
+        whitening: P `[D, D]`, or None.
+        weights: W `[M, T, D]` before the first step.
+        beta: inverse temperature of the attention after the warm-up.
     """
 
     preprocessing: Preprocessing
@@ -121,16 +146,16 @@ class Start:
     beta: float
 
     def queries(self, weights: Tensor) -> Tensor:
-        """The queries in the preprocessing that `weights` stand for."""
+        """Return the queries that `weights` stand for."""
         return weights if self.whitening is None else weights @ self.whitening
 
 
 def has_sink(source: TokenSource, unit: bool, generator: torch.Generator) -> bool:
-    """Whether the first token is nearly the same in all sequences, as in causal language models.
+    """Return whether the first token is a sink: nearly the same in all sequences, as in causal language models.
 
-    Such a token takes a share 1/S of a mean, but all the attention of every query that points its way.
+    A sink contributes a share of 1/S to a mean, but takes all the attention of every query that is similar to it.
     """
-    tokens = _probe(source, generator)
+    tokens = _draw_probe(source, generator)
     if len(tokens) < 2 or float((tokens.lengths > 1).double().mean()) < 0.5:
         return False
     z = Preprocessing(unit).apply(tokens.values.float())
@@ -139,7 +164,7 @@ def has_sink(source: TokenSource, unit: bool, generator: torch.Generator) -> boo
 
 
 def prepare_start(source: TokenSource, recipe: Recipe, generator: torch.Generator, device: torch.device) -> Start:
-    """The start that `recipe` asks for, on `device`."""
+    """Return the start of a training by `recipe`, on `device`."""
     dim = source.dim
     auto = min(dim, max(1, recipe.queries_per_dim * dim // recipe.queries))
     shape = (recipe.heads or auto, recipe.queries, dim)
@@ -155,9 +180,9 @@ def prepare_start(source: TokenSource, recipe: Recipe, generator: torch.Generato
         preprocessing = Preprocessing(recipe.unit_tokens, mean.float().to(device))
         if recipe.similarity == "dot":
             whitening = inverse_root(covariance, EIGENVALUE_FLOOR).float().to(device)
-            weights = _rotations(shape, generator)
-        else:  # a euclidean query attends to its neighbourhood, so it starts where tokens are
-            tokens = preprocessing.apply(_probe(source, generator).values.float().to(device)).cpu()
+            weights = _draw_rotations(shape, generator)
+        else:  # a euclidean query attends to its neighbourhood, so it starts at a token
+            tokens = preprocessing.apply(_draw_probe(source, generator).values.float().to(device)).cpu()
             weights = tokens[torch.randint(len(tokens), shape[:2], generator=generator)]
     else:
         weights = torch.randn(shape, generator=generator)
@@ -165,32 +190,30 @@ def prepare_start(source: TokenSource, recipe: Recipe, generator: torch.Generato
     start = Start(preprocessing, whitening, weights, recipe.beta or 0.0)
     if recipe.beta is not None:
         return start
-    return Start(preprocessing, whitening, weights, _scale_free_beta(source, recipe, start, generator))
+    return Start(preprocessing, whitening, weights, _choose_beta(source, recipe, start, generator))
 
 
-def _rotations(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """As many rows of random orthogonal matrices as there are queries.
-
-    In the whitened space these are the Mahalanobis distance when there are D of them.
-    """
+def _draw_rotations(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+    """Return rows of random orthogonal matrices, one per query; D of them are Mahalanobis in the whitened space."""
     heads, queries, dim = shape
     count = -(-heads * queries // dim)
     rows = [torch.linalg.qr(torch.randn(dim, dim, generator=generator)).Q for _ in range(count)]
     return torch.cat(rows)[: heads * queries].reshape(shape)
 
 
-def _scale_free_beta(source: TokenSource, recipe: Recipe, start: Start, generator: torch.Generator) -> float:
+def _choose_beta(source: TokenSource, recipe: Recipe, start: Start, generator: torch.Generator) -> float:
+    """Return beta so that the logits at the start have the standard deviation `recipe.temperature`, or 1/√D."""
     if recipe.temperature is None:
         return float(source.dim**-0.5)
-    tokens = start.preprocessing.apply(_probe(source, generator).values.float().to(start.weights.device))
-    some = start.weights.flatten(0, 1)[: source.dim].unsqueeze(0)  # D queries say enough of how all of them spread
+    tokens = start.preprocessing.apply(_draw_probe(source, generator).values.float().to(start.weights.device))
+    some = start.weights.flatten(0, 1)[: source.dim].unsqueeze(0)  # D queries are enough to measure the spread
     _, logits = similarities_and_logits(tokens, start.queries(some), 1.0, recipe.similarity)
     spread = float(logits.std())
     return recipe.temperature / spread if spread > 0 else 0.0
 
 
-def _probe(source: TokenSource, generator: torch.Generator) -> TokenBatch:
-    """Some random sequences; fewer of them when they are long, but always one."""
+def _draw_probe(source: TokenSource, generator: torch.Generator) -> TokenBatch:
+    """Return some random sequences: fewer if they are long, but at least one."""
     chosen = torch.randperm(len(source), generator=generator)[:_PROBE_SEQUENCES]
     fits = source.lengths[chosen].cumsum(0) * source.dim <= _PROBE_ELEMENTS
     fits[0] = True

@@ -1,4 +1,8 @@
-"""The training of AP-OOD: its losses, the objective of each step, and the pass over the corpus that follows."""
+"""The training of AP-OOD: its losses, the objective of each step, and the pass over the corpus that follows.
+
+Gradients of the losses are written by hand: their tensors are small, so that the number of operations counts, each of
+which is a launch on a GPU. Autograd would add two or three to every one.
+"""
 
 import contextlib
 import math
@@ -30,16 +34,19 @@ __all__ = [
     "squared_distances",
 ]
 
+_LARGE_BATCH = 2**28  # bytes; larger batches are not read ahead, so that main memory holds only one
+_GPU_NUMBERS = 2**27  # numbers that are pooled at once after training, enough to keep a GPU busy
+
 
 def squared_distances(pooled: Pooled, mu: Tensor | None = None) -> Tensor:
-    """d²_nj = (h_nj - μ_j)² `[N, M]`; μ is the prototype of these very sequences unless it is given."""
+    """Return d²_nj = (h_nj - μ_j)² `[N, M]`; μ is the prototype of the same sequences unless it is given."""
     return (pooled.value - (compute_prototype(pooled) if mu is None else mu)).square()
 
 
 def measure_spread(pooled: Pooled) -> tuple[Tensor, Tensor]:
-    """The mean d² of each head to the prototype of these very sequences, and that prototype, both `[M]`.
+    """Return the mean d² per head to the prototype of the same sequences, and that prototype, both `[M]`.
 
-    Equal to `squared_distances(pooled).mean(0)` and `compute_prototype(pooled)`, for sequences that are not empty.
+    Equal to `squared_distances(pooled).mean(0)` and `compute_prototype(pooled)`, for nonempty sequences.
     """
     distances, mu = _Spread.apply(*pooled)  # type: ignore[no-untyped-call]
     return distances, mu
@@ -66,20 +73,20 @@ class _Spread(torch.autograd.Function):
             against = of_distances * (-2 / len(deviations))
             through = against * deviations.sum(0)
             through_mu = through if of_mu is None else through + of_mu
-        assert through_mu is not None, "autograd asks only for what a loss depends on"
+        assert through_mu is not None, "autograd calls this only if the loss depends on an output"
         weighted = weights * through_mu
         of_value = weighted if against is None else torch.addcmul(weighted, deviations, against, value=-1)
         return of_value, weighted * deviations
 
 
 def log_norms(queries: Tensor) -> Tensor:
-    """The log |W_j|²_F of each head."""
+    """Return log |W_j|²_F per head."""
     result: Tensor = _LogNorms.apply(queries)  # type: ignore[no-untyped-call]
     return result
 
 
 class _LogNorms(torch.autograd.Function):
-    """Its gradient is 2 W_j / |W_j|²."""
+    """`log_norms`, with the gradient 2 W_j / |W_j|²."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor) -> Any:
@@ -95,12 +102,11 @@ class _LogNorms(torch.autograd.Function):
 
 
 def regularization(queries: Tensor, regularizer: Regularizer) -> Tensor:
-    """What keeps the heads from vanishing, to be maximised: one number for all heads.
+    """Return the term that keeps the heads from vanishing, to be maximised: one number for all heads.
 
-    "norm" is the paper's Σ_j log |W_j|²: it treats each head alone, so that every head drifts to the
-    direction of least variance and they end up on top of each other. "logdet" is the log-determinant
-    of the Gram matrix of the flattened heads: equal to the former for orthogonal heads, and -inf when
-    two of them coincide, so it also keeps them apart.
+    "norm" is the paper's Σ_j log |W_j|². It treats each head alone, so that all heads drift to the direction of least
+    variance and coincide in the end. "logdet" is the log-determinant of the Gram matrix of the flattened heads. It
+    equals "norm" for orthogonal heads and is -inf if two heads coincide, so it also keeps heads apart.
     """
     if regularizer == "norm":
         return log_norms(queries).sum()
@@ -109,13 +115,13 @@ def regularization(queries: Tensor, regularizer: Regularizer) -> Tensor:
 
 
 class _LogVolume(torch.autograd.Function):
-    """log det F Fᵀ of `F [M, K]`, whose gradient is 2 (F Fᵀ)⁻¹ F."""
+    """log det F Fᵀ of `F [M, K]`, with the gradient 2 (F Fᵀ)⁻¹ F."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor) -> Any:
-        wide = flat.double()  # a Gram matrix has the square of the condition number
-        root, pivot = torch.linalg.cholesky_ex(wide @ wide.T)  # not `cholesky`, which makes a GPU wait
-        flawed = pivot != 0  # heads coincide: there is no gradient, and the next look at the loss ends the fit
+        wide = flat.double()  # because a Gram matrix has the squared condition number
+        root, pivot = torch.linalg.cholesky_ex(wide @ wide.T)  # `cholesky` would wait for the GPU
+        flawed = pivot != 0  # heads coincide: there is no gradient, and the next check of the loss ends the fit
         ctx.save_for_backward(flat, root.masked_fill_(flawed, torch.nan))
         volume = 2 * root.diagonal().log().sum()
         return torch.where(flawed, -torch.inf, volume).to(flat.dtype)
@@ -128,13 +134,13 @@ class _LogVolume(torch.autograd.Function):
 
 
 def log1mexp(x: Tensor) -> Tensor:
-    """log(1 - exp(-x)) for x >= 0, accurate at both ends; x = 0 counts as the smallest positive number."""
+    """Return log(1 - exp(-x)) for x >= 0, accurate at both ends; x = 0 counts as the smallest positive number."""
     result: Tensor = _Log1mexp.apply(x)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Log1mexp(torch.autograd.Function):
-    """Its derivative is 1 / (exp(x) - 1)."""
+    """`log1mexp`, with the derivative 1 / (exp(x) - 1)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Any:
@@ -146,36 +152,31 @@ class _Log1mexp(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        # a distance of 0 does not move: there is no telling where to
+        # a distance of 0 has no direction to move in
         return torch.where(x >= torch.finfo(x.dtype).tiny, grad / torch.expm1(x), 0.0)
 
 
 def outlier_loss(distances: Tensor, reduction: HeadReduction) -> Tensor:
-    """Mean over AUX sequences of -log(1 - exp(-d²)), which wants their d² to be large.
+    """Return the mean over AUX sequences of -log(1 - exp(-d²)), which is small if their d² are large.
 
-    d² summed over hundreds of heads makes exp(-d²) vanish and with it the gradient; the mean over
-    heads stays of order 1.
+    With d² summed over hundreds of heads, exp(-d²) and the gradient vanish; the mean over heads stays of order 1.
     """
     return -log1mexp(reduce_heads(distances, reduction)).mean()
 
 
 def reduce_heads(distances: Tensor, reduction: HeadReduction) -> Tensor:
-    """The d² `[N]` of whole sequences."""
+    """Return d² `[N]` per sequence, the mean or the sum over heads."""
     return distances.mean(1) if reduction == "mean" else distances.sum(1)
 
 
-_LARGE_BATCH = 2**28  # bytes; of larger ones there is no second in main memory, ready before it is asked for
-_GPU_NUMBERS = 2**27  # of tokens that are pooled at once after training: enough for a GPU to be busy
-
-
 def estimate_batch_bytes(source: TokenSource, recipe: Recipe) -> int:
-    """How large a batch of `source` is on average."""
+    """Return the mean size of a batch of `source` in bytes."""
     tokens = float(source.lengths.double().mean()) * min(recipe.batch_size, len(source))
     return round(tokens) * source.dim * source.dtype.itemsize
 
 
 class Training:
-    """The loss of a step as a function of its number; batches are drawn from where the number starts."""
+    """The loss as a function of the step; the first step that is asked for decides where the batches start."""
 
     def __init__(
         self,
@@ -193,12 +194,12 @@ class Training:
         self._batches: Generator[tuple[list[TokenBatch], int]] | None = None
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        """The loss of a step and its mean d² a head."""
+        """Return the loss of a step and its mean d² per head."""
         recipe = self._recipe
         if self._batches is None:
             self._batches = self._read(step)
-        inside, *outside = self._pools(*next(self._batches), self._weights, step)
-        per_head, mu = measure_spread(inside)  # μ of the ID batch alone, with gradient: Algorithm 1
+        inside, *outside = self._pool(*next(self._batches), self._weights, step)
+        per_head, mu = measure_spread(inside)  # μ of the ID batch, with gradient through it: Algorithm 1
         loss = per_head.sum()
         if not outside or recipe.balanced_aux:
             loss = loss - regularization(self._weights, recipe.regularizer)
@@ -206,17 +207,17 @@ class Training:
             loss = loss / len(self._weights)
         for pooled in outside:
             outliers = self._aux_weight * outlier_loss(squared_distances(pooled, mu), recipe.head_reduction)
-            if not recipe.balanced_aux:  # both sums over N + N', here from batches of either kind
+            if not recipe.balanced_aux:  # the paper divides both sums by N + N'; batches give their means
                 loss, outliers = (1 - self._aux_share) * loss, self._aux_share * outliers
             loss = loss + outliers
         return loss, per_head.detach().mean()
 
     @torch.no_grad()
-    def aux_distance(self) -> Tensor | None:
-        """-log of the mean exp(-d²) of the AUX sequences, of whose d² the nearest count: how near the loss sees them.
+    def measure_aux_distance(self) -> Tensor | None:
+        """Return -log of the mean of exp(-d²) over AUX sequences, in which the nearest sequences dominate.
 
-        At the start or now, wherever they are nearer, over the first batch of the fit, however the fit went on: what
-        it says does not depend on interruptions. None if the loss does not look at AUX sequences.
+        This is how far away AUX sequences are to the loss: at the start or now, whichever is nearer. It is measured on
+        the first batch of the fit, so that it does not depend on interruptions. None if the loss ignores AUX sequences.
         """
         if len(self._sources) < 2 or self._aux_weight == 0:
             return None
@@ -224,33 +225,33 @@ class Training:
             first = next(reading)
         found = []
         for weights, step in ((self._start.weights, 0), (self._weights, self._recipe.steps)):
-            inside, outside = self._pools(*first, weights, step)
+            inside, outside = self._pool(*first, weights, step)
             distances = reduce_heads(squared_distances(outside, compute_prototype(inside)), self._recipe.head_reduction)
             found.append(math.log(len(distances)) - torch.logsumexp(-distances, 0))
         return torch.minimum(*found)
 
     def close(self) -> None:
-        """Stops reading ahead."""
+        """Stop reading ahead."""
         if self._batches is not None:
             self._batches.close()
 
-    def _pools(self, batches: Sequence[TokenBatch], inside: int, weights: Tensor, step: int) -> list[Pooled]:
-        """Of the ID batch and, where there are some, of the AUX batch."""
+    def _pool(self, batches: Sequence[TokenBatch], inside: int, weights: Tensor, step: int) -> list[Pooled]:
+        """Return the pools of the ID batch and, if there is one, of the AUX batch."""
         recipe = self._recipe
         beta = self._start.beta * warm_up(step, recipe.warm_up * recipe.steps)
         queries = self._start.queries(weights)
         pools = [
             attention_pool(batch, queries, beta, recipe.similarity, self._start.preprocessing) for batch in batches
         ]
-        if len(pools) < len(self._sources):  # both in one
+        if len(pools) < len(self._sources):  # one batch holds both kinds
             (both,) = pools
             value, log_mass = (torch.split(x, [inside, len(x) - inside]) for x in both)
             pools = [Pooled(*part) for part in zip(value, log_mass, strict=True)]
         return pools
 
     def _read(self, first: int) -> Generator[tuple[list[TokenBatch], int]]:
-        """The batches of each step from `first` on, and how many sequences of the first one are ID."""
-        orders = [self._order(source, self._seed + number, first) for number, source in enumerate(self._sources)]
+        """Yield the batches of each step from `first` on, and the number of ID sequences in the first batch."""
+        orders = [self._shuffle(source, self._seed + number, first) for number, source in enumerate(self._sources)]
         if all(isinstance(source, Resident) for source in self._sources):
             for indices in zip(*orders, strict=True):
                 yield gather_sequences(self._sources, indices), len(indices[0])
@@ -264,7 +265,7 @@ class Training:
                 if isinstance(stream, Generator):
                     stream.close()
 
-    def _order(self, source: TokenSource, seed: int, first: int) -> Iterator[Tensor]:
+    def _shuffle(self, source: TokenSource, seed: int, first: int) -> Iterator[Tensor]:
         recipe = self._recipe
         budget = None if recipe.batch_elements is None else max(1, recipe.batch_elements // source.dim)
         return shuffle_batches(source, seed=seed, batch_size=recipe.batch_size, token_budget=budget, start=first)
@@ -276,7 +277,14 @@ class Training:
 
 
 class CorpusPool(NamedTuple):
-    """What a pass over the training corpus says of each head: prototype, mean and variance of h, and some of the h."""
+    """Statistics of the pooled values h per head over the training corpus.
+
+    Attributes:
+        prototype: attention-weighted mean of h `[M]`, float64.
+        mean: plain mean of h `[M]`, float64.
+        variance: variance of h `[M]`, float64.
+        sample: h `[sampled sequences, M]`.
+    """
 
     prototype: Tensor
     mean: Tensor
@@ -288,15 +296,15 @@ class CorpusPool(NamedTuple):
 def pool_corpus(
     source: TokenSource, queries: Tensor, beta: float, recipe: Recipe, start: Start, sample: Tensor | None = None
 ) -> CorpusPool:
-    """Streams over the corpus once; the prototype is merged batch by batch (Algorithm 2).
+    """Return statistics of h after one streaming pass; the prototype is merged batch by batch (Algorithm 2).
 
-    `sample` are ascending numbers of the sequences whose pooled values are kept.
+    `sample` holds the indices, in ascending order, of the sequences whose pooled values are kept.
     """
     chosen = torch.empty(0, dtype=torch.int64) if sample is None else sample
     total: Pooled | None = None
     values, kept, first = [], [], 0
     with progress_bar(len(source), "prototype", "seq") as progress:
-        for batch in _whole(source, queries.device):
+        for batch in _read_all(source, queries.device):
             pooled = attention_pool(batch, queries, beta, recipe.similarity, start.preprocessing)
             part = merge_sequences(Pooled(*(x.double() for x in pooled)))
             total = part if total is None else merge(total, part)
@@ -314,8 +322,8 @@ def pool_corpus(
     return CorpusPool(total.value, mean, variance, torch.cat(kept))
 
 
-def _whole(source: TokenSource, device: torch.device) -> Iterator[TokenBatch]:
-    """All sequences in order, in batches of a size that suits the device."""
+def _read_all(source: TokenSource, device: torch.device) -> Iterator[TokenBatch]:
+    """Return all sequences in order, in batches of a size that suits the device."""
     if device.type != "cuda":
         return source.batches(token_budget(source.dim))
     batches = source.batches(max(1, _GPU_NUMBERS // source.dim))

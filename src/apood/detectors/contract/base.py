@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Collection, Generator, Hashable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from apood.decisions.conformal import benjamini_hochberg, conformal_p_values, conformal_threshold
-from apood.detectors.contract.held_out import HeldOutFit
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import progress_bar
@@ -27,6 +26,7 @@ from apood.tokens.source import TokenSource, as_source, token_budget
 __all__ = [
     "AuxUse",
     "Detector",
+    "HeldOutFit",
     "Scores",
     "find_nonempty",
     "get_required_parts",
@@ -36,95 +36,6 @@ __all__ = [
     "refuse_unfit",
 ]
 
-TOKENS = "tokens"
-
-
-def get_required_parts(batch: TokenBatch, requires: frozenset[str]) -> dict[str, Ragged]:
-    """The tokens, the channels, or both: whatever a method looks at."""
-    return {name: batch if name == TOKENS else batch.channels[name] for name in sorted(requires)}
-
-
-def find_nonempty(batch: TokenBatch, requires: frozenset[str]) -> torch.Tensor:
-    """Which sequences have at least one row of everything that is required."""
-    bounds = [part.offsets.numpy() for part in get_required_parts(batch, requires).values()]  # fast on a few numbers
-    return torch.from_numpy(np.logical_and.reduce([own[1:] > own[:-1] for own in bounds]))
-
-
-def refuse_incompatible(
-    source: TokenSource, other: TokenSource, requires: Collection[str], role: str, other_role: str
-) -> None:
-    """Raise InputError if two sources have tokens of different dimensions or from different encoders."""
-    if "tokens" in requires and source.dim != other.dim:
-        raise InputError(f"The {role} tokens have D={source.dim}, the {other_role} tokens have D={other.dim}.")
-    if not same_encoder(source.encoder, other.encoder):
-        raise InputError(
-            f"The {role} tokens come from another encoder ({describe_other(source.encoder, other.encoder)}) "
-            f"than the {other_role} tokens ({describe_other(other.encoder, source.encoder)})."
-        )
-
-
-def refuse_lacking(source: TokenSource, method: str, requires: frozenset[str], role: str) -> None:
-    """Refuses data without what the method looks at."""
-    there = [*([TOKENS] if source.dim else []), *sorted(source.channels)]
-    for lacking in sorted(requires - set(there)):
-        raise InputError(f"The method {method} needs {lacking}, which the {role} lack; they have {', '.join(there)}.")
-
-
-def refuse_unfit(
-    source: TokenSource,
-    requires: frozenset[str],
-    role: str,
-    check: Callable[[TokenBatch, int, str], None] | None = None,
-) -> None:
-    """Refuses, for fitting, a source without sequences, with empty ones, or with values that are not finite.
-
-    `check` is what else is to be asked of each batch; see `Detector._check_batch`.
-    """
-    if len(source) == 0:
-        raise InputError(f"There are no {role} sequences to fit on.")
-    if TOKENS in requires:  # told by the lengths, without reading a token
-        _refuse_empty(source.lengths > 0, TOKENS, 0, role)
-    first, where = 0, f"the {role} data"
-    with progress_bar(len(source), f"check {role}", "seq") as progress:
-        for batch in source.batches(token_budget(source.dim)):
-            for name, part in get_required_parts(batch, requires).items():
-                _refuse_empty(part.lengths > 0, name, first, role)
-            refuse_nonfinite(batch, requires, first, where)
-            if check is not None:
-                check(batch, first, where)
-            first += len(batch)
-            progress.update(len(batch))
-
-
-def _refuse_empty(has_rows: torch.Tensor, name: str, first: int, role: str) -> None:
-    if not bool(has_rows.all()):
-        index = first + int((~has_rows).nonzero()[0])
-        raise InputError(f"Sequence {index} of the {role} data has no {name}; remove empty sequences before fitting.")
-
-
-def refuse_nonfinite(batch: TokenBatch, requires: frozenset[str], first: int, where: str) -> None:
-    """Names the first NaN or infinite value; `first` is the number of the batch's first sequence."""
-    for name, part in get_required_parts(batch, requires).items():
-        if _are_finite(part.values):
-            continue
-        bad = (
-            (~torch.isfinite(part.values)).flatten(1) if part.values.ndim > 1 else ~torch.isfinite(part.values)[:, None]
-        )
-        rows = bad.any(1).nonzero().flatten().cpu()
-        if len(rows):
-            sequence = int(torch.searchsorted(part.offsets, rows[0], right=True)) - 1
-            row = int(rows[0] - part.offsets[sequence])
-            what = f"Token {row}" if name == TOKENS else f"Row {row} of {name}"
-            raise InputError(
-                f"{what} of sequence {first + sequence} in {where} is NaN or infinite; every value must be finite."
-            )
-
-
-def _are_finite(values: torch.Tensor) -> bool:
-    """In one cheap pass, because a finite sum has no NaN and no infinity in it; two where many 16-bit ones overflow."""
-    return math.isfinite(values.sum()) or all(map(math.isfinite, torch.aminmax(values)))
-
-
 Scores = npt.NDArray[np.float64]
 
 AuxUse = Literal["unused", "optional", "required"]
@@ -132,19 +43,59 @@ AuxUse = Literal["unused", "optional", "required"]
 
 T = TypeVar("T")
 
-_FEW = 64  # sequences that are scored before a progress bar would be there
+_TOKENS = "tokens"
+_FAR = 4.0  # squared distance per head, and its ratio between held-out and training sequences; both should be about 1
+_FEW = 64  # sequences that are scored without a progress bar, because it would not appear in time
+
+
+class HeldOutFit(NamedTuple):
+    """The loss and the distances of held-out ID sequences.
+
+    It does not rank settings, but it shows models that failed.
+
+    Attributes:
+        loss: mean over the sequences of the method's loss; AP-OOD's is Σ_j d²_j - Σ_j log |W_j|².
+        distance: mean squared distance per head.
+        training_distance: the same for the sequences that the model was fitted on.
+    """
+
+    loss: float
+    distance: float
+    training_distance: float
+
+    @property
+    def ratio(self) -> float:
+        """Held-out distance divided by training distance: 1 is ideal, whatever the size of the model."""
+        return self.distance / max(self.training_distance, np.finfo(np.float64).tiny)
+
+    @property
+    def disaster(self) -> bool:
+        """Whether the training never converged, or the model memorised its training sequences."""
+        return not (self.ratio < _FAR and self.training_distance < _FAR)
 
 
 class Detector(BaseEstimator):  # type: ignore[misc]
-    """Base of all detectors. A score is higher for what looks more in-distribution.
+    """The base class of all detectors. A higher score means more in-distribution.
 
-    A subclass stores its constructor's arguments untouched, learns attributes whose names end in an
-    underscore (tensors, numbers, texts: exactly these are saved), and implements `check_parameters`,
-    `_fit` and `_score`. The score of a sequence may not depend on the sequences beside it.
+    A subclass stores its constructor's arguments unchanged, learns attributes whose names end in an underscore
+    (tensors, numbers, texts; exactly these are saved), and implements `check_parameters`, `_fit` and `_score`. The
+    score of a sequence must not depend on other sequences.
 
-    `requires` names what the method looks at: "tokens", or channels that lie beside them. `propagates_nonfinite`
-    promises that a sequence with a non-finite value has no finite score: such values are then looked for only where a
-    score is not finite, instead of reading everything, and waiting for it, before each batch.
+    Class attributes that a subclass sets:
+        name: the name of the method.
+        requires: what the method reads: "tokens", names of channels, or both.
+        aux: whether it learns from auxiliary outliers: "unused", "optional" or "required".
+        propagates_nonfinite: True promises that a sequence with a non-finite value has no finite score. Such values are
+            then searched only after a score that is not finite, instead of reading all values before each batch.
+        has_held_out_fit: whether the method implements `held_out_fit`.
+
+    Attributes:
+        dim_: D, the dimension of the tokens; 0 if there are none.
+        encoder_: identity of the encoder of the ID sequences; None if unknown.
+        fitted_on_: digest of the ID sequences.
+        accept_: accept rate of the calibration.
+        threshold_: a sequence is in-distribution if its score is at least this; set by `calibrate`.
+        calibration_scores_: scores of the calibration sequences in ascending order.
     """
 
     name: ClassVar[str]
@@ -160,35 +111,37 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     threshold_: float
     calibration_scores_: Tensor
 
-    # what a subclass writes
+    # Methods that a subclass implements.
 
     def check_parameters(self) -> None:
-        """Refuses constructor arguments that make no sense."""
+        """Raise `InputError` if a constructor argument is not allowed."""
 
     def _place(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
-        """The ID and AUX sequences where `fit` reads them best; channels that are not required may be left behind."""
+        """Return the ID and AUX sequences where `fit` reads them fastest, with the required channels at least."""
         return source, aux
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
+        """Set the learnt attributes from checked sequences."""
         raise NotImplementedError
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        """Scores `[sequences]` of a batch without empty sequences."""
+        """Return the scores `[sequences]` of a batch without empty sequences."""
         raise NotImplementedError
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
-        """Refuses finite values that the method cannot read; `first` is the number of the batch's first sequence."""
+        """Raise `InputError` if a finite value is not allowed; `first` is the index of the batch's first sequence."""
 
     def log_distances(self, scores: Tensor) -> Tensor:
-        """The logarithms of the distances that the scores stand for; higher = more out-of-distribution.
+        """Return the logarithms of the distances behind the scores; higher means more out-of-distribution.
 
-        Methods are compared by them, because distances of ID sequences are skewed and their logarithms nearly
-        normal. A score that lives on a logarithmic scale, or is no distance, is only turned around.
+        A fusion compares methods by them, because distances of ID sequences are skewed and their logarithms are nearly
+        normal. The default, minus the score, is right for scores on a logarithmic scale and for scores that are not
+        distances.
         """
         return -scores
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
-        """Settings worth trying on tokens of dimension `dim`, with AUX sequences (`supervised`) or without."""
+        """Return settings worth trying on tokens of dimension `dim`, with AUX sequences (`supervised`) or without."""
         return [{}]
 
     def held_out_fit(self, tokens: TokenSource, scores: Scores) -> HeldOutFit:  # noqa: ARG002
@@ -198,15 +151,15 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """
         raise InputError(f"{self.name} cannot be judged without outliers.")
 
-    # what a user calls
+    # Methods that users call.
 
     def fit(self, tokens: Any, aux: Any = None, *, checkpoint: Checkpoint | None = None) -> Self:
-        """Learns from in-distribution sequences, and from auxiliary outliers where the method can.
+        """Learn from in-distribution sequences and, if the method can, from auxiliary outliers.
 
         Args:
             tokens: a TokenBatch, a TokenStore, a list of arrays `[tokens, D]`, or padded `(array, mask)`.
             aux: auxiliary outliers in the same forms, from one sequence to more than there are in `tokens`.
-            checkpoint: where a long fit keeps its state, to go on after an interruption.
+            checkpoint: where a long fit saves its state, so that it can continue after an interruption.
         """
         self.check_parameters()
         source = as_source(tokens)
@@ -223,15 +176,15 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         self._fit(source, outliers, checkpoint)
         self.encoder_ = dict(source.encoder) if source.encoder is not None else None
         self.fitted_on_ = self._digest(source)
-        self.dim_ = source.dim  # last: it is what tells a fitted detector
+        self.dim_ = source.dim  # set last, because it marks a detector as fitted
         return self
 
     def score_samples(self, tokens: Any) -> Scores:
-        """One score a sequence, higher = more in-distribution; -inf (and a warning) for an empty sequence."""
+        """Return one score per sequence, higher if more in-distribution; -inf (and a warning) for an empty sequence."""
         source, where = self._check_for_scoring(tokens), "the data to score"
         scores = np.full(len(source), -np.inf)
         first = empty = 0
-        # closed by name: what an error holds on to would keep the progress bar open, and the message behind it
+        # closed explicitly, because the traceback of an error would keep the progress bar open
         with closing(_read_with_progress(source)) as batches, torch.inference_mode():
             for batch in batches:
                 if not self.propagates_nonfinite:
@@ -258,17 +211,17 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         return scores
 
     def calibrate(self, tokens: Any, accept: float = 0.95) -> Self:
-        """Sets the threshold from in-distribution sequences that were not used in `fit`.
+        """Set the threshold from in-distribution sequences that were not used in `fit`.
 
-        A new in-distribution input is then accepted with probability at least `accept`, whatever the
-        distribution, as long as it is exchangeable with these.
+        A new in-distribution input is then accepted with probability at least `accept`, for every distribution, if it
+        is exchangeable with these sequences.
         """
         source = as_source(tokens)
         scores = self.score_samples(source)
         if self.was_fitted_on(source):
             warnings.warn(
-                "The detector is calibrated on the very sequences it was fitted on, which look too ordinary to it: "
-                "the threshold promises nothing about new inputs; use sequences that were held out.",
+                "The detector is calibrated on the sequences it was fitted on, whose scores are too high: "
+                "the threshold promises nothing about new inputs; use held-out sequences.",
                 DataWarning,
                 stacklevel=2,
             )
@@ -278,44 +231,42 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         return self
 
     def was_fitted_on(self, tokens: Any) -> bool:
-        """Whether these are all the sequences that the detector learnt from, in the same order."""
+        """Return whether these are all the sequences that the detector was fitted on, in the same order."""
         check_is_fitted(self, "dim_")
         return self._digest(as_source(tokens)) == self.fitted_on_
 
     def decision_function(self, tokens: Any) -> Scores:
-        """Score minus threshold: negative means out-of-distribution."""
+        """Return score minus threshold; negative means out-of-distribution."""
         self._check_calibrated()
-        return self._above_threshold(self.score_samples(tokens))
+        return self._subtract_threshold(self.score_samples(tokens))
 
     def predict(self, tokens: Any) -> npt.NDArray[np.int64]:
-        """+1 in-distribution, -1 out-of-distribution."""
+        """Return +1 for in-distribution and -1 for out-of-distribution sequences."""
         self._check_calibrated()
         return self.decide(self.score_samples(tokens))
 
     def decide(self, scores: Scores) -> npt.NDArray[np.int64]:
-        """What `predict` says of sequences that were scored before."""
+        """Return the result of `predict` for sequences that are already scored."""
         self._check_calibrated()
-        return np.where(self._above_threshold(scores) >= 0, 1, -1)
+        return np.where(self._subtract_threshold(scores) >= 0, 1, -1)
 
     def p_values(self, tokens: Any) -> Scores:
-        """How unusual each sequence is: an ID sequence gets a p-value <= α with probability at most α."""
+        """Return conformal p-values: an ID sequence gets a p-value <= α with probability at most α."""
         self._check_calibrated()
         return conformal_p_values(self.calibration_scores_.numpy(), self.score_samples(tokens))
 
     def select_ood(self, tokens: Any, rate: float = 0.05) -> npt.NDArray[np.bool_]:
-        """Which of many sequences to call OOD so that at most a share `rate` of these calls is wrong on average."""
+        """Return which sequences to call OOD so that, on average, at most a share `rate` of these calls is wrong."""
         return benjamini_hochberg(self.p_values(tokens), rate)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the detector as a folder of JSON and safetensors that `apood.load` reads."""
-        from apood.detectors.contract.artefact import (
-            save_detector,  # it builds detectors by name, so it imports this module
-        )
+        """Write the detector to a folder of JSON and safetensors files, which `apood.load` reads."""
+        from apood.detectors.contract.artefact import save_detector  # here, because it imports this module
 
         check_is_fitted(self, "dim_")
         save_detector(self, Path(folder))
 
-    # what scoring keeps beside what was learnt
+    # The cache of what scoring derives from learnt attributes.
 
     def _cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what `make` returned for `key`, made anew after any attribute was set.
@@ -343,13 +294,13 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         return {name: value for name, value in super().__getstate__().items() if name != "_cache"}
 
     def _score_batch(self, batch: TokenBatch) -> Tensor:
-        """Scores in float64; finite tokens whose score overflows are as far outside as can be."""
+        """Return scores in float64; a score that overflows is -inf."""
         return self._score(batch).cpu().double().nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
     def _digest(self, source: TokenSource) -> str:
         return sample_digest(source, self.requires - {"tokens"})
 
-    # checks
+    # Checks.
 
     def _check_aux(self, aux: Any, source: TokenSource) -> TokenSource | None:
         if aux is None:
@@ -369,8 +320,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 f"This {self.name} detector has no threshold yet: call calibrate with in-distribution sequences first."
             )
 
-    def _above_threshold(self, scores: Scores) -> Scores:
-        # a score of -inf is out-of-distribution even where empty calibration sequences made the threshold -inf too
+    def _subtract_threshold(self, scores: Scores) -> Scores:
+        # a score of -inf is out-of-distribution even if empty calibration sequences made the threshold -inf, too
         outside = np.full_like(scores, -np.inf)
         return np.subtract(scores, self.threshold_, out=outside, where=~np.isneginf(scores))
 
@@ -390,7 +341,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
 
 def _read_with_progress(source: TokenSource) -> Generator[TokenBatch]:
-    """All sequences in batches, with a progress bar where there are many."""
+    """Yield all sequences in batches, with a progress bar if there are many."""
     budget = token_budget(source.dim)
     if len(source) <= _FEW:
         if isinstance(source, TokenBatch) and 0 < len(source.values) <= budget:
@@ -402,3 +353,87 @@ def _read_with_progress(source: TokenSource) -> Generator[TokenBatch]:
         for batch in source.batches(budget):
             yield batch
             progress.update(len(batch))
+
+
+def get_required_parts(batch: TokenBatch, requires: frozenset[str]) -> dict[str, Ragged]:
+    """Return the tokens and channels of a batch that a method requires, by name."""
+    return {name: batch if name == _TOKENS else batch.channels[name] for name in sorted(requires)}
+
+
+def find_nonempty(batch: TokenBatch, requires: frozenset[str]) -> Tensor:
+    """Return which sequences have at least one row of everything that a method requires."""
+    parts = get_required_parts(batch, requires).values()
+    bounds = [part.offsets.numpy() for part in parts]  # numpy is faster than torch on a few numbers
+    return torch.from_numpy(np.logical_and.reduce([own[1:] > own[:-1] for own in bounds]))
+
+
+def refuse_incompatible(
+    source: TokenSource, other: TokenSource, requires: Collection[str], role: str, other_role: str
+) -> None:
+    """Raise `InputError` if two sources have tokens of different dimensions or from different encoders."""
+    if _TOKENS in requires and source.dim != other.dim:
+        raise InputError(f"The {role} tokens have D={source.dim}, the {other_role} tokens have D={other.dim}.")
+    if not same_encoder(source.encoder, other.encoder):
+        raise InputError(
+            f"The {role} tokens come from another encoder ({describe_other(source.encoder, other.encoder)}) "
+            f"than the {other_role} tokens ({describe_other(other.encoder, source.encoder)})."
+        )
+
+
+def refuse_lacking(source: TokenSource, method: str, requires: frozenset[str], role: str) -> None:
+    """Raise `InputError` if data lack something that a method requires."""
+    there = [*([_TOKENS] if source.dim else []), *sorted(source.channels)]
+    for lacking in sorted(requires - set(there)):
+        raise InputError(f"The method {method} needs {lacking}, which the {role} lack; they have {', '.join(there)}.")
+
+
+def refuse_unfit(
+    source: TokenSource,
+    requires: frozenset[str],
+    role: str,
+    check: Callable[[TokenBatch, int, str], None] | None = None,
+) -> None:
+    """Raise `InputError` if data for fitting have no sequences, empty sequences, or non-finite values.
+
+    `check` is an additional check per batch; see `Detector._check_batch`.
+    """
+    if len(source) == 0:
+        raise InputError(f"There are no {role} sequences to fit on.")
+    if _TOKENS in requires:  # the lengths are known without reading any token
+        _refuse_empty(source.lengths > 0, _TOKENS, 0, role)
+    first, where = 0, f"the {role} data"
+    with progress_bar(len(source), f"check {role}", "seq") as progress:
+        for batch in source.batches(token_budget(source.dim)):
+            for name, part in get_required_parts(batch, requires).items():
+                _refuse_empty(part.lengths > 0, name, first, role)
+            refuse_nonfinite(batch, requires, first, where)
+            if check is not None:
+                check(batch, first, where)
+            first += len(batch)
+            progress.update(len(batch))
+
+
+def _refuse_empty(has_rows: Tensor, name: str, first: int, role: str) -> None:
+    if not bool(has_rows.all()):
+        index = first + int((~has_rows).nonzero()[0])
+        raise InputError(f"Sequence {index} of the {role} data has no {name}; remove empty sequences before fitting.")
+
+
+def refuse_nonfinite(batch: TokenBatch, requires: frozenset[str], first: int, where: str) -> None:
+    """Raise `InputError` at the first NaN or infinite value; `first` is the index of the batch's first sequence."""
+    for name, part in get_required_parts(batch, requires).items():
+        if _are_finite(part.values):
+            continue
+        finite_rows = part.values.isfinite().reshape(len(part.values), -1).all(1)
+        wrong = (~finite_rows).nonzero().flatten()[0].cpu()
+        sequence = int(torch.searchsorted(part.offsets, wrong, right=True)) - 1
+        row = int(wrong - part.offsets[sequence])
+        what = f"Token {row}" if name == _TOKENS else f"Row {row} of {name}"
+        raise InputError(
+            f"{what} of sequence {first + sequence} in {where} is NaN or infinite; every value must be finite."
+        )
+
+
+def _are_finite(values: Tensor) -> bool:
+    """Return whether all values are finite: a finite sum proves it in one pass; 16-bit sums that overflow need two."""
+    return math.isfinite(values.sum()) or all(map(math.isfinite, torch.aminmax(values)))

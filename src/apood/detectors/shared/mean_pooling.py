@@ -1,4 +1,4 @@
-"""What the detectors on mean-pooled tokens share: one vector a sequence, and its moments over a corpus."""
+"""Mean pooling: one vector per sequence, its mean and covariance over a corpus, and all vectors of a corpus."""
 
 import warnings
 from typing import Literal, NamedTuple
@@ -28,22 +28,30 @@ __all__ = [
 ]
 
 Normalize = Literal["tokens", "pooled", "none"]
-"""What is brought to length 1: each token before pooling, the pooled vector, or nothing."""
+"""What is scaled to length 1: each token before pooling, the pooled vector, or nothing."""
 
 EIGENVALUE_FLOOR = 1e-4
-"""Smallest eigenvalue of a covariance that is believed, relative to the mean one."""
+"""Smallest eigenvalue of a covariance, relative to the mean one; smaller ones are raised to it."""
 
-_ROUNDING = 1e-24  # relative variance that float64 rounding alone leaves of equal vectors, with a margin
+_ROUNDING = 1e-24  # relative variance of equal vectors by float64 rounding alone, with a margin
+_ROWS = 4096  # vectors converted to float64 at once
+_VARIANCE_FLOOR = 1e-6  # of a dimension, relative to the mean one; smaller variances are rounding errors
 
 
 def pool_means(tokens: TokenBatch, normalize: Normalize) -> Tensor:
-    """The mean-pooled sequences `[N, D]`, float64."""
+    """Return the mean-pooled sequences `[N, D]`, float64."""
     means = mean_pool(tokens, Preprocessing(unit=normalize == "tokens"))
     return Preprocessing(unit=normalize == "pooled").apply(means)
 
 
 class Moments(NamedTuple):
-    """Mean `[D]` and covariance `[D, D]` (divided by the count) of the pooled vectors of a corpus, float64."""
+    """Mean and covariance of the pooled vectors of a corpus.
+
+    Attributes:
+        sequences: number of sequences.
+        mean: `[D]`, float64.
+        covariance: `[D, D]`, float64, divided by the number of sequences.
+    """
 
     sequences: int
     mean: Tensor
@@ -51,7 +59,7 @@ class Moments(NamedTuple):
 
 
 def compute_moments(source: TokenSource, normalize: Normalize) -> Moments:
-    """Moments in one streaming pass, by Chan's pairwise update, which does not cancel."""
+    """Return the moments after one streaming pass, by Chan's pairwise update, which avoids cancellation."""
     count = 0
     mean = torch.zeros(source.dim, dtype=torch.float64)
     scatter = torch.zeros(source.dim, source.dim, dtype=torch.float64)
@@ -71,13 +79,13 @@ def compute_moments(source: TokenSource, normalize: Normalize) -> Moments:
 
 
 def refuse_no_spread(variance: Tensor, centre: Tensor) -> None:
-    """Refuses a corpus whose pooled vectors do not differ: `variance [D]` of them, which lie near `centre [D]`."""
+    """Raise `InputError` if pooled vectors near `centre [D]` do not differ, according to their `variance [D]`."""
     if float(variance.sum()) <= _ROUNDING * float(centre @ centre):
         raise InputError("All pooled sequences are the same vector: there is no spread to measure distances against.")
 
 
 def describe_shortage(sequences: int, dim: int) -> str | None:
-    """What to say where a covariance is singular for want of sequences."""
+    """Return the message for a covariance of too few sequences, or None if there are enough."""
     if sequences >= dim:
         return None
     return (
@@ -87,66 +95,68 @@ def describe_shortage(sequences: int, dim: int) -> str | None:
 
 
 def warn_of_few(source: TokenSource) -> None:
-    """Issues a `FitWarning` of `describe_shortage`; to be called by `_fit` itself."""
+    """Issue a `FitWarning` if there are too few sequences; its stack level is right if `_fit` itself calls this."""
     if (message := describe_shortage(len(source), source.dim)) is not None:
         warnings.warn(message, FitWarning, stacklevel=4)
 
 
 def inverse_root(covariance: Tensor, floor: float) -> Tensor:
-    """Σ^(-1/2), the symmetric root of the inverse.
+    """Return Σ^(-1/2), the symmetric root of the inverse.
 
-    Of all P with Pᵀ P = Σ⁻¹ only the symmetric one does not depend on the signs of the eigenvectors and
-    on their choice in a null space, which change with the number of threads; a fit that resumes elsewhere
-    must find the space it left.
+    Of all P with Pᵀ P = Σ⁻¹ only the symmetric one does not depend on the signs of the eigenvectors and on their choice
+    in a null space, which change with the number of threads. A fit that resumes on another machine must find the same
+    space.
 
-    Eigenvalues below `floor` times their mean are raised to it. A covariance is singular when there
-    are fewer sequences than dimensions or when the encoder ends in a layer norm that confines its
-    tokens to a hyperplane; without the floor such a direction would decide every score.
+    Eigenvalues below `floor` times their mean are raised to it. A covariance is singular if there are fewer sequences
+    than dimensions, or if the encoder ends in a layer norm, which confines its tokens to a hyperplane. Without the
+    floor such a direction would decide every score.
     """
     values, vectors = torch.linalg.eigh(covariance)
     root: Tensor = (vectors / values.clamp_min(floor * float(values.mean())).sqrt()) @ vectors.T
     return root
 
 
-_ROWS = 4096  # vectors converted to float64 at once
-_FLOOR = 1e-6  # variance of a dimension, relative to the mean one; below it lies rounding, which must decide nothing
-
-
 class Standard(NamedTuple):
-    """Mean and spread `[D]` of each dimension over a corpus, float64."""
+    """Mean and standard deviation of each dimension over a corpus.
+
+    Attributes:
+        mean: `[D]`, float64.
+        scale: `[D]`, float64.
+    """
 
     mean: Tensor
     scale: Tensor
 
     def apply(self, vectors: Tensor) -> Tensor:
-        """(x - mean) / scale, float64."""
+        """Return (x - mean) / scale, float64."""
         return (vectors.double() - self.mean) / self.scale
 
 
 def standardize(source: TokenSource, normalize: Normalize) -> tuple[Tensor, Standard]:
-    """The vectors `[N, D]`, float32, each dimension with mean 0 and variance 1, and what brought them there.
+    """Return the pooled vectors `[N, D]`, float32, each dimension with mean 0 and variance 1, and their `Standard`.
 
-    Read in one pass. Until the mean is known the vectors are kept around the first of them, because far from
-    the origin float32 would not tell them apart; neither depends on where the batches are cut.
+    The corpus is read once. Until the mean is known, vectors are stored relative to the first one, because float32
+    cannot tell vectors far from the origin apart. The result does not depend on the size of the batches.
     """
     origin = pool_means(source.select([0]), normalize).cpu()[0]
-    vectors = _collected(source, normalize, Standard(origin, torch.ones_like(origin)), "ID")
+    vectors = _collect(source, normalize, Standard(origin, torch.ones_like(origin)), "ID")
     shift = torch.stack([part.double().sum(0) for part in torch.split(vectors, _ROWS)]).sum(0) / len(vectors)
     squares = [(part.double() - shift).square().sum(0) for part in torch.split(vectors, _ROWS)]
     variance = torch.stack(squares).sum(0) / len(vectors)
     refuse_no_spread(variance, origin)
-    scale = variance.clamp_min(_FLOOR * float(variance.mean())).sqrt()
+    scale = variance.clamp_min(_VARIANCE_FLOOR * float(variance.mean())).sqrt()
     for part in torch.split(vectors, _ROWS):
         part.copy_((part.double() - shift) / scale)
     return vectors, Standard(origin + shift, scale)
 
 
 def standardize_by(standard: Standard, aux: TokenSource, normalize: Normalize) -> Tensor:
-    """The vectors `[N, D]` of AUX sequences, float32, as seen in the standard of the ID sequences."""
-    return _collected(aux, normalize, standard, "AUX")
+    """Return the pooled vectors `[N, D]` of AUX sequences, float32, in the standard of the ID sequences."""
+    return _collect(aux, normalize, standard, "AUX")
 
 
-def _collected(source: TokenSource, normalize: Normalize, standard: Standard, role: str) -> Tensor:
+def _collect(source: TokenSource, normalize: Normalize, standard: Standard, role: str) -> Tensor:
+    """Return all pooled vectors of a corpus in `standard`, float32."""
     vectors = torch.empty(len(source), source.dim)
     first = 0
     with progress_bar(len(source), "pool", "seq") as progress:
@@ -156,7 +166,7 @@ def _collected(source: TokenSource, normalize: Normalize, standard: Standard, ro
             if bool((overflown := ~own.isfinite().all(1)).any()):
                 raise InputError(
                     f"Sequence {first + int(overflown.nonzero()[0])} of the {role} data lies so far from the ID "
-                    "sequences that float32 cannot hold how far; remove it."
+                    "sequences that float32 cannot hold the distance; remove it."
                 )
             first += len(batch)
             progress.update(len(batch))

@@ -1,4 +1,4 @@
-"""What the detectors share that look at one channel beside the tokens: they learn nothing, and check its rows."""
+"""The base of detectors that score one channel beside the tokens: they learn nothing, and check its rows."""
 
 import torch
 from torch import Tensor
@@ -12,26 +12,26 @@ from apood.tokens.source import TokenSource
 __all__ = ["LARGEST_LOG_PROBABILITY", "SideChannelDetector", "find_sequences_with", "refuse_row_shape"]
 
 LARGEST_LOG_PROBABILITY = 0.1
-"""It is 0, but one that was computed in bfloat16 misses it by this much."""
+"""The bound is 0, but log-probabilities computed in bfloat16 exceed it by up to this much."""
 
 
 class SideChannelDetector(Detector):
-    """A detector whose score is a function of one channel: fitting it only checks the data."""
+    """A detector whose score is a function of one channel; fitting it only checks the data."""
 
     def _check_shape(self, row: tuple[int, ...]) -> None:
-        """Refuses a channel whose rows do not have the shape that the method reads."""
+        """Raise `InputError` if the rows of the channel do not have the shape that the method needs."""
         raise NotImplementedError
 
     def _find_wrong(self, rows: Ragged) -> tuple[Tensor, str]:
-        """Which sequences have rows that cannot be, though finite, and what is wrong with them."""
+        """Return which sequences have impossible, though finite, rows, and what is wrong with them."""
         raise NotImplementedError
 
     def _score_rows(self, rows: Ragged) -> Tensor:
-        """Scores `[sequences]` from the rows of the channel, float64 on the CPU."""
+        """Return scores `[sequences]` from the rows of the channel, which are float64 on the CPU."""
         raise NotImplementedError
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
-        """Nothing is left to do: `fit` has checked the data."""
+        """Do nothing, because `fit` has checked the data."""
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         return self._score_rows(self._rows(tokens).to("cpu", torch.float64))
@@ -49,12 +49,12 @@ class SideChannelDetector(Detector):
 
 
 def refuse_row_shape(channel: str, row: tuple[int, ...], wanted: tuple[int, ...], meaning: str) -> None:
-    """Refuses a channel whose rows have another shape than `wanted`."""
+    """Raise `InputError` if the rows of a channel do not have the shape `wanted`."""
     if row != wanted:
         raise InputError(f"A row of {channel} must be {meaning}, of shape {list(wanted)}, got shape {list(row)}.")
 
 
 def find_sequences_with(marked: Tensor, rows: Ragged) -> Tensor:
-    """Which sequences have a marked row, `[sequences]`; `marked` has an entry a row."""
+    """Return which sequences have a marked row, `[sequences]`; `marked` has one entry per row."""
     counts = torch.cat([torch.zeros(1, dtype=torch.int64), marked.cpu().long().cumsum(0)])
     return counts[rows.offsets].diff() > 0
