@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -62,10 +62,8 @@ class Adam:
         self.squares = [torch.zeros_like(parameter) for parameter in parameters]
         self._counts = [torch.zeros((), device=parameter.device) for parameter in parameters]
 
-    def resume(self, step: int, means: Sequence[Tensor], squares: Sequence[Tensor]) -> None:
-        """Continue after `step` steps that left these moments."""
-        for own, saved in zip([*self.means, *self.squares], [*means, *squares], strict=True):
-            own.copy_(saved)
+    def set_step(self, step: int) -> None:
+        """Continue after `step` steps; the moments are set by whoever kept them."""
         for count in self._counts:
             count.fill_(step)
 
@@ -79,20 +77,9 @@ class Adam:
             parameter.grad = None
         torch._foreach_add_(self._counts, 1)
         torch._fused_adam_(
-            self._parameters,
-            gradients,
-            self.means,
-            self.squares,
-            [],
-            self._counts,
-            lr=rate,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=self._weight_decay,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
-        )
+            self._parameters, gradients, self.means, self.squares, [], self._counts, lr=rate, beta1=0.9, beta2=0.999,
+            weight_decay=self._weight_decay, eps=1e-8, amsgrad=False, maximize=False,
+        )  # fmt: skip
 
 
 def minimise(
@@ -122,31 +109,31 @@ def minimise(
         checkpoint: where to keep the state, if at all.
         label: the label of the progress bar.
     """
-    adam = Adam(parameters, weight_decay)
-    watch = _Watch(parameters)
-    first = _resume(parameters, watch.last_good, adam, checkpoint, run)
+    state = _State(parameters, Adam(parameters, weight_decay))
+    saved = checkpoint.load(run) if checkpoint is not None else None
+    first = 0 if saved is None else state.restore(*saved)
     with progress_bar(steps, label, initial=first) as progress:
         for step in range(first, steps):
             is_last = step == steps - 1
             loss, distance = objective(step)
             if step % _LOOK_EVERY == 0 or is_last:
-                watch.look(step, loss, distance)
-                if not watch.settle(leaving=0 if is_last else watch.lag):
-                    return watch.end_diverged()
-                if math.isfinite(watch.loss):  # on a GPU it is not known yet at the first look
-                    progress.set_postfix(loss=f"{watch.loss:.4g}", d2=f"{watch.distance:.3g}", refresh=False)
+                state.look(step, loss, distance)
+                if not state.settle(leaving=0 if is_last else state.lag):
+                    return state.end_diverged()
+                if math.isfinite(state.loss):  # on a GPU it is not known yet at the first look
+                    progress.set_postfix(loss=f"{state.loss:.4g}", d2=f"{state.distance:.3g}", refresh=False)
             loss.backward()  # type: ignore[no-untyped-call]
             del loss, distance  # and the batch with them, before the next one is read
-            adam.step(learning_rate * cosine(step, steps))
+            state.adam.step(learning_rate * cosine(step, steps))
             progress.update()
             # The last step is never saved: it has to run again to tell how the fit ended.
             if checkpoint is not None and not is_last and checkpoint.is_due():
-                if not watch.settle():
-                    return watch.end_diverged()
-                checkpoint.save_if_due(run, step + 1, _state(parameters, watch.last_good, adam))
+                if not state.settle():
+                    return state.end_diverged()
+                checkpoint.save_if_due(run, step + 1, state.tensors())
     if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
-        return watch.end_diverged(at=steps)
-    return Outcome(watch.loss, watch.distance, None)
+        return state.end_diverged(at=steps)
+    return Outcome(state.loss, state.distance, None)
 
 
 class _Look(NamedTuple):
@@ -158,26 +145,30 @@ class _Look(NamedTuple):
     parameters: list[Tensor]
 
 
-class _Watch:
-    """Looks at the loss every few steps, and remembers the last parameters with a finite loss.
+class _State:
+    """The state of an optimisation, with the last parameters at which the loss was seen to be finite.
 
-    The numbers of a GPU are read one look later, when they have arrived, so that it never waits. The result is the
-    same.
+    The loss is looked at every few steps. The numbers of a GPU are read one look later, when they have arrived, so
+    that it never waits. The result is the same.
 
     Attributes:
-        lag: how many looks are read later.
+        adam: the optimiser.
         last_good: the last parameters with a finite loss.
+        lag: how many looks are read later.
         loss: the last loss that was read, NaN before the first.
         distance: the distance at the same step.
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._parameters = parameters
+    def __init__(self, parameters: Sequence[Tensor], adam: Adam) -> None:
+        self._parameters, self.adam = parameters, adam
         self._looks: deque[_Look] = deque()
         self._seen_at = 0
+        self.last_good = self._copy_parameters()
         self.lag = 1 if parameters[0].is_cuda else 0
-        self.last_good = [parameter.detach().clone() for parameter in parameters]
         self.loss = self.distance = math.nan
+
+    def _copy_parameters(self) -> list[Tensor]:
+        return [parameter.detach().clone() for parameter in self._parameters]
 
     def look(self, step: int, loss: Tensor, distance: Tensor) -> None:
         """Ask for the numbers of a step without waiting for them."""
@@ -186,8 +177,7 @@ class _Watch:
             stream = torch.cuda.current_stream(numbers.device)
             numbers = torch.empty(2, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
             arrived = stream.record_event()
-        parameters = [parameter.detach().clone() for parameter in self._parameters]
-        self._looks.append(_Look(step, numbers, arrived, parameters))
+        self._looks.append(_Look(step, numbers, arrived, self._copy_parameters()))
 
     def settle(self, leaving: int = 0) -> bool:
         """Read all looks but the `leaving` latest; return whether the loss was finite in all of them."""
@@ -208,25 +198,18 @@ class _Watch:
             parameter.data.copy_(good)
         return Outcome(self.loss, self.distance, self._seen_at if at is None else at)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint."""
+        groups = (self._parameters, self.last_good, self.adam.means, self.adam.squares)
+        return {
+            f"{number}.{name}": tensor.detach()
+            for name, tensors in zip(_STATE, groups, strict=True)
+            for number, tensor in enumerate(tensors)
+        }
 
-def _state(parameters: Sequence[Tensor], last_good: Sequence[Tensor], adam: Adam) -> dict[str, Tensor]:
-    state = {}
-    for number, tensors in enumerate(zip(parameters, last_good, adam.means, adam.squares, strict=True)):
-        for name, tensor in zip(_STATE, tensors, strict=True):
-            state[f"{number}.{name}"] = tensor.detach()
-    return state
-
-
-def _resume(
-    parameters: Sequence[Tensor], last_good: Sequence[Tensor], adam: Adam, checkpoint: Checkpoint | None, run: str
-) -> int:
-    """Restore the state of the checkpoint, if there is one, and return the number of the next step."""
-    saved = checkpoint.load(run) if checkpoint is not None else None
-    if saved is None:
-        return 0
-    step, tensors = saved
-    found = {name: [tensors[f"{number}.{name}"] for number in range(len(parameters))] for name in _STATE}
-    for parameter, value in zip([*parameters, *last_good], [*found["parameter"], *found["last_good"]], strict=True):
-        parameter.data.copy_(value)
-    adam.resume(step, found["mean"], found["square"])
-    return step
+    def restore(self, step: int, tensors: Mapping[str, Tensor]) -> int:
+        """Continue after `step` steps that left these tensors, and return `step`."""
+        for name, tensor in self.tensors().items():
+            tensor.copy_(tensors[name])
+        self.adam.set_step(step)
+        return step

@@ -225,8 +225,6 @@ class TokenBatch(Ragged):
     @classmethod
     def concatenate(cls, parts: Sequence["TokenBatch"]) -> "TokenBatch":
         """Return all sequences of all parts, in order, with the channels and the encoder that every part has."""
-        if not parts:
-            raise InputError("Nothing to concatenate: the list of batches is empty.")
         if len(dims := {p.dim for p in parts}) > 1:
             raise InputError(f"Only batches of one token dimension can be concatenated, got {sorted(dims)}.")
         known = [p.encoder for p in parts if p.encoder is not None]
@@ -236,9 +234,9 @@ class TokenBatch(Ragged):
                     f"Only batches of one encoder can be concatenated, "
                     f"got tokens from {describe_encoder(known[0])} and from {describe_encoder(encoder)}."
                 )
+        rows = super().concatenate(parts)
         names = set(parts[0].channels).intersection(*(p.channels for p in parts))
         channels = {name: Ragged.concatenate([p.channels[name] for p in parts]) for name in sorted(names)}
-        rows = cls.from_lengths(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
         return replace(rows, channels=channels, encoder=known[0] if len(known) == len(parts) else None)
 
 

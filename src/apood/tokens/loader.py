@@ -72,18 +72,14 @@ def _batches(lengths: Tensor, seed: int, batch_size: int, token_budget: int | No
 
     pending = torch.empty(0, dtype=torch.int64)
     for epoch in itertools.count():
-        order = torch.randperm(len(lengths), generator=_generator(seed, epoch))
+        mixed = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
+        order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(int(mixed[0])))
         # What is left of the last epoch opens a batch, so sequences that would be in it twice come after it.
         fresh = order[~torch.isin(order, pending)][: batch_size - len(pending)]
         pending = torch.cat([pending, fresh, order[~torch.isin(order, fresh)]])
         while (count := count_first(pending)) == batch_size or count < len(pending):
             yield pending[:count].sort().values
             pending = pending[count:]
-
-
-def _generator(seed: int, epoch: int) -> torch.Generator:
-    mixed = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(mixed[0]))
 
 
 def prefetch(items: Iterable[Item], depth: int = 1) -> Iterator[Item]:

@@ -40,23 +40,11 @@ INDEX_FILE = "index.json"
 SCHEMA = 1
 
 STORED_DTYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.complex64: "C64",
-}
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.uint16: "U16", torch.int16: "I16",
+    torch.uint32: "U32", torch.int32: "I32", torch.uint64: "U64", torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.float32: "F32", torch.float64: "F64", torch.complex64: "C64",
+}  # fmt: skip
 """The dtypes that a shard can hold, with their names in safetensors."""
 
 TOKENS = ""
@@ -356,13 +344,8 @@ class TokenStore(BaseSource):
         lengths = [torch.empty(0, dtype=torch.int64)]
         for number in range(len(self.index.shards)):
             lengths.append(Shard(self.folder, self.index, number).offsets(TOKENS).diff())
-        super().__init__(
-            self.index.dim,
-            self.index.dtype,
-            torch.cat(lengths),
-            self.index.encoder,
-            tuple(known) if channels is None else channels,
-        )
+        read = known if channels is None else channels
+        super().__init__(self.index.dim, self.index.dtype, torch.cat(lengths), self.index.encoder, read)
         # Shard i holds the sequences from _bounds[i] up to _bounds[i + 1].
         self._bounds = torch.tensor([0, *(shard.sequences for shard in self.index.shards)]).cumsum(0)
 

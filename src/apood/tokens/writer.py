@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -148,20 +147,19 @@ class TokenStoreWriter:
         return index
 
     def _refuse_other(self, index: StoreIndex, wanted: StoreIndex) -> None:
-        # Tokens of a known and of an unknown encoder are not mixed in a store.
         had, has = index.encoder, wanted.encoder
-        comparable = (had is None) == (has is None)
-        if index.dim != wanted.dim:
-            other, found, asked = "dim", str(index.dim), str(wanted.dim)
-        elif index.dtype != wanted.dtype:
-            other, found, asked = "dtype", dtype_name(index.dtype), dtype_name(wanted.dtype)
-        elif not (comparable and same_encoder(had, has, same_samples=True)):
-            other, found, asked = "encoder", describe_other(had, has), describe_other(has, had)
-        else:
-            return
-        raise StoreError(
-            f"The token store {self._folder} cannot be resumed with another {other}: it has {found}, got {asked}."
-        )
+        # Tokens of a known and of an unknown encoder are not mixed in a store.
+        is_same = (had is None) == (has is None) and same_encoder(had, has, same_samples=True)
+        for name, differs, found, asked in (
+            ("dim", index.dim != wanted.dim, str(index.dim), str(wanted.dim)),
+            ("dtype", index.dtype != wanted.dtype, dtype_name(index.dtype), dtype_name(wanted.dtype)),
+            ("encoder", not is_same, describe_other(had, has), describe_other(has, had)),
+        ):
+            if differs:
+                raise StoreError(
+                    f"The token store {self._folder} cannot be resumed with another {name}: "
+                    f"it has {found}, got {asked}."
+                )
 
     @property
     def sequences(self) -> int:
@@ -293,9 +291,7 @@ class TokenStoreWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
         else:
