@@ -107,7 +107,7 @@ def test_an_interrupted_embed_says_how_to_go_on(apood, model, texts, tmp_path, p
     process.send_signal(how)  # it waits for more texts now
     assert process.wait(30) == 130
     assert process.stderr.read() == (
-        f"Interrupted: 0 texts are in {out}; add --resume to the same command to go on behind them.\n"
+        f"Interrupted: 0 texts are in {out}; add --resume to the same command to continue.\n"
     )
     result = apood(*command, "--resume", input="\n".join(texts["test"]))
     assert "Embedded 40 texts" in result.stdout

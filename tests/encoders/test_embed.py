@@ -1,4 +1,4 @@
-"""Texts into stores: order, counts, and going on after an interruption."""
+"""Embedding texts into a store: order, counts and resuming."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -67,7 +67,7 @@ def test_empty_and_cut_texts_are_counted(encoder: TextEncoder, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("small_steps")
-@pytest.mark.parametrize("after", [5, 100, 299])
+@pytest.mark.parametrize("after", [5, 100])
 def test_an_interrupted_run_is_resumed_to_the_same_store(
     encoder: TextEncoder, texts: list[str], tmp_path: Path, after: int
 ) -> None:
@@ -78,7 +78,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_store(
     assert counts.skipped + counts.sequences == len(texts)
     assert (counts.skipped > 0) == (after > 5)
     whole, resumed = (TokenStore(tmp_path / name).select(range(len(texts))) for name in ("whole", "resumed"))
-    # Windows begin elsewhere after a resumption, which may round a state the other way.
+    # Windows start elsewhere after resuming, which may change the rounding of states.
     torch.testing.assert_close(resumed.values, whole.values)
     assert torch.equal(resumed.offsets, whole.offsets)
     for name in ("input_ids", "text"):
@@ -104,12 +104,12 @@ def test_only_the_same_texts_and_encoder_resume_a_store(
     models: Models, encoder: TextEncoder, texts: list[str], tmp_path: Path
 ) -> None:
     embed_to_store(texts[:200], encoder, tmp_path / "store")
-    for other, told in (
-        ([*texts[100:], *texts], "holds 200 sequences, not the first 200 records given"),
-        (texts[:150], "holds 200 sequences already, more than the 150 records given"),
-        ([], "more than the 0 records given"),
+    for other, message in (
+        ([*texts[100:], *texts], "holds 200 sequences.*first 200 records"),
+        (texts[:150], "200 sequences, more than the 150 records"),
+        ([], "more than the 0 records"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             embed_to_store(other, encoder, tmp_path / "store", resume=True)
     assert not TokenStore(tmp_path / "store").index.unfinished, "a refusal leaves a finished store as it was"
     with pytest.raises(StoreError, match="another encoder"):

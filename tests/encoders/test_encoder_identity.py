@@ -1,4 +1,4 @@
-"""Which encoders are the same."""
+"""Which encoders have the same identity."""
 
 import json
 import shutil
@@ -55,8 +55,8 @@ def test_a_copy_elsewhere_is_the_same_encoder(models: Models, tmp_path: Path) ->
     assert not same_encoder(here, TextEncoder(copy, max_tokens=5, device="cpu").identity)
 
 
-def test_samples_are_told_and_make_no_other_encoder(models: Models, tmp_path: Path) -> None:
-    """They change no token, but a store does not mix samples that were drawn in different ways."""
+def test_samples_are_in_the_identity_but_do_not_change_the_encoder(models: Models, tmp_path: Path) -> None:
+    """They change no token, but a store does not mix samples that were drawn with different settings."""
 
     def encoder(**options: int) -> TextEncoder:
         return TextEncoder(models("marian"), device="cpu", **options)
@@ -112,7 +112,7 @@ def test_another_tokenizer_or_configuration_is_another_encoder(models: Models, t
     assert len({fingerprint(folder) for folder in (models("llama"), other_tokenizer, other_config)}) == 3
 
 
-def test_names_count_where_a_fingerprint_is_lacking() -> None:
+def test_names_decide_without_a_fingerprint() -> None:
     described = {"model": "a", "layer": -1}
     assert same_encoder(described, dict(described))
     assert not same_encoder(described, {"model": "b", "layer": -1})

@@ -1,4 +1,4 @@
-"""Records through the pipeline: the same as a simple loop, errors in the order of the records, nothing that hangs."""
+"""Windows of records: equal to a simple loop, errors in the order of the records, and resuming."""
 
 import contextlib
 import functools
@@ -64,7 +64,7 @@ def same(first: TokenBatch, second: TokenBatch) -> bool:
     )
 
 
-def test_it_equals_the_simple_loop_bit_for_bit(
+def test_windows_equal_a_simple_loop_bit_for_bit(
     models: Callable[[str], Path], texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embed, "_WINDOW_ITEMS", 32)
@@ -80,8 +80,8 @@ def test_windows_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(window.batch) for window in encode_windows(records(TEXTS[:5]), WordEncoder())] == [2, 2, 1]
     monkeypatch.setattr(embed, "_SOUND_BYTES", 1000)
     sounds = [Record(Sound(np.zeros(100, np.float32), 16000), f"sound {i}") for i in range(5)]
-    reading = embed._Reading(sounds, None)
-    assert [len(reading.next_items(100)) for _ in range(3)] == [3, 2, 0]
+    reader = embed._ItemReader(sounds, None)
+    assert [len(reader.read(100)) for _ in range(3)] == [3, 2, 0]
 
 
 def test_windows_grow_while_they_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,14 +90,14 @@ def test_windows_grow_while_they_are_quick(monkeypatch: pytest.MonkeyPatch) -> N
     assert sizes == [1, 1, 2, 2, 4, 4, 4, 4]
 
 
-def test_windows_shrink_where_an_interruption_would_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_shrink_if_an_interruption_would_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embed, "_WINDOW_SECONDS", 1e-9)
     sizes = [len(window.batch) for window in encode_windows(records(TEXTS[:11]), WordEncoder())]
     assert sizes == [4, 4, 1, 1, 1]
 
 
 def test_the_next_window_is_prepared_while_one_runs() -> None:
-    """Neither would end without the other."""
+    """Both wait for each other."""
     both = threading.Barrier(2, timeout=30)
 
     class Together(WordEncoder):
@@ -133,9 +133,9 @@ def test_only_one_window_is_read_ahead() -> None:
 
 
 @pytest.mark.parametrize("stage", ["read", "bad", "prepare", "run"])
-@pytest.mark.parametrize("place", [0, 3, 4, 18, 39])
-def test_an_error_comes_after_what_was_before_it(stage: str, place: int, tmp_path: Path) -> None:
-    """What cannot be read costs nothing before it, what cannot be encoded its own window at most."""
+@pytest.mark.parametrize("place", [0, 18])
+def test_an_error_is_raised_after_the_records_before_it(stage: str, place: int, tmp_path: Path) -> None:
+    """A record that cannot be read costs none before it, one that cannot be encoded only its own window."""
 
     def reading() -> Iterator[Record | BadRecord]:
         for record in records([f"{text} {stage}" if i == place else text for i, text in enumerate(TEXTS)]):
@@ -160,8 +160,8 @@ def test_the_first_error_is_the_one_that_is_raised() -> None:
         next(given)
 
 
-def test_a_disk_that_refuses_ends_the_run(tmp_path: Path) -> None:
-    """Also when something else goes wrong before the next window would meet it."""
+def test_a_write_error_ends_the_run(tmp_path: Path) -> None:
+    """Also if another error occurs before the next window could report it."""
     texts = TEXTS * 5  # several shards are being written at once, so the error takes some windows to arrive
     last = len(texts) - 1
     for number, bad in enumerate([(), (last,)]):
@@ -219,7 +219,7 @@ def test_bad_records_are_skipped_and_counted(tmp_path: Path) -> None:
         embed_to_store(records(TEXTS, bad), WordEncoder(), tmp_path / "store", resume=True)
 
 
-def test_windows_know_the_bad_records_before_their_end() -> None:
+def test_windows_count_the_bad_records_so_far() -> None:
     skipped = Skipped()
     windows = encode_windows(records(TEXTS[:12], bad=(1, 5, 11)), WordEncoder(), skipped)
     assert [(len(w.batch), w.skipped) for w in windows] == [(4, 1), (4, 2), (1, 3)] and skipped.count == 3
@@ -245,27 +245,27 @@ def test_a_shuffled_run_is_resumed(tmp_path: Path) -> None:
         same_again = limit_records(shuffle_records(healed, 5), limit)
         embed_to_store(same_again, WordEncoder(), tmp_path / "store", skip_bad=True, resume=True)
         assert held(tmp_path / "store") == order[:limit]
-    with pytest.raises(InputError, match="not the first 39 records given"):
+    with pytest.raises(InputError, match="first 39 records"):
         embed_to_store(shuffle_records(healed, 6), WordEncoder(), tmp_path / "store", skip_bad=True, resume=True)
 
 
 class Sources(WordEncoder):
-    """Of pairs: their sources."""
+    """Encodes the sources of pairs."""
 
     def prepare(self, items):
         return super().prepare([pair.source for pair in items])
 
 
-def test_pairs_are_known_again_by_their_source(tmp_path: Path) -> None:
+def test_pairs_are_recognised_by_their_source(tmp_path: Path) -> None:
     pairs: Records = [Record(Pair(text, "target"), "") for text in TEXTS]
     embed_to_store(pairs[:10], Sources(), tmp_path / "store")
-    with pytest.raises(InputError, match="not the first 10 records"):
+    with pytest.raises(InputError, match="first 10 records"):
         embed_to_store(pairs[1:], Sources(), tmp_path / "store", resume=True)
     embed_to_store(pairs, Sources(), tmp_path / "store", resume=True)
     assert held(tmp_path / "store") == TEXTS
 
 
-def test_pairs_are_known_again_by_their_target_where_it_is_kept(tmp_path: Path) -> None:
+def test_pairs_are_recognised_by_their_target(tmp_path: Path) -> None:
     class Targets(Sources):
         def run(self, prepared):
             batch = super().run(prepared)
@@ -276,13 +276,13 @@ def test_pairs_are_known_again_by_their_target_where_it_is_kept(tmp_path: Path) 
         return [Record(Pair(text, f"{target} of {text}"), "") for text in TEXTS]
 
     embed_to_store(pairs("target")[:10], Targets(), tmp_path / "store")
-    with pytest.raises(InputError, match="not the first 10 records"):
+    with pytest.raises(InputError, match="first 10 records"):
         embed_to_store(pairs("other"), Targets(), tmp_path / "store", resume=True)
     assert embed_to_store(pairs("target"), Targets(), tmp_path / "store", resume=True).skipped == 10
 
 
 class Loudness(WordEncoder):
-    """Of sounds: their first samples are a token."""
+    """Encodes the first samples of a sound as a token."""
 
     def prepare(self, items):
         return Words([], [item.samples[:8].tolist() for item in items], 0)
@@ -291,17 +291,17 @@ class Loudness(WordEncoder):
         return TokenBatch.from_lengths(torch.tensor(prepared.words), [1] * len(prepared.words))
 
 
-def test_sounds_are_known_again_by_their_states(tmp_path: Path) -> None:
+def test_sounds_are_recognised_by_their_states(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).standard_normal((20, 8)).astype(np.float32)
     sounds: Records = [Record(Sound(row, 16000), "") for row in noise]
     embed_to_store(sounds[:10], Loudness(), tmp_path / "store")
-    with pytest.raises(InputError, match="not the first 10 records"):
+    with pytest.raises(InputError, match="first 10 records"):
         embed_to_store(sounds[1:], Loudness(), tmp_path / "store", resume=True)
     counts = embed_to_store(sounds, Loudness(), tmp_path / "store", resume=True)
     assert (counts.skipped, counts.sequences) == (10, 10)
 
 
-# A process that dies.
+# Processes that are killed.
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["apood.encoders.embed", "pytest"])
@@ -334,7 +334,7 @@ def test_killed_runs_end_with_the_same_store(tmp_path: Path) -> None:
         assert process.exitcode == 0
     stores = [TokenStore(folder), TokenStore(tmp_path / "uninterrupted")]
     assert same(*(store.select(slice(None)) for store in stores))
-    # A kill leaves shards alone that were whole, and what was counted of a window that was not is counted anew.
+    # A kill leaves complete shards, and the counts of an incomplete window are computed again.
     assert stores[0].index == stores[1].index
     cut = sum(len(text.split()) > 4 for i, text in enumerate(MANY) if i not in (5, 700))
     assert stores[0].index.tally == {"sequences": 2998, "truncated": cut, "bad": 2}
@@ -349,7 +349,7 @@ def test_an_older_store_is_resumed_without_a_tally(tmp_path: Path) -> None:
 
 
 def test_a_real_interrupt_while_it_waits_for_records(tmp_path: Path) -> None:
-    """Standard input in another thread could neither be left nor waited for."""
+    """Records are read in the main thread, because a thread that waits for standard input cannot be interrupted."""
     code = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[1] / "helpers")!r})

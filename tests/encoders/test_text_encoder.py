@@ -21,7 +21,7 @@ Models = Callable[[str], Path]
 
 
 def reference(folder: Path, texts: list[str], layer: int) -> list[torch.Tensor]:
-    """States of unpadded batches of one, from the model as transformers loads it."""
+    """Return the states of single texts, without padding, from the model of transformers."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder)
     model = model.get_encoder() if model.config.is_encoder_decoder else model
@@ -33,9 +33,13 @@ def reference(folder: Path, texts: list[str], layer: int) -> list[torch.Tensor]:
     return states
 
 
-@pytest.mark.parametrize("layer", [-1, 1])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_states_equal_batches_of_one_in_input_order(models: Models, texts: list[str], family: str, layer: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "layer"),
+    [("bert", -1), ("bert", 1), ("bert_classifier", -1), ("roberta", -1), ("llama", -1), ("llama", 1), ("t5", -1)],
+)
+def test_states_equal_those_of_single_texts_in_the_order_given(
+    models: Models, texts: list[str], family: str, layer: int
+) -> None:
     folder = models(family)
     batch = TextEncoder(folder, layer=layer, device="cpu").encode(texts)
     expected = reference(folder, texts[:60], layer)
@@ -62,7 +66,7 @@ def test_channels_hold_the_ids_with_special_tokens_and_the_texts(models: Models,
     assert decode_texts(batch.channels["text"]) == texts
 
 
-def test_empty_texts_have_only_what_the_tokenizer_adds(models: Models) -> None:
+def test_empty_texts_have_only_special_tokens(models: Models) -> None:
     empty = ["", "  ", "word1", "\n"]
     assert TextEncoder(models("bert"), device="cpu").encode(empty).lengths.tolist() == [2, 2, 3, 2]
     llama = TextEncoder(models("llama"), device="cpu")
@@ -84,7 +88,7 @@ def test_long_texts_are_cut_and_counted(models: Models) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_the_limit_of_the_model_holds_where_it_is_smaller(models: Models, family: str) -> None:
+def test_the_limit_of_the_model_applies_if_it_is_smaller(models: Models, family: str) -> None:
     encoder = TextEncoder(models(family), max_tokens=512, device="cpu")
     assert encoder.max_tokens == encoder.identity["max_tokens"] == 32
     batch = encoder.encode([" ".join(WORDS * 3)])
@@ -92,7 +96,7 @@ def test_the_limit_of_the_model_holds_where_it_is_smaller(models: Models, family
     assert encoder.truncated == 1
 
 
-def test_the_limit_of_the_tokenizer_holds_where_it_is_smaller(models: Models, tmp_path: Path) -> None:
+def test_the_limit_of_the_tokenizer_applies_if_it_is_smaller(models: Models, tmp_path: Path) -> None:
     folder = shutil.copytree(models("llama"), tmp_path / "short")
     word_tokenizer(model_max_length=7).save_pretrained(folder)
     assert TextEncoder(folder, device="cpu").max_tokens == 7
@@ -112,7 +116,7 @@ def test_python_tokenizers_work_too(byte_model: Path) -> None:
     batch = encoder.encode(["abcd", "abcde", "", "é"])
     assert batch.lengths.tolist() == [5, 5, 1, 3]
     assert encoder.truncated == 1
-    # As broken sources have them: the tokens are those of the replacement sign, the text stays as it is.
+    # A lone surrogate is tokenised as U+FFFD, and the text stays as it is.
     broken = encoder.encode(["\ud83d", "\ufffd"])
     assert torch.equal(broken[0], broken[1])
     assert decode_texts(broken.channels["text"]) == ["\ud83d", "\ufffd"]
@@ -160,7 +164,7 @@ def test_loading_and_encoding_are_silent_and_leave_the_random_numbers_alone(
     assert transformers.utils.logging.is_progress_bar_enabled()
 
 
-def test_pieces_read_as_the_text(models: Models) -> None:
+def test_joined_pieces_are_the_text(models: Models) -> None:
     encoder = TextEncoder(models("bert"), device="cpu")
     ids = encoder.encode(["word1 word2"]).channels["input_ids"].sequence(0)
     assert encoder.pieces(ids) == ["[A]", " word1", " word2", " [B]"]
@@ -191,9 +195,9 @@ def refused(model: Any, **options: Any) -> str:
 
 def test_bad_arguments_are_refused(models: Models, tmp_path: Path) -> None:
     bert = models("bert")
-    assert "max_tokens must be at least 1, got 0" in refused(bert, max_tokens=0)
-    assert "at least 3 for 'bert', whose tokenizer adds 2" in refused(bert, max_tokens=2)
-    assert "Layer 4 of 'bert' does not exist: allowed are -4 to 3" in refused(bert, layer=4)
+    assert "max_tokens" in refused(bert, max_tokens=0)
+    assert "at least 3 for 'bert'" in refused(bert, max_tokens=2)
+    assert "Layer 4 of 'bert' does not exist" in refused(bert, layer=4)
     assert "Layer -5 " in refused(bert, layer=-5)
     assert "float32" in refused(bert, dtype=torch.int64)
     assert "'nonsense'" in refused(bert, device="nonsense")
@@ -205,13 +209,12 @@ def test_bad_arguments_are_refused(models: Models, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["word1", 5], "Texts must be strings, got int at index 1"),
-        ([None], "got NoneType at index 0"),
-        ([b"word1"], "got bytes at index 0"),
-        ("word1", "put it into a list"),
+        (["word1", 5], "int at index 1"),
+        ([b"word1"], "bytes at index 0"),
+        ("word1", "one string"),
     ],
 )
-def test_texts_that_are_none_are_refused(models: Models, given: Any, message: str) -> None:
+def test_other_items_than_texts_are_refused(models: Models, given: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         TextEncoder(models("bert"), device="cpu").encode(given)
 
@@ -229,8 +232,8 @@ def test_broken_folders_are_refused(models: Models, tmp_path: Path) -> None:
     pickled = copy("pickled", "model.safetensors")
     torch.save({}, pickled / "pytorch_model.bin")
     for without in (copy("no weights", "model.safetensors"), pickled):
-        told = refused(without)
-        assert "has no weights in model.safetensors" in told and "pickled weights (.bin) are never loaded" in told
+        message = refused(without)
+        assert "no weights in model.safetensors" in message and ".bin" in message
 
     cut = copy("cut")
     (cut / "model.safetensors").write_bytes((models("bert") / "model.safetensors").read_bytes()[:-100])
@@ -263,14 +266,13 @@ def test_models_of_other_inputs_are_refused(tmp_path: Path) -> None:
     assert "gives no hidden states for token ids" in refused(tmp_path)
 
 
-def test_a_model_that_is_nowhere_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_found_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     message = refused("nobody-at-all/none-such@main")
-    assert "no local folder 'nobody-at-all/none-such@main'" in message
-    assert "give the path of a local folder" in message
-    assert refused("./not/a/hub/id") == "There is no folder './not/a/hub/id'."
+    assert "'nobody-at-all/none-such@main'" in message and "local folder" in message
+    assert "no folder './not/a/hub/id'" in refused("./not/a/hub/id")
 
 
 def test_without_transformers_the_extra_is_named(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The modes of TextEncoder: states against the models themselves, run on one text at a time, and what is refused."""
+"""The modes of TextEncoder, against the models themselves, run on one text at a time."""
 
 import json
 import shutil
@@ -20,6 +20,7 @@ from apood.tokens.identity import same_encoder
 
 Models = Callable[[str], Path]
 GENERATING = (*CAUSAL, *ENCODER_DECODER)
+LAST = [(family, -1) for family in GENERATING]
 NEW = 9
 
 
@@ -43,8 +44,7 @@ def mean_losses(batch: Any) -> torch.Tensor:
     return torch.stack([-row.mean() for row in batch.channels["token_logprobs"]])
 
 
-@pytest.mark.parametrize("layer", [-1, 0, 1])
-@pytest.mark.parametrize("family", GENERATING)
+@pytest.mark.parametrize(("family", "layer"), [*LAST, ("llama", 0), ("llama", 1), ("t5", 0), ("t5", 1)])
 def test_input(models: Models, few: list[str], family: str, layer: int) -> None:
     encoder, loop = TextEncoder(models(family), layer=layer, device="cpu"), PlainLoop(models(family), layer)
     batch, expected = encoder.encode(few), [loop.input(text) for text in few]
@@ -59,8 +59,17 @@ def test_input(models: Models, few: list[str], family: str, layer: int) -> None:
                 assert float(-row.mean()) == pytest.approx(plain.loss, abs=1e-5)
 
 
-@pytest.mark.parametrize(("layer", "beams"), [(-1, 1), (0, 1), (1, 1), (-1, 3)])
-@pytest.mark.parametrize("family", GENERATING)
+@pytest.mark.parametrize(
+    ("family", "layer", "beams"),
+    [
+        *((family, -1, 1) for family in GENERATING),
+        ("llama", 1, 1),
+        ("t5", 0, 1),
+        ("t5", 1, 1),
+        ("llama", -1, 3),
+        ("t5", -1, 3),
+    ],
+)
 def test_output(models: Models, few: list[str], family: str, layer: int, beams: int) -> None:
     folder = models(family)
     encoder = TextEncoder(folder, mode="output", layer=layer, beams=beams, max_new_tokens=NEW, device="cpu")
@@ -76,8 +85,7 @@ def test_output(models: Models, few: list[str], family: str, layer: int, beams: 
     assert decode_texts(batch.channels["text"]) == few
 
 
-@pytest.mark.parametrize("layer", [-1, 1])
-@pytest.mark.parametrize("family", GENERATING)
+@pytest.mark.parametrize(("family", "layer"), [*LAST, ("llama", 1), ("t5", 1)])
 def test_reference(models: Models, pairs: list[Pair], family: str, layer: int) -> None:
     encoder = TextEncoder(models(family), mode="reference", layer=layer, device="cpu", max_new_tokens=32)
     loop = PlainLoop(models(family), layer)
@@ -90,8 +98,8 @@ def test_reference(models: Models, pairs: list[Pair], family: str, layer: int) -
     assert decode_texts(batch.channels["text"]) == [pair.source for pair in pairs]
 
 
-def test_outputs_of_random_models_end_in_both_ways(models: Models, texts: list[str]) -> None:
-    """Otherwise the tests of outputs would not see what they are there for."""
+def test_outputs_of_random_models_end_early_or_are_cut(models: Models, texts: list[str]) -> None:
+    """The tests of outputs rely on outputs that end early and on outputs that are cut."""
     ids = TextEncoder(models("llama"), mode="output", max_new_tokens=NEW, device="cpu").encode(texts)
     rows = [row.tolist() for row in ids.channels["input_ids"]]
     assert {1, 4, NEW} <= {len(row) for row in rows}
@@ -100,9 +108,10 @@ def test_outputs_of_random_models_end_in_both_ways(models: Models, texts: list[s
     assert any(row[-1] not in ENDS for row in rows)
 
 
-@pytest.mark.parametrize("mode", ["input", "output"])
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    ("family", "side", "mode"),
+    [("gpt2", "left", "input"), ("llama", "right", "output"), ("t5", "left", "input"), ("t5", "left", "output")],
+)
 def test_the_padding_side_of_the_tokenizer_does_not_matter(
     models: Models, few: list[str], tmp_path: Path, family: str, side: str, mode: Any
 ) -> None:
@@ -115,7 +124,7 @@ def test_the_padding_side_of_the_tokenizer_does_not_matter(
     close(batch, [loop.input(text) if mode == "input" else loop.output(text, 1, NEW) for text in few])
 
 
-@pytest.mark.parametrize("family", GENERATING)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
 def test_one_text_is_a_batch_too(models: Models, family: str) -> None:
     encoder = TextEncoder(models(family), mode="output", max_new_tokens=4, samples=2, device="cpu")
     batch = encoder.encode(["word1"])
@@ -155,7 +164,7 @@ def test_texts_without_tokens_have_no_output(models: Models) -> None:
 @pytest.mark.parametrize("options", [{"mode": "output"}, {"mode": "reference"}, {"samples": 2}])
 def test_an_output_must_leave_room_for_the_text(models: Models, options: dict[str, Any]) -> None:
     assert TextEncoder(models("llama"), max_new_tokens=62, device="cpu", **options).max_tokens == 2
-    with pytest.raises(InputError, match="63 tokens leaves no room for a text among the 64 tokens that 'llama' has"):
+    with pytest.raises(InputError, match=r"63 tokens .*'llama'.* 64 tokens"):
         TextEncoder(models("llama"), max_new_tokens=63, device="cpu", **options)
 
 
@@ -190,25 +199,16 @@ def test_a_template_goes_around_every_text(models: Models) -> None:
     assert decode_texts(batch.channels["text"]) == ["word3 {text}", ""]
 
 
-def test_what_a_template_has_behind_the_text_survives_cutting(models: Models) -> None:
+def test_cutting_keeps_the_end_of_the_template(models: Models) -> None:
     encoder = TextEncoder(models("bert"), template="word1 {text} word2 word3", max_tokens=8, device="cpu")
     batch = encoder.encode([" ".join(WORDS[4:9]), " ".join(WORDS[4:7]), "word9"])
     assert encoder.truncated == 1
     pieces = [encoder.pieces(row) for row in batch.channels["input_ids"]]
-    assert [piece.strip() for piece in pieces[0]] == [
-        "[A]",
-        "word1",
-        "word4",
-        "word5",
-        "word6",
-        "word2",
-        "word3",
-        "[B]",
-    ]
+    assert "".join(pieces[0]) == "[A] word1 word4 word5 word6 word2 word3 [B]"
     assert pieces[0] == pieces[1]
 
 
-def test_long_sources_and_targets_are_cut_and_counted_once_a_pair(models: Models) -> None:
+def test_long_sources_and_targets_are_cut_and_counted_once_per_pair(models: Models) -> None:
     encoder = TextEncoder(models("bart"), mode="reference", max_tokens=6, max_new_tokens=5, device="cpu")
     long, short = " ".join(WORDS[:9]), "word1"
     batch = encoder.encode([Pair(long, long), Pair(short, long), Pair(long, short), Pair(short, short)])
@@ -226,7 +226,7 @@ def test_a_causal_prompt_leaves_room_for_the_output(models: Models) -> None:
     assert TextEncoder(models("bart"), mode="output", max_new_tokens=100, device="cpu").max_new_tokens == 64
 
 
-def test_the_models_own_settings_hold_for_its_output(
+def test_the_models_own_settings_apply_to_its_output(
     models: Models, few: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(models("pegasus"), tmp_path / "pegasus")
@@ -236,7 +236,7 @@ def test_the_models_own_settings_hold_for_its_output(
     encoder = TextEncoder(folder, mode="output", max_new_tokens=NEW, device="cpu")
     capfd.readouterr()
     batch = encoder.encode(few)
-    assert capfd.readouterr() == ("", "")  # none of the settings that contradict each other is complained of
+    assert capfd.readouterr() == ("", "")  # no warning about settings that contradict each other
     for row in batch.channels["input_ids"]:
         assert len(set(row.tolist())) == len(row)
     assert torch.equal(batch.values, encoder.encode(few).values)
@@ -247,7 +247,7 @@ def test_the_models_own_settings_hold_for_its_output(
     assert same_encoder(*inputs)
 
 
-def test_what_changes_the_states_is_in_the_identity(models: Models) -> None:
+def test_the_identity_holds_all_that_changes_the_states(models: Models) -> None:
     folder = models("t5")
     plain = TextEncoder(folder, device="cpu").identity
     assert set(plain) == {"model", "revision", "layer", "mode", "max_tokens", "fingerprint", "folder"}
@@ -274,35 +274,35 @@ def refused(model: Any, **options: Any) -> str:
 
 def test_modes_that_a_model_cannot_do_are_refused(models: Models, tmp_path: Path) -> None:
     message = refused(models("bert"), mode="output")
-    assert message.startswith("The model 'bert' (BertModel) generates nothing, so it has no mode output: allowed are")
+    assert "'bert' (BertModel)" in message and "no mode output" in message
     assert "no mode reference" in refused(models("bert_classifier"), mode="reference")
     assert "no samples" in refused(models("roberta"), samples=3)
     headless = tmp_path / "headless"
     transformers.AutoModel.from_pretrained(models("llama")).save_pretrained(headless)
     word_tokenizer().save_pretrained(headless)
-    assert "(LlamaModel) generates nothing" in refused(headless, mode="output")
+    assert "(LlamaModel)" in refused(headless, mode="output")
     assert "token_logprobs" not in TextEncoder(headless, device="cpu").encode(["word1 word2"]).channels
 
 
 def test_bad_arguments_of_modes_are_refused(models: Models) -> None:
     t5 = models("t5")
-    assert "mode must be one of input, output, reference, got 'both'" in refused(t5, mode="both")
-    assert "Beams are for what a model generates, in mode output, got 2 in mode input" in refused(t5, beams=2)
+    assert "mode must be one of" in refused(t5, mode="both")
+    assert "got 2 in mode input" in refused(t5, beams=2)
     assert "max_new_tokens must be at least 1" in refused(t5, mode="output", max_new_tokens=0)
     assert "samples must be a whole number" in refused(t5, samples=1.5)
     assert "{text} exactly once" in refused(t5, template="Summarise:")
     assert "{text} exactly once" in refused(t5, template="{text} {text}")
-    assert "special tokens and those of the template" in refused(t5, template="word1 word2 {text}", max_tokens=3)
+    assert "special tokens and tokens of the template" in refused(t5, template="word1 word2 {text}", max_tokens=3)
     assert "Layer 3 of 'bart' does not exist" in refused(models("bart"), mode="output", layer=3)
 
 
-@pytest.mark.parametrize("given", [["word1"], [Pair("word1", 5)], [("word1", "word2")], "word1"])
-def test_pairs_that_are_none_are_refused(models: Models, given: Any) -> None:
+@pytest.mark.parametrize("given", [["word1"], [Pair("word1", 5)], [("word1", "word2")]])
+def test_other_items_than_pairs_are_refused(models: Models, given: Any) -> None:
     with pytest.raises(InputError, match="index 0"):
         TextEncoder(models("t5"), mode="reference", device="cpu").encode(given)
 
 
-def test_a_decoder_without_a_beginning_is_refused(models: Models, tmp_path: Path) -> None:
+def test_a_decoder_without_a_start_token_is_refused(models: Models, tmp_path: Path) -> None:
     folder = shutil.copytree(models("t5"), tmp_path / "t5")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"decoder_start_token_id": None}))
@@ -313,5 +313,5 @@ def test_a_template_needs_a_tokenizer_that_can_keep_its_end(tmp_path: Path) -> N
     config = transformers.T5Config(vocab_size=384, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
     transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
     transformers.ByT5Tokenizer().save_pretrained(tmp_path)
-    assert "cannot keep ' b' behind a text" in refused(tmp_path, template="a {text} b")
+    assert "cannot keep ' b'" in refused(tmp_path, template="a {text} b")
     assert TextEncoder(tmp_path, template="a {text}", device="cpu").encode(["b"]).lengths.tolist() == [4]

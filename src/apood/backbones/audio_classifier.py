@@ -106,7 +106,7 @@ def train_audio_classifier(
     """
     classes = _list_classes(sounds, validation)
     spectrogram = _choose_spectrogram(sounds, recipe)
-    least = spectrogram.samples_of(recipe.patch)
+    least = spectrogram.count_samples(recipe.patch)
     for index, sound in enumerate([*sounds, *validation]):
         if why := find_sound_problem(sound, f"Sound {index}", rate=spectrogram.rate, least_samples=least):
             raise InputError(why)
@@ -219,9 +219,9 @@ def _choose_spectrogram(sounds: Sequence[Sound], recipe: AudioRecipe) -> LogMel:
     """
     spectrogram = LogMel(rate=sounds[0].rate, mel_bins=recipe.mel_bins)
     if recipe.seconds is None:
-        wanted = min(_LONGEST, max(spectrogram.frames_of(len(sound.samples)) for sound in sounds))
+        wanted = min(_LONGEST, max(spectrogram.count_frames(len(sound.samples)) for sound in sounds))
     else:
-        wanted = spectrogram.frames_of(round(recipe.seconds * spectrogram.rate))
+        wanted = spectrogram.count_frames(round(recipe.seconds * spectrogram.rate))
     stride = _choose_stride(wanted, recipe.patch)
     columns = max(_COLUMNS, math.ceil((wanted - recipe.patch) / stride) + 1)
     return replace(spectrogram, frames=(columns - 1) * stride + recipe.patch)
@@ -267,6 +267,6 @@ def _find_correct(model: Any, spectra: Spectra, spectrogram: LogMel) -> Tensor:
     """Return which sounds are classified correctly by the window at their beginning."""
     found = []
     for start in range(0, len(spectra), _TESTED_AT_ONCE):
-        features = [spectrogram.padded(own.float()) for own in spectra.features[start : start + _TESTED_AT_ONCE]]
+        features = [spectrogram.pad(own.float()) for own in spectra.features[start : start + _TESTED_AT_ONCE]]
         found.append(model(torch.stack(features).to(model.device)).logits.argmax(1).cpu())
     return torch.cat(found) == spectra.labels

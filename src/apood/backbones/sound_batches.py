@@ -38,7 +38,7 @@ class Spectra:
 
     def __init__(self, sounds: Sequence[Sound], labels: Sequence[int], spectrogram: LogMel) -> None:
         shown = track(sounds, "spectrograms", len(sounds))
-        self.features = [spectrogram.log_mel(sound.samples).half() for sound in shown]
+        self.features = [spectrogram.compute(sound.samples).half() for sound in shown]
         self.labels = torch.tensor(labels)
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class SoundBatches:
                 whole = whole[int(dice.integers(len(whole) - window + 1)) :][:window]
             else:
                 whole = whole.roll(int(dice.integers(len(whole))), 0)
-            windows.append(self.spectrogram.padded(whole + self.augmentation.gain * dice.uniform(-1, 1)))
+            windows.append(self.spectrogram.pad(whole + self.augmentation.gain * dice.uniform(-1, 1)))
         return torch.stack(windows)
 
     def _blank_out(self, features: Tensor, dice: np.random.Generator) -> Tensor:

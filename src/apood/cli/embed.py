@@ -1,4 +1,4 @@
-"""`apood embed`."""
+"""The command `apood embed`."""
 
 import contextlib
 import sys
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLES", "embed"]
 
 
-_ONE_A_LINE = (".jsonl", ".ndjson", ".json", ".txt")
+_LINE_FORMATS = (".jsonl", ".ndjson", ".json", ".txt")
 
 
 class TokenDtype(StrEnum):
-    """What a store may keep tokens in."""
+    """The dtypes of stored tokens."""
 
     float16 = "float16"
     bfloat16 = "bfloat16"
@@ -36,7 +36,7 @@ class TokenDtype(StrEnum):
 
 
 class Mode(StrEnum):
-    """Whose states are taken."""
+    """The text whose states are taken."""
 
     input = "input"
     output = "output"
@@ -53,7 +53,7 @@ EXAMPLES = "\n\n".join(
         "zcat texts.jsonl.gz | apood embed - --model ./model --out texts",
     )
 )
-"""Shown by `apood embed --help`, a line each."""
+"""Shown by `apood embed --help`, one per line."""
 
 
 def embed(
@@ -61,9 +61,9 @@ def embed(
         list[str],
         typer.Argument(
             metavar="INPUT",
-            help="Texts: .jsonl, .csv, .tsv, .txt (each also .gz) or .parquet, a pattern like 'data/*.jsonl', "
+            help="Texts: .jsonl, .csv, .tsv, .txt (each also .gz) or .parquet files, a pattern like 'data/*.jsonl', "
             "hf:OWNER/NAME:SPLIT, a name that `apood datasets` lists, or - for standard input. "
-            "Sounds: .wav, .flac, a folder of them, or .npz.",
+            "Sounds: .wav or .flac files, a folder of them, or .npz files.",
         ),
     ],
     model: Annotated[
@@ -79,104 +79,115 @@ def embed(
         typer.Option(
             "--mode",
             metavar="MODE",
-            help="Whose states: input, of the text; output, of what the model generates for it; "
-            "reference, of a target that is given.",
+            help="input: states of the text. output: states of the model's output for the text. "
+            "reference: states of a given target.",
         ),
     ] = Mode.input,
     target_field: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Field or column that holds the target, in mode reference."),
+        typer.Option(metavar="NAME", help="Field or column that holds the target, for --mode reference."),
     ] = None,
     layer: Annotated[
-        int, typer.Option(metavar="N", help="Hidden layer to take the tokens from; -1 is the last, 0 the embeddings.")
+        int,
+        typer.Option(metavar="N", help="Hidden layer that tokens are taken from: -1 is the last, 0 the embeddings."),
     ] = -1,
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Longer texts are cut here, or at the model's own limit.", show_default="512"
+            min=1,
+            metavar="N",
+            help="Cut texts at N tokens, or at the model's limit if it is smaller.",
+            show_default="512",
         ),
     ] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Where an output ends, or a target is cut.", show_default="128"),
+        typer.Option(min=1, metavar="N", help="Cut outputs and targets at N tokens.", show_default="128"),
     ] = None,
     beams: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Beams of the search for an output.", show_default="1")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Number of beams for --mode output; 1 is greedy search.", show_default="1"
+        ),
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="Outputs to draw a text, for the method entropy.", show_default="0"),
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Number of outputs to sample per text; the method entropy needs them.",
+            show_default="0",
+        ),
     ] = None,
     template: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="What the model reads, with {text} where the text goes: an instruction."),
+        typer.Option(metavar="TEXT", help="An instruction for the model, with {text} in the place of the text."),
     ] = None,
     special_tokens: Annotated[
         bool | None,
         typer.Option(
             "--special-tokens/--no-special-tokens",
-            help="Whether tokens that the tokenizer or the model adds count.",
-            show_default="with texts yes, with sounds no",
+            help="Whether to store the special tokens that the tokenizer or the model adds.",
+            show_default="yes for texts, no for sounds",
         ),
     ] = None,
     logprobs: Annotated[
         bool | None,
         typer.Option(
             "--logprobs/--no-logprobs",
-            help="Whether to store the log-probability of every token, for the method perplexity.",
-            show_default="yes, where the model can",
+            help="Whether to store the log-probability of every token; the method perplexity needs it.",
+            show_default="yes, if the model has them",
         ),
     ] = None,
     dtype: Annotated[
         TokenDtype,
-        typer.Option("--dtype", metavar="DTYPE", help="What tokens are stored in: float16, bfloat16 or float32."),
+        typer.Option("--dtype", metavar="DTYPE", help="Dtype of the stored tokens: float16, bfloat16 or float32."),
     ] = TokenDtype.float16,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Take only so many records.", show_default="all")
+        int | None, typer.Option(min=1, metavar="N", help="Take at most N records.", show_default="all")
     ] = None,
     shuffle: Annotated[
-        bool, typer.Option("--shuffle", help="Take them in random order; all are read first, into memory.")
+        bool,
+        typer.Option("--shuffle", help="Take the records in random order. All of them are read into memory first."),
     ] = False,
     seed: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Of that order, and of samples.", show_default="0")
+        int | None, typer.Option(min=0, metavar="N", help="Seed of --shuffle and --samples.", show_default="0")
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out records that cannot be used, and count them.")
+        bool, typer.Option("--skip-bad", help="Skip records that cannot be used, and count them.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a store whose making was interrupted.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as an object.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a store after an interruption.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as a JSON object.")] = False,
 ) -> None:
-    """Turns texts or sounds into the token embeddings of a frozen transformer, and writes them to a token store.
+    """Turn texts or sounds into the token embeddings of a frozen transformer, and write them to a token store.
 
-    One sequence a record, in the order given; texts are kept beside their tokens. Whatever ends a run early, the same
-    command with --resume goes on where it stopped.
+    The store has one sequence per record, in the order given, and keeps the texts beside their tokens. If a run ends
+    early, the same command with --resume continues where it stopped.
     """
-    _refuse_idle_options(mode, target_field, max_new_tokens, beams, samples, shuffle, seed)
+    _check_unused_options(mode, target_field, max_new_tokens, beams, samples, shuffle, seed)
     sounds = are_sounds(inputs)
     what = "sound" if sounds else "text"
     if sounds and field is not None:
-        raise InputError("--field is for texts, and the inputs are sounds.")
+        raise InputError("--field is for texts, but the inputs are sounds.")
     from apood.tokens.store import INDEX_FILE, StoreIndex
 
     if (out / INDEX_FILE).exists():
         if not resume:
             raise StoreError(
-                f"There is already a token store in {out}: add --resume to go on with it, or delete it first."
+                f"There is already a token store in {out}: add --resume to continue it, or delete it first."
             )
         if limit is not None and limit < (held := StoreIndex.read(out).sequences):
             raise InputError(
-                f"The token store {out} holds {format_count(held, what)} already, more than --limit "
-                f"{limit}: to resume it, "
-                f"the limit must be at least {held:,}, or left out."
+                f"The token store {out} already holds {format_count(held, what)}, more than --limit {limit}: to resume "
+                f"it, leave out --limit or set it to at least {held:,}."
             )
 
-    def kept() -> str:
+    def describe_kept() -> str:
         if not (out / INDEX_FILE).exists():
-            return "nothing was written; run the same command again to start anew."
+            return "nothing was written; run the same command again."
         count = StoreIndex.read(out).sequences
-        is_in, them = ("is in", "it") if count == 1 else ("are in", "them")
-        how = "the same command goes on" if resume else "add --resume to the same command to go on"
-        return f"{format_count(count, what)} {is_in} {out}; {how} behind {them}."
+        how = "run the same command again" if resume else "add --resume to the same command"
+        return f"{format_count(count, what)} {'is' if count == 1 else 'are'} in {out}; {how} to continue."
 
     options = {
         "mode": mode.value,
@@ -190,26 +201,26 @@ def embed(
         "special_tokens": special_tokens,
         "logprobs": logprobs,
     }
-    with advise_on_interrupt(kept), _bad_records_with(lambda: kept() if (out / INDEX_FILE).exists() else None):
+    with advise_on_interrupt(describe_kept), _advise_on_bad_record(out / INDEX_FILE, describe_kept):
         records: Iterable[Record | BadRecord] = ()
         if not sounds:
             pairs = mode is Mode.reference
             records = read_text_records(
                 inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=False, skip_bad=skip_bad
             )
-        encoder = _opened(inputs, model, {name: value for name, value in options.items() if value is not None})
+        encoder = _open_encoder(inputs, model, {name: value for name, value in options.items() if value is not None})
         if sounds:
             records = read_sound_records(inputs, encoder, skip_bad=skip_bad)
-        records, total = _chosen(records, _lines_in(inputs), limit, (seed or 0) if shuffle else None)
-        counts = _embedded(records, encoder, out, resume=resume, dtype=dtype, skip_bad=skip_bad, total=total)
+        records, total = _choose_records(records, _count_lines(inputs), limit, (seed or 0) if shuffle else None)
+        counts = _embed_to_store(records, encoder, out, resume=resume, dtype=dtype, skip_bad=skip_bad, total=total)
     report_skipped(counts.bad, counts.first_bad)
     if as_json:
         print_json(asdict(counts) | {"store": str(out)})
     else:
-        typer.echo(f"Embedded {format_count(counts.sequences, what)} into {out}: {_told(counts, encoder)}.")
+        typer.echo(f"Embedded {format_count(counts.sequences, what)} into {out}: {_describe_counts(counts, encoder)}.")
 
 
-def _refuse_idle_options(
+def _check_unused_options(
     mode: Mode,
     target_field: str | None,
     max_new_tokens: int | None,
@@ -218,18 +229,18 @@ def _refuse_idle_options(
     shuffle: bool,
     seed: int | None,
 ) -> None:
-    """Refuses what would change nothing: whoever gave it expected something else."""
+    """Raise InputError if an option would have no effect."""
     if target_field is not None and mode is not Mode.reference:
-        raise InputError(f"--target-field is for --mode reference, and the mode is {mode.value}.")
+        raise InputError(f"--target-field is for --mode reference, but the mode is {mode.value}.")
     if beams is not None and mode is not Mode.output:
-        raise InputError(f"--beams is for --mode output, and the mode is {mode.value}.")
+        raise InputError(f"--beams is for --mode output, but the mode is {mode.value}.")
     if max_new_tokens is not None and mode is Mode.input and not samples:
-        raise InputError("--max-new-tokens is for --mode output, --mode reference and --samples, and none is given.")
+        raise InputError("--max-new-tokens is for --mode output, --mode reference or --samples: add one of them.")
     if seed is not None and not (shuffle or samples):
-        raise InputError("--seed is for --shuffle and --samples, and none is given.")
+        raise InputError("--seed is for --shuffle or --samples: add one of them.")
 
 
-def _opened(inputs: list[str], model: str, options: dict[str, Any]) -> Any:
+def _open_encoder(inputs: list[str], model: str, options: dict[str, Any]) -> Any:
     from apood.encoders.base.pretrained import find_pretrained, is_audio_model
     from apood.encoders.factory import open_encoder
 
@@ -238,10 +249,10 @@ def _opened(inputs: list[str], model: str, options: dict[str, Any]) -> Any:
     return open_encoder(pretrained, **options)
 
 
-def _lines_in(inputs: list[str]) -> int | None:
-    """About how many records there are, for the time left, where that is one a line and somebody watches."""
+def _count_lines(inputs: list[str]) -> int | None:
+    """Return about how many records there are; None if it is unknown, or if no progress is shown."""
     paths = [Path(name) for name in inputs]
-    if not sys.stderr.isatty() or not all(path.is_file() and path.suffix in _ONE_A_LINE for path in paths):
+    if not sys.stderr.isatty() or not all(path.is_file() and path.suffix in _LINE_FORMATS for path in paths):
         return None
     lines = 0
     for path in paths:
@@ -251,10 +262,10 @@ def _lines_in(inputs: list[str]) -> int | None:
     return lines
 
 
-def _chosen(
+def _choose_records(
     records: "Iterable[Record | BadRecord]", total: int | None, limit: int | None, seed: int | None
 ) -> "tuple[Iterable[Record | BadRecord], int | None]":
-    """The records to take, and how many that are at most, where it is known."""
+    """Return the records to take, and their largest number, if it is known."""
     from apood.data.inputs import shuffle_records
     from apood.encoders.embed import limit_records
 
@@ -266,7 +277,7 @@ def _chosen(
     return limit_records(records, limit), limit if total is None else min(limit, total)
 
 
-def _embedded(
+def _embed_to_store(
     records: "Iterable[Record | BadRecord]",
     encoder: "TextEncoder | AudioEncoder",
     out: Path,
@@ -282,27 +293,27 @@ def _embedded(
 
 
 @contextlib.contextmanager
-def _bad_records_with(kept: Callable[[], str | None]) -> Iterator[None]:
-    """Says of a bad record how to do without it, and what was kept of those before."""
+def _advise_on_bad_record(index: Path, describe_kept: Callable[[], str]) -> Iterator[None]:
+    """Add to the error of a bad record how to skip it and, if there is a store, what it holds."""
     from apood.data.record import BadRecordError
 
     try:
         yield
     except BadRecordError as error:
-        advice = ["--skip-bad leaves such records out", kept()]
-        raise InputError("; ".join([str(error).rstrip("."), *filter(None, advice)]).rstrip(".") + ".") from error
+        advice = [str(error).rstrip("."), "add --skip-bad to skip such records"]
+        if index.exists():
+            advice.append(describe_kept().rstrip("."))
+        raise InputError("; ".join(advice) + ".") from error
 
 
-def _told(counts: "EmbedCounts", encoder: "TextEncoder | AudioEncoder") -> str:
+def _describe_counts(counts: "EmbedCounts", encoder: "TextEncoder | AudioEncoder") -> str:
     facts = [f"{format_count(counts.tokens, 'token')} of D={encoder.dim}"]
     if counts.truncated:
         facts.append(f"{counts.truncated:,} cut at {format_count(encoder.max_tokens, 'token')}")
     if counts.outputs_cut:
-        facts.append(
-            f"{format_count(counts.outputs_cut, 'output')} as long as --max-new-tokens allows, so probably cut"
-        )
+        facts.append(f"{format_count(counts.outputs_cut, 'output')} of --max-new-tokens tokens, probably cut there")
     if counts.empty:
-        facts.append(f"{counts.empty:,} without any token, which fitting refuses")
+        facts.append(f"{counts.empty:,} without tokens, which fitting refuses")
     if counts.skipped:
         facts.append(f"{counts.skipped:,} {'was' if counts.skipped == 1 else 'were'} there before")
     if counts.bad:

@@ -112,7 +112,7 @@ def _read(inputs: Sequence[str], chosen: Collection[str] | None, patch: int) -> 
         if chosen is not None and sound.label not in chosen:
             continue
         needed = sound.rate if rate is None else rate
-        least = LogMel(needed).samples_of(patch)
+        least = LogMel(needed).count_samples(patch)
         if problem := find_sound_problem(sound, record.place, rate=needed, least_samples=least):
             yield BadRecord(record.place, problem)
         else:

@@ -21,11 +21,10 @@ from apood.tokens.writer import TokenStoreWriter
 
 __all__ = ["EmbedCounts", "Window", "embed_to_store", "encode_windows", "limit_records"]
 
-
 _WINDOW_ITEMS = 1024
 _WINDOW_BYTES = 1 << 30
-_WINDOW_SECONDS = 15.0  # what an interruption may cost, because a window that is not complete is lost
-_FIRST_ITEMS = 64  # of a window, before it is known how long one takes
+_WINDOW_SECONDS = 15.0  # an interruption may cost this much, because an incomplete window is lost
+_FIRST_ITEMS = 64  # items of the first window, before it is known how long one takes
 _SOUND_BYTES = 1 << 28
 
 
@@ -34,15 +33,15 @@ class EmbedCounts:
     """What one run of `embed_to_store` did.
 
     Attributes:
-        sequences: records encoded and written.
-        tokens: their tokens.
+        sequences: the number of records that were encoded and written.
+        tokens: the number of their tokens.
         truncated: how many of them were cut at the encoder's limit.
-        empty: how many of them have no tokens at all; fitting refuses such sequences.
-        skipped: records that the store already held from an earlier run.
-        bad: records that were left out because they cannot be used.
-        first_bad: the first few of these.
-        outputs_cut: how many of the sequences are outputs as long as `max_new_tokens` allows: cut there, but for the
-            few that end with this very token.
+        empty: how many of them have no tokens; fitting refuses such sequences.
+        skipped: the number of records that the store held already, from an earlier run.
+        bad: the number of records that were left out because they cannot be used.
+        first_bad: the first few of the bad records.
+        outputs_cut: how many of the sequences are outputs of `max_new_tokens` tokens. These were cut, except for the
+            few that end with exactly this token.
     """
 
     sequences: int
@@ -55,8 +54,23 @@ class EmbedCounts:
     outputs_cut: int = 0
 
 
+@dataclass(frozen=True)
+class Window:
+    """Consecutive records, encoded.
+
+    Attributes:
+        batch: the states and channels of the records.
+        truncated: how many of the records were cut at the encoder's limit.
+        skipped: how many bad records were skipped so far.
+    """
+
+    batch: TokenBatch
+    truncated: int
+    skipped: int
+
+
 def limit_records(records: Iterable[Record | BadRecord], limit: int) -> Iterator[Record | BadRecord]:
-    """The records up to and including the `limit`-th that is not bad."""
+    """Yield the records up to and including the `limit`-th good one."""
     good = 0
     for record in records:
         yield record
@@ -65,68 +79,53 @@ def limit_records(records: Iterable[Record | BadRecord], limit: int) -> Iterator
             return
 
 
-@dataclass(frozen=True)
-class Window:
-    """Consecutive records, encoded.
-
-    Attributes:
-        batch: their states.
-        truncated: how many of them were cut at the encoder's limit.
-        skipped: how many bad records were skipped up to its end.
-    """
-
-    batch: TokenBatch
-    truncated: int
-    skipped: int
-
-
 def encode_windows(
     records: Iterable[Record | BadRecord], encoder: Encoder, skipped: Skipped | None = None
 ) -> Generator[Window]:
-    """The states of `records` in order, some at a time: enough to sort them by length, few enough to fit into memory.
+    """Yield the states of `records` in order, in windows.
 
-    While the encoder runs one window, it prepares the next in another thread.
+    A window is large enough to batch sequences of similar length, and small enough for memory. While the encoder runs
+    one window, it prepares the next one in another thread.
 
-    Bad records go to `skipped`; without it the first one is an error. What is wrong with a record, or with
-    reading, is raised only after all records before it were given out; what goes wrong in the encoder, after the
-    windows before.
+    Bad records are added to `skipped`; if it is None, the first one raises an error. An error in reading a record is
+    raised after all records before it were yielded, an error in the encoder after all windows before it.
     """
-    reading = _Reading(records, skipped)
+    reader = _ItemReader(records, skipped)
     most = max(1, min(_WINDOW_ITEMS, _WINDOW_BYTES // (encoder.max_tokens * encoder.dim * 4)))
     size = min(_FIRST_ITEMS, most)
-    # A thread does what worker processes would: compiled tokenizers use all cores by themselves and hold no lock
-    # (Python measured beside one keeps all of its speed), while a process has to start and to load them. Records are
-    # read in the thread of the caller: another one that waits for standard input could not be interrupted.
+    # A thread is enough: compiled tokenizers use all cores and release Python's lock, while a process would have to
+    # start and load them. Records are read in the caller's thread, because another thread that waits for standard
+    # input could not be interrupted.
     with ThreadPoolExecutor(1, "prepare") as pool:
 
-        def begin() -> "tuple[Future[Any], int] | None":
-            items = reading.next_items(size)
-            return (pool.submit(encoder.prepare, items), reading.skipped.count) if items else None
+        def start_next() -> "tuple[Future[Any], int] | None":
+            items = reader.read(size)
+            return (pool.submit(encoder.prepare, items), reader.skipped.count) if items else None
 
-        ahead = begin()
+        ahead = start_next()
         while ahead is not None:
-            (preparing, bad), ahead = ahead, begin()
+            (preparing, bad), ahead = ahead, start_next()
             prepared = preparing.result()
             started = time.perf_counter()
             batch = encoder.run(prepared)
             affordable = int(_WINDOW_SECONDS * len(batch) / max(time.perf_counter() - started, 1e-9))
             size = max(1, min(2 * len(batch), affordable, most))
             yield Window(batch, prepared.cut, bad)
-            del batch, prepared, preparing  # a window at rest needs its memory no longer
-    if reading.error is not None:
-        raise reading.error
+            del batch, prepared, preparing  # free the memory of this window before the next one
+    if reader.error is not None:
+        raise reader.error
 
 
-class _Reading:
-    """Takes items out of records until there are none or one is wrong; the error waits until it is asked for."""
+class _ItemReader:
+    """Reads items from records until the end or the first error, which it keeps instead of raising it."""
 
     def __init__(self, records: Iterable[Record | BadRecord], skipped: Skipped | None) -> None:
         self.error: Exception | None = None
         self.skipped = Skipped() if skipped is None else skipped
         self._items = unpack_records(iter(records), skipped)
 
-    def next_items(self, count: int) -> list[Any]:
-        """At most `count` items, of sounds as many as fit into memory; none at the end and once something was wrong."""
+    def read(self, count: int) -> list[Any]:
+        """Return at most `count` items, fewer if they are large sounds; none at the end or after an error."""
         items: list[Any] = []
         sound_bytes = 0
         while self.error is None and len(items) < count and sound_bytes < _SOUND_BYTES:
@@ -153,41 +152,46 @@ def embed_to_store(
     skip_bad: bool = False,
     total: int | None = None,
 ) -> EmbedCounts:
-    """Encodes `records` and writes their states and channels to the token store `folder`, in order.
+    """Encode `records` and write their states and channels to the token store `folder`, in order.
 
-    A plain text stands for a record that holds it. While one window of records is encoded, the next is
-    prepared and the one before it is written, each in a thread of its own. A bad record is an error, unless
-    `skip_bad` leaves it out; whatever ends a run early, all records encoded by then are in the store. `total`
-    is how many good records there are, where that is known, for the time left.
+    While one window of records is encoded, the next one is prepared and the previous one is written, each in its own
+    thread. Whatever ends a run early, all records that were encoded by then are in the store. The store's index also
+    counts the sequences that were cut and the bad records.
 
-    With `resume`, the same records are given again, and those that the store already holds are skipped without
-    being encoded. How many sequences were cut and how many records were bad also stands in the store's index.
-
-    States are kept in float16 by default: half the size of float32, and more exact than bfloat16. What float16
-    cannot hold, above 65504, is refused: some middle layers of causal models need bfloat16 or float32.
+    Args:
+        records: the records, or plain texts.
+        encoder: the encoder.
+        folder: the folder of the token store.
+        resume: continue a store. Give the same records again: those that the store holds are skipped, not encoded.
+        dtype: the dtype of the stored states. float16 has half the size of float32, and is more precise than bfloat16,
+            but values above 65504, which occur in some middle layers of causal models, are refused.
+        skip_bad: leave out bad records instead of raising an error.
+        total: the number of good records, if known, to estimate the remaining time.
     """
     if total is None and isinstance(records, Sized):
         total = len(records)
-    reading = (Record(r, f"text {i}") if isinstance(r, str) else r for i, r in enumerate(records))
+    iterator = (Record(r, f"text {i}") if isinstance(r, str) else r for i, r in enumerate(records))
     skipped = Skipped()
     longest: Any = encoder.identity.get("max_new_tokens") if encoder.identity.get("mode") == "output" else None
     sequences = tokens = empty = truncated = outputs_cut = 0
     finished = False
     writer = TokenStoreWriter(folder, dim=encoder.dim, dtype=dtype, encoder=encoder.identity, resume=resume)
-    # The writer is closed whatever happens, which commits the open shard: only a kill loses what was encoded.
+    # Closing the writer commits the open shard, whatever happens. Only a kill loses sequences that were encoded.
     try:
         held = writer.sequences
-        before = _behind(reading, writer, folder, encoder, skipped if skip_bad else None)
+        truncated_before = _skip_held(iterator, writer, folder, encoder, skipped if skip_bad else None)
         started = time.perf_counter()
         with (
-            closing(encode_windows(reading, encoder, skipped if skip_bad else None)) as windows,
+            closing(encode_windows(iterator, encoder, skipped if skip_bad else None)) as windows,
             progress_bar(total, "encoding", unit="rec", initial=held) as progress,
-            _InBackground() as background,
+            _BackgroundCalls() as background,
         ):
             for window in windows:
                 truncated += window.truncated
-                tally = None if before is None else {"truncated": before + truncated, "bad": window.skipped}
-                background.run(_write, writer, window.batch, tally)
+                tally = None
+                if truncated_before is not None:
+                    tally = {"truncated": truncated_before + truncated, "bad": window.skipped}
+                background.start(_write, writer, window.batch, tally)
                 sequences += len(window.batch)
                 tokens += len(window.batch.values)
                 empty += int((window.batch.lengths == 0).sum())
@@ -196,8 +200,8 @@ def embed_to_store(
                 rate = tokens / (time.perf_counter() - started)
                 progress.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
                 progress.update(len(window.batch))
-        if before is not None:
-            writer.count(truncated=before + truncated, bad=skipped.count)
+        if truncated_before is not None:
+            writer.count(truncated=truncated_before + truncated, bad=skipped.count)
         finished = True
     finally:
         writer.close(finished=finished)
@@ -210,10 +214,10 @@ def _write(writer: TokenStoreWriter, batch: TokenBatch, tally: Mapping[str, int]
         writer.count(**tally)
 
 
-class _InBackground:
-    """Runs one call at a time in another thread; what a call raises is raised by the next, or at the end.
+class _BackgroundCalls:
+    """Runs one call at a time in another thread. The error of a call is raised by the next `start`, or on exit.
 
-    It comes before an error of this thread: it belongs to work that was begun earlier.
+    On exit it replaces an error of this thread, because it belongs to work that was started earlier.
     """
 
     def __enter__(self) -> Self:
@@ -221,8 +225,8 @@ class _InBackground:
         self._call: Future[None] | None = None
         return self
 
-    def run(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Waits for the call before, and begins this one."""
+    def start(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Wait for the previous call, and start this one."""
         if self._call is not None:
             self._call.result()
         self._call = self._pool.submit(function, *arguments)
@@ -233,17 +237,17 @@ class _InBackground:
                 self._call.result()
 
 
-def _behind(
+def _skip_held(
     records: Iterator[Record | BadRecord],
     writer: TokenStoreWriter,
     folder: str | Path,
     encoder: Encoder,
     skipped: Skipped | None,
 ) -> int | None:
-    """Leaves those records behind that the store holds, and says how many of them were cut; None where nobody knows.
+    """Skip the records that the store holds, and return how many of them were cut; None if that is unknown.
 
-    A store that a killed process left may hold sequences that its tally does not cover: they are counted anew,
-    which takes no more than preparing them.
+    The store of a killed process may hold sequences that its tally does not cover. They are prepared again to count
+    how many were cut.
     """
     held, item = writer.sequences, None
     covered = writer.tally.get("sequences", held)
@@ -253,17 +257,15 @@ def _behind(
         item = next(items, None)
         if item is None:
             raise InputError(
-                f"The token store {str(folder)!r} holds {format_count(held, 'sequence')} already, more than the "
-                f"{format_count(number, 'record')} given: it can be resumed only with the records it was "
-                f"begun with, and "
-                "more of them."
+                f"The token store {str(folder)!r} already holds {format_count(held, 'sequence')}, more than the "
+                f"{format_count(number, 'record')} given: resume it with the records that it was started with, or more."
             )
         if number >= covered:
             uncounted.append(item)
-    if held and not _is_last_of(TokenStore(folder), item, encoder):
+    if held and not _is_last_sequence(TokenStore(folder), item, encoder):
         raise InputError(
-            f"The token store {str(folder)!r} holds {format_count(held, 'sequence')}, not the first "
-            f"{format_count(held, 'record')} given: it can be resumed only with the records it was begun with."
+            f"The token store {str(folder)!r} holds {format_count(held, 'sequence')}, but not those of the first "
+            f"{format_count(held, 'record')} given: resume it with the records that it was started with."
         )
     if held and not writer.tally:
         return None
@@ -271,13 +273,13 @@ def _behind(
     return writer.tally.get("truncated", 0) + cut
 
 
-def _is_last_of(store: TokenStore, item: Any, encoder: Encoder) -> bool:
-    """Whether `item` is what the last sequence of the store was made of."""
+def _is_last_sequence(store: TokenStore, item: Any, encoder: Encoder) -> bool:
+    """Return whether the last sequence of the store is that of `item`."""
     last = store.select([len(store) - 1])
     if isinstance(item, str | Pair):
         given = {"text": item} if isinstance(item, str) else {"text": item.source, "output_text": item.target}
         held = {name: decode_texts(last.channels[name])[0] for name in given if name in last.channels}
         return "text" in held and all(given[name] == text for name, text in held.items())
-    # Of a sound nothing is stored but its states; they differ by rounding alone.
+    # The store holds only the states of a sound, which differ by rounding.
     again, kept = encoder.encode([item]).values.float(), last.values.float()
     return again.shape == kept.shape and bool((again - kept).norm() <= 0.05 * kept.norm())

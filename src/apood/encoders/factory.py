@@ -1,4 +1,4 @@
-"""The encoder that a model folder is for, by its name or by the identity that a store or a detector keeps of it."""
+"""Open the encoder for a model, or for the encoder identity that a token store or a detector keeps."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 __all__ = ["open_encoder", "reopen_encoder"]
 
-_FOR_SOUNDS = {"mode", "layer", "special_tokens", "device", "dtype"}
-_REMEMBERED = ("mode", "layer", "max_tokens", "max_new_tokens", "beams", "template", "special_tokens")
+_AUDIO_OPTIONS = {"mode", "layer", "special_tokens", "device", "dtype"}
+_IDENTITY_OPTIONS = ("mode", "layer", "max_tokens", "max_new_tokens", "beams", "template", "special_tokens")
 
 
 def open_encoder(model: str | Path | Pretrained, **options: Any) -> "TextEncoder | AudioEncoder":
-    """An `AudioEncoder` for a model that takes sounds, else a `TextEncoder`; both have the arguments of theirs."""
+    """Return an `AudioEncoder` for a model that takes sounds, else a `TextEncoder`; `options` are its arguments."""
     pretrained = find_pretrained(model)
     if not is_audio_model(pretrained.folder):
         return TextEncoder(pretrained, **options)
-    if foreign := sorted(options.keys() - _FOR_SOUNDS):
-        raise InputError(f"The model {pretrained.name!r} takes sounds, for which {foreign[0]} means nothing.")
+    if unknown := sorted(options.keys() - _AUDIO_OPTIONS):
+        raise InputError(f"The model {pretrained.name!r} takes sounds, for which there is no option {unknown[0]}.")
     if (mode := options.pop("mode", "input")) != "input":
         raise InputError(f"The model {pretrained.name!r} takes sounds, for which there is no mode {mode}, only input.")
     from apood.encoders.audio.encoder import AudioEncoder
@@ -35,45 +35,45 @@ def open_encoder(model: str | Path | Pretrained, **options: Any) -> "TextEncoder
 def reopen_encoder(
     identity: EncoderIdentity, model: str | Path | None = None, *, channels: Collection[str] = (), **options: Any
 ) -> "TextEncoder | AudioEncoder":
-    """The encoder that has the `identity`, and gives at least those `channels`.
+    """Return the encoder with this `identity` that gives at least the `channels`.
 
-    A model from the hub is found by its name and revision, one from a local folder where it lay, or under the
-    folder's name in the working directory; `model` says where it is otherwise. Another model is refused.
+    A model from the hub is found by its name and revision. A local model is found in its original folder, or in a
+    folder of the same name in the working directory; `model` names any other place. Raise InputError if the model
+    found there is another one.
     """
     if not (isinstance(identity.get("model"), str) and isinstance(identity.get("layer"), int)):
         raise InputError(
-            f"The tokens came from {describe_encoder(identity)}, which is no encoder of apood, "
-            "so nothing can be embedded as they were: give a token store instead."
+            f"The tokens came from {describe_encoder(identity)}, which apood cannot open as an encoder: "
+            "give a token store instead."
         )
-    remembered = {key: identity[key] for key in _REMEMBERED if key in identity}
+    arguments = {key: identity[key] for key in _IDENTITY_OPTIONS if key in identity}
     if "sample_logprobs" in channels:
-        remembered |= _sampling_of(identity)
-    found = find_pretrained(_place_of(identity) if model is None else model)
+        arguments |= _get_sampling(identity)
+    found = find_pretrained(_find_model(identity) if model is None else model)
     if is_audio_model(found.folder):
-        remembered.pop("max_tokens", None)  # the model says it
+        arguments.pop("max_tokens", None)  # follows from the model
     else:
-        remembered["logprobs"] = None if "token_logprobs" in channels else False
-    encoder = open_encoder(found, **remembered, **options)
+        arguments["logprobs"] = None if "token_logprobs" in channels else False
+    encoder = open_encoder(found, **arguments, **options)
     if not same_encoder(identity, encoder.identity):
         raise InputError(
-            f"The model {found.name!r} is another encoder than the one asked for: it gives tokens from "
-            f"{describe_encoder(encoder.identity)}; asked for were those from {describe_encoder(identity)}."
+            f"The model {found.name!r} is another encoder than the requested one: it gives tokens from "
+            f"{describe_encoder(encoder.identity)}, but tokens from {describe_encoder(identity)} were requested."
         )
     return encoder
 
 
-def _sampling_of(identity: EncoderIdentity) -> dict[str, Any]:
-    """The arguments that samples were drawn with."""
+def _get_sampling(identity: EncoderIdentity) -> dict[str, Any]:
     samples, tokens, seed = (identity.get(key) for key in SAMPLING)
     if samples is None:
         raise InputError(
-            f"The tokens came from {describe_encoder(identity)}, without samples, but their log-probabilities are "
-            "asked for: embed with samples, and give the store."
+            f"The tokens came from {describe_encoder(identity)}, without samples, but the log-probabilities of samples "
+            "are needed: embed with samples, and give the token store."
         )
     return {"samples": samples, "max_new_tokens": tokens, "seed": seed}
 
 
-def _place_of(identity: EncoderIdentity) -> str:
+def _find_model(identity: EncoderIdentity) -> str:
     name, revision = str(identity["model"]), identity.get("revision")
     if revision is not None:
         return f"{name}@{revision}"
@@ -81,6 +81,6 @@ def _place_of(identity: EncoderIdentity) -> str:
         if isinstance(place, str) and Path(place).is_dir():
             return place
     raise InputError(
-        f"The tokens came from the model {name!r}, and there is no such folder here: say where the model lies, "
+        f"The tokens came from the model {name!r}, and there is no such folder here: give the folder of the model "
         "with model= or --model."
     )

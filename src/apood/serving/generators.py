@@ -215,13 +215,13 @@ class GuardedModel:
 
     def read(self, texts: list[str]) -> Iterator[Reading]:
         """The texts in batches of similar length."""
-        sources, places = self._tokeniser.sources(texts)
+        sources, places = self._tokeniser.tokenise_sources(texts)
         cut = set(places)
         for chosen in self._batches(sources):
             some = sources.select(chosen)
             with torch.inference_mode():
                 prompt = read_prompts(self._reader, some, self._fill)
-                tokens = _token_batch(self._inputs.of_prompt(prompt, some), self._detector)
+                tokens = _token_batch(self._inputs.compute_input(prompt, some), self._detector)
             indices = chosen.tolist()
             longer = {place: texts[index] for place, index in enumerate(indices) if index in cut}
             generate = partial(self._generate, prompt, longer)
@@ -254,9 +254,9 @@ class GuardedModel:
             for indices, some in self._whole_prompts(prompt, longer, chosen, layers):
                 generated = self._continued(some, layers, options)
                 order += indices
-                texts += self._tokeniser.texts(generated.tokens)
+                texts += self._tokeniser.decode(generated.tokens)
                 if self._outputs is not None and self._output_detector is not None:
-                    states.append(_token_batch(self._outputs.of_output(some, generated), self._output_detector))
+                    states.append(_token_batch(self._outputs.compute_output(some, generated), self._output_detector))
         back = [order.index(index) for index in chosen]
         return [texts[at] for at in back], TokenBatch.concatenate(states).select(back) if states else None
 
@@ -268,7 +268,7 @@ class GuardedModel:
             yield whole, prompt.select(whole)
         if again := [index for index in chosen if index in longer]:
             tokeniser = Tokeniser(self._tokenizer, self._name, self._room(layers), self._template)
-            sources = tokeniser.sources([longer[index] for index in again]).ids
+            sources = tokeniser.tokenise_sources([longer[index] for index in again]).ids
             for some in self._batches(sources):
                 found = read_prompts(self._reader, sources.select(some), self._fill)
                 yield [again[at] for at in some.tolist()], found
@@ -282,7 +282,7 @@ class GuardedModel:
         return max(self._max_tokens, min(room, int(self._tokenizer.model_max_length)))
 
     def _continued(self, prompt: Prompt, layers: list[Any], options: dict[str, Any]) -> Generated:
-        arguments = prompt.arguments(_setting("num_beams", layers) or 1)
+        arguments = prompt.make_arguments(_setting("num_beams", layers) or 1)
         if _setting("use_cache", layers) is False:
             arguments.pop("past_key_values", None)
         ends = _setting("eos_token_id", [*layers, self._model.config])

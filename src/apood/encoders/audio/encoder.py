@@ -1,4 +1,4 @@
-"""From sounds to the patch states of a frozen audio spectrogram transformer."""
+"""The audio encoder: from sounds to the patch states of a frozen audio spectrogram transformer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ from apood.tokens.identity import EncoderIdentity
 __all__ = ["SPECIAL_TOKENS", "AudioEncoder", "Spectrograms"]
 
 SPECIAL_TOKENS = 2
-"""Tokens that AST puts before the patches: the class token and the distillation token."""
+"""The number of tokens that AST adds before the patches: the class token and the distillation token."""
 
 _CPU_BATCH_TOKENS = 4096
 _GPU_BATCH_TOKENS = 65536
@@ -38,8 +38,8 @@ class Spectrograms(NamedTuple):
 
     Attributes:
         features: log-mel values, `[sounds, frames, mel_bins]`.
-        frames: how many frames of each are sound; the others are padding.
-        cut: how many sounds were longer than the model's window.
+        frames: the number of frames per sound that are not padding.
+        cut: the number of sounds that were longer than the model's window.
     """
 
     features: Tensor
@@ -48,31 +48,43 @@ class Spectrograms(NamedTuple):
 
 
 class AudioEncoder:
-    """Patch states of one hidden layer of an audio spectrogram transformer (AST), for sounds.
+    """An encoder of sounds: the patch states of one hidden layer of an audio spectrogram transformer (AST).
 
-    A sound becomes a log-mel spectrogram, the spectrogram a grid of patches, and each patch a token: row by row, low
-    frequencies first, each row in the order of time. Patches that hold nothing but padding are no tokens, so a sound
-    shorter than the model's window has fewer. The class token and the distillation token, which the model puts before
-    the patches, are left out unless asked for. States do not depend on the other sounds of a call.
+    A sound becomes a log-mel spectrogram, the spectrogram a grid of patches, and each patch a token. Tokens are ordered
+    by row, low frequencies first, and within a row by time. Patches of padding are left out, so a sound that is
+    shorter than the model's window has fewer tokens. States do not depend on the other sounds of a call.
 
-    A classifier gives its logits in the channel `logits`, one row a sound, from the same pass.
+    A classifier also gives its logits, in the channel `logits`, one row per sound, from the same pass.
 
     Args:
         model: a folder with config.json, safetensors weights and preprocessor_config.json, or a hub id (`owner/name`
             or `owner/name@revision`).
-        layer: -1 for the last hidden state, after the final norm; any other number picks from the model's
-            `hidden_states`, where 0 is the embedding layer and the highest is the last before the norm.
-        special_tokens: whether the class token and the distillation token come first.
-        device: where the model runs; a GPU if there is one by default. States always come back on the CPU.
-        dtype: what the model computes in and the states have; float32 by default.
+        layer: -1 for the last hidden state, after the final norm. Any other number picks from the model's
+            `hidden_states`, where 0 is the embedding layer and the highest number is the last layer before the norm.
+        special_tokens: whether to add the class token and the distillation token, before the patches.
+        device: the device of the model; by default a GPU if there is one. States are always returned on the CPU.
+        dtype: the dtype of the computation and of the states; float32 by default.
 
     Attributes:
+        classes: the names of the classes, in the order of the logits; empty if the model is not a classifier.
+        device: the device of the model.
         dim: D, the length of a token.
-        rate: samples a second that sounds must have.
-        least_samples: how short a sound may be: it must fill a patch.
-        max_tokens: tokens of a sound that fills the model's window.
-        truncated: how many sounds were cut because they were longer than that window, so far.
-        classes: the names of the classes, in the order of the logits; none where the model is no classifier.
+        identity: the settings that another encoder must share to give the same tokens.
+        least_samples: the smallest number of samples of a sound, which must fill a patch.
+        max_tokens: the number of tokens of a sound that fills the model's window.
+        rate: the number of samples per second that sounds must have.
+        truncated: the number of sounds so far that were cut because they were longer than the window.
+
+    Examples:
+        The folder holds an audio spectrogram transformer.
+
+        >>> import numpy as np
+        >>> from apood.data.record import Sound
+        >>> encoder = AudioEncoder(folder)
+        >>> noise = np.random.default_rng(0).normal(scale=0.1, size=encoder.rate).astype(np.float32)
+        >>> batch = encoder.encode([Sound(noise, encoder.rate)])
+        >>> len(batch), batch.dim == encoder.dim
+        (1, True)
     """
 
     def __init__(
@@ -89,9 +101,9 @@ class AudioEncoder:
         self.device = resolve_device(device)
         pretrained = find_pretrained(model)
         self._spectrogram = LogMel.load(pretrained.folder)
-        loaded = _load(pretrained, self._dtype).to(self.device).eval()
+        loaded = _load_model(pretrained, self._dtype).to(self.device).eval()
         config = loaded.config
-        self._refuse_other_shape(pretrained, config)
+        self._check_shape(pretrained, config)
         self._model = getattr(loaded, "audio_spectrogram_transformer", loaded)
         self._head = getattr(loaded, "classifier", None)
         self.classes = [] if self._head is None else [config.id2label[i] for i in range(config.num_labels)]
@@ -104,16 +116,16 @@ class AudioEncoder:
         self._columns = (config.max_length - config.patch_size) // config.time_stride + 1
         self._first = 0 if special_tokens else SPECIAL_TOKENS
         self.max_tokens = self._rows * self._columns + SPECIAL_TOKENS - self._first
-        self.least_samples = self._spectrogram.samples_of(self._patch)
+        self.least_samples = self._spectrogram.count_samples(self._patch)
         self.identity: EncoderIdentity = {
-            **pretrained.identity(self._layer, "input", self.max_tokens, PREPROCESSOR_FILE),
+            **pretrained.identify(self._layer, "input", self.max_tokens, PREPROCESSOR_FILE),
             **({"special_tokens": True} if special_tokens else {}),
         }
 
     def prepare(self, sounds: Sequence[Sound]) -> Spectrograms:
-        """The spectrograms of the sounds, on the CPU."""
+        """Return the spectrograms of the sounds, on the CPU. Another thread may call it."""
         features = torch.empty(len(sounds), self._spectrogram.frames, self._spectrogram.mel_bins)
-        window = self._spectrogram.samples_of(self._spectrogram.frames)
+        window = self._spectrogram.count_samples(self._spectrogram.frames)
         frames, cut = [], 0
         for index, sound in enumerate(sounds):
             if not isinstance(sound, Sound):
@@ -121,20 +133,20 @@ class AudioEncoder:
             why = find_sound_problem(sound, f"Sound {index}", rate=self.rate, least_samples=self.least_samples)
             if why is not None:
                 raise InputError(why)
-            cut += self._spectrogram.frames_of(len(sound.samples)) > self._spectrogram.frames
-            log_mel = self._spectrogram.log_mel(sound.samples[:window])
-            features[index] = self._spectrogram.padded(log_mel)
+            cut += self._spectrogram.count_frames(len(sound.samples)) > self._spectrogram.frames
+            log_mel = self._spectrogram.compute(sound.samples[:window])
+            features[index] = self._spectrogram.pad(log_mel)
             frames.append(len(log_mel))
         return Spectrograms(features, frames, cut)
 
     def run(self, prepared: Spectrograms) -> TokenBatch:
-        """The states of every sound, in the order given, with the channel `logits` where the model is a classifier."""
+        """Return the states of every sound, in the order given, and the channel `logits` of a classifier."""
         count = len(prepared.frames)
-        kept = [self._kept(frames) for frames in prepared.frames]
+        kept = [self._find_kept(frames) for frames in prepared.frames]
         rows = Ragged.from_lengths(
             torch.empty(sum(map(len, kept)), self.dim, dtype=self._dtype), [len(places) for places in kept]
         )
-        # Made outside of inference mode, whose tensors cannot be learnt from.
+        # Tensors made in inference mode could not be trained on.
         logits = torch.empty(count, len(self.classes))
         size = max(1, (_CPU_BATCH_TOKENS if self.device.type == "cpu" else _GPU_BATCH_TOKENS) // self.max_tokens)
         with torch.inference_mode():
@@ -155,16 +167,16 @@ class AudioEncoder:
         return TokenBatch(rows.values, rows.offsets, channels, self.identity)
 
     def encode(self, sounds: Sequence[Sound]) -> TokenBatch:
-        """Both parts: the states of every sound, in the order given."""
+        """Return the states and channels of every sound, in the order given."""
         return self.run(self.prepare(sounds))
 
-    def _kept(self, frames: int) -> Tensor:
-        """Which of the model's tokens are no padding."""
+    def _find_kept(self, frames: int) -> Tensor:
+        """Return the indices of the model's tokens that are kept: patches of sound, and perhaps special tokens."""
         columns = min(self._columns, 1 + (frames - 1) // self._stride)
         patches = torch.arange(self._rows * self._columns).view(self._rows, self._columns)[:, :columns].flatten()
         return torch.cat([torch.arange(self._first, SPECIAL_TOKENS), patches + SPECIAL_TOKENS])
 
-    def _refuse_other_shape(self, pretrained: Pretrained, config: Any) -> None:
+    def _check_shape(self, pretrained: Pretrained, config: Any) -> None:
         model, features = (
             (config.max_length, config.num_mel_bins),
             (self._spectrogram.frames, self._spectrogram.mel_bins),
@@ -176,11 +188,11 @@ class AudioEncoder:
             )
 
 
-def _load(pretrained: Pretrained, dtype: torch.dtype) -> Any:
-    """The model with its classifier where it has one."""
+def _load_model(pretrained: Pretrained, dtype: torch.dtype) -> Any:
+    """Return the model, with its classifier if it has one."""
     if not is_audio_model(pretrained.folder):
         raise InputError(
-            f"The model {pretrained.name!r} is no audio spectrogram transformer: its config.json must name the "
+            f"The model {pretrained.name!r} is not an audio spectrogram transformer: its config.json must have the "
             f"model_type {AUDIO_MODEL_TYPE!r}."
         )
     config = load_config(pretrained)

@@ -1,4 +1,4 @@
-"""Log-mel spectrograms, computed as the feature extractor of the Audio Spectrogram Transformer does."""
+"""Log-mel spectrograms, as the feature extractor of the Audio Spectrogram Transformer computes them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,18 +24,18 @@ _LOWEST_HERTZ = 20
 
 @dataclass(frozen=True)
 class LogMel:
-    """What a model's `preprocessor_config.json` says, and the features that follow from it.
+    """The settings in a model's `preprocessor_config.json`, and the features that they define.
 
-    transformers computes these features with torchaudio where that is installed and in numpy otherwise, frame by
-    frame. Here there is one way, in float64 and over all frames at once, so that tokens do not depend on what else is
-    installed; it agrees with theirs up to rounding. Frames are Kaldi's, 25 ms long and 10 ms apart, at every rate.
+    transformers computes these features with torchaudio if that is installed, and otherwise in numpy, frame by frame.
+    Here they are computed in one way, in float64 and over all frames at once, so that tokens do not depend on other
+    packages. The results agree with theirs up to rounding. Frames are Kaldi's: 25 ms long and 10 ms apart at any rate.
 
-    Args:
-        rate: samples a second that sounds must have.
-        mel_bins: frequency bands.
-        frames: frames that the model takes; shorter sounds are padded, longer ones cut.
-        mean: of the log-mel values that the model was trained on.
-        std: likewise.
+    Attributes:
+        rate: the number of samples per second that sounds must have.
+        mel_bins: the number of frequency bands.
+        frames: the number of frames that the model takes; shorter sounds are padded, longer ones cut.
+        mean: the mean of the log-mel values that the model was trained on.
+        std: the standard deviation of these values.
     """
 
     rate: int = 16_000
@@ -46,7 +46,7 @@ class LogMel:
 
     @classmethod
     def load(cls, folder: Path) -> "LogMel":
-        """From the model in `folder`."""
+        """Return the settings of the model in `folder`."""
         path = folder / PREPROCESSOR_FILE
         try:
             config = read_json(path)
@@ -56,20 +56,18 @@ class LogMel:
                 mel_bins=int(config.get("num_mel_bins", cls.mel_bins)),
                 frames=int(config.get("max_length", cls.frames)),
                 mean=float(config.get("mean", cls.mean)) if normalised else 0.0,
-                std=float(config.get("std", cls.std)) if normalised else 0.5,  # it is doubled
+                std=float(config.get("std", cls.std)) if normalised else 0.5,  # features are divided by 2 std
             )
         except FileNotFoundError as error:
             raise InputError(
                 f"The model folder {str(folder)!r} has no {PREPROCESSOR_FILE}, "
-                "which says how its sounds become spectrograms."
+                "which defines the spectrograms of its sounds."
             ) from error
         except (ValueError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{str(path)!r} must be a JSON object with the numbers of a spectrogram, and is not."
-            ) from error
+            raise InputError(f"{str(path)!r} is not a JSON object with the settings of a spectrogram.") from error
 
     def save(self, folder: Path) -> None:
-        """Writes what `transformers.ASTFeatureExtractor` reads."""
+        """Write the file that `transformers.ASTFeatureExtractor` reads."""
         content = {
             "feature_extractor_type": "ASTFeatureExtractor",
             "do_normalize": True,
@@ -87,24 +85,24 @@ class LogMel:
 
     @property
     def frame_samples(self) -> int:
-        """Samples in a frame."""
+        """The number of samples per frame."""
         return int(self.rate * _FRAME_SECONDS)
 
     @property
     def hop_samples(self) -> int:
-        """Samples between the beginnings of two frames."""
+        """The number of samples between the starts of two frames."""
         return int(self.rate * _HOP_SECONDS)
 
-    def samples_of(self, frames: int) -> int:
-        """How many samples it takes to fill so many frames."""
+    def count_samples(self, frames: int) -> int:
+        """Return how many samples fill `frames` frames."""
         return self.frame_samples + (frames - 1) * self.hop_samples
 
-    def frames_of(self, samples: int) -> int:
-        """How many whole frames are in so many samples."""
+    def count_frames(self, samples: int) -> int:
+        """Return how many whole frames `samples` samples contain."""
         return max(0, 1 + (samples - self.frame_samples) // self.hop_samples)
 
-    def log_mel(self, samples: NDArray[np.float32]) -> Tensor:
-        """The features `[frames, mel_bins]` of all whole frames, neither cut nor normalised, in float32."""
+    def compute(self, samples: NDArray[np.float32]) -> Tensor:
+        """Return the features `[frames, mel_bins]` of all whole frames in float32, neither cut nor normalised."""
         frames = torch.from_numpy(samples.astype(np.float64)).unfold(0, self.frame_samples, self.hop_samples)
         frames = frames - frames.mean(1, keepdim=True)
         before = torch.cat([frames[:, :1], frames[:, :-1]], 1)
@@ -115,10 +113,10 @@ class LogMel:
         features: Tensor = (power @ self._filters).clamp_min(_FLOOR).log().float()
         return features
 
-    def padded(self, features: Tensor) -> Tensor:
-        """Features `[..., n, mel_bins]` as the model takes them: cut or filled to `frames`, then normalised.
+    def pad(self, features: Tensor) -> Tensor:
+        """Return features `[..., n, mel_bins]` as the model takes them: cut or padded to `frames`, then normalised.
 
-        They are filled with zeros before they are normalised, because models were trained with that.
+        Zeros are added before the normalisation, because models were trained like this.
         """
         features = features[..., : self.frames, :]
         features = torch.nn.functional.pad(features, (0, 0, 0, self.frames - features.shape[-2]))
@@ -130,13 +128,13 @@ class LogMel:
 
     @cached_property
     def _filters(self) -> Tensor:
-        """Triangles that are even on Kaldi's mel scale, `[frequencies, mel_bins]`."""
+        """Triangular filters that are evenly spaced on Kaldi's mel scale, `[frequencies, mel_bins]`."""
         hertz = torch.linspace(0, self.rate / 2, self._fft_samples // 2 + 1, dtype=torch.float64)
-        limits = _mel(torch.tensor([_LOWEST_HERTZ, self.rate // 2], dtype=torch.float64))
+        limits = _to_mel(torch.tensor([_LOWEST_HERTZ, self.rate // 2], dtype=torch.float64))
         width = (limits[1] - limits[0]) / (self.mel_bins + 1)
         centres = limits[0] + width * torch.arange(1, self.mel_bins + 1)
-        return (1 - (_mel(hertz)[:, None] - centres).abs() / width).clamp_min(0)
+        return (1 - (_to_mel(hertz)[:, None] - centres).abs() / width).clamp_min(0)
 
 
-def _mel(hertz: Tensor) -> Tensor:
+def _to_mel(hertz: Tensor) -> Tensor:
     return 1127 * torch.log1p(hertz / 700)

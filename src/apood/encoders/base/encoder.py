@@ -12,32 +12,24 @@ from apood.tokens.identity import EncoderIdentity
 __all__ = ["Encoder", "Prepared", "check_dtype", "choose_dtype", "resolve_layer"]
 
 
-def resolve_layer(layer: int, layers: int, name: str) -> int:
-    """The number of a hidden layer of the model `name`, which has so many.
-
-    -1 stays; every other layer is counted from the bottom, so that one layer has one number.
-    """
-    if not -layers <= layer < layers:
-        raise InputError(f"Layer {layer} of {name!r} does not exist: allowed are {-layers} to {layers - 1}.")
-    return layer if layer >= -1 else layer + layers
-
-
 class Prepared(Protocol):
-    """Items that only the model is missing for; `cut` says how many of them were too long for it."""
+    """Items that are ready for the model."""
 
     @property
     def cut(self) -> int:
-        """How many items were cut at a limit."""
+        """The number of items that were cut at a limit."""
 
 
 class Encoder(Protocol):
-    """Turns items into token states in two steps, so that the first can run while the device is at the second.
+    """Turns items (texts, pairs of texts or sounds) into token states.
+
+    It does so in two steps, so that the CPU can prepare the next items while the device runs the model.
 
     Attributes:
         dim: D, the length of a token.
-        identity: what makes another encoder interchangeable with this one.
-        max_tokens: how many tokens a sequence has at most.
-        truncated: how many items were cut at a limit so far, of those that were run.
+        identity: the settings that another encoder must share to give the same tokens.
+        max_tokens: the largest number of tokens per sequence.
+        truncated: the number of items so far that were cut at a limit.
     """
 
     dim: int
@@ -46,22 +38,32 @@ class Encoder(Protocol):
     truncated: int
 
     def prepare(self, items: Sequence[Any]) -> Any:
-        """The CPU's part (ids, spectrograms) as `Prepared`; it changes nothing, so that another thread may run it."""
+        """Return the model's input as `Prepared`. It changes nothing, so that another thread may call it."""
 
     def run(self, prepared: Any) -> TokenBatch:
-        """The model's part: states and channels in the order of the items, on the CPU."""
+        """Return states and channels in the order of the items, on the CPU."""
 
     def encode(self, items: Sequence[Any]) -> TokenBatch:
-        """Both parts."""
+        """Prepare the items and run the model."""
+
+
+def resolve_layer(layer: int, layers: int, name: str) -> int:
+    """Return the number of a hidden layer of the model `name`, which has `layers` of them.
+
+    -1 stays; all other layers are counted from the bottom, so that each has one number.
+    """
+    if not -layers <= layer < layers:
+        raise InputError(f"Layer {layer} of {name!r} does not exist: allowed are {-layers} to {layers - 1}.")
+    return layer if layer >= -1 else layer + layers
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Refuses what no token batch can hold."""
+    """Raise InputError if token batches cannot have this dtype."""
     if dtype not in FLOAT_DTYPES:
         raise InputError(f"An encoder computes in {', '.join(map(dtype_name, FLOAT_DTYPES))}, got {dtype}.")
 
 
 def choose_dtype(device: torch.device) -> torch.dtype:
-    """What a model computes in unless it is told: bfloat16 on a GPU that has it, float32 elsewhere."""
-    exact_enough = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if exact_enough else torch.float32
+    """Return the default dtype of models: bfloat16 on a GPU that supports it, float32 elsewhere."""
+    supported = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if supported else torch.float32

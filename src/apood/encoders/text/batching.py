@@ -10,15 +10,30 @@ from torch import Tensor
 
 from apood.tokens.batch import Ragged, rows_of_runs, upload
 
-__all__ = ["Budget", "Padded", "RowCollector", "batch_by_length", "choose_batch_tokens", "generation_budget", "places"]
+__all__ = [
+    "Budget",
+    "Padded",
+    "RowCollector",
+    "batch_by_length",
+    "choose_batch_tokens",
+    "estimate_generation_budget",
+    "find_places",
+]
+
+_CPU_BYTES = 1 << 30
+_ACTIVATIONS = 24  # numbers of the size of a state that a pass needs at once per token
+_LOGIT_BYTES = 24  # per token of the vocabulary, while the next token is chosen
+_SMALLEST_COPY = 1 << 16  # bytes; starting a smaller copy from a GPU takes longer than the copy
 
 
 @dataclass(frozen=True)
 class Padded:
-    """Token ids `[sequences, longest]` on a device.
+    """Token ids padded to the longest sequence of a batch.
 
-    `mask` is 1 at tokens and 0 at padding, and None where there is no padding: a model computes the same without it,
-    and faster. `lengths` lie on the CPU.
+    Attributes:
+        ids: `[sequences, longest]`, on a device.
+        mask: 1 at tokens and 0 at padding; None if there is no padding, because models are faster without a mask.
+        lengths: the number of tokens per sequence, on the CPU.
     """
 
     ids: Tensor
@@ -26,112 +41,112 @@ class Padded:
     lengths: Tensor
 
     @classmethod
-    def of(cls, tokens: Ragged, device: torch.device, *, fill: int, left: bool = False) -> "Padded":
-        """Pads on the right, where padding shifts no position and a causal model does not see it; or on the left."""
+    def pad(cls, tokens: Ragged, device: torch.device, *, fill: int, left: bool = False) -> "Padded":
+        """Pad on the right, where padding shifts no position and a causal model does not see it, or on the left."""
         lengths, longest = tokens.lengths, int(tokens.lengths.max())
         ids = torch.full((len(tokens), longest), fill, dtype=torch.int64)
-        at = places(lengths, longest, first=longest - lengths if left else None)
-        ids.view(-1)[at] = tokens.values.to(torch.int64)
+        places = find_places(lengths, longest, first=longest - lengths if left else None)
+        ids.view(-1)[places] = tokens.values.to(torch.int64)
         if bool((lengths == longest).all()):
             return cls(upload(ids, device), None, lengths)
         mask = torch.zeros_like(ids)
-        mask.view(-1)[at] = 1
+        mask.view(-1)[places] = 1
         return cls(upload(ids, device), upload(mask, device), lengths)
 
     @property
-    def whole_mask(self) -> Tensor:
-        """The mask also where there is no padding."""
+    def full_mask(self) -> Tensor:
+        """The mask, all ones if there is no padding."""
         return torch.ones_like(self.ids) if self.mask is None else self.mask
 
 
-def places(lengths: Tensor, width: int, first: Tensor | None = None) -> Tensor:
-    """Where tokens lie in a flattened `[sequences, width]` batch: row i has `lengths[i]` of them from `first[i]` on.
+def find_places(lengths: Tensor, width: int, first: Tensor | None = None) -> Tensor:
+    """Return the positions of tokens in a flattened `[sequences, width]` batch.
 
-    Computed on the CPU, so that taking them out of a tensor on a device does not wait for the device.
+    Row i has `lengths[i]` tokens from column `first[i]` on (0 by default). Positions are computed on the CPU, so that
+    selecting rows of a tensor on a device does not wait for the device.
     """
     starts = torch.arange(len(lengths)) * width
     return rows_of_runs(starts if first is None else starts + first, lengths)
 
 
 def choose_batch_tokens(device: torch.device) -> int:
-    """How many tokens, padding included, are a good batch for the device."""
+    """Return how many tokens, including padding, make a good batch on the device."""
     if device.type != "cuda":
         return 2048
-    # A MiB a token is enough for the keys and values of models of some billion parameters.
+    # 1 MiB per token is enough for the keys and values of models with a few billion parameters.
     return min(65536, torch.cuda.get_device_properties(device).total_memory >> 20)
 
 
-def batch_by_length(lengths: Tensor, padded_tokens: int, most: int | None = None) -> Iterator[Tensor]:
-    """Sequences of similar length together, the longest first, so that too large a batch fails at the start.
-
-    Those of a batch are in their order. Sequences without tokens are in none. No batch has more than `most` sequences.
-    """
-    order = lengths.argsort(descending=True, stable=True)
-    order = order[: int((lengths > 0).sum())]
-    start = 0
-    while start < len(order):
-        count = max(1, padded_tokens // int(lengths[order[start]]))
-        count = count if most is None else min(count, most)
-        yield order[start : start + count].sort().values
-        start += count
-
-
-_CPU_BYTES = 1 << 30
-_ACTIVATIONS = 24  # numbers of the size of a state that a pass needs at once for each token
-_LOGIT_BYTES = 24  # for each token of the vocabulary, while one of them is chosen
-
-
 class Budget(NamedTuple):
-    """`tokens` a batch, padding included, where every sequence counts as so many `more` tokens than it has."""
+    """The size of a batch.
+
+    Attributes:
+        tokens: the number of tokens per batch, including padding.
+        extra: how many tokens are added to the length of each sequence, to allow for what is generated from it.
+    """
 
     tokens: int
-    more: int
+    extra: int
 
 
-def generation_budget(model: Any, outputs: int, new_tokens: int) -> Budget:
-    """For a model that generates so many outputs at once for each prompt, of at most so many tokens each.
+def estimate_generation_budget(model: Any, outputs: int, new_tokens: int) -> Budget:
+    """Return the budget of a model that generates `outputs` outputs of at most `new_tokens` tokens per prompt at once.
 
-    Sizes come from the model's configuration, so they are estimates; half of a GPU's free memory is taken as given.
+    A batch is as large as memory permits, because a step of a larger batch takes hardly more time. Sizes are estimated
+    from the model's configuration. On a GPU, half of the free memory is used.
     """
     config, item = model.config.get_text_config(), model.dtype.itemsize
-    dim = _number(config, "hidden_size", 4096)
-    layers = max(_number(config, name, 0) for name in ("decoder_layers", "num_decoder_layers", "num_hidden_layers"))
-    heads = _number(config, "num_attention_heads", 1)
-    shared = _number(config, "num_key_value_heads", heads) / heads
+    dim = _get_number(config, "hidden_size", 4096)
+    layers = max(_get_number(config, name, 0) for name in ("decoder_layers", "num_decoder_layers", "num_hidden_layers"))
+    heads = _get_number(config, "num_attention_heads", 1)
+    shared = _get_number(config, "num_key_value_heads", heads) / heads
     cache = int(2 * max(layers, 1) * dim * shared * item)
     # The keys and values of a prompt are kept beside those of its outputs.
     token = _ACTIVATIONS * dim * item + (outputs + 1) * cache
-    output = new_tokens * cache + _LOGIT_BYTES * _number(config, "vocab_size", 1 << 15)
-    return Budget(max(1, _memory(model.device) // token), outputs * output // token)
+    output = new_tokens * cache + _LOGIT_BYTES * _get_number(config, "vocab_size", 1 << 15)
+    return Budget(max(1, _get_free_memory(model.device) // token), outputs * output // token)
 
 
-def _memory(device: torch.device) -> int:
+def _get_free_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return _CPU_BYTES
     free, _ = torch.cuda.mem_get_info(device)
     return 1 << (free // 2).bit_length() - 1  # a power of two, so that batches are the same from run to run
 
 
-def _number(config: Any, name: str, otherwise: int) -> int:
+def _get_number(config: Any, name: str, default: int) -> int:
     found = getattr(config, name, None)
-    return found if isinstance(found, int) and found > 0 else otherwise
+    return found if isinstance(found, int) and found > 0 else default
 
 
-_SMALLEST_COPY = 1 << 16  # bytes; starting a smaller copy from a GPU takes longer than the copy
+def batch_by_length(lengths: Tensor, padded_tokens: int, max_sequences: int | None = None) -> Iterator[Tensor]:
+    """Yield the indices of sequences of similar length, batch by batch.
+
+    The longest sequences come first, so that a batch that is too large fails at the start. Indices within a batch
+    are sorted. Sequences without tokens are left out.
+    """
+    order = lengths.argsort(descending=True, stable=True)
+    order = order[: int((lengths > 0).sum())]
+    start = 0
+    while start < len(order):
+        count = max(1, padded_tokens // int(lengths[order[start]]))
+        count = count if max_sequences is None else min(count, max_sequences)
+        yield order[start : start + count].sort().values
+        start += count
 
 
 class RowCollector:
-    """Collects the rows of a window of sequences, whose batches come in any order.
+    """Collects rows of sequences, such as states, whose batches are computed in any order.
 
-    Where it is known how many there will be, rows go to their place at once: from a GPU to pinned memory, in a stream
-    of their own, while it computes the next batch. Nothing waits for the GPU before `finish`.
+    If the lengths are known in advance, rows are written to their final place at once. From a GPU they are copied to
+    pinned memory in a stream of their own, while the GPU computes the next batch. Only `finish` waits for the GPU.
 
     Args:
-        sequences: how many sequences there are; those that no batch names stay empty.
+        sequences: the number of sequences; those that no batch contains stay empty.
         row: the shape of a row.
-        dtype: what rows are kept in.
-        device: where rows come from.
-        lengths: how many rows each sequence has, where that is known before.
+        dtype: the dtype that rows are kept in.
+        device: the device that rows come from.
+        lengths: the number of rows per sequence, if known in advance.
     """
 
     def __init__(
@@ -152,15 +167,15 @@ class RowCollector:
         rows = int(lengths.sum())
         row_bytes = dtype.itemsize * torch.Size(row).numel()
         on_gpu = device.type == "cuda"
-        # Rows of short sequences stay on the GPU, to be sorted there and to leave it all at once.
+        # Rows of short sequences stay on the GPU, where they are sorted, and leave it in one copy.
         if not on_gpu or rows * row_bytes >= _SMALLEST_COPY * sequences:
-            with torch.inference_mode(False):  # whose tensors could not be trained on
+            with torch.inference_mode(False):  # tensors made in inference mode could not be trained on
                 self._values = torch.empty(rows, *row, dtype=dtype, pin_memory=on_gpu)
             self._offsets = lengths.cumsum(0) - lengths
             self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
 
     def add(self, chosen: Tensor, lengths: Tensor, rows: Tensor) -> None:
-        """Takes the rows of the sequences `chosen`, one sequence behind the other."""
+        """Add the rows of the sequences `chosen`, concatenated."""
         rows = rows.to(self._dtype)
         if self._values is None:
             self._parts.append((chosen, lengths, rows))
@@ -172,7 +187,7 @@ class RowCollector:
 
     @staticmethod
     def _send(values: Tensor, stream: torch.cuda.Stream, places: Tensor, lengths: Tensor, rows: Tensor) -> None:
-        # Sequences that lie side by side in both travel together.
+        # Sequences that are adjacent in both tensors are copied together.
         breaks = (places[1:] != (places + lengths)[:-1]).nonzero().flatten() + 1
         firsts = [0, *breaks.tolist()]
         starts = [*(lengths.cumsum(0) - lengths)[firsts].tolist(), len(rows)]
@@ -183,13 +198,13 @@ class RowCollector:
         rows.record_stream(stream)
 
     def finish(self) -> Ragged:
-        """All sequences in their order."""
+        """Return the rows of all sequences in their order, on the CPU."""
         if self._stream is not None:
             self._stream.synchronize()
-        values = self._sorted() if self._values is None else self._values
+        values = self._sort_parts() if self._values is None else self._values
         return Ragged.from_lengths(values, self._lengths)
 
-    def _sorted(self) -> Tensor:
+    def _sort_parts(self) -> Tensor:
         if not self._parts:
             return torch.empty(0, *self._row, dtype=self._dtype)
         rows = torch.cat([rows for _, _, rows in self._parts])

@@ -8,35 +8,35 @@ import torch
 from torch import Tensor
 
 from apood.encoders.base.pretrained import Kind
-from apood.encoders.text.batching import Padded, places
-from apood.encoders.text.generation import Generated, Generator, Prompt, Samples, draws, read_prompts
-from apood.encoders.text.model import Hidden, Mode, TextModel, token_logprobs
+from apood.encoders.text.batching import Padded, find_places
+from apood.encoders.text.generation import Generated, Generator, Prompt, Samples, draw_numbers, read_prompts
+from apood.encoders.text.model import Hidden, Mode, TextModel, compute_token_logprobs
 from apood.tokens.batch import Ragged, upload
 
 __all__ = ["Rows", "TextPass"]
 
 
 class Rows(NamedTuple):
-    """Rows of consecutive sequences, on any device, and how many each sequence has, on the CPU."""
+    """Rows of consecutive sequences, on any device, and the number of rows per sequence, on the CPU."""
 
     lengths: Tensor
     values: Tensor
 
 
 class TextPass:
-    """Runs batches of one mode.
+    """Runs batches through a model, in one mode.
 
     Args:
-        model: as transformers loads it.
-        kind: what it does with text.
-        mode: whose states are wanted: the text's, the output's or a given target's.
-        layer: which hidden states.
+        model: a model of transformers.
+        kind: what the model does with text.
+        mode: `input` for the states of the text, `output` for those of the output, `reference` for those of a target.
+        layer: the layer that states are taken from.
         fill: the id to pad with.
         special_ids: tokens whose states are left out.
-        logprobs: whether to give `token_logprobs`.
-        generator: for mode `output` and samples.
-        samples: how many outputs to sample for `sample_logprobs`.
-        seed: of the samples.
+        logprobs: whether to compute the channel `token_logprobs`.
+        generator: required for mode `output` and for samples.
+        samples: the number of outputs per text to sample for the channel `sample_logprobs`.
+        seed: the seed of the samples.
     """
 
     def __init__(
@@ -54,139 +54,135 @@ class TextPass:
         seed: int = 0,
     ) -> None:
         self._model = TextModel(model, kind, layer)
-        self._reader = TextModel(model, kind)  # what a decoder looks at is always the encoder's last state
+        self._reader = TextModel(model, kind)  # a decoder always attends to the encoder's last state
         self._mode, self._fill, self._special_ids, self._logprobs = mode, fill, special_ids, logprobs
         self._generator, self._samples, self._seed = generator, samples, seed
 
-    def __call__(self, sources: Ragged, targets: Ragged | None = None) -> Mapping[str, Rows]:
-        """`states` and channels of sources that all have tokens; `targets` are those of mode `reference`."""
+    def run(self, sources: Ragged, targets: Ragged | None = None) -> Mapping[str, Rows]:
+        """Return `states` and the channels of sources, none of them empty; `targets` are those of mode `reference`."""
         if self._mode == "input":
-            return self._input(sources)
-        return self._output(sources) if targets is None else self._reference(sources, targets)
+            return self._run_input(sources)
+        return self._run_output(sources) if targets is None else self._run_reference(sources, targets)
 
-    def of_prompt(self, prompt: Prompt, sources: Ragged) -> dict[str, Rows]:
-        """What mode `input` gives of sources that were read at this layer, as prompts to generate from."""
+    def compute_input(self, prompt: Prompt, sources: Ragged) -> dict[str, Rows]:
+        """Return the states and channels of mode `input` from prompts that were read at this layer."""
         width = prompt.padded.ids.shape[1]
         first = None if prompt.encoder_decoder else width - sources.lengths
-        return self._of_sources(prompt.hidden, sources, width, first)
+        return self._compute_sources(prompt.hidden, sources, width, first)
 
-    def of_output(self, prompt: Prompt, generated: Generated) -> dict[str, Rows]:
-        """What mode `output` gives of outputs that were generated elsewhere, without reading the prompts again."""
+    def compute_output(self, prompt: Prompt, generated: Generated) -> dict[str, Rows]:
+        """Return the states and channels of mode `output` from generated outputs, without reading the prompts again."""
         if prompt.encoder_decoder:
-            hidden = self._model.follow(prompt.hidden.last, prompt.padded, generated.before)
+            hidden = self._model.run_decoder(prompt.hidden.last, prompt.padded, generated.before)
         else:
             hidden = self._model.read_on(prompt.padded, copy.deepcopy(prompt.cache), generated.padded)
-        at = places(generated.tokens.lengths, generated.padded.shape[1])
-        return self._of_targets(hidden, generated.tokens, at)
+        places = find_places(generated.tokens.lengths, generated.padded.shape[1])
+        return self._compute_targets(hidden, generated.tokens, places)
 
-    def kept(self, tokens: Ragged) -> Ragged:
-        """Which tokens have a state in the result: their places in `tokens.values`, ragged."""
+    def find_kept(self, tokens: Ragged) -> Ragged:
+        """Return the positions in `tokens.values` of the tokens whose states are kept, as ragged rows."""
         if self._special_ids is None:
             return Ragged(torch.arange(len(tokens.values)), tokens.offsets)
         kept = ~torch.isin(tokens.values, self._special_ids)
         return Ragged(kept.nonzero().flatten(), torch.cat([torch.zeros(1).long(), kept.cumsum(0)])[tokens.offsets])
 
-    def _input(self, sources: Ragged) -> dict[str, Rows]:
+    def _run_input(self, sources: Ragged) -> dict[str, Rows]:
         if self._samples and self._model.kind == "causal":
             prompt = read_prompts(self._model, sources, self._fill)
-            if prompt.cache is not None:  # else a prompt must not be padded on the left for its states
-                return self._with_samples(self.of_prompt(prompt, sources), self._sampled(prompt, sources))
-        padded = Padded.of(sources, self._model.device, fill=self._fill)
+            if prompt.cache is not None:  # without a cache, states must not come from prompts padded on the left
+                return self._add_samples(self.compute_input(prompt, sources), prompt, sources)
+        padded = Padded.pad(sources, self._model.device, fill=self._fill)
         hidden = self._model.read(padded)
-        found = self._of_sources(hidden, sources, padded.ids.shape[1])
+        found = self._compute_sources(hidden, sources, padded.ids.shape[1])
         if hidden.logits is not None:
             found["logits"] = Rows(torch.ones_like(sources.lengths), hidden.logits)
-        if self._samples:
-            encoded = self._model.kind == "encoder-decoder"
-            prompt = Prompt(hidden, padded, None, encoder_decoder=True) if encoded else self._read(sources)
-            found = self._with_samples(found, self._sampled(prompt, sources))
-        return found
+        if not self._samples:
+            return found
+        encoded = self._model.kind == "encoder-decoder"
+        prompt = Prompt(hidden, padded, None, encoder_decoder=True) if encoded else self._read(sources)
+        return self._add_samples(found, prompt, sources)
 
-    def _of_sources(self, hidden: Hidden, sources: Ragged, width: int, first: Tensor | None = None) -> dict[str, Rows]:
-        found = self._states(hidden, sources, places(sources.lengths, width, first))
+    def _compute_sources(
+        self, hidden: Hidden, sources: Ragged, width: int, first: Tensor | None = None
+    ) -> dict[str, Rows]:
+        found = self._select_states(hidden, sources, find_places(sources.lengths, width, first))
         if self._logprobs:
-            # Each token is predicted by the one before it, and nothing predicts the first.
+            # Each token is predicted from the one before it, and the first from nothing.
             counts = sources.lengths - 1
             rest = torch.ones(len(sources.values), dtype=torch.bool)
             rest[sources.offsets[:-1]] = False
-            at = places(counts, width, first)
-            found["token_logprobs"] = self._token_logprobs(hidden, sources.values[rest], counts, at)
+            places = find_places(counts, width, first)
+            found["token_logprobs"] = self._compute_logprobs(hidden, sources.values[rest], counts, places)
         return found
 
-    def _output(self, sources: Ragged) -> dict[str, Rows]:
+    def _run_output(self, sources: Ragged) -> dict[str, Rows]:
         assert self._generator is not None
         prompt, samples = self._read(sources), None
         if self._samples:
-            generated, samples = self._generator.output_and_samples(prompt, self._draws(sources))
+            generated, samples = self._generator.generate_with_samples(prompt, self._draw(sources))
         else:
-            generated = self._generator.output(prompt)
+            generated = self._generator.generate(prompt)
         if prompt.encoder_decoder or prompt.cache is not None:
-            found = self.of_output(prompt, generated)
+            found = self.compute_output(prompt, generated)
         else:
-            found = self._continued(sources, generated.tokens)
-        return self._with_samples(found, samples)
+            found = self._continue_sources(sources, generated.tokens)
+        return found if samples is None else found | {"sample_logprobs": self._make_sample_rows(samples)}
 
-    def _reference(self, sources: Ragged, targets: Ragged) -> dict[str, Rows]:
+    def _run_reference(self, sources: Ragged, targets: Ragged) -> dict[str, Rows]:
         if self._model.kind == "causal":
-            prompt = self._read(sources) if self._samples else None
-            found = self._continued(sources, targets)
-        else:
-            prompt = self._read(sources)
-            decoder_ids = self._before(targets)
-            hidden = self._model.follow(prompt.hidden.last, prompt.padded, decoder_ids)
-            found = self._of_targets(hidden, targets, places(targets.lengths, decoder_ids.shape[1]))
-        return found if prompt is None else self._with_samples(found, self._sampled(prompt, sources))
+            found = self._continue_sources(sources, targets)
+            return self._add_samples(found, self._read(sources), sources) if self._samples else found
+        prompt = self._read(sources)
+        # The decoder's input is the target shifted by one, after the model's start token.
+        labels = Padded.pad(targets, self._model.device, fill=-100).ids
+        decoder_ids: Tensor = self._model.model.prepare_decoder_input_ids_from_labels(labels=labels)
+        hidden = self._model.run_decoder(prompt.hidden.last, prompt.padded, decoder_ids)
+        found = self._compute_targets(hidden, targets, find_places(targets.lengths, decoder_ids.shape[1]))
+        return self._add_samples(found, prompt, sources) if self._samples else found
 
-    def _continued(self, sources: Ragged, targets: Ragged) -> dict[str, Rows]:
-        """What a causal model gives of targets behind sources, both read anew."""
-        # The last token of a target predicts nothing that is asked for.
+    def _continue_sources(self, sources: Ragged, targets: Ragged) -> dict[str, Rows]:
+        """Return the states and channels of targets after sources, all read by a causal model in one pass."""
+        # Nothing is predicted from the last token of a target.
         both = [torch.cat([source, target[:-1]]) for source, target in zip(sources, targets, strict=True)]
-        padded = Padded.of(
-            Ragged.from_lengths(torch.cat(both), [len(row) for row in both]), self._model.device, fill=self._fill
-        )
-        at = places(targets.lengths, padded.ids.shape[1], first=sources.lengths - 1)
-        return self._of_targets(self._model.read(padded), targets, at)
+        tokens = Ragged.from_lengths(torch.cat(both), [len(row) for row in both])
+        padded = Padded.pad(tokens, self._model.device, fill=self._fill)
+        places = find_places(targets.lengths, padded.ids.shape[1], first=sources.lengths - 1)
+        return self._compute_targets(self._model.read(padded), targets, places)
 
-    def _of_targets(self, hidden: Hidden, targets: Ragged, at: Tensor) -> dict[str, Rows]:
-        found = self._states(hidden, targets, at)
+    def _compute_targets(self, hidden: Hidden, targets: Ragged, places: Tensor) -> dict[str, Rows]:
+        found = self._select_states(hidden, targets, places)
         if self._logprobs:
-            found["token_logprobs"] = self._token_logprobs(hidden, targets.values, targets.lengths, at)
+            found["token_logprobs"] = self._compute_logprobs(hidden, targets.values, targets.lengths, places)
         return found
 
-    def _sampled(self, prompt: Prompt, sources: Ragged) -> Samples | None:
-        if not self._samples:
-            return None
+    def _add_samples(self, found: dict[str, Rows], prompt: Prompt, sources: Ragged) -> dict[str, Rows]:
         assert self._generator is not None
-        return self._generator.samples(prompt, self._draws(sources))
+        samples = self._generator.sample(prompt, self._draw(sources))
+        return found | {"sample_logprobs": self._make_sample_rows(samples)}
 
-    def _draws(self, sources: Ragged) -> Tensor:
+    def _draw(self, sources: Ragged) -> Tensor:
         assert self._generator is not None
-        return draws(sources, self._samples, self._generator.max_new_tokens, self._seed)
+        return draw_numbers(sources, self._samples, self._generator.max_new_tokens, self._seed)
 
-    def _with_samples(self, found: dict[str, Rows], samples: Samples | None) -> dict[str, Rows]:
-        if samples is not None:
-            counts = samples.tokens.lengths.to(samples.logprobs.device, samples.logprobs.dtype)
-            each = torch.full((len(counts) // self._samples,), self._samples)
-            found["sample_logprobs"] = Rows(each, torch.stack([samples.logprobs, counts], 1))
-        return found
+    def _make_sample_rows(self, samples: Samples) -> Rows:
+        counts = samples.tokens.lengths.to(samples.logprobs.device, samples.logprobs.dtype)
+        lengths = torch.full((len(counts) // self._samples,), self._samples)
+        return Rows(lengths, torch.stack([samples.logprobs, counts], 1))
 
     def _read(self, sources: Ragged) -> Prompt:
         return read_prompts(self._reader, sources, self._fill)
 
-    def _before(self, targets: Ragged) -> Tensor:
-        """The decoder's input for targets: shifted by one, behind whatever the model begins with."""
-        labels = Padded.of(targets, self._model.device, fill=-100).ids
-        shifted: Tensor = self._model.model.prepare_decoder_input_ids_from_labels(labels=labels)
-        return shifted
-
-    def _states(self, hidden: Hidden, tokens: Ragged, at: Tensor) -> dict[str, Rows]:
-        kept = self.kept(tokens)
+    def _select_states(self, hidden: Hidden, tokens: Ragged, places: Tensor) -> dict[str, Rows]:
+        kept = self.find_kept(tokens)
         return {
-            "states": Rows(kept.lengths, hidden.at(upload(at[kept.values], self._model.device))),
+            "states": Rows(kept.lengths, self._select(hidden.states, places[kept.values])),
             "input_ids": Rows(kept.lengths, tokens.values[kept.values]),
         }
 
-    def _token_logprobs(self, hidden: Hidden, ids: Tensor, lengths: Tensor, at: Tensor) -> Rows:
-        last = hidden.last_at(upload(at, self._model.device))
+    def _compute_logprobs(self, hidden: Hidden, ids: Tensor, lengths: Tensor, places: Tensor) -> Rows:
+        last = self._select(hidden.last, places)
         ids = upload(ids.to(torch.int64), self._model.device)
-        return Rows(lengths, token_logprobs(self._model.model, last, ids))
+        return Rows(lengths, compute_token_logprobs(self._model.model, last, ids))
+
+    def _select(self, states: Tensor, places: Tensor) -> Tensor:
+        return states.flatten(0, 1).index_select(0, upload(places, self._model.device))

@@ -66,7 +66,7 @@ class AttentionMapsExperiment(Experiment):
                 continue
             number = int(torch.randint(len(nonempty), (1,), generator=torch.Generator().manual_seed(0)))
             sequence = source.select([int(nonempty[number])])
-            pieces = tokeniser.pieces(sequence.channels[_IDS].sequence(0))
+            pieces = tokeniser.split_pieces(sequence.channels[_IDS].sequence(0))
             found += _find_deviant_heads(model, sequence.values, name, pieces)
         panels = {
             f"{one.dataset}, {one.direction}: head {one.head}, {one.deviation:+.2f}": WeightedTokens(
