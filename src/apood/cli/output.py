@@ -125,8 +125,8 @@ def _print_table(columns: Columns) -> None:
 
 
 def _import_pyarrow(path: Path) -> Any:
-    import_optional("pyarrow.parquet", "hf", f"Writing {path}")
-    import pyarrow
+    import_optional("pyarrow", "hf", f"Writing {path}")
+    import pyarrow.parquet
 
     return pyarrow
 

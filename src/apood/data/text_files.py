@@ -239,14 +239,14 @@ def _read_csv(lines: Iterable[_Line], file: str, fields: TextFields, delimiter: 
 
 def _read_parquet(path: str, fields: TextFields) -> Records:
     """Read only the columns that hold the fields."""
-    parquet = import_optional("pyarrow.parquet", "hf", f"Reading {path!r}")
-    import pyarrow
+    import_optional("pyarrow", "hf", f"Reading {path!r}")
+    import pyarrow.parquet
 
     def list_fields(kind: object) -> object:
         return {inner.name: list_fields(inner.type) for inner in kind} if pyarrow.types.is_struct(kind) else None  # type: ignore[attr-defined]
 
     try:
-        with parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
             fields.refuse_missing({field.name: list_fields(field.type) for field in schema}, repr(path))
             columns = {name if name in schema.names else name.partition(".")[0] for name in fields.names}
