@@ -1,6 +1,5 @@
 """The heat map shows every cell where it belongs, with its number, and marks the best."""
 
-
 import numpy as np
 import pytest
 
