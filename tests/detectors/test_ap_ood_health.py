@@ -192,7 +192,7 @@ def test_the_remedies_help(train, remedy):
     ],
     ids=["few heads", "robust", "a weight of 0", "none"],
 )
-def test_nothing_is_fit_with_aux_sequences_that_taught_or_should_not(train, shift, arguments):
+def test_no_warning_about_aux_sequences_that_taught_or_should_not(train, shift, arguments):
     _, said = fit_with_aux(train, None if shift is None else shifted(shift), **arguments)
     assert said == []
 

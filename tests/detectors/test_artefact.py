@@ -1,4 +1,8 @@
-"""Saved detectors of every method: whole, the same anywhere, and refused when anything is wrong with them."""
+"""Saved detectors: complete, the same everywhere, and refused if anything is wrong with them.
+
+What depends on the learnt attributes is tested with every method. All else is one code path for all methods. It is
+tested with a plain detector and with one that is made of others.
+"""
 
 import hashlib
 import json
@@ -6,7 +10,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -16,11 +19,12 @@ from sklearn.exceptions import NotFittedError
 
 import apood
 from apood.detectors.contract.artefact import refuse_foreign
-from apood.detectors.contract.registry import METHODS
 from apood.detectors.fusion import Fusion
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.support.errors import ArtefactError
-from apood.tokens.store import TokenStore
+
+ONE = pytest.mark.parametrize("method", ["knn"], indirect=True)
+PLAIN_AND_FUSED = pytest.mark.parametrize("method", ["knn", "fusion"], indirect=True)
 
 
 def learnt(detector):
@@ -29,13 +33,13 @@ def learnt(detector):
 
 @pytest.fixture
 def saved(calibrated, tmp_path):
-    """The folder of a calibrated detector of the method in turn."""
+    """Save a calibrated detector of the method in turn, and return its folder."""
     calibrated.save(tmp_path / "detector")
     return tmp_path / "detector"
 
 
 def edit(folder, change):
-    """Changes the configuration of a detector and the hash with it."""
+    """Change the configuration of a detector, and its hash."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     del config["config_sha256"]
@@ -45,7 +49,7 @@ def edit(folder, change):
 
 
 def assert_same_detector(found, expected):
-    """The same parameters and everything learnt; those that it is made of too."""
+    """Compare the parameters and all learnt attributes, those of members included."""
     assert type(found) is type(expected)
     for own, others in ((found.get_params(), expected.get_params()), (learnt(found), learnt(expected))):
         assert own.keys() == others.keys()
@@ -73,6 +77,7 @@ def test_a_loaded_detector_lives_on(saved, fitted, fit, train, held_out, test_se
     assert np.array_equal(fit(again, train).score_samples(test_set), fitted.score_samples(test_set))
 
 
+@PLAIN_AND_FUSED
 def test_an_artefact_is_two_files_without_pickle(saved):
     folders = [saved, *saved.glob("members/*")]  # a fusion has those of its members
     for folder in folders:
@@ -83,8 +88,8 @@ def test_an_artefact_is_two_files_without_pickle(saved):
     assert [path.name for path in saved.parent.iterdir()] == ["detector"], "no temporary folder is left"
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
-@pytest.mark.parametrize("method", ["fusion", "knn"], indirect=True)
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+@PLAIN_AND_FUSED
 def test_whoever_may_read_one_file_may_read_all(calibrated, tmp_path, umask):
     before = os.umask(umask)
     try:
@@ -95,12 +100,14 @@ def test_whoever_may_read_one_file_may_read_all(calibrated, tmp_path, umask):
     assert files and {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~umask}
 
 
+@ONE
 def test_saving_needs_a_fit(new, tmp_path):
     with pytest.raises(NotFittedError):
         new().save(tmp_path / "detector")
     assert not any(tmp_path.iterdir())
 
 
+@PLAIN_AND_FUSED
 def test_an_infinite_threshold_survives(calibrated, tmp_path):
     calibrated.threshold_ = -np.inf
     calibrated.save(tmp_path / "detector")
@@ -117,35 +124,14 @@ def test_numbers_of_numpy_survive_as_parameters(new_detector, train, test_set, t
     assert np.array_equal(loaded.score_samples(test_set), detector.score_samples(test_set))
 
 
+@PLAIN_AND_FUSED
 def test_the_encoder_is_remembered(new, fit, train, stored, tmp_path):
     encoder = {"model": "a/model", "layer": -1, "mode": None, "special": True}
     fit(new(), stored(train, encoder)).save(tmp_path / "detector")
     assert apood.load(tmp_path / "detector").encoder_ == encoder
 
 
-def test_every_method_scores_the_same_in_a_new_process(new_detector, fit, train, held_out, test_set, stored, tmp_path):
-    program = """
-import sys
-import numpy as np
-import apood
-store, *folders = sys.argv[1:]
-for folder in folders:
-    detector = apood.load(folder)
-    np.save(folder + ".npy", detector.decision_function(apood.TokenStore(store)))
-"""
-    store = stored(test_set)
-    detectors = {method: fit(new_detector(method), train).calibrate(held_out, 0.9) for method in METHODS}
-    folders = {method: tmp_path / f"saved-{method}" for method in METHODS}
-    for method, detector in detectors.items():
-        detector.save(folders[method])
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    subprocess.run([sys.executable, "-c", program, store.folder, *folders.values()], check=True, env=environment)
-    for method, detector in detectors.items():
-        found = np.load(f"{folders[method]}.npy")
-        assert np.array_equal(found, detector.decision_function(TokenStore(store.folder))), method
-
-
-# what is wrong
+# What is refused.
 
 
 def test_a_folder_that_is_no_artefact(tmp_path):
@@ -155,6 +141,7 @@ def test_a_folder_that_is_no_artefact(tmp_path):
         apood.load(tmp_path / "nowhere")
 
 
+@ONE
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file(saved, name):
     (saved / name).unlink()
@@ -162,49 +149,52 @@ def test_a_missing_file(saved, name):
         apood.load(saved)
 
 
+@ONE
 @pytest.mark.parametrize("keep", [0, 10, -1])
 def test_truncated_tensors(saved, keep):
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ArtefactError, match=r"is not the file that was saved: its sha256 differs"):
+    with pytest.raises(ArtefactError, match="sha256 differs"):
         apood.load(saved)
 
 
+@ONE
 @pytest.mark.parametrize("position", [0, 9, -1])
 def test_changed_tensors(saved, position):
     path = saved / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ArtefactError, match=r"is not the file that was saved: its sha256 differs"):
+    with pytest.raises(ArtefactError, match="sha256 differs"):
         apood.load(saved)
 
 
+@ONE
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"null", b"3", b"{}", b'{"schema": "1"}'])
 def test_a_configuration_that_is_none(saved, content):
     (saved / "config.json").write_bytes(content)
-    with pytest.raises(ArtefactError, match=r"config\.json is not the configuration of a detector"):
+    with pytest.raises(ArtefactError, match=r"config\.json is not the configuration"):
         apood.load(saved)
 
 
 EDITS = {
-    "newer schema": (lambda c: c.update(schema=2), "made by a newer apood: it has schema 2, this one reads up to 1"),
-    "newer and unknown": (lambda c: (c.clear(), c.update(schema=7)), "made by a newer apood: it has schema 7"),
+    "newer schema": (lambda c: c.update(schema=2), "newer apood.*schema 2.*up to 1"),
+    "newer and unknown": (lambda c: (c.clear(), c.update(schema=7)), "newer apood.*schema 7"),
     "unknown method": (lambda c: c.update(method="magic"), "There is no method 'magic'"),
     "unknown parameter": (lambda c: c["parameters"].update(magic=1), "describes no detector of this apood: .*argument"),
     "no parameters": (lambda c: c.pop("parameters"), "no proper 'parameters'"),
     "parameters of a wrong kind": (lambda c: c.update(parameters=[1]), "no proper 'parameters'"),
     "learnt of a wrong kind": (lambda c: c.update(learnt=[1]), "no proper 'learnt'"),
-    "something not learnt": (lambda c: c["learnt"].pop("dim_"), "is incomplete: it does not hold dim_"),
+    "something not learnt": (lambda c: c["learnt"].pop("dim_"), "incomplete.*dim_"),
     "another shape": (
         lambda c: c["tensors"]["calibration_scores_"].update(shape=[59]),
-        "do not have the names, shapes and dtypes",
+        "names, shapes and dtypes",
     ),
     "another dtype": (
         lambda c: c["tensors"]["calibration_scores_"].update(dtype="torch.float16"),
-        "do not have the names, shapes and dtypes",
+        "names, shapes and dtypes",
     ),
-    "another tensor": (lambda c: c["tensors"].update(more_={}), "do not have the names, shapes and dtypes"),
+    "another tensor": (lambda c: c["tensors"].update(more_={}), "names, shapes and dtypes"),
     "another hash": (lambda c: c.update(sha256="0" * 64), "its sha256 differs"),
     "another hash of its own": (lambda c: c.update(config_sha256="0" * 64), "is not the one that was saved"),
     "no hash of its own": (lambda c: c.update(config_sha256=None), "no proper 'config_sha256'"),
@@ -218,6 +208,7 @@ EDITS = {
 }
 
 
+@ONE
 @pytest.mark.parametrize(("change", "sentence"), EDITS.values(), ids=EDITS.keys())
 def test_an_edited_configuration(saved, change, sentence):
     edit(saved, change)
@@ -225,6 +216,7 @@ def test_an_edited_configuration(saved, change, sentence):
         apood.load(saved)
 
 
+@ONE
 @pytest.mark.parametrize(
     "change",
     [
@@ -242,9 +234,7 @@ def test_a_configuration_edited_by_hand(saved, change):
     apood.load(saved)  # the order of keys means nothing
     change(config)
     path.write_text(json.dumps(config))
-    with pytest.raises(
-        ArtefactError, match=r"config\.json is not the one that was saved: its config_sha256 differs\.$"
-    ):
+    with pytest.raises(ArtefactError, match=r"config\.json .*config_sha256 differs"):
         apood.load(saved)
 
 
@@ -255,7 +245,7 @@ def test_a_configuration_edited_by_hand(saved, change):
 )
 def test_parameters_that_fit_would_refuse(saved, parameter, value):
     edit(saved, lambda config: config["parameters"].update({parameter: value}))
-    with pytest.raises(ArtefactError, match=f"describes no detector of this apood: {parameter} must "):
+    with pytest.raises(ArtefactError, match=f"{parameter} must "):
         apood.load(saved)
 
 
@@ -264,15 +254,15 @@ def test_everything_learnt_must_be_there(saved, fitted):
     for key in config["learnt"].keys() & learnt(fitted).keys():
         (saved / "config.json").write_text(json.dumps(config))
         edit(saved, lambda config, key=key: config["learnt"].pop(key))
-        with pytest.raises(ArtefactError, match=f"is incomplete: it does not hold {key}"):
+        with pytest.raises(ArtefactError, match=f"incomplete.*{key}"):
             apood.load(saved)
 
 
-# where it may be written
+# Where a detector may be written.
 
 
 def foreign_folders(tmp_path):
-    """A file, a folder of somebody else, a model with files of the same names, a detector with something beside it."""
+    """Make a file, a foreign folder, a model with files of the same names, and half a detector."""
     (tmp_path / "file").write_text("precious")
     for name, files in {
         "folder": {"precious.txt": "precious"},
@@ -290,17 +280,17 @@ def content(folder):
     return {path: path.read_bytes() for path in files}
 
 
+@PLAIN_AND_FUSED
 def test_nothing_foreign_is_overwritten(fitted, saved, tmp_path):
     (saved / "notes.txt").write_text("precious")
     for place in [*foreign_folders(tmp_path), saved]:
         before = content(place)
-        with pytest.raises(
-            ArtefactError, match=r"exists and is not (just )?a saved detector.*; choose another folder\.$"
-        ):
+        with pytest.raises(ArtefactError, match=r"not (just )?a saved detector.*another folder"):
             fitted.save(place)
         assert content(place) == before
 
 
+@PLAIN_AND_FUSED
 def test_an_empty_folder_and_an_old_detector_may_be_replaced(fitted, saved, tmp_path):
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "empty", saved, tmp_path / "some" / "where" / "else"):
@@ -308,14 +298,16 @@ def test_an_empty_folder_and_an_old_detector_may_be_replaced(fitted, saved, tmp_
         assert not hasattr(apood.load(place), "threshold_")
 
 
+@PLAIN_AND_FUSED
 def test_what_may_be_replaced_can_be_asked_before(saved, tmp_path):
     for place in (saved, tmp_path / "nowhere"):
         refuse_foreign(place)
     for place in foreign_folders(tmp_path):
-        with pytest.raises(ArtefactError, match=r"; choose another folder\.$"):
+        with pytest.raises(ArtefactError, match="another folder"):
             refuse_foreign(place)
 
 
+@ONE
 @pytest.mark.parametrize("place", ["file/detector", "/proc/apood/detector"])
 def test_a_place_that_cannot_be_written(fitted, tmp_path, place):
     (tmp_path / "file").write_text("")
@@ -323,7 +315,7 @@ def test_a_place_that_cannot_be_written(fitted, tmp_path, place):
         fitted.save(tmp_path / place)
 
 
-# what a full disk or a kill leaves
+# What a full disk or a kill leaves.
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["apood.detectors.fusion", "apood.detectors.contract.artefact", "pytest"])
@@ -357,7 +349,7 @@ def test_a_full_disk_keeps_the_detector_before(new_detector, train, test_set, tm
 
 
 def _save_and_die(source, folder, operation):
-    """Kills itself right before its `operation`-th file operation on the folder and its neighbours."""
+    """Save, and kill the process right before its `operation`-th file operation on the folder and its neighbours."""
     detector = apood.load(source)
     seen = 0
 
