@@ -71,8 +71,8 @@ def make_result(
 
 
 def make_study(**facts: Any) -> StudyData:
-    usual = {"ood": (MEAN,), "seeds": 1, "recipe": "paper", "left_out": (), "selections": {}}
-    return cast(StudyData, SimpleNamespace(**usual | facts))
+    data = SimpleNamespace(ood=facts.pop("ood", [MEAN]), left_out=facts.pop("left_out", ()))
+    return cast(StudyData, SimpleNamespace(data=data, **{"seeds": 1, "recipe": "paper", "selections": {}} | facts))
 
 
 def test_rows_with_warnings_and_failures_have_notes():
@@ -97,7 +97,7 @@ def test_the_table_of_scaling_names_failures_warnings_and_the_papers_sets():
     warned, largest = make_size(1, 4, 91.0, warnings=["odd!"]), make_size(1024, 16, 95.0)
     failed = RowResult(make_size(1, 1, 90.0).entry, [], {1: "no memory"})
     best = {(1, 4): warned, (1024, 16): largest}
-    study = make_study(ood=("CNN/DM", "more"), left_out=("Newsroom",))
+    study = make_study(ood=["CNN/DM", "more"], left_out=("Newsroom",))
     grid = _make_grid([failed, warned, largest], best, study)
     assert ("M = 1", "T = 1") not in grid.cells
     assert [grid.cells[f"M = {m}", f"T = {t}"][0].text for m, t in best] == ["91.0 †", "95.0 (99.4)"]
@@ -213,7 +213,7 @@ class StudyOfOutputs(StudyData):
 
 @pytest.mark.filterwarnings("ignore:5 of 20 sequences have no token_logprobs")
 def test_a_method_without_tokens_is_fitted_on_the_nonempty_test_sequences(tmp_path: Path):
-    study = StudyOfOutputs(DataSets({}, Settings()), {}, seeds=1, recipe="paper", cache=tmp_path)
+    study = StudyOfOutputs(DataSets({}, Settings()), {}, 1, "paper", tmp_path)
     (result,) = study.run({"output": [Row("perplexity", name="Perplexity")]})
     (first, _) = result.runs[0].rows
     assert (first["dataset"], first["n_id"], first["n_ood"]) == ("x", 20, 6)

@@ -19,7 +19,7 @@ from apood.pooling.algebra import similarities_and_logits
 from apood.report.grid import Block, Cell, Figure, Grid
 from apood.report.pictures import WeightedTokens, draw_token_weights
 
-__all__ = ["ATTENTION_MAPS_BENCH", "AttentionMapsExperiment"]
+__all__ = ["EXPERIMENTS"]
 
 _ROW = Row("ap-ood", name="AP-OOD", selected=True)
 _SHOWN = 3  # tokens named in the table
@@ -84,7 +84,7 @@ class AttentionMapsExperiment(Experiment):
 def _load_tokeniser(study: StudyData) -> Tokeniser:
     assert study.model is not None
     found = study.model.found or find_pretrained(study.model.given)
-    return Tokeniser(load_tokenizer(found), found.name, study.settings.max_tokens)
+    return Tokeniser(load_tokenizer(found), found.name, study.data.settings.max_tokens)
 
 
 def _find_deviant_heads(model: APOOD, tokens: Tensor, dataset: str, pieces: list[str]) -> list[HeadAttention]:
@@ -115,6 +115,6 @@ def _make_grid(found: Sequence[HeadAttention]) -> Grid:
     return Grid([Block(None, names)], ["positive", "negative"], cells, legend)
 
 
-ATTENTION_MAPS_BENCH = AttentionMapsExperiment(
-    "attention-maps", SUMMARIZATION, seeds=1, modes=("output", "input"), one_mode=True
+EXPERIMENTS = (
+    AttentionMapsExperiment("attention-maps", SUMMARIZATION, seeds=1, modes=("output", "input"), one_mode=True),
 )

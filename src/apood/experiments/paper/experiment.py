@@ -57,23 +57,23 @@ class TableExperiment(Experiment):
     """A table with a row per method.
 
     Attributes:
-        make_rows: returns the rows of a mode's table.
+        table_rows: the rows, or a function that returns those of a mode's table.
         checks: the paper's claims about it.
     """
 
-    make_rows: Callable[[TableContext], Sequence[Row]]
+    table_rows: Sequence[Row] | Callable[[TableContext], Sequence[Row]]
     checks: Sequence[Check] = ()
 
     def rows(self, context: TableContext) -> Sequence[Row]:
         """Return the rows of the table."""
-        return self.make_rows(context)
+        return self.table_rows(context) if callable(self.table_rows) else self.table_rows
 
     def run(self, study: StudyData) -> Findings:
         """Return a table per mode, a figure of the means, and the claims."""
         paper = read_published(self.name)
         results = study.run({mode: self.rows(study.context(mode)) for mode in study.modes})
-        shared = [] if paper is None else paper.shared(study.ood)
-        others = f"; the paper's over {', '.join(shared)}" if shared and len(shared) < len(study.ood) else ""
+        shared = [] if paper is None else paper.shared(study.data.ood)
+        others = f"; the paper's over {', '.join(shared)}" if shared and len(shared) < len(study.data.ood) else ""
         return Findings(
             results_to_json(results, paper, study),
             make_tables(study, results, paper),
@@ -91,7 +91,9 @@ def results_to_json(
         content = result.to_json()
         known = paper if tabled is None or result in tabled else None
         for dataset, metrics in content.get("results", {}).items():
-            theirs = None if known is None else known.figures(result.entry.mode, result.entry.label, dataset, study.ood)
+            theirs = (
+                None if known is None else known.figures(result.entry.mode, result.entry.label, dataset, study.data.ood)
+            )
             for metric, figures in metrics.items():
                 figures["paper"] = None if theirs is None else getattr(theirs, metric)
         rows.append(content)
@@ -104,8 +106,8 @@ def make_dots(results: Sequence[RowResult], paper: Published | None, study: Stud
     panels: dict[str, list[Dot]] = {}
     for result in (result for result in results if not result.failures):
         label, (value, reach) = result.entry.label, result.summarize(MEAN, "auroc")
-        theirs = None if paper is None else paper.figures(result.entry.mode, label, MEAN, study.ood)
-        parts = [result.summarize(name, "auroc").mean for name in study.ood]
+        theirs = None if paper is None else paper.figures(result.entry.mode, label, MEAN, study.data.ood)
+        parts = [result.summarize(name, "auroc").mean for name in study.data.ood]
         dot = Dot(label, value, reach, parts, None if theirs is None else theirs.auroc)
         panels.setdefault(f"{result.entry.mode.capitalize()} OOD", []).append(dot)
     return panels

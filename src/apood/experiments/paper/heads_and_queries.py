@@ -30,7 +30,7 @@ from apood.support.progress import progress_bar
 from apood.tokens.loader import prefetch, shuffle_batches
 from apood.tokens.source import TokenSource
 
-__all__ = ["HEADS_AND_QUERIES_BENCH", "HeadsAndQueriesExperiment"]
+__all__ = ["EXPERIMENTS"]
 
 _SEQUENCES = 10_000
 _SGD_STEPS, _BATCH = 500, 64
@@ -86,7 +86,7 @@ class HeadsAndQueriesExperiment(Experiment):
 def _train_alone_and_together(study: StudyData, mode: Mode) -> dict[str, float]:
     """Return how far the first of two heads, or queries, ends from where it ends alone, relative to its path."""
     train = study.split(mode, 0).train
-    steps = study.settings.steps or _SGD_STEPS
+    steps = study.data.settings.steps or _SGD_STEPS
     start = torch.randn(2, train.dim, generator=torch.Generator().manual_seed(0))
     starts = {"alone": start[:1, None], "heads": start[:, None], "queries": start[None]}
     with progress_bar(len(starts) * steps, "SGD") as progress:
@@ -154,6 +154,5 @@ def _distance_grid(results: Sequence[RowResult], fits: dict[str, list[HeldOutFit
     return Grid([Block(None, list(names.values()))], list(columns.values()), cells, legend, notes)
 
 
-HEADS_AND_QUERIES_BENCH = HeadsAndQueriesExperiment(
-    "heads-vs-queries", replace(SUMMARIZATION, settings=Settings(train=_SEQUENCES)), modes=("input",)
-)
+_TASK = replace(SUMMARIZATION, settings=Settings(train=_SEQUENCES))
+EXPERIMENTS = (HeadsAndQueriesExperiment("heads-vs-queries", _TASK, modes=("input",)),)

@@ -20,6 +20,7 @@ from apood.tokens.source import TokenSource, token_budget
 
 __all__ = ["IdealisedKernel"]
 
+_BATCH_SIZE, _LEARNING_RATE = 512, 0.01  # of AP-OOD's recipe "paper"
 _SPARE = 2**34  # bytes of GPU memory that the corpus leaves free for the kernel values of a batch and their gradients
 _LARGEST_EXPONENT = 60.0  # keeps kernel values finite
 
@@ -35,8 +36,6 @@ class IdealisedKernel(Detector):
         heads: M.
         beta: β; None for 1/√D.
         steps: gradient steps.
-        batch_size: sequences per step.
-        learning_rate: peak learning rate of Adam.
         seed: of the start and of the batches.
 
     Attributes:
@@ -51,30 +50,19 @@ class IdealisedKernel(Detector):
     centre_: Tensor
     beta_: float
 
-    def __init__(
-        self,
-        heads: int = 1,
-        beta: float | None = None,
-        steps: int = 1000,
-        batch_size: int = 512,
-        learning_rate: float = 0.01,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, heads: int = 1, beta: float | None = None, steps: int = 1000, seed: int = 0) -> None:
         self.heads = heads
         self.beta = beta
         self.steps = steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
         self.seed = seed
 
     def check_parameters(self) -> None:
         """Raise InputError if a constructor argument is not allowed."""
-        for name in ("heads", "steps", "batch_size"):
+        for name in ("heads", "steps"):
             check_integer(name, getattr(self, name), least=1)
         check_integer("seed", self.seed, least=0)
         if self.beta is not None:
             check_number("beta", self.beta, least=0)
-        check_number("learning_rate", self.learning_rate, above=0)
 
     def _place(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
         (own,) = place_on_device([source], resolve_device(), _SPARE)
@@ -89,7 +77,7 @@ class IdealisedKernel(Detector):
         def objective(step: int) -> tuple[Tensor, Tensor]:
             nonlocal batches
             if batches is None:
-                batches = shuffle_batches(source, seed=self.seed, batch_size=self.batch_size, start=step)
+                batches = shuffle_batches(source, seed=self.seed, batch_size=_BATCH_SIZE, start=step)
             values = self._values(source.select(next(batches)), weights)
             distances = (values - values.mean(0)).square().mean(0)
             return (distances - log_norms(weights[:, None])).sum(), distances.detach().mean()
@@ -98,7 +86,7 @@ class IdealisedKernel(Detector):
             [weights],
             objective,
             steps=self.steps,
-            learning_rate=self.learning_rate,
+            learning_rate=_LEARNING_RATE,
             run=run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux),
             checkpoint=checkpoint,
             label="fit",

@@ -4,7 +4,6 @@ Molecules are bags of conformations, and musks are in-distribution. Features are
 the conformations that a split learns from.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource, split
 
-__all__ = ["MULTIPLE_INSTANCE_BENCH", "MultipleInstanceExperiment", "read_bags"]
+__all__ = ["EXPERIMENTS", "read_bags"]
 
 _TEST_SHARE = 0.2
 _ARRAYS = ("X", "bag", "bag_label")
@@ -32,7 +31,7 @@ class _BagData(StudyData):
     """Study data whose sequences are bags in memory."""
 
     def __init__(self, study: StudyData) -> None:
-        super().__init__(study.data, {}, seeds=study.seeds, recipe=study.recipe, cache=study.cache, jobs=study.jobs)
+        super().__init__(study.data, {}, study.seeds, study.recipe, study.cache, study.jobs)
         self._bags = read_bags(study.data)
         self._train = self._bags["id" if "id" in self._bags else "id_train"]
 
@@ -43,7 +42,7 @@ class _BagData(StudyData):
 
     def context(self, mode: Mode) -> TableContext:
         """Return what decides which rows there are."""
-        return TableContext(mode, self._train.dim, 0, self.settings)
+        return TableContext(mode, self._train.dim, 0, self.data.settings)
 
     def _make_split(self, mode: Mode, number: int) -> Split:  # noqa: ARG002
         """Return the bags of a split, scaled by those that it learns from."""
@@ -56,7 +55,7 @@ class _BagData(StudyData):
         def rescale(bags: TokenBatch) -> TokenBatch:
             return TokenBatch((bags.values - mean) / scale, bags.offsets)
 
-        ood: dict[str, TokenSource] = {name: rescale(self._bags[OOD + name]) for name in self.ood}
+        ood: dict[str, TokenSource] = {name: rescale(self._bags[OOD + name]) for name in self.data.ood}
         return Split(rescale(train), rescale(test), ood, seed=number)
 
 
@@ -108,9 +107,9 @@ def _read_arrays(path: Path) -> tuple[Any, Any, Any]:
     return vectors, owners, labels
 
 
-def _rows(context: TableContext) -> Sequence[Row]:  # noqa: ARG001
-    methods = {"Mahalanobis": "mahalanobis", "KNN": "knn", "Deep SVDD": "deep-svdd", "AP-OOD": "ap-ood"}
-    return [Row(method, name=label) for label, method in methods.items()]
-
-
-MULTIPLE_INSTANCE_BENCH = MultipleInstanceExperiment("multiple-instance", MULTIPLE_INSTANCE, _rows)
+_METHODS = {"Mahalanobis": "mahalanobis", "KNN": "knn", "Deep SVDD": "deep-svdd", "AP-OOD": "ap-ood"}
+EXPERIMENTS = (
+    MultipleInstanceExperiment(
+        "multiple-instance", MULTIPLE_INSTANCE, [Row(method, name=label) for label, method in _METHODS.items()]
+    ),
+)

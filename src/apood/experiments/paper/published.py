@@ -36,7 +36,7 @@ class Published:
     columns: tuple[str, ...]
     cells: dict[tuple[str, str, str], Figures]
 
-    def figures(self, mode: str, row: str, column: str, compared: tuple[str, ...]) -> Figures | None:
+    def figures(self, mode: str, row: str, column: str, compared: Sequence[str]) -> Figures | None:
         """Return the paper's figures for a row and a column, if there are any.
 
         The mean is taken over the sets that are also `compared`, since means over different sets say nothing together.
@@ -46,7 +46,7 @@ class Published:
         known = [self.cells[mode, row, name] for name in self.shared(compared) if (mode, row, name) in self.cells]
         return Figures(*(round(fmean(values), 2) for values in zip(*known, strict=True))) if known else None
 
-    def shared(self, compared: tuple[str, ...]) -> list[str]:
+    def shared(self, compared: Sequence[str]) -> list[str]:
         """Return the sets of the paper's table that are also `compared`."""
         return [name for name in self.columns if name in compared]
 

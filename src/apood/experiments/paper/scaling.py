@@ -15,7 +15,7 @@ from apood.report.comparison import fit_notes, row_name
 from apood.report.grid import Block, Cell, Figure, Grid
 from apood.report.heatmap import HeatCell, draw_heatmap
 
-__all__ = ["SCALING_BENCH", "ScalingExperiment"]
+__all__ = ["EXPERIMENTS"]
 
 _HEADS, _QUERIES = (1, 16, 128, 1024), (1, 4, 16)
 _ALL_OF_XSUM = 204_045
@@ -67,7 +67,7 @@ def _make_grid(results: Sequence[RowResult], best: _BestResults, study: StudyDat
     spread = f", mean ± standard deviation over {study.seeds} splits" if study.seeds > 1 else ""
     paper = read_published("summarization")
     assert paper is not None
-    others = "" if {*study.ood} == {*paper.columns} else f", a mean over {', '.join(paper.columns)}"
+    others = "" if {*study.data.ood} == {*paper.columns} else f", a mean over {', '.join(paper.columns)}"
     sentences = [
         f"Mean AUROC over the OOD sets in percent{spread}, with the best beta below it, selected by this same mean; in "
         f"parentheses the paper's figure (figure 4{others}), whose text gives that of the largest model alone.",
@@ -93,10 +93,5 @@ def _check(best: _BestResults) -> list[Claim]:
     ]
 
 
-SCALING_BENCH = ScalingExperiment(
-    "scaling",
-    replace(SUMMARIZATION, settings=Settings(train=_ALL_OF_XSUM)),
-    seeds=1,
-    modes=("input",),
-    train_share=1.0,
-)
+_TASK = replace(SUMMARIZATION, settings=Settings(train=_ALL_OF_XSUM))
+EXPERIMENTS = (ScalingExperiment("scaling", _TASK, seeds=1, modes=("input",), train_share=1.0),)

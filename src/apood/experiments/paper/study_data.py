@@ -105,10 +105,11 @@ class TableContext:
     settings: Settings
 
 
+@dataclass
 class StudyData:
     """The stores of an experiment: their splits, the settings selected on them, and the results of rows.
 
-    Args:
+    Attributes:
         data: the sets.
         stores: the folders by mode and role.
         seeds: the number of splits.
@@ -117,40 +118,30 @@ class StudyData:
         jobs: the number of fits at once.
         train_share: the share of the ID training store that a split draws.
         model: the model that the tokens come from.
-
-    Attributes:
         selections: the searches for settings so far, by mode and whether they learn from AUX sequences.
     """
 
-    def __init__(
-        self,
-        data: DataSets,
-        stores: Mapping[tuple[Mode, str], Path],
-        *,
-        seeds: int,
-        recipe: RecipeChoice,
-        cache: Path,
-        jobs: int = 1,
-        train_share: float = SHARE,
-        model: ModelFacts | None = None,
-    ) -> None:
-        self.data, self.settings, self.model = data, data.settings, model
-        self.seeds, self.recipe, self.cache, self.jobs = seeds, recipe, cache, jobs
-        self.ood, self.left_out = tuple(data.ood), data.left_out
-        self.selections: dict[tuple[Mode, bool], Selection] = {}
-        self._stores, self._train_share = dict(stores), train_share
-        self._splits: dict[tuple[Mode, int], Split] = {}
+    data: DataSets
+    stores: Mapping[tuple[Mode, str], Path]
+    seeds: int
+    recipe: RecipeChoice
+    cache: Path
+    jobs: int = 1
+    train_share: float = SHARE
+    model: ModelFacts | None = None
+    selections: dict[tuple[Mode, bool], Selection] = field(default_factory=dict)
+    _splits: dict[tuple[Mode, int], Split] = field(default_factory=dict)
 
     @property
     def modes(self) -> list[Mode]:
         """The modes that there are stores for."""
-        return list(dict.fromkeys(mode for mode, _ in self._stores))
+        return list(dict.fromkeys(mode for mode, _ in self.stores))
 
     def context(self, mode: Mode) -> TableContext:
         """Return what decides which rows the table of a mode has."""
-        train = self._open(mode, "id_train" if (mode, "id_train") in self._stores else "id")
-        aux = _drop_empty(self._open(mode, "aux")) if (mode, "aux") in self._stores else ()
-        return TableContext(mode, train.dim, round(SHARE * len(aux)), self.settings)
+        train = self._open(mode, "id_train" if (mode, "id_train") in self.stores else "id")
+        aux = _drop_empty(self._open(mode, "aux")) if (mode, "aux") in self.stores else ()
+        return TableContext(mode, train.dim, round(SHARE * len(aux)), self.data.settings)
 
     def split(self, mode: Mode, number: int) -> Split:
         """Return the data of split `number`, from 0 on."""
@@ -161,29 +152,29 @@ class StudyData:
     def _make_split(self, mode: Mode, number: int) -> Split:
         train: TokenSource
         test: TokenSource
-        if (mode, "id") in self._stores:
+        if (mode, "id") in self.stores:
             train, rest = split(_drop_empty(self._open(mode, "id")), _TEST_SHARE, number)
-            test = split(rest, min(1.0, self.settings.evaluated / len(rest)), number)[1]
+            test = split(rest, min(1.0, self.data.settings.evaluated / len(rest)), number)[1]
         else:
-            train = draw_share(_drop_empty(self._open(mode, "id_train")), self._train_share, number)
+            train = draw_share(_drop_empty(self._open(mode, "id_train")), self.train_share, number)
             test = draw_share(self._open(mode, "id_test"), SHARE, number)
-        has_aux = (mode, "aux") in self._stores
+        has_aux = (mode, "aux") in self.stores
         return Split(
             train,
             test,
-            {name: draw_share(self._open(mode, OOD + name), SHARE, number) for name in self.ood},
+            {name: draw_share(self._open(mode, OOD + name), SHARE, number) for name in self.data.ood},
             draw_share(_drop_empty(self._open(mode, "aux")), SHARE, number) if has_aux else None,
             seed=number,
         )
 
     def _open(self, mode: Mode, role: str) -> TokenStore:
-        return TokenStore(self._stores[mode, role])
+        return TokenStore(self.stores[mode, role])
 
     def resolve(self, row: Row, mode: Mode) -> Row:
         """Return the row with its mode and settings, which are selected first if that was not done yet."""
         settings: dict[str, Any] = {}
-        if "steps" in signature(row.kind).parameters and self.settings.steps is not None:
-            settings["steps"] = self.settings.steps
+        if "steps" in signature(row.kind).parameters and self.data.settings.steps is not None:
+            settings["steps"] = self.data.settings.steps
         if issubclass(row.kind, APOOD):
             settings["recipe"] = self.recipe
         selected = self._select(mode, supervised=row.aux > 0) if row.selected else {}
@@ -195,14 +186,14 @@ class StudyData:
         They are selected once, on the first split. The robust recipe needs no selection, and without AUX sequences
         none is possible: both keep the defaults of the recipe.
         """
-        if self.recipe == "robust" or (mode, "aux") not in self._stores:
+        if self.recipe == "robust" or (mode, "aux") not in self.stores:
             return {}
         if (mode, supervised) not in self.selections:
             data = self.split(mode, 0)
-            grid = search_grid(self.settings, data.train.dim, supervised=supervised)
+            grid = search_grid(self.data.settings, data.train.dim, supervised=supervised)
             first = {name: values[0] for name, values in grid.items()}
             self.selections[mode, supervised] = select(
-                APOOD(recipe="paper", steps=self.settings.steps, **first),
+                APOOD(recipe="paper", steps=self.data.settings.steps, **first),
                 data.train,
                 aux=data.aux,
                 supervised=supervised,

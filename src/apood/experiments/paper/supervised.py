@@ -12,7 +12,7 @@ from apood.experiments.paper.tables import make_tables
 from apood.experiments.paper.tasks import SUMMARIZATION, TRANSLATION
 from apood.report.pictures import Curve, draw_curves
 
-__all__ = ["SUMMARIZATION_BENCH", "TRANSLATION_BENCH", "SupervisedExperiment"]
+__all__ = ["EXPERIMENTS"]
 
 _AP_OOD = "AP-OOD"
 _NEARLY_ALL = 0.9  # a larger share of the AUX sequences costs as much as all and shows the same
@@ -90,7 +90,7 @@ def _curves(study: StudyData, results: Sequence[RowResult]) -> Draw:
         own = [result for result in whole if result.entry.label == label]
         return Curve(label, {result.entry.aux: result.summarize(dataset, "auroc") for result in own})
 
-    panels = {dataset: [curve(label, dataset) for label in labels] for dataset in study.ood}
+    panels = {dataset: [curve(label, dataset) for label in labels] for dataset in study.data.ood}
     return lambda: draw_curves(panels, "AUX sequences N'", "AUROC, %")
 
 
@@ -113,5 +113,7 @@ def _always_best(mode: str, results: Sequence[RowResult]) -> Claim:
     return Claim(f"{_AP_OOD} has the best mean AUROC at every N' ({mode})", holds, because)
 
 
-SUMMARIZATION_BENCH = SupervisedExperiment("summarization-supervised", SUMMARIZATION)
-TRANSLATION_BENCH = SupervisedExperiment("translation-supervised", TRANSLATION)
+EXPERIMENTS = (
+    SupervisedExperiment("summarization-supervised", SUMMARIZATION),
+    SupervisedExperiment("translation-supervised", TRANSLATION),
+)

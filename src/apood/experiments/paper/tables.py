@@ -31,7 +31,7 @@ def format_spread(spread: Spread) -> str:
 
 def _make_grid(study: StudyData, results: Sequence[RowResult], paper: Published | None) -> Grid:
     whole = [result for result in results if not result.failures]
-    columns = [*study.ood, *([MEAN] if len(study.ood) > 1 else [])]
+    columns = [*study.data.ood, *([MEAN] if len(study.data.ood) > 1 else [])]
     cells: dict[tuple[str, str], Cell] = {}
     for column in columns:
         lines = [_format_metric(study, whole, column, metric, paper) for metric in ("auroc", "fpr95")]
@@ -51,7 +51,7 @@ def _format_metric(
     found = {}
     for result in results:
         label = result.entry.label
-        theirs = None if paper is None else paper.figures(result.entry.mode, label, column, study.ood)
+        theirs = None if paper is None else paper.figures(result.entry.mode, label, column, study.data.ood)
         beside = "" if theirs is None else f" ({getattr(theirs, metric):.1f})"
         found[label] = Figure(format_spread(spreads[label]) + beside, ranks[label])
     return found
@@ -64,8 +64,8 @@ def _make_legend(study: StudyData, paper: Published | None) -> str:
         "second underlined."
     ]
     if paper is not None:
-        shared = paper.shared(study.ood)
-        others = "" if len(shared) == len(study.ood) else ", ours that over all"
+        shared = paper.shared(study.data.ood)
+        others = "" if len(shared) == len(study.data.ood) else ", ours that over all"
         same = not others and len(shared) == len(paper.columns)
         of_mean = "" if same or not shared else f"; its mean is that over {', '.join(shared)}{others}"
         sentences.append(f"In parentheses the paper's figure ({paper.table}){of_mean}.")
@@ -74,7 +74,7 @@ def _make_legend(study: StudyData, paper: Published | None) -> str:
 
 def describe_left_out(study: StudyData) -> list[str]:
     """Return a sentence on the paper's OOD sets that are missing, if there are any."""
-    return [f"Sets that are not here: {', '.join(study.left_out)}."] if study.left_out else []
+    return [f"Sets that are not here: {', '.join(study.data.left_out)}."] if study.data.left_out else []
 
 
 def describe_rows(study: StudyData, results: Sequence[RowResult]) -> list[str]:

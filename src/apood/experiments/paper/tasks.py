@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from apood.support.checks import suggest_name
+from apood.support.checks import check_integer, check_number, suggest_name
 from apood.support.errors import InputError
 
 __all__ = [
@@ -73,25 +73,14 @@ class Settings:
 
 
 def _check_setting(name: str, value: Any) -> None:
-    if name in ("betas", "aux_weights"):
-        allowed = isinstance(value, list) and value and all(_is_weight(one, name == "betas") for one in value)
-        wanted = "a list of numbers of at least 0" + (f" or {INVERSE_ROOT!r}" if name == "betas" else "")
-    elif name in ("queries", "aux_counts"):
-        allowed, wanted = isinstance(value, list) and value and all(map(_is_count, value)), "a list of whole numbers"
-    else:
-        allowed, wanted = _is_count(value), "a whole number of at least 1"
-    if not allowed:
-        raise InputError(f"The setting {name} must be {wanted}, got {value!r}.")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_weight(value: Any, is_beta: bool) -> bool:
-    if is_beta and value == INVERSE_ROOT:
-        return True
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    is_list = isinstance(getattr(Settings, name), tuple)
+    if isinstance(value, list) != is_list or value == []:
+        raise InputError(f"The setting {name} must be {'a list of numbers' if is_list else 'a number'}, got {value!r}.")
+    for one in value if is_list else [value]:
+        if name not in ("betas", "aux_weights"):
+            check_integer(f"The setting {name}", one, 1)
+        elif not (name == "betas" and one == INVERSE_ROOT):
+            check_number(f"The setting {name}", one, least=0)
 
 
 @dataclass(frozen=True)
