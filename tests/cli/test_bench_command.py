@@ -1,4 +1,4 @@
-"""`apood bench`: the list, the plan, a run, and what is refused."""
+"""`apood bench`: the list, the cost, a run, and refusals."""
 
 import json
 from pathlib import Path
@@ -27,20 +27,22 @@ def data(files: Path) -> Path:
     return files
 
 
-def test_without_a_name_the_experiments_are_listed(apood):
-    shown = " ".join(apood("bench").stdout.split())
+def test_the_experiments_are_listed_with_what_they_show(apood):
+    bare, shown = (" ".join(apood("bench", *words).stdout.replace("│", "").split()) for words in ((), ("--help",)))
     for name, listed in CATALOGUE.items():
-        assert f"{name} {listed.shows}: {listed.about}" in shown
-    assert "toy figures 1 and 2" in shown and "runtime table 11" in shown
+        assert f"{name} {listed.shows}: {listed.about}" in bare
+        assert f"{name} {listed.shows[0].upper()}" in shown
+        assert load_experiment(name).name == name
+    assert "toy figures 1 and 2" in bare and "runtime table 11" in bare
+    assert "toy Run the toy experiment" in shown and "runtime Measure the time" in shown
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_every_experiment_that_is_listed_is_there(apood, name):
-    assert load_experiment(name).name == name
-    assert f"apood bench {name} [OPTIONS]" in " ".join(apood("bench", name, "--help").stdout.split())
+def test_the_help_of_an_experiment_names_it(apood):
+    shown = " ".join(apood("bench", "audio", "--help").stdout.split())
+    assert "apood bench audio [OPTIONS]" in shown and "table 3" in shown and "--data my-data" in shown
 
 
-def test_a_dry_run_tells_the_plan_and_does_nothing(apood, data, model, tmp_path):
+def test_a_dry_run_shows_the_cost_and_writes_nothing(apood, data, model, tmp_path):
     out = tmp_path / "out"
     arguments = ("bench", "summarization", "--data", data, "--model", model, "--out", out, "--dry-run")
     shown = " ".join(apood(*arguments).stdout.split())
@@ -50,7 +52,7 @@ def test_a_dry_run_tells_the_plan_and_does_nothing(apood, data, model, tmp_path)
     assert not out.exists()
 
 
-def test_a_run_shows_its_tables_and_says_where_they_are(apood, data, model, tmp_path):
+def test_a_run_shows_its_tables_and_the_files_it_wrote(apood, data, model, tmp_path):
     arguments = ("bench", "score-ablation", "--data", data, "--model", model, "--seeds", "1", "--out", tmp_path)
     shown = apood(*arguments).stdout
     assert "Input OOD" in shown and "s_min" in shown and "table.tex" in shown
@@ -58,7 +60,7 @@ def test_a_run_shows_its_tables_and_says_where_they_are(apood, data, model, tmp_
     assert results == json.loads((tmp_path / "score-ablation" / "results.json").read_text(encoding="utf-8"))
 
 
-def test_what_is_refused(refused, data, tmp_path):
+def test_bad_options_are_refused(refused, data, tmp_path):
     assert refused("bench", "magic") == (
         f"There is no experiment 'magic'; there are {', '.join(['toy', 'runtime', *CATALOGUE])}."
     )
@@ -70,7 +72,7 @@ def test_what_is_refused(refused, data, tmp_path):
     assert "newsroom" in sentence and "--skip NAME leaves an OOD set out" in sentence
 
 
-def test_the_papers_model_that_is_not_here_is_named_as_such(refused, data, tmp_path, monkeypatch):
+def test_a_missing_model_of_the_paper_is_named(refused, data, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     command = ("bench", "summarization", "--data", data, "--out", tmp_path / "out")
