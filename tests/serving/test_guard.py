@@ -1,4 +1,4 @@
-"""A guarded generator: it reads once, generates as before for what it accepts, and not at all for the rest."""
+"""A guarded generator reads once, generates as usual for accepted inputs, and not at all for refused ones."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,7 +20,6 @@ from apood.support.errors import InputError, NotCalibratedError
 from apood.tokens.batch import Ragged, TokenBatch
 
 Models = Callable[[str], Path]
-GENERATORS = (*CAUSAL, *ENCODER_DECODER)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def texts() -> list[str]:
     return [" ".join(WORDS[i] for i in torch.randint(40, (n,), generator=generator).tolist()) for n in lengths]
 
 
-def loaded(folder: Path) -> tuple[Any, Any]:
+def load(folder: Path) -> tuple[Any, Any]:
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -44,15 +43,15 @@ def loaded(folder: Path) -> tuple[Any, Any]:
     return kind.from_pretrained(folder).eval(), transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def fitted(encoder: TextEncoder, texts: list[str], detector: Detector | None = None, accept: float = 0.5) -> Detector:
-    """Half of all texts are accepted: enough of both kinds to see what happens to them."""
+def fit(encoder: TextEncoder, texts: list[str], detector: Detector | None = None, accept: float = 0.5) -> Detector:
+    """Return a fitted and calibrated detector; by default it accepts half of the texts."""
     detector = KNN(k=1) if detector is None else detector
     return detector.fit(encoder.encode(texts[:40])).calibrate(encoder.encode(texts[40:80]), accept)
 
 
 @contextmanager
-def counted(module: Any) -> Iterator[list[tuple[int, int]]]:
-    """The shapes of the token ids that a module is given."""
+def record_shapes(module: Any) -> Iterator[list[tuple[int, int]]]:
+    """Record the shapes of the token ids that a module is given."""
     shapes: list[tuple[int, int]] = []
 
     def note(_module: Any, inputs: Any, options: Any, _output: Any) -> None:
@@ -64,22 +63,23 @@ def counted(module: Any) -> Iterator[list[tuple[int, int]]]:
     hook.remove()
 
 
-def plain(model: Any, tokenizer: Any, text: str, **options: Any) -> str:
-    """What the model generates by itself."""
+def generate(model: Any, tokenizer: Any, text: str, **options: Any) -> str:
+    """Return the output of the model without a guard."""
     given = tokenizer(text, return_tensors="pt")
     ids = model.generate(input_ids=given["input_ids"], pad_token_id=0, **options)[0]
     start = 1 if model.config.is_encoder_decoder else given["input_ids"].shape[1]
     return str(tokenizer.decode(ids[start:], skip_special_tokens=True))
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("family", GENERATORS)
-def test_what_is_accepted_is_generated_as_without_a_guard(
+@pytest.mark.parametrize(
+    ("family", "beams"), [*((family, 1) for family in (*CAUSAL, *ENCODER_DECODER)), ("llama", 3), ("t5", 3)]
+)
+def test_outputs_for_accepted_inputs_are_those_without_a_guard(
     models: Models, texts: list[str], family: str, beams: int
 ) -> None:
-    model, tokenizer = loaded(models(family))
+    model, tokenizer = load(models(family))
     encoder = TextEncoder(models(family))
-    detector = fitted(encoder, texts)
+    detector = fit(encoder, texts)
     results = guard((model, tokenizer), detector)(texts[80:100], max_new_tokens=6, num_beams=beams)
     scores = detector.score_samples(encoder.encode(texts[80:100]))
     assert [result.text for result in results] == texts[80:100]
@@ -90,63 +90,63 @@ def test_what_is_accepted_is_generated_as_without_a_guard(
     for result in results:
         assert not result.truncated and result.threshold == detector.threshold_
         if result.accepted:
-            assert result.output == plain(model, tokenizer, result.text, max_new_tokens=6, num_beams=beams)
+            assert result.output == generate(model, tokenizer, result.text, max_new_tokens=6, num_beams=beams)
             assert result.reason is None
         else:
             assert result.output is None and result.score < result.threshold
-            assert result.reason and result.reason.startswith("The input is out-of-distribution: its score ")
+            assert result.reason and "out-of-distribution" in result.reason
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bart"])
-def test_a_model_that_shall_use_no_cache_uses_none(models: Models, texts: list[str], family: str) -> None:
-    guarded = guard(models(family), fitted(TextEncoder(models(family)), texts))
+@pytest.mark.parametrize("family", ["llama", "bart"])
+def test_generation_without_a_cache_gives_the_same(models: Models, texts: list[str], family: str) -> None:
+    guarded = guard(models(family), fit(TextEncoder(models(family)), texts))
     options = {"max_new_tokens": 5, "num_beams": 2}
     assert guarded(texts[80:90], use_cache=False, **options) == guarded(texts[80:90], **options)
 
 
-@pytest.mark.parametrize("family", ENCODER_DECODER)
+@pytest.mark.parametrize("family", ["t5", "bart"])
 def test_an_encoder_reads_every_text_once_and_no_decoder_sees_a_refused_one(
     models: Models, texts: list[str], family: str
 ) -> None:
-    model, tokenizer = loaded(models(family))
-    guarded = guard((model, tokenizer), fitted(TextEncoder(models(family)), texts))
-    with counted(model.get_encoder()) as read, counted(model.get_decoder()) as written:
+    model, tokenizer = load(models(family))
+    guarded = guard((model, tokenizer), fit(TextEncoder(models(family)), texts))
+    with record_shapes(model.get_encoder()) as read, record_shapes(model.get_decoder()) as written:
         results = guarded(texts[80:90], max_new_tokens=4, min_new_tokens=4)
     accepted = sum(result.accepted for result in results)
     assert [sequences for sequences, _ in read] == [10] and 0 < accepted < 10
     assert [sequences for sequences, _ in written] == [accepted] * 4
     refused = [result.text for result in results if not result.accepted]
-    with counted(model.get_decoder()) as written:
+    with record_shapes(model.get_decoder()) as written:
         assert not any(result.accepted for result in guarded(refused, max_new_tokens=4))
     assert not written
 
 
-@pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("family", ["llama", "opt"])
 def test_a_causal_model_reads_a_prompt_once_and_adds_nothing_to_a_refused_one(
     models: Models, texts: list[str], family: str
 ) -> None:
-    model, tokenizer = loaded(models(family))
-    guarded = guard((model, tokenizer), fitted(TextEncoder(models(family)), texts))
+    model, tokenizer = load(models(family))
+    guarded = guard((model, tokenizer), fit(TextEncoder(models(family)), texts))
     seen = set()
     for text in texts[80:90]:
         prompt = len(tokenizer(text)["input_ids"])
-        with counted(model.get_input_embeddings()) as read:
+        with record_shapes(model.get_input_embeddings()) as read:
             result = guarded(text, max_new_tokens=4, min_new_tokens=4)
-        # The last token of the prompt predicts the first new one, and of the new ones the last predicts nothing.
+        # The last token of the prompt is read again to predict the first new one; the last new token is never read.
         assert [tokens for _, tokens in read] == [prompt] + ([1] * 4 if result.accepted else [])
         seen.add(result.accepted)
     assert seen == {True, False}
 
 
-@pytest.mark.parametrize("family", ["t5", "marian", "llama", "gpt2"])
+@pytest.mark.parametrize("family", ["t5", "marian", "llama"])
 def test_outputs_are_checked_as_their_encoder_would(models: Models, texts: list[str], family: str) -> None:
-    model, tokenizer = loaded(models(family))
-    detector = fitted(TextEncoder(models(family), layer=1), texts)
-    # The T5 likes to end at once, and a detector is not fitted on sequences that nothing is left of.
+    model, tokenizer = load(models(family))
+    detector = fit(TextEncoder(models(family), layer=1), texts)
+    # The outputs of this T5 often end at once, and fitting refuses sequences without tokens.
     encoder = TextEncoder(
         models(family), mode="output", layer=2, max_new_tokens=5, beams=2, special_tokens=family == "t5"
     )
-    checker = fitted(encoder, texts)
+    checker = fit(encoder, texts)
     scores = checker.score_samples(encoder.encode(texts[80:100]))
     results = guard((model, tokenizer), detector, output_detector=checker)(texts[80:100])
     unchecked = guard((model, tokenizer), detector)(texts[80:100], max_new_tokens=5, num_beams=2)
@@ -167,8 +167,8 @@ def test_outputs_are_checked_as_their_encoder_would(models: Models, texts: list[
 def test_perplexity_guards_a_causal_model(models: Models, texts: list[str], mode: Any) -> None:
     folder = models("llama")
     encoder = TextEncoder(folder, mode=mode, **({"max_new_tokens": 5} if mode == "output" else {}))
-    detector = fitted(encoder, texts, Perplexity())
-    by_input = detector if mode == "input" else fitted(TextEncoder(folder), texts, accept=0.9)
+    detector = fit(encoder, texts, Perplexity())
+    by_input = detector if mode == "input" else fit(TextEncoder(folder), texts, accept=0.9)
     results = guard(folder, by_input, output_detector=detector if mode == "output" else None)(
         texts[80:90], max_new_tokens=5
     )
@@ -183,7 +183,7 @@ def test_a_pipeline_keeps_its_settings(models: Models, texts: list[str]) -> None
     from transformers import pipeline
 
     generator = pipeline("text-generation", model=str(models("llama")), do_sample=False, max_new_tokens=7, num_beams=2)
-    detector = fitted(TextEncoder(models("llama")), texts)
+    detector = fit(TextEncoder(models("llama")), texts)
     results = guard(generator, detector)(texts[80:95])
     accepted = [result for result in results if result.accepted]
     assert 2 < len(accepted) < 13
@@ -193,21 +193,21 @@ def test_a_pipeline_keeps_its_settings(models: Models, texts: list[str]) -> None
     assert len(fewer.output.split()) <= 2 < len(accepted[0].output.split())
 
 
-def test_a_pipeline_that_adds_to_its_inputs_needs_a_detector_that_knows(models: Models, texts: list[str]) -> None:
+def test_a_pipeline_with_a_prefix_needs_a_detector_with_this_template(models: Models, texts: list[str]) -> None:
     from transformers import pipeline
 
     generator = pipeline("text-generation", model=str(models("gpt_neox")), do_sample=False, max_new_tokens=4)
     generator.prefix = "word1 word2 "
-    with pytest.raises(InputError, match="The pipeline puts 'word1 word2 ' before its inputs"):
-        guard(generator, fitted(TextEncoder(models("gpt_neox")), texts))
-    detector = fitted(TextEncoder(models("gpt_neox"), template="word1 word2 {text}"), texts, accept=0.9)
+    with pytest.raises(InputError, match="The pipeline adds 'word1 word2 '"):
+        guard(generator, fit(TextEncoder(models("gpt_neox")), texts))
+    detector = fit(TextEncoder(models("gpt_neox"), template="word1 word2 {text}"), texts, accept=0.9)
     result = guard(generator, detector)(texts[80])
-    assert result.output == plain(generator.model, generator.tokenizer, f"word1 word2 {texts[80]}", max_new_tokens=4)
+    assert result.output == generate(generator.model, generator.tokenizer, f"word1 word2 {texts[80]}", max_new_tokens=4)
 
 
 def test_template_and_special_tokens_are_those_of_the_detector(models: Models, texts: list[str]) -> None:
     encoder = TextEncoder(models("bart"), template="word3 {text} word4", special_tokens=False, max_tokens=10)
-    detector = fitted(encoder, texts)
+    detector = fit(encoder, texts)
     guarded = guard(models("bart"), detector)
     results = guarded(texts[80:90], max_new_tokens=3)
     np.testing.assert_allclose(
@@ -218,49 +218,49 @@ def test_template_and_special_tokens_are_those_of_the_detector(models: Models, t
     for result in results:
         if result.accepted:
             given = f"word3 {result.text} word4"
-            assert result.output == plain(*loaded(models("bart")), given, max_new_tokens=3)
+            assert result.output == generate(*load(models("bart")), given, max_new_tokens=3)
 
 
-def test_a_long_text_is_judged_by_its_beginning_and_said_to_be(models: Models, texts: list[str]) -> None:
-    model, tokenizer = loaded(models("t5"))
+def test_a_long_text_is_scored_by_its_beginning_and_marked_as_truncated(models: Models, texts: list[str]) -> None:
+    model, tokenizer = load(models("t5"))
     tokenizer.truncation_side = "left"
-    detector = fitted(TextEncoder(models("t5"), max_tokens=8), texts, accept=0.9)
+    detector = fit(TextEncoder(models("t5"), max_tokens=8), texts, accept=0.9)
     long, short = guard((model, tokenizer), detector)([" ".join(WORDS[:30]), " ".join(WORDS[:7])], max_new_tokens=4)
     assert long.truncated and not short.truncated
     assert long.score == pytest.approx(short.score, abs=1e-5)
-    # The user's tokenizer still does what it did.
+    # The user's tokenizer is not modified.
     assert tokenizer.truncation_side == "left" and len(tokenizer(" ".join(WORDS[:30]))["input_ids"]) == 31
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_a_long_text_is_generated_from_as_a_whole(models: Models, texts: list[str], family: str) -> None:
-    model, tokenizer = loaded(models(family))
-    detector = fitted(TextEncoder(models(family), max_tokens=8), texts, accept=0.9)
+    model, tokenizer = load(models(family))
+    detector = fit(TextEncoder(models(family), max_tokens=8), texts, accept=0.9)
     guarded = guard((model, tokenizer), detector)
     results = guarded(texts[80:100], max_new_tokens=5)
     assert [result.text for result in results] == texts[80:100]
     assert [result.truncated for result in results] == [len(tokenizer(text).input_ids) > 8 for text in texts[80:100]]
     accepted = [result for result in results if result.accepted]
     for result in accepted:
-        assert result.output == plain(model, tokenizer, result.text, max_new_tokens=5)
+        assert result.output == generate(model, tokenizer, result.text, max_new_tokens=5)
     beginnings = [" ".join(result.text.split()[: 8 if family == "llama" else 7]) for result in accepted]
     assert any(
-        result.output != plain(model, tokenizer, beginning, max_new_tokens=5)
+        result.output != generate(model, tokenizer, beginning, max_new_tokens=5)
         for result, beginning in zip(accepted, beginnings, strict=True)
     )
     reader = model.get_encoder() if family == "t5" else model.get_input_embeddings()
     for result in results:
         prompt = len(tokenizer(result.text).input_ids)
-        with counted(reader) as read:
+        with record_shapes(reader) as read:
             guarded(result.text, max_new_tokens=5)
         again = [prompt] if result.truncated and result.accepted else []
         assert [tokens for _, tokens in read if tokens > 1] == [min(prompt, 8), *again]
 
 
-def test_an_output_is_checked_behind_the_whole_text(models: Models, texts: list[str]) -> None:
-    detector = fitted(TextEncoder(models("llama"), max_tokens=8), texts, accept=0.9)
+def test_an_output_is_checked_after_the_whole_text(models: Models, texts: list[str]) -> None:
+    detector = fit(TextEncoder(models("llama"), max_tokens=8), texts, accept=0.9)
     encoder = TextEncoder(models("llama"), mode="output", max_new_tokens=5)
-    checker = fitted(encoder, texts)
+    checker = fit(encoder, texts)
     results = guard(models("llama"), detector, output_detector=checker)(texts[80:100])
     scores = checker.score_samples(encoder.encode(texts[80:100]))
     assert {result.truncated for result in results if result.accepted} == {True, False}
@@ -269,11 +269,9 @@ def test_an_output_is_checked_behind_the_whole_text(models: Models, texts: list[
 
 
 @pytest.mark.parametrize("family", ["gpt2", "pegasus"])
-def test_a_text_that_a_model_has_no_positions_for_is_cut_where_they_end(
-    models: Models, texts: list[str], family: str
-) -> None:
-    model, tokenizer = loaded(models(family))
-    detector = fitted(TextEncoder(models(family), max_tokens=8), texts, accept=0.9)
+def test_a_text_is_cut_at_the_last_position_of_the_model(models: Models, texts: list[str], family: str) -> None:
+    model, tokenizer = load(models(family))
+    detector = fit(TextEncoder(models(family), max_tokens=8), texts, accept=0.9)
     beginning = next(
         one.text for one in guard(models(family), detector)(texts, max_new_tokens=1) if one.truncated and one.accepted
     )
@@ -281,17 +279,17 @@ def test_a_text_that_a_model_has_no_positions_for_is_cut_where_they_end(
     result = guard((model, tokenizer), detector)(" ".join(words), max_new_tokens=5)
     # Both have 64 positions and one special token, and a causal model's outputs take positions, too.
     fitting = " ".join(words[: 64 - 5 - 1 if family == "gpt2" else 64 - 1])
-    assert result.truncated and result.output == plain(model, tokenizer, fitting, max_new_tokens=5)
-    # Where new tokens could take all positions, the model reads what the detector looks at.
+    assert result.truncated and result.output == generate(model, tokenizer, fitting, max_new_tokens=5)
+    # If new tokens could take all positions, the model reads as many tokens as the detector's limit.
     at_once = {"max_new_tokens": 64, "eos_token_id": list(range(44))}
     assert guard((model, tokenizer), detector)(" ".join(words), **at_once).output is not None
 
 
 @pytest.mark.parametrize("empty", ["", " \n\t"])
 def test_an_empty_text_is_refused_without_a_pass(models: Models, texts: list[str], empty: str) -> None:
-    model, tokenizer = loaded(models("t5"))
-    guarded = guard((model, tokenizer), fitted(TextEncoder(models("t5")), texts))
-    with counted(model.get_encoder()) as read:
+    model, tokenizer = load(models("t5"))
+    guarded = guard((model, tokenizer), fit(TextEncoder(models("t5")), texts))
+    with record_shapes(model.get_encoder()) as read:
         result = guarded(empty)
     assert not read and not result.accepted and result.output is None
     assert result.score == -np.inf and result.p_value == 1 / 41 and result.reason == "The input is empty."
@@ -300,25 +298,23 @@ def test_an_empty_text_is_refused_without_a_pass(models: Models, texts: list[str
     assert [one.reason is None for one in guarded([empty, texts[0]], max_new_tokens=2)] == [False, True]
 
 
-def test_what_is_no_text_is_an_error(models: Models, texts: list[str]) -> None:
-    guarded = guard(models("t5"), fitted(TextEncoder(models("t5")), texts))
-    with pytest.raises(InputError, match="one text or a list of texts, got int"):
+def test_other_inputs_than_texts_are_refused(models: Models, texts: list[str]) -> None:
+    guarded = guard(models("t5"), fit(TextEncoder(models("t5")), texts))
+    with pytest.raises(InputError, match="got int"):
         guarded(3)  # type: ignore[call-overload]
-    with pytest.raises(InputError, match="one text or a list of texts, got bytes"):
+    with pytest.raises(InputError, match="got bytes"):
         guarded(b"x")  # type: ignore[call-overload]
-    with pytest.raises(InputError, match=r"Texts must be strings, got bytes at index 1\.$"):
+    with pytest.raises(InputError, match="bytes at index 1"):
         guarded(["a", b"b"])  # type: ignore[list-item]
     chat = [{"role": "user", "content": "a"}]
     for given, kind in ((chat, "dict"), ([chat], "list")):
-        with pytest.raises(
-            InputError, match=f"strings, got {kind} at index 0: a chat .* tokenizer's apply_chat_template"
-        ):
+        with pytest.raises(InputError, match=f"{kind} at index 0.*apply_chat_template"):
             guarded(given)  # type: ignore[call-overload]
 
 
 def test_states_that_are_not_finite_refuse_their_text_and_no_other(models: Models, texts: list[str]) -> None:
-    model, tokenizer = loaded(models("llama"))
-    detector = fitted(TextEncoder(models("llama")), texts, accept=0.9)
+    model, tokenizer = load(models("llama"))
+    detector = fit(TextEncoder(models("llama")), texts, accept=0.9)
     with torch.no_grad():
         model.get_input_embeddings().weight[tokenizer("word39")["input_ids"][0]] = torch.nan
     sound, broken = guard((model, tokenizer), detector)(["word1 word2 word3", "word1 word39"], max_new_tokens=2)
@@ -327,9 +323,9 @@ def test_states_that_are_not_finite_refuse_their_text_and_no_other(models: Model
 
 
 def test_options_that_the_guard_must_set_itself_are_refused(models: Models, texts: list[str]) -> None:
-    guarded = guard(models("llama"), fitted(TextEncoder(models("llama")), texts, accept=0.9))
+    guarded = guard(models("llama"), fit(TextEncoder(models("llama")), texts, accept=0.9))
     accepted = next(result.text for result in guarded(texts[80:90], max_new_tokens=1) if result.accepted)
-    with pytest.raises(InputError, match="so input_ids cannot be an option"):
+    with pytest.raises(InputError, match="input_ids cannot be an option"):
         guarded(accepted, input_ids=torch.zeros(1, 1))
     with pytest.raises(InputError, match="num_return_sequences must be 1"):
         guarded(accepted, num_return_sequences=2)
@@ -337,7 +333,7 @@ def test_options_that_the_guard_must_set_itself_are_refused(models: Models, text
 
 def test_a_callable_is_called_for_what_is_accepted(models: Models, texts: list[str]) -> None:
     encoder = TextEncoder(models("bert"))
-    detector = fitted(encoder, texts)
+    detector = fit(encoder, texts)
     calls: list[str] = []
 
     def answer(text: str, *, times: int) -> list[str]:
@@ -358,7 +354,7 @@ def test_a_callable_is_called_for_what_is_accepted(models: Models, texts: list[s
 
 @pytest.mark.parametrize("mode", ["input", "reference"])
 def test_the_outputs_of_a_callable_can_be_checked(models: Models, texts: list[str], mode: Any) -> None:
-    detector = fitted(TextEncoder(models("t5")), texts, accept=0.8)
+    detector = fit(TextEncoder(models("t5")), texts, accept=0.8)
     encoder = TextEncoder(models("t5"), mode=mode)
 
     def answer(text: str) -> str:
@@ -375,12 +371,12 @@ def test_the_outputs_of_a_callable_can_be_checked(models: Models, texts: list[st
         if result.accepted:
             assert result.output_score == pytest.approx(score, abs=1e-5)
             assert result.output == (answer(result.text) if score >= checker.threshold_ else None)
-    with pytest.raises(InputError, match="An output that shall be checked must be a string, got int"):
+    with pytest.raises(InputError, match="must be a string, got int"):
         guard(len, detector, output_detector=checker)(texts[80:100])
 
 
 def test_threads_share_a_guard(models: Models, texts: list[str]) -> None:
-    guarded = guard(models("bart"), fitted(TextEncoder(models("bart"), layer=1), texts))
+    guarded = guard(models("bart"), fit(TextEncoder(models("bart"), layer=1), texts))
     alone = [guarded(text, max_new_tokens=3) for text in texts[80:100]]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda text: guarded(text, max_new_tokens=3), texts[80:100]))
@@ -394,44 +390,44 @@ class TestRefusals:
             guard(models("t5"), KNN(k=1).fit(tokens))
         with pytest.raises(NotFittedError):
             guard(models("t5"), KNN())
-        with pytest.raises(InputError, match="output_detector must be a detector of apood, got int"):
-            guard(models("t5"), fitted(TextEncoder(models("t5")), texts), output_detector=3)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match=r"apood, got str: use apood\.load to open a saved one"):
+        with pytest.raises(InputError, match=r"output_detector must be a detector.*int"):
+            guard(models("t5"), fit(TextEncoder(models("t5")), texts), output_detector=3)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"str: use apood\.load"):
             guard(models("t5"), "folder")  # type: ignore[arg-type]
 
     def test_detectors_of_another_mode(self, models: Models, texts: list[str]) -> None:
-        by_input = fitted(TextEncoder(models("t5")), texts)
-        by_output = fitted(TextEncoder(models("t5"), mode="output", max_new_tokens=3), texts)
-        with pytest.raises(InputError, match="The detector of a model must be of mode input, and is of mode output"):
+        by_input = fit(TextEncoder(models("t5")), texts)
+        by_output = fit(TextEncoder(models("t5"), mode="output", max_new_tokens=3), texts)
+        with pytest.raises(InputError, match="detector must be input, but it is output"):
             guard(models("t5"), by_output)
-        with pytest.raises(InputError, match="output_detector of a model must be of mode output, and is of mode input"):
+        with pytest.raises(InputError, match="output_detector must be output, but it is input"):
             guard(models("t5"), by_input, output_detector=by_input)
-        with pytest.raises(InputError, match="output_detector of a callable must be of mode input or reference"):
+        with pytest.raises(InputError, match="callable's output_detector must be input or reference"):
             guard(str.upper, by_input, output_detector=by_output)
 
     def test_detectors_of_other_or_unknown_tokens(self, models: Models, texts: list[str]) -> None:
         encoder = TextEncoder(models("t5"))
-        with pytest.raises(InputError, match=r"and the model from '.*bart' is another one"):
-            guard(loaded(models("bart")), fitted(encoder, texts))
+        with pytest.raises(InputError, match=r"the model from '.*bart' is another one"):
+            guard(load(models("bart")), fit(encoder, texts))
         tokens = replace(encoder.encode(texts[:40]), encoder=None)
         for generator in (models("t5"), str.upper):
-            with pytest.raises(InputError, match="does not say which"):
+            with pytest.raises(InputError, match="does not know which encoder"):
                 guard(generator, KNN(k=1).fit(tokens).calibrate(tokens))
         narrow = TokenBatch(tokens.values[:, :8], tokens.offsets, {}, encoder.identity)
-        with pytest.raises(InputError, match="have D=16, the detector was fitted on D=8"):
+        with pytest.raises(InputError, match="D=16, but the detector was fitted on D=8"):
             guard(models("t5"), KNN(k=1).fit(narrow).calibrate(narrow))
         other = TextEncoder(models("bart"))
         with pytest.raises(InputError, match="The encoder gives tokens from model bart"):
-            guard(str.upper, fitted(encoder, texts), encoder=other)
+            guard(str.upper, fit(encoder, texts), encoder=other)
 
     def test_two_detectors_of_different_templates(self, models: Models, texts: list[str]) -> None:
-        by_input = fitted(TextEncoder(models("t5"), template="word1 {text}"), texts)
-        by_output = fitted(TextEncoder(models("t5"), mode="output", max_new_tokens=3), texts)
-        with pytest.raises(InputError, match=r"in the template 'word1 {text}', the output_detector .* template None"):
+        by_input = fit(TextEncoder(models("t5"), template="word1 {text}"), texts)
+        by_output = fit(TextEncoder(models("t5"), mode="output", max_new_tokens=3), texts)
+        with pytest.raises(InputError, match=r"template 'word1 {text}', .* template None"):
             guard(models("t5"), by_input, output_detector=by_output)
 
-    def test_a_model_of_the_hub_is_known_by_its_revision(self, models: Models, texts: list[str]) -> None:
-        model, tokenizer = loaded(models("t5"))
+    def test_a_model_from_the_hub_is_recognised_by_its_revision(self, models: Models, texts: list[str]) -> None:
+        model, tokenizer = load(models("t5"))
         model.name_or_path, model.config._commit_hash = "team/model", "b" * 40
         tokens = TextEncoder(models("t5")).encode(texts[:40])
         for revision, known in (("b" * 40, True), ("a" * 40, False)):
@@ -444,14 +440,14 @@ class TestRefusals:
                 with pytest.raises(InputError, match="the model from 'team/model' is another one"):
                     guard((model, tokenizer), detector)
 
-    def test_methods_that_need_what_one_pass_does_not_give(self, models: Models, texts: list[str]) -> None:
-        entropy = fitted(TextEncoder(models("t5"), samples=2, max_new_tokens=3), texts, Entropy())
-        with pytest.raises(InputError, match="The method entropy needs sample_logprobs, which the pass over the input"):
+    def test_methods_that_need_other_channels(self, models: Models, texts: list[str]) -> None:
+        entropy = fit(TextEncoder(models("t5"), samples=2, max_new_tokens=3), texts, Entropy())
+        with pytest.raises(InputError, match="The method entropy needs sample_logprobs"):
             guard(models("t5"), entropy)
         identity = TextEncoder(models("t5")).identity
         logits = Ragged.from_lengths(torch.randn(40, 3), [1] * 40)
         observed = replace(TokenBatch.without_tokens(logits=logits, token_logprobs=logits), encoder=identity)
-        with pytest.raises(InputError, match=r"The method msp needs logits.* encoder-decoder .* it gives tokens"):
+        with pytest.raises(InputError, match=r"The method msp needs logits.* encoder-decoder"):
             guard(models("t5"), MSP().fit(observed).calibrate(observed))
         logprobs = Ragged.from_lengths(-torch.rand(40), [1] * 40)
         observed = replace(TokenBatch.without_tokens(token_logprobs=logprobs), encoder=identity)
@@ -460,17 +456,17 @@ class TestRefusals:
         with pytest.raises(InputError, match="The method perplexity needs token_logprobs"):
             guard(str.upper, Perplexity().fit(observed).calibrate(observed))
 
-    def test_what_is_no_generator(self, models: Models, texts: list[str]) -> None:
-        detector = fitted(TextEncoder(models("t5")), texts)
-        with pytest.raises(InputError, match=r"a pair \(model, tokenizer\), .* got int"):
+    def test_other_generators(self, models: Models, texts: list[str]) -> None:
+        detector = fit(TextEncoder(models("t5")), texts)
+        with pytest.raises(InputError, match=r"A generator must be .* got int"):
             guard(3, detector)
         with pytest.raises(InputError, match=r"A model must be a causal language model .* got str"):
             guard(("t5", "tokenizer"), detector)
-        bert = fitted(TextEncoder(models("bert")), texts)
+        bert = fit(TextEncoder(models("bert")), texts)
         with pytest.raises(InputError, match=r"A model must be a causal language model .* got Bert"):
             guard(models("bert"), bert)
-        model, tokenizer = loaded(models("t5"))
+        model, tokenizer = load(models("t5"))
         with pytest.raises(InputError, match="is in training mode"):
             guard((model.train(), tokenizer), detector)
-        with pytest.raises(InputError, match="An encoder is for a generator that is a callable"):
+        with pytest.raises(InputError, match="encoder is only for"):
             guard(models("t5"), detector, encoder=TextEncoder(models("t5")))
