@@ -165,28 +165,28 @@ class _GraphOfOne:
         plan = make_plan(torch.tensor([0, longest]), self._values, columns, self._tuning)
         self._cuts = plan.items[:, :2]
         self._plan = replace(plan, items=plan.items.clone())
-        self._result = self._run()
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._done: torch.cuda.Event | None = None
+        self._captured: tuple[torch.cuda.CUDAGraph, Tensor, torch.cuda.Event] | None = None
         if pool.device.type == "cuda":
-            self._graph, self._result = _capture(self._run, pool.device)
-            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            weakref.finalize(self, _retire, self._graph, self._done).atexit = False
+            graph, result = _capture(self._run, pool.device)
+            last_call = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._captured = graph, result, last_call
+            weakref.finalize(self, _retire, graph, last_call).atexit = False
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Return the function of (h, L) of `tokens [S, D]`."""
-        if self._graph is None or self._done is None:
+        if self._captured is None:
             self._fill(tokens)
             return self._run()
-        # The last call may have been on another stream, which may still read the buffers. The caller holds the lock of
-        # the pool, so that the event is always that of the last call.
+        graph, result, last_call = self._captured
+        # The last call may have been on another stream that still reads the buffers. The caller holds the lock of the
+        # pool, so that the event is always that of the last call.
         stream = torch.cuda.current_stream(self._values.device)
-        stream.wait_event(self._done)
+        stream.wait_event(last_call)
         self._fill(tokens)
-        self._graph.replay()
-        result = self._result.clone()  # on the current stream, as all of this
-        self._done.record(stream)
-        return result
+        graph.replay()
+        own = result.clone()  # on the current stream, as all of this
+        last_call.record(stream)
+        return own
 
     def _fill(self, tokens: Tensor) -> None:
         self._values[: len(tokens)].copy_(tokens, non_blocking=True)
