@@ -88,10 +88,9 @@ def _row(setting: Setting, shape: Shape, times: dict[tuple[str, str], Timing], n
     own = times[name, dtype]
     ragged = name in (LOG_NORMAL, _SHORT)
     baseline = times[POOL if ragged else PAPER, dtype].median
-    limit_dtype = dtype
-    if not setting.gpu and dtype == "bfloat16":
-        # The limit is the faster product of this CPU; float32 tokens are never rounded.
-        limit_dtype = min(("bfloat16", "float32"), key=lambda kind: times[BARE, kind].median)
+    limit_dtype = (
+        dtype if setting.gpu else "float32"
+    )  # a CPU always multiplies in float32
     limit = times[BARE, limit_dtype].median
     return Row(
         "pool", name, str(shape), dtype, "ms", own.median, _UNIFORM if ragged else PAPER, baseline,
