@@ -88,9 +88,7 @@ def _row(setting: Setting, shape: Shape, times: dict[tuple[str, str], Timing], n
     own = times[name, dtype]
     ragged = name in (LOG_NORMAL, _SHORT)
     baseline = times[POOL if ragged else PAPER, dtype].median
-    limit_dtype = (
-        dtype if setting.gpu else "float32"
-    )  # a CPU always multiplies in float32
+    limit_dtype = dtype if setting.gpu else "float32"  # a CPU always multiplies in float32
     limit = times[BARE, limit_dtype].median
     return Row(
         "pool", name, str(shape), dtype, "ms", own.median, _UNIFORM if ragged else PAPER, baseline,
