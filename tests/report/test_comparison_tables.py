@@ -13,8 +13,7 @@ from apood.evaluation.comparison import Comparison
 from apood.evaluation.comparison_plan import ComparisonPlan
 from apood.evaluation.entry import Entry
 from apood.evaluation.result import Result, Run, compute_mean_row
-from apood.report.comparison import fit_notes, grid_of_comparison
-from apood.report.files import write_comparison
+from apood.report.comparison import describe_fits, make_comparison_grid, write_comparison
 from apood.report.grid import mark_best
 from apood.report.tables import TerminalTable, format_html, format_latex, format_markdown
 
@@ -155,7 +154,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_figures_and_marks(comparison, form):
-    table = FORMATS[form](grid_of_comparison(comparison))
+    table = FORMATS[form](make_comparison_grid(comparison))
     assert list(table) == ["third", "first †", "second", "learns", "learns less"]
     assert list(table["third"]) == ["a", "b", "mean", "fit, s", "score, s per 1000", "size, MB"]
     for name, cells in CELLS.items():
@@ -166,7 +165,7 @@ def test_figures_and_marks(comparison, form):
 
 
 def test_the_terminal_shows_the_same(comparison):
-    text = render(grid_of_comparison(comparison))
+    text = render(make_comparison_grid(comparison))
     bold, underlined = "\x1b[1m", "\x1b[4m"
     assert f"{bold}90.0 ±0.0" in text and f"{underlined}80.0 ±0.0" in text and f"{bold}71.0" not in text
     assert "\x1b[1;2m20.0 ±0.0" in text and "\x1b[2;4m30.0 ±0.0" in text
@@ -179,32 +178,32 @@ def test_the_terminal_shows_the_same(comparison):
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_terminal_table_is_as_wide_as_the_terminal(comparison, width):
-    bare = re.sub(r"\x1b\[[\d;]*m", "", render(grid_of_comparison(comparison), width))
+    bare = re.sub(r"\x1b\[[\d;]*m", "", render(make_comparison_grid(comparison), width))
     assert max(map(len, bare.splitlines())) <= width
     assert all(cell.strip("*_") in bare for cells in CELLS.values() for pair in cells.values() for cell in pair)
 
 
 def test_blocks_only_where_there_are_two(comparison):
     alone = Comparison(PLAN, [result for result in comparison.results if not result.entry.uses_aux])
-    assert [(block.title, len(block.methods)) for block in grid_of_comparison(comparison).blocks] == [
+    assert [(block.title, len(block.methods)) for block in make_comparison_grid(comparison).blocks] == [
         ("without AUX", 3),
         ("with AUX", 2),
     ]
-    assert [block.title for block in grid_of_comparison(alone).blocks] == [None]
+    assert [block.title for block in make_comparison_grid(alone).blocks] == [None]
 
 
 def test_the_accept_rate_is_a_column_where_there_is_one(comparison):
     plan = ComparisonPlan(ood={"a": Path("a")}, id_validation=Path("v"), splits=1)
-    grid = grid_of_comparison(Comparison(plan, [make_result(Entry("knn"), {"a": (90.0, 20.0)}, accepted=93.75)]))
+    grid = make_comparison_grid(Comparison(plan, [make_result(Entry("knn"), {"a": (90.0, 20.0)}, accepted=93.75)]))
     assert grid.columns[-1] == "ID let through, %" and grid.cells["knn", grid.columns[-1]][0].text == "93.8"
-    assert "95%" in grid.legend and "ID let through, %" not in grid_of_comparison(comparison).columns
+    assert "95%" in grid.legend and "ID let through, %" not in make_comparison_grid(comparison).columns
 
 
 def test_a_method_that_failed_has_no_figures_and_a_reason(comparison):
     third, learns, first, second, _ = comparison.results
     failed = Result(first.entry, first.runs[:1], {2: "it is too odd."})
     learnt = Result(learns.entry, [], {1: "no.", 2: "nor here."})
-    grid = grid_of_comparison(Comparison(PLAN, [third, failed, second, learnt]))
+    grid = make_comparison_grid(Comparison(PLAN, [third, failed, second, learnt]))
     reasons = ["– first: 1 of 2 splits failed, the first: split 2: it is too odd.",
                "– learns: 2 of 2 splits failed, the first: split 1: no."]  # fmt: skip
     assert grid.notes[-1] == reasons[1] and reasons[0] in grid.notes
@@ -220,16 +219,16 @@ def test_a_method_that_failed_has_no_figures_and_a_reason(comparison):
 def test_methods_with_one_split_among_many_show_their_interval():
     alone = make_result(Entry("knn"), {"a": (90.0, 20.0), "b": (80.0, 40.0)})
     trained = make_result(Entry("ap-ood"), *[{"a": (80.0, 30.0), "b": (70.0, 40.0)}] * 2)
-    grid = grid_of_comparison(Comparison(PLAN, [alone, trained]))
+    grid = make_comparison_grid(Comparison(PLAN, [alone, trained]))
     assert grid.cells["knn", "a"][0].text == "90.0 ±1.5" and grid.cells["knn", "mean"][0].text == "85.0"
     assert grid.cells["ap-ood", "a"][0].text == "80.0 ±0.0"
     assert "over 2 splits (± half of the 95% interval for methods without a seed" in grid.legend
-    assert "interval" not in grid_of_comparison(Comparison(PLAN, [trained])).legend
+    assert "interval" not in make_comparison_grid(Comparison(PLAN, [trained])).legend
 
 
 def test_a_single_split_shows_its_interval():
     plan = ComparisonPlan(ood={"a": Path("a")}, splits=1)
-    grid = grid_of_comparison(Comparison(plan, [make_result(Entry("knn"), {"a": (90.0, 20.0)})]))
+    grid = make_comparison_grid(Comparison(plan, [make_result(Entry("knn"), {"a": (90.0, 20.0)})]))
     assert [figure.text for figure in grid.cells["knn", "a"]] == ["90.0 ±1.5", "20.0 ±1.5"]
     assert [figure.text for figure in grid.cells["knn", "mean"]] == ["90.0", "20.0"]
     assert "95% interval" in grid.legend
@@ -262,7 +261,7 @@ NASTY = '<script>alert("x")</script> & {{ 7 * 7 }} [a](b) $x_1$ 50% \\input{x} #
 def nasty():
     plan = ComparisonPlan(ood={NASTY: Path("a")}, splits=1)
     own = make_result(Entry("knn", name=NASTY), {NASTY: (90.0, 20.0)}, warnings=[f"because of {NASTY}"])
-    return grid_of_comparison(Comparison(plan, [own]))
+    return make_comparison_grid(Comparison(plan, [own]))
 
 
 def test_html_escapes_names(nasty):
@@ -274,7 +273,7 @@ def test_html_escapes_names(nasty):
 
 
 def test_html_needs_nothing_else(comparison):
-    text = format_html(grid_of_comparison(comparison), "A title")
+    text = format_html(make_comparison_grid(comparison), "A title")
     assert "<title>A title</title>" in text and "prefers-color-scheme: dark" in text
     assert not re.search(r"https?:|src=|@import|url\(", text)
 
@@ -295,7 +294,7 @@ def test_latex_escapes_names(nasty):
 
 
 def test_latex_is_a_whole_table(comparison):
-    text = format_latex(grid_of_comparison(comparison))
+    text = format_latex(make_comparison_grid(comparison))
     assert re.findall(r"\\(begin|end)\{(\w+)\}", text) == [
         ("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table")
     ]  # fmt: skip
@@ -307,7 +306,7 @@ def test_latex_is_a_whole_table(comparison):
 def test_a_row_that_begins_with_a_bracket_is_no_length():
     plan = ComparisonPlan(ood={"a": Path("a")}, splits=1)
     text = format_latex(
-        grid_of_comparison(Comparison(plan, [make_result(Entry("knn", name="[2] knn"), {"a": (9.0, 2.0)})]))
+        make_comparison_grid(Comparison(plan, [make_result(Entry("knn", name="[2] knn"), {"a": (9.0, 2.0)})]))
     )
     assert "{[}2{]} knn & " in text and not re.search(r"^\s*\[", text, re.MULTILINE)
 
@@ -320,14 +319,16 @@ def test_markdown_escapes_names(nasty):
 
 def test_names_are_no_markup_of_the_terminal():
     plan = ComparisonPlan(ood={"[bold]a": Path("a")}, splits=1)
-    grid = grid_of_comparison(Comparison(plan, [make_result(Entry("knn", name="[red]knn"), {"[bold]a": (90.0, 20.0)})]))
+    grid = make_comparison_grid(
+        Comparison(plan, [make_result(Entry("knn", name="[red]knn"), {"[bold]a": (90.0, 20.0)})])
+    )
     assert "[red]knn" in render(grid) and "[bold]a" in render(grid)
 
 
 def test_files(comparison, tmp_path):
     written = write_comparison(comparison, tmp_path / "deep" / "out")
     assert [path.name for path in written] == ["results.json", "table.md", "table.tex", "table.html"]
-    grid = grid_of_comparison(comparison)
+    grid = make_comparison_grid(comparison)
     assert json.loads(written[0].read_text()) == json.loads(json.dumps(comparison.to_json()))
     assert written[1].read_text() == format_markdown(grid) and written[2].read_text() == format_latex(grid)
     assert of_html(written[3].read_text()) == of_html(format_html(grid, ""))
@@ -338,7 +339,7 @@ def test_every_kind_of_warning_is_told_once():
     """Those of a kind differ in figures alone; another kind is not hidden behind the first."""
     warned = [["d² is 9.1, not 1", "few"], ["d² is 1e+03, not 1"], ["few", "few"]]
     runs = [Run(0, None, [], None, 0.0, 0.0, 0, warnings) for warnings in warned]
-    assert fit_notes([Result(Entry("knn", name="a"), runs)]) == [
+    assert describe_fits([Result(Entry("knn", name="a"), runs)]) == [
         "† a: 2 of 3 fits warned, the first: d² is 9.1, not 1",
         "† a: 2 of 3 fits warned, the first: few",
     ]

@@ -108,7 +108,7 @@ def compare(
             warn_if_unfinished(folder, StoreIndex.read(folder))
 
     from apood.evaluation.comparison import compare as run_comparison
-    from apood.report.files import write_comparison
+    from apood.report.comparison import make_comparison_grid, write_comparison
 
     with advise_on_interrupt(lambda: f"finished fits are kept in {kept}; run the same command again to continue."):
         comparison = run_comparison(plan, cache=kept, jobs=jobs)
@@ -118,10 +118,9 @@ def compare(
         return
     from rich.console import Console
 
-    from apood.report.comparison import grid_of_comparison
     from apood.report.tables import TerminalTable
 
-    Console().print(TerminalTable(grid_of_comparison(comparison)))
+    Console().print(TerminalTable(make_comparison_grid(comparison)))
     typer.echo(f"\nWritten to {out}: {', '.join(path.name for path in written)}.")
 
 

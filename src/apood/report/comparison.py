@@ -1,15 +1,18 @@
-"""The table of a comparison: metrics, costs and notes."""
+"""The table of a comparison, with metrics, costs and notes, and its files."""
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from apood.evaluation.comparison import Comparison
 from apood.evaluation.result import Result, Run
 from apood.evaluation.study import ACCEPT
 from apood.report.grid import Block, Cell, Figure, Grid, mark_best
+from apood.report.tables import format_html, format_latex, format_markdown
 from apood.support.checks import format_count
+from apood.support.files import atomic_file, write_json
 
-__all__ = ["fit_notes", "grid_of_comparison", "row_name"]
+__all__ = ["describe_fits", "make_comparison_grid", "make_row_name", "write_comparison"]
 
 _FIT, _SCORE, _SIZE, _ACCEPTED = "fit, s", "score, s per 1000", "size, MB", "ID let through, %"
 _WARNED = "†"
@@ -18,7 +21,7 @@ _FIGURE = re.compile(r"\d[\d.,e+-]*")
 _INTERVAL = "± half of the 95% interval"
 
 
-def grid_of_comparison(comparison: Comparison) -> Grid:
+def make_comparison_grid(comparison: Comparison) -> Grid:
     """Return AUROC and FPR95 on every OOD set, with the best and the second of each block marked, and the costs.
 
     Methods that learn from AUX sequences have a block of their own.
@@ -30,33 +33,37 @@ def grid_of_comparison(comparison: Comparison) -> Grid:
     for group in groups.values():
         whole = [result for result in group if not result.failures]
         for dataset in comparison.datasets:
-            cells |= {(name, dataset): cell for name, cell in _metric_cells(whole, dataset).items()}
+            cells |= {(name, dataset): cell for name, cell in _make_metric_cells(whole, dataset).items()}
         for result in whole:
-            cells |= {(row_name(result), column): (Figure(text),) for column, text in _costs(result).items()}
+            cells |= {
+                (make_row_name(result), column): (Figure(text),) for column, text in _format_costs(result).items()
+            }
     costs = [column for column in (_FIT, _SCORE, _SIZE, _ACCEPTED) if any(column == known for _, known in cells)]
-    blocks = [Block(title, [row_name(result) for result in group]) for title, group in groups.items() if group]
-    return Grid(blocks, [*comparison.datasets, *costs], cells, _legend(comparison), fit_notes(comparison.results))
+    blocks = [Block(title, [make_row_name(result) for result in group]) for title, group in groups.items() if group]
+    return Grid(
+        blocks, [*comparison.datasets, *costs], cells, _make_legend(comparison), describe_fits(comparison.results)
+    )
 
 
-def row_name(result: Result, label: str | None = None) -> str:
+def make_row_name(result: Result, label: str | None = None) -> str:
     """Return the label of a result in a table, with the mark of its note if a fit warned."""
     label = result.entry.label if label is None else label
     return f"{label} {_WARNED}" if any(run.warnings for run in result.runs) else label
 
 
-def _metric_cells(group: Sequence[Result], dataset: str) -> dict[str, Cell]:
+def _make_metric_cells(group: Sequence[Result], dataset: str) -> dict[str, Cell]:
     shown = {}
     for metric, highest in (("auroc", True), ("fpr95", False)):
-        values = {row_name(result): result.summarize(dataset, metric).mean for result in group}
+        values = {make_row_name(result): result.summarize(dataset, metric).mean for result in group}
         ranks = mark_best(values, 1, highest=highest, second=True)
         shown[metric] = {
-            name: Figure(f"{values[name]:.1f}{_deviation(result, dataset, metric)}", ranks[name])
+            name: Figure(f"{values[name]:.1f}{_format_deviation(result, dataset, metric)}", ranks[name])
             for name, result in zip(values, group, strict=True)
         }
     return {name: (figure, shown["fpr95"][name]) for name, figure in shown["auroc"].items()}
 
 
-def _deviation(result: Result, dataset: str, metric: str) -> str:
+def _format_deviation(result: Result, dataset: str, metric: str) -> str:
     """Return the standard deviation over the splits; for a single split, half of the 95% interval if there is one."""
     reach = result.summarize(dataset, metric).std
     if reach is None:
@@ -68,7 +75,7 @@ def _deviation(result: Result, dataset: str, metric: str) -> str:
     return f" ±{reach:.1f}" if reach < 9.95 else f" ±{reach:.0f}"
 
 
-def _costs(result: Result) -> dict[str, str]:
+def _format_costs(result: Result) -> dict[str, str]:
     costs = {
         _FIT: _round(result.fit_seconds),
         _SCORE: _round(result.seconds_per_thousand),
@@ -85,7 +92,7 @@ def _round(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def _legend(comparison: Comparison) -> str:
+def _make_legend(comparison: Comparison) -> str:
     plan = comparison.plan
     spread = f"mean ± standard deviation over {plan.splits} splits" if plan.splits > 1 else _INTERVAL
     if plan.splits > 1 and any(len(result.runs) == 1 for result in comparison.results if not result.failures):
@@ -100,7 +107,7 @@ def _legend(comparison: Comparison) -> str:
     return " ".join(sentences)
 
 
-def fit_notes(results: Iterable[Result]) -> list[str]:
+def describe_fits(results: Iterable[Result]) -> list[str]:
     """Return notes on failures and warnings of fits: how many there were, and the first.
 
     Results with the same note share it. Every kind of warning has its own note.
@@ -127,3 +134,19 @@ def _count_warnings(runs: Sequence[Run]) -> list[tuple[str, int]]:
         for kind, message in own.items():
             kinds.setdefault(kind, []).append(message)
     return [(messages[0], len(messages)) for messages in kinds.values()]
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write `results.json`, `table.md`, `table.tex` and `table.html`, each atomically, and return their paths."""
+    grid = make_comparison_grid(comparison)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "results.json", comparison.to_json())
+    tables = {
+        "table.md": format_markdown(grid),
+        "table.tex": format_latex(grid),
+        "table.html": format_html(grid, "Comparison of out-of-distribution detectors"),
+    }
+    for name, text in tables.items():
+        with atomic_file(folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return [folder / name for name in ("results.json", *tables)]

@@ -23,7 +23,7 @@ from apood.experiments.paper.study_data import Row, RowResult, StudyData, TableC
 from apood.experiments.paper.tables import describe_rows
 from apood.experiments.paper.tasks import SUMMARIZATION, Mode, Settings, resolve_beta
 from apood.pooling import attention_pool
-from apood.report.comparison import row_name
+from apood.report.comparison import make_row_name
 from apood.report.grid import Block, Cell, Figure, Grid
 from apood.report.pictures import Curve, draw_curves
 from apood.support.progress import progress_bar
@@ -143,7 +143,7 @@ def _difference_grid(differences: dict[str, float]) -> Grid:
 
 def _distance_grid(results: Sequence[RowResult], fits: dict[str, list[HeldOutFit]], notes: list[str]) -> Grid:
     columns = {"training_distance": "training", "distance": "held out", "ratio": "ratio"}
-    names = {result.entry.label: row_name(result) for result in results}
+    names = {result.entry.label: make_row_name(result) for result in results}
     cells: dict[tuple[str, str], Cell] = {}
     for label, own in fits.items():
         for name, column in columns.items():

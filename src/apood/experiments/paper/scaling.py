@@ -11,7 +11,7 @@ from apood.experiments.paper.published import BEST_SCALING, read_published
 from apood.experiments.paper.study_data import Row, RowResult, StudyData, TableContext
 from apood.experiments.paper.tables import describe_left_out, format_spread
 from apood.experiments.paper.tasks import SUMMARIZATION, Settings, resolve_beta
-from apood.report.comparison import fit_notes, row_name
+from apood.report.comparison import describe_fits, make_row_name
 from apood.report.grid import Block, Cell, Figure, Grid
 from apood.report.heatmap import HeatCell, draw_heatmap
 
@@ -62,7 +62,7 @@ def _make_grid(results: Sequence[RowResult], best: _BestResults, study: StudyDat
     cells: dict[tuple[str, str], Cell] = {}
     for (heads, queries), result in best.items():
         theirs = f" ({BEST_SCALING:.1f})" if (heads, queries) == (_HEADS[-1], _QUERIES[-1]) else ""
-        figure = Figure(row_name(result, format_spread(result.summarize(MEAN, "auroc")) + theirs))
+        figure = Figure(make_row_name(result, format_spread(result.summarize(MEAN, "auroc")) + theirs))
         cells[f"M = {heads}", f"T = {queries}"] = (figure, Figure(f"β = {result.parameters['beta']:.3g}"))
     spread = f", mean ± standard deviation over {study.seeds} splits" if study.seeds > 1 else ""
     paper = read_published("summarization")
@@ -75,7 +75,7 @@ def _make_grid(results: Sequence[RowResult], best: _BestResults, study: StudyDat
     ]
     # The table has no figures of the other betas, so their warnings are left out.
     shown = [result for result in results if result.failures or result in best.values()]
-    notes = fit_notes(shown)
+    notes = describe_fits(shown)
     rows, columns = [f"M = {heads}" for heads in _HEADS], [f"T = {queries}" for queries in _QUERIES]
     return Grid([Block(None, rows)], columns, cells, " ".join(sentences), notes)
 

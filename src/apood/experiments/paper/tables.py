@@ -7,7 +7,7 @@ from apood.evaluation.result import MEAN, Spread
 from apood.experiments.paper.findings import Table
 from apood.experiments.paper.published import Published
 from apood.experiments.paper.study_data import RowResult, StudyData
-from apood.report.comparison import fit_notes, row_name
+from apood.report.comparison import describe_fits, make_row_name
 from apood.report.grid import Block, Cell, Figure, Grid, mark_best
 
 __all__ = ["describe_left_out", "describe_rows", "format_spread", "make_tables"]
@@ -36,8 +36,8 @@ def _make_grid(study: StudyData, results: Sequence[RowResult], paper: Published 
     for column in columns:
         lines = [_format_metric(study, whole, column, metric, paper) for metric in ("auroc", "fpr95")]
         for result in whole:
-            cells[row_name(result), column] = tuple(line[result.entry.label] for line in lines)
-    names = [row_name(result) for result in results]
+            cells[make_row_name(result), column] = tuple(line[result.entry.label] for line in lines)
+    names = [make_row_name(result) for result in results]
     return Grid([Block(None, names)], columns, cells, _make_legend(study, paper), describe_rows(study, results))
 
 
@@ -87,7 +87,7 @@ def describe_rows(study: StudyData, results: Sequence[RowResult]) -> list[str]:
             own = [f"{_SYMBOLS.get(name, name)} = {value}" for name, value in result.entry.parameters.items()]
             defaults = f"the defaults of its recipe ({study.recipe}: β is {_DEFAULT_BETA[study.recipe]})"
             notes.append(f"{result.entry.label} has {' and '.join([', '.join(own), defaults] if own else [defaults])}.")
-    return [*notes, *fit_notes(results)]
+    return [*notes, *describe_fits(results)]
 
 
 def _describe_selected(study: StudyData, results: Sequence[RowResult]) -> str:
