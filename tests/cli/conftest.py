@@ -1,4 +1,4 @@
-"""A tiny encoder, texts of two kinds, their stores, and two detectors, all made by the commands themselves."""
+"""A tiny encoder, texts of two kinds, their stores, and two detectors, made by the commands."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def run(*arguments: Any, **options: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def apood() -> Callable[..., Any]:
-    """Runs a command that must succeed, and gives its result."""
+    """A function that runs a command, which must succeed, and returns its result."""
 
     def run_well(*arguments: Any, **options: Any) -> Any:
         result = run(*arguments, **options)
@@ -38,7 +38,7 @@ def apood() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def refused() -> Callable[..., str]:
-    """Runs a command that must end with one sentence on standard error and exit code 2, and gives the sentence."""
+    """A function that runs a command, which must fail with one sentence and exit code 2, and returns the sentence."""
 
     def run_badly(*arguments: Any, **options: Any) -> str:
         result = run(*arguments, **options)
@@ -53,7 +53,7 @@ def refused() -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny random BERT, which knows one token a word."""
+    """The folder of a tiny random BERT with one token per word."""
     return make_model(tmp_path_factory.mktemp("models") / "tiny-bert", seed=0)
 
 
@@ -83,7 +83,7 @@ def make_model(folder: Path, seed: int) -> Path:
 
 @pytest.fixture(scope="session")
 def texts() -> dict[str, list[str]]:
-    """In-distribution texts use six words, the others six other words."""
+    """Texts by name: in-distribution texts use six words, the others six other words."""
     return {
         "train": random_texts(120, WORDS[:6], 1),
         "held-out": random_texts(60, WORDS[:6], 2),

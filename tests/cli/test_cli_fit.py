@@ -1,4 +1,4 @@
-"""A fit that is interrupted, at any moment and in any way, gives the detector of one that was not."""
+"""`apood fit`: an interrupted fit continues, and gives the detector of an uninterrupted one."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from safetensors import safe_open
 from apood.detectors.contract.artefact import load
 
 
-def learnt(folder):
+def read_learnt(folder):
     return {name: value for name, value in vars(load(folder)).items() if name.endswith("_")}
 
 
 def assert_same_detector(first, second):
-    a, b = learnt(first), learnt(second)
+    a, b = read_learnt(first), read_learnt(second)
     assert a.keys() == b.keys()
     for name, value in a.items():
         same = torch.equal(value, b[name]) if isinstance(value, torch.Tensor) else value == b[name]
@@ -44,7 +44,7 @@ def test_aux_and_settings_reach_the_method(apood, stores, tmp_path):
     assert not torch.equal(load(tmp_path / "without").queries_, direct.queries_)
 
 
-def steps_done(checkpoint):
+def count_steps(checkpoint):
     if not checkpoint.exists():
         return 0
     with safe_open(checkpoint, "pt") as file:
@@ -52,7 +52,7 @@ def steps_done(checkpoint):
 
 
 def end_fit(command, environment, checkpoint, how, step):
-    """Starts a fit, ends it when its checkpoint has come to `step`, and gives its exit code and messages."""
+    """Start a fit, end it when its checkpoint has reached `step`, and return its exit code and messages."""
     process = subprocess.Popen(
         [*PROGRAM, *command],
         env=environment,
@@ -62,7 +62,7 @@ def end_fit(command, environment, checkpoint, how, step):
         preexec_fn=heed_interrupts,
     )
     try:
-        while process.poll() is None and steps_done(checkpoint) < step:
+        while process.poll() is None and count_steps(checkpoint) < step:
             time.sleep(0.01)
         process.send_signal(how)
         _, messages = process.communicate(timeout=60)
@@ -74,20 +74,20 @@ def end_fit(command, environment, checkpoint, how, step):
 
 @pytest.fixture
 def one_thread():
-    """The sums of a fit depend on how many threads share them."""
+    """Use one thread, because the sums of a fit depend on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield os.environ | {"OMP_NUM_THREADS": "1"}
     torch.set_num_threads(threads)
 
 
-def test_an_interrupted_fit_goes_on_as_if_nothing_had_happened(apood, refused, stores, tmp_path, one_thread):
+def test_an_interrupted_fit_gives_the_detector_of_an_uninterrupted_one(apood, refused, stores, tmp_path, one_thread):
     given = ["fit", stores / "train", "--aux", stores / "other", "--method", "ap-ood"]
     apood(*given, "--set", "steps=150", "--out", tmp_path / "whole")
 
     out, checkpoint = tmp_path / "cut", tmp_path / "cut.checkpoint"
     command = [*given, "--set", "steps=150", "--out", out, "--checkpoint-seconds", "0.05"]
-    moments = random.Random(0)  # a process ends a little after the step it is asked to, so at any point of one
+    moments = random.Random(0)  # a process ends some time after its step, so at any point of a step
     for how, earliest in ((signal.SIGKILL, 1), (signal.SIGINT, 60)):
         code, messages = end_fit(command, one_thread, checkpoint, how, earliest + moments.randrange(40))
         assert code == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}[how]
@@ -117,6 +117,6 @@ def test_the_default_is_the_recommended_fusion(apood, stores, tmp_path, one_thre
     assert "seed=1" in members[0] and "MahalanobisKNN" in apood("inspect", out).stdout
 
 
-def test_the_members_of_a_fusion_cannot_be_written(refused, stores, tmp_path):
+def test_the_members_of_a_fusion_cannot_be_set(refused, stores, tmp_path):
     sentence = refused("fit", stores / "train", "--out", tmp_path / "out", "--set", "members=knn")
     assert "members can be set in Python only" in sentence

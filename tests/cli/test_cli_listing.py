@@ -1,4 +1,4 @@
-"""Commands that show what there is, and those that run experiments."""
+"""Commands that list methods, and the help of all commands."""
 
 import json
 

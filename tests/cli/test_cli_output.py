@@ -1,4 +1,4 @@
-"""What comes out: rows in every format, tables on a terminal, JSON lines in a pipe."""
+"""Output: rows in every format, tables on a terminal, JSON lines in a pipe."""
 
 import csv
 import io
@@ -43,7 +43,7 @@ def test_parquet(tmp_path):
     assert parquet.read_table(tmp_path / "rows.parquet").to_pydict() == COLUMNS
 
 
-def test_no_temporary_file_stays(tmp_path):
+def test_no_temporary_file_is_left(tmp_path):
     for name in ("a.jsonl", "a.csv", "a.parquet"):
         write_rows(COLUMNS, tmp_path / name, as_json=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "a.jsonl", "a.parquet"]
@@ -70,7 +70,7 @@ def test_printed_json_has_no_infinities(capsys):
     assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": {"c": None}}
 
 
-def test_facts_are_shown_as_people_write_them(capsys):
+def test_facts_are_formatted_for_people(capsys):
     print_facts({"tokens": 12345, "verified": True, "encoder": None, "lengths": {"min": 1.0, "median": 2.5}, "x": {}})
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [

@@ -1,4 +1,4 @@
-"""From texts to decisions and figures: what the commands give is what the library gives."""
+"""From texts to decisions and figures: the commands give the results of the library."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
 
-def rows_of(result):
+def read_rows(result):
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
@@ -54,8 +54,8 @@ def test_embed_resumes_only_when_asked(apood, refused, model, files, tmp_path):
     assert "Embedded 0 texts" in result.stdout and "40 were there before" in result.stdout
 
 
-def test_scores_of_a_store_are_those_of_the_library(apood, calibrated, stores):
-    rows = rows_of(apood("score", calibrated, stores / "other"))
+def test_score_gives_the_scores_of_the_library_for_a_store(apood, calibrated, stores):
+    rows = read_rows(apood("score", calibrated, stores / "other"))
     detector, tokens = load(calibrated), TokenStore(stores / "other")
     assert [row["index"] for row in rows] == list(range(40))
     assert [row["score"] for row in rows] == detector.score_samples(tokens).tolist()
@@ -64,19 +64,19 @@ def test_scores_of_a_store_are_those_of_the_library(apood, calibrated, stores):
     assert decisions == detector.predict(tokens).tolist() and -1 in decisions
 
 
-def test_without_a_threshold_there_is_no_decision(apood, fitted, stores):
-    assert set(rows_of(apood("score", fitted, stores / "other"))[0]) == {"index", "score"}
+def test_score_gives_no_decision_without_a_threshold(apood, fitted, stores):
+    assert set(read_rows(apood("score", fitted, stores / "other"))[0]) == {"index", "score"}
 
 
 def assert_same_rows(rows, expected):
-    """The same but for the rounding of tokens in a store."""
+    """Compare rows, except for the rounding of tokens in a store."""
     assert [row.keys() for row in rows] == [row.keys() for row in expected]
     for column, tolerance in (("index", 0), ("score", 0.01), ("p_value", 0.05)):
         assert [row[column] for row in rows] == pytest.approx([row[column] for row in expected], rel=tolerance)
 
 
-def test_texts_get_the_scores_of_their_store(apood, calibrated, model, files, texts, stores, tmp_path):
-    expected = rows_of(apood("score", calibrated, stores / "other"))
+def test_texts_have_the_scores_of_their_store(apood, calibrated, model, files, texts, stores, tmp_path):
+    expected = read_rows(apood("score", calibrated, stores / "other"))
     lines = "\n".join(texts["other"]) + "\n"
     write_csv(tmp_path / "texts.csv", texts["other"])
     for arguments, stdin in [
@@ -85,31 +85,30 @@ def test_texts_get_the_scores_of_their_store(apood, calibrated, model, files, te
         (["-"], lines),
         (["-", "--json", "--out", "-"], (files / "other.jsonl").read_text()),
     ]:
-        assert_same_rows(rows_of(apood("score", calibrated, *arguments, "--model", model, input=stdin)), expected)
+        assert_same_rows(read_rows(apood("score", calibrated, *arguments, "--model", model, input=stdin)), expected)
 
 
-def test_the_encoder_is_found_where_it_lay_or_by_its_name(apood, model, files, stores, tmp_path, monkeypatch):
+def test_the_encoder_is_found_in_its_old_folder_or_by_its_name(apood, model, files, stores, tmp_path, monkeypatch):
     before = shutil.copytree(model, tmp_path / "before" / "tiny-bert")
     apood("embed", files / "train.jsonl", "--model", before, "--out", tmp_path / "store")
     apood("fit", tmp_path / "store", "--method", "length", "--out", tmp_path / "detector")
-    expected = rows_of(apood("score", tmp_path / "detector", stores / "other"))
-    assert rows_of(apood("score", tmp_path / "detector", files / "other.jsonl")) == expected
+    expected = read_rows(apood("score", tmp_path / "detector", stores / "other"))
+    assert read_rows(apood("score", tmp_path / "detector", files / "other.jsonl")) == expected
     shutil.rmtree(before)
     monkeypatch.chdir(model.parent)
-    assert rows_of(apood("score", tmp_path / "detector", files / "other.jsonl")) == expected
+    assert read_rows(apood("score", tmp_path / "detector", files / "other.jsonl")) == expected
 
 
-def test_an_empty_text_is_warned_of_in_one_plain_line(apood, calibrated, model):
+def test_an_empty_text_gives_one_warning(apood, calibrated, model):
     result = apood("score", calibrated, "-", "--model", model, input="word1 word2\n\nword3\n")
-    assert rows_of(result)[1] == {"index": 1, "score": None, "p_value": 1 / 61, "decision": "OOD"}
+    assert read_rows(result)[1] == {"index": 1, "score": None, "p_value": 1 / 61, "decision": "OOD"}
     assert (
         result.stderr.startswith("Warning: 1 of 3 sequences are empty or have no tokens")
         and result.stderr.count("\n") == 1
     )
 
 
-@pytest.mark.parametrize("content", ["", " ", "\t \u3000"])
-def test_a_text_of_white_space_is_empty_whatever_its_tokenizer_adds(apood, model, files, tmp_path, content):
+def test_a_text_of_white_space_is_empty_even_if_its_tokenizer_adds_tokens(apood, model, files, tmp_path):
     marked = shutil.copytree(model, tmp_path / "marked")
     tokenizer = json.loads((marked / "tokenizer.json").read_text())
     tokenizer["post_processor"] = {
@@ -123,23 +122,23 @@ def test_a_text_of_white_space_is_empty_whatever_its_tokenizer_adds(apood, model
     apood("embed", files / "train.jsonl", "--model", marked, "--out", store)
     apood("fit", store, "--method", "mahalanobis", "--out", detector)
     apood("calibrate", detector, store, "--accept", "0.9")
-    result = apood("score", detector, "-", input=f"word1 word2\n{content}\nword3\n")
-    assert rows_of(result)[1] == {"index": 1, "score": None, "p_value": 1 / 121, "decision": "OOD"}
-    assert [row["score"] is None for row in rows_of(result)] == [False, True, False]
-    assert result.stderr.startswith("Warning: 1 of 3 sequences are empty") and result.stderr.count("\n") == 1
+    result = apood("score", detector, "-", input="word1 word2\n\n \n\t \u3000\nword3\n")
+    assert read_rows(result)[1] == {"index": 1, "score": None, "p_value": 1 / 121, "decision": "OOD"}
+    assert [row["score"] is None for row in read_rows(result)] == [False, True, True, True, False]
+    assert result.stderr.startswith("Warning: 3 of 5 sequences are empty")
 
 
-def test_empty_texts_of_all_windows_are_warned_of_once(apood, calibrated, model, monkeypatch):
+def test_empty_texts_of_all_windows_give_one_warning(apood, calibrated, model, monkeypatch):
     monkeypatch.setattr("apood.encoders.embed._WINDOW_ITEMS", 2)
     result = apood("score", calibrated, "-", "--model", model, input="word1 word2\n\nword3\n\nword4\n")
-    assert [row["score"] is None for row in rows_of(result)] == [False, True, False, True, False]
+    assert [row["score"] is None for row in read_rows(result)] == [False, True, False, True, False]
     assert (
         result.stderr.startswith("Warning: 2 of 5 sequences are empty or have no tokens")
         and result.stderr.count("\n") == 1
     )
 
 
-def test_texts_whose_tokens_no_float16_holds_are_scored(apood, model, files, tmp_path):
+def test_texts_with_tokens_too_large_for_float16_are_scored(apood, model, files, tmp_path):
     from transformers import BertModel
 
     large = shutil.copytree(model, tmp_path / "large")
@@ -151,7 +150,7 @@ def test_texts_whose_tokens_no_float16_holds_are_scored(apood, model, files, tmp
     apood("embed", files / "train.jsonl", "--model", large, "--out", store, "--dtype", "bfloat16")
     assert TokenStore(store).select([0]).values.abs().max() > torch.finfo(torch.float16).max
     apood("fit", store, "--method", "mahalanobis", "--out", detector)
-    scores = [row["score"] for row in rows_of(apood("score", detector, files / "train.jsonl", "--model", large))]
+    scores = [row["score"] for row in read_rows(apood("score", detector, files / "train.jsonl", "--model", large))]
     assert scores == pytest.approx(load(detector).score_samples(TokenStore(store)).tolist(), rel=0.1)
 
 
@@ -170,16 +169,16 @@ def test_embed_fit_and_calibrate_as_json(apood, model, files, stores, tmp_path):
         "outputs_cut": 0,
         "store": str(store),
     }
-    told = json.loads(apood("fit", stores / "train", "--method", "knn", "--out", detector, "--json").stdout)
-    assert told == {"method": "knn", "sequences": 120, "detector": str(detector)}
-    told = json.loads(apood("calibrate", detector, stores / "held-out", "--accept", 0.8, "--json").stdout)
-    assert told == {"threshold": load(detector).threshold_, "accept": 0.8, "sequences": 60}
+    printed = json.loads(apood("fit", stores / "train", "--method", "knn", "--out", detector, "--json").stdout)
+    assert printed == {"method": "knn", "sequences": 120, "detector": str(detector)}
+    printed = json.loads(apood("calibrate", detector, stores / "held-out", "--accept", 0.8, "--json").stdout)
+    assert printed == {"threshold": load(detector).threshold_, "accept": 0.8, "sequences": 60}
     command = ("fit", stores / "train", "--method", "ap-ood", "--set", "steps=5", "--out", tmp_path / "ap-ood")
-    told = json.loads(apood(*command, "--json").stdout)
-    assert told["method"] == "ap-ood" and told["mean_distance_"] == load(tmp_path / "ap-ood").mean_distance_
+    printed = json.loads(apood(*command, "--json").stdout)
+    assert printed["method"] == "ap-ood" and printed["mean_distance_"] == load(tmp_path / "ap-ood").mean_distance_
 
 
-def test_a_threshold_that_refuses_only_empty_sequences_is_warned_of(apood, fitted, model, tmp_path):
+def test_calibrate_warns_of_a_threshold_that_refuses_only_empty_sequences(apood, fitted, model, tmp_path):
     load(fitted).save(tmp_path / "detector")
     encoder = TextEncoder(model)
     with TokenStoreWriter(tmp_path / "store", dim=16, encoder=encoder.identity) as writer:
@@ -195,7 +194,7 @@ def test_a_threshold_that_refuses_only_empty_sequences_is_warned_of(apood, fitte
     assert "Warning" not in apood(*command[:-1], 0.7).stderr.removeprefix("Warning: 4 of 20 sequences have no tokens")
 
 
-def test_calibrate_says_and_saves_the_threshold(apood, fitted, stores, tmp_path):
+def test_calibrate_prints_and_saves_the_threshold(apood, fitted, stores, tmp_path):
     detector = load(fitted)
     detector.save(tmp_path / "detector")
     result = apood("calibrate", tmp_path / "detector", stores / "held-out", "--accept", 0.8)
@@ -228,7 +227,7 @@ def test_evaluate_shows_tables(apood, calibrated, fitted, evaluation):
     assert markdown.startswith("| method | other | again | mean |")
 
 
-def test_detectors_of_one_method_are_told_apart_by_their_folders(apood, fitted, stores, evaluation, tmp_path):
+def test_detectors_of_one_method_are_named_by_their_folders(apood, fitted, stores, evaluation, tmp_path):
     apood("fit", stores / "train", "--method", "knn", "--set", "k=1", "--out", tmp_path / "nearest")
     rows = json.loads(apood("evaluate", fitted, tmp_path / "nearest", *evaluation, "--json").stdout)
     assert [row["method"] for row in rows] == ["knn"] * 3 + ["nearest"] * 3
@@ -259,7 +258,7 @@ def test_inspect_a_detector(apood, calibrated, fitted):
     assert "mahalanobis" in apood("inspect", calibrated).stdout
 
 
-def test_the_learnt_figures_of_a_detector_are_shown(apood, stores, tmp_path):
+def test_inspect_shows_learnt_numbers(apood, stores, tmp_path):
     apood("fit", stores / "train", "--method", "length", "--out", tmp_path / "length")
     learnt = json.loads(apood("inspect", tmp_path / "length", "--json").stdout)["learnt"]
     assert learnt == {"mean_log_length_": load(tmp_path / "length").mean_log_length_}

@@ -1,4 +1,4 @@
-"""The program as a process: what it imports, how it ends."""
+"""The program as a process: what it imports, and how it ends."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def test_version(apood):
     assert apood("--version").stdout == f"apood {__version__}\n"
 
 
-def test_debug_lets_the_error_through():
+def test_debug_mode_raises_the_error():
     from typer.testing import CliRunner
 
     from apood.cli.app import app
@@ -44,7 +44,7 @@ def test_debug_lets_the_error_through():
 
 
 def test_warnings_of_a_fit_are_one_plain_line(apood, stores, tmp_path, monkeypatch):
-    """No small fit is sure to warn, so a method that always does stands in for one."""
+    """Use a method that always warns, because no small fit is sure to warn."""
     import warnings
 
     from apood.detectors.length import Length
@@ -66,7 +66,7 @@ def test_a_bad_command_line_is_one_line_of_a_real_process(tmp_path):
     assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
 
 
-def test_a_reader_that_stops_reading_gets_no_traceback():
+def test_a_closed_pipe_gives_no_traceback():
     done = subprocess.run(
         f'"{sys.executable}" -c "from apood.cli import main; main()" methods --json | true',
         shell=True,
@@ -85,8 +85,7 @@ def processes():
         process.wait()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_embed_says_how_to_go_on(apood, model, texts, tmp_path, processes, how):
+def test_an_embed_that_a_scheduler_ends_says_how_to_continue(apood, model, texts, tmp_path, processes):
     out = tmp_path / "store"
     command = ["embed", "-", "--model", str(model), "--out", str(out)]
     process = subprocess.Popen(
@@ -104,7 +103,7 @@ def test_an_interrupted_embed_says_how_to_go_on(apood, model, texts, tmp_path, p
     while not (out / "index.json").exists():
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.02)
-    process.send_signal(how)  # it waits for more texts now
+    process.send_signal(signal.SIGTERM)  # while it waits for more texts
     assert process.wait(30) == 130
     assert process.stderr.read() == (
         f"Interrupted: 0 texts are in {out}; add --resume to the same command to continue.\n"

@@ -1,4 +1,4 @@
-"""The command line: one thin module a command."""
+"""The command line: one module per command, and what commands share."""
 
 from apood.cli.app import main
 

@@ -1,4 +1,4 @@
-"""`python -m apood.cli`, for where the package is not installed."""
+"""Run the command line with `python -m apood.cli`, if the package is not installed."""
 
 from apood.cli.app import main
 
