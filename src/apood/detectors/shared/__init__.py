@@ -1,1 +1,6 @@
-"""What several methods share: mean pooling, length law, log distances, side channels."""
+"""Parts that several methods share.
+
+mean_pooling: mean tokens, their mean, covariance and standardization
+log_distances: log distances, and how they fall with the length of a sequence
+side_channel: the base of the methods on channels beside the tokens
+"""
