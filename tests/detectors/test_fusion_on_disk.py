@@ -1,14 +1,10 @@
-"""A fusion on disk: a fit that was interrupted goes on, and a saved one is made of saved detectors."""
+"""A fusion on disk: an interrupted fit continues, and a saved fusion consists of saved detectors."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-import torch
 from builders import correlated_sequences
 from test_artefact import edit
 
@@ -27,7 +23,7 @@ ARGUMENTS = {"steps": 30, "heads": 3, "batch_size": 16}
 
 @pytest.fixture(scope="module")
 def fitted(new_detector, train):
-    """In place of every method in turn."""
+    """A fitted fusion, in place of the fixture for all methods."""
     return new_detector("fusion").fit(train)
 
 
@@ -37,11 +33,11 @@ def saved(fitted, tmp_path):
     return tmp_path / "detector"
 
 
-# interruptions
+# Interruptions.
 
 
 def interrupted_fit(monkeypatch, members, data, checkpoint, *, seed, step):
-    """Fits until the training of the member with this seed comes to `step`."""
+    """Fit until the training of the member with this seed reaches `step`."""
 
     class Interrupted(ap_ood.Training):
         def __init__(self, *arguments):
@@ -76,7 +72,7 @@ def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch, train, test_set):
     expected = Fusion(members).fit(*data)
     assert np.array_equal(found.score_samples(test_set), expected.score_samples(test_set))
 
-    with pytest.raises(ArtefactError, match="part-0 belongs to a fit with other settings, data or version of apood"):
+    with pytest.raises(ArtefactError, match="part-0 belongs to"):
         Fusion(members, seed=1).fit(*data, checkpoint=checkpoint)
     (tmp_path / "fit.checkpoint.part-time.txt").write_text("precious")
     checkpoint.delete()
@@ -85,7 +81,7 @@ def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch, train, test_set):
     Checkpoint(tmp_path / "nowhere" / "checkpoint").delete()
 
 
-# saved
+# Saved fusions.
 
 
 def test_a_saved_fusion_is_made_of_saved_detectors(fitted, saved, train, test_set):
@@ -110,26 +106,12 @@ def test_parameters_of_members_survive(train, tmp_path):
     assert again.seed == 5 and again.members[0].get_params() == {"normalize": "none", "eigenvalue_floor": 0.5}
 
 
-def test_a_saved_fusion_scores_the_same_in_a_new_process(fitted, test_set, stored, tmp_path):
-    program = """
-import sys
-import numpy as np
-import apood
-store, folder = sys.argv[1:]
-np.save(folder + ".npy", apood.load(folder).score_samples(apood.TokenStore(store)))
-"""
-    fitted.save(tmp_path / "detector")
-    store, environment = stored(test_set), {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    subprocess.run([sys.executable, "-c", program, store.folder, tmp_path / "detector"], check=True, env=environment)
-    assert np.array_equal(np.load(tmp_path / "detector.npy"), fitted.score_samples(store))
-
-
 def test_a_member_that_was_exchanged_is_refused(saved, train):
     shutil.rmtree(saved / "members" / "1")
     KNN().fit(train[:100]).save(saved / "members" / "1")  # sound in itself
-    with pytest.raises(ArtefactError, match=r"members/1 is not the member that was saved with .*config_sha256 differs"):
+    with pytest.raises(ArtefactError, match=r"members/1 .*config_sha256 differs"):
         apood.load(saved)
-    with pytest.raises(ArtefactError, match=r"exists and is not a saved detector; choose another folder\.$"):
+    with pytest.raises(ArtefactError, match="not a saved detector"):
         KNN().fit(train).save(saved)
 
 
@@ -154,7 +136,7 @@ def test_a_saved_fusion_may_be_replaced_but_nothing_beside_it(fitted, saved, tra
         path = place / foreign
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("precious")
-        with pytest.raises(ArtefactError, match=r"exists and is not just a saved detector .*; choose another folder"):
+        with pytest.raises(ArtefactError, match="not just a saved detector"):
             fitted.save(place)
         assert path.read_text() == "precious"
         path.unlink()
@@ -185,5 +167,5 @@ def test_a_described_member_that_does_not_exist_is_refused(saved):
         (["knn"], "members must be None or a list"),
     ):
         edit(saved, lambda config, wrong=wrong: config["parameters"].update(members=wrong))
-        with pytest.raises(ArtefactError, match=f"describes no detector of this apood: .*{sentence}"):
+        with pytest.raises(ArtefactError, match=sentence):
             apood.load(saved)

@@ -300,20 +300,19 @@ class APOOD(Detector):
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
         self.length_law_ = LengthLaw()
         if recipe.adapted:
-            lengths = whole.lengths[sample]
-            lacking = Shortfall(self.score, self.prototype_, self.log_norms_).of(corpus.sample.cpu())
-            distances = self.log_distances(self._best_score().double() - lacking.double())
-            self.length_law_ = LengthLaw.fit(distances[:, None], lengths)
+            shortfall = Shortfall(self.score, self.prototype_, self.log_norms_)
+            distances = shortfall.from_values(corpus.sample.cpu()).double()
+            self.length_law_ = LengthLaw.fit(floored_log(distances)[:, None], whole.lengths[sample])
         nearest = training.measure_aux_distance()
         outliers = None if nearest is None else Outliers(float(nearest), self.aux_weight, recipe.head_reduction)
         warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        lacking = self._pool(tokens.dtype).finish(drop_first_token(tokens) if self.skips_first_ else tokens)
+        distances = self._pool(tokens.dtype).finish(drop_first_token(tokens) if self.skips_first_ else tokens)
         if self.skips_first_:  # a non-finite value must show in the score even if it is in the skipped token
-            lacking = lacking + _mark_nonfinite_first(tokens).to(lacking, non_blocking=True)
+            distances = distances + _mark_nonfinite_first(tokens).to(distances, non_blocking=True)
         best, factors = self._best_score(), self._length_factors(tokens.lengths)  # computed while the GPU is busy
-        return best - lacking.cpu() * factors
+        return best - distances.cpu() * factors
 
     def _pool(self, dtype: torch.dtype) -> FrozenPool:
         """Return the pool of tokens in `dtype`, which gives the shortfall of each sequence."""
@@ -322,8 +321,7 @@ class APOOD(Detector):
 
     def _make_pool(self, device: torch.device, dtype: torch.dtype) -> FrozenPool:
         queries, prototype, norms = (self._copy_on(device, name) for name in ("queries_", "prototype_", "log_norms_"))
-        # queries that were learnt from tokens of another dtype keep all their digits, so that no score depends on the
-        # device
+        # queries that were learnt from tokens of another dtype keep all digits, so that scores are the same everywhere
         exact = not torch.equal(round_queries(self.queries_, dtype), self.queries_)
         shortfall = Shortfall(self.score, prototype, norms)
         preprocessing = self._preprocessing(device)
@@ -354,15 +352,20 @@ def _mark_nonfinite_first(tokens: TokenBatch) -> Tensor:
 
 
 def temper(squares: Tensor, score: ScoreName) -> Tensor:
-    """What d² of a head counts in the score."""
+    """Return the terms of the score from the d² of each head."""
     return _FREEDOM * torch.log1p(squares / _FREEDOM) if score == "student" else squares
 
 
 @dataclass(frozen=True, eq=False)
 class Shortfall:
-    """What a score lacks to the best one possible, from pooled values: the distance that it stands for.
+    """The distance behind a score: the best possible score minus the score, before the correction for the length.
 
-    A pooled value that is not finite leaves none that is.
+    A non-finite pooled value makes it non-finite.
+
+    Attributes:
+        score: "sum", "student" or "min".
+        prototype: μ `[M]`.
+        log_norms: log |W_j|² `[M]`.
     """
 
     score: ScoreName
@@ -370,12 +373,12 @@ class Shortfall:
     log_norms: Tensor
 
     def __call__(self, pooled: Pooled) -> Tensor:
-        """Of each sequence `[N]`, as if its length did not matter."""
-        return self.of(pooled.value)
+        """Return the distance `[N]` of each sequence."""
+        return self.from_values(pooled.value)
 
-    def of(self, h: Tensor) -> Tensor:
-        """The same from the pooled values `[N, M]` alone."""
-        squares = mse_loss(h, self.prototype.expand_as(h), reduction="none")  # in one launch
+    def from_values(self, h: Tensor) -> Tensor:
+        """Return the distance `[N]` of each sequence from its pooled values `[N, M]`."""
+        squares = mse_loss(h, self.prototype.expand_as(h), reduction="none")  # one launch on a GPU
         if self.score == "min":
             return (squares - (self.log_norms - self.log_norms.amin())).amax(1)
         return temper(squares, self.score).sum(1)
