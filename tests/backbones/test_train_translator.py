@@ -14,21 +14,24 @@ from safetensors import safe_open
 
 from apood.backbones import translator
 from apood.backbones.bleu import bleu, translate, translation_loss, validation_loss
-from apood.backbones.corpus import Batches, Corpus, Sentences, pad_pairs
+from apood.backbones.corpus import (
+    EOS,
+    PAD,
+    Batches,
+    Corpus,
+    Sentences,
+    decode_ids,
+    encode_texts,
+    pad_pairs,
+    train_vocabulary,
+    write_tokenizer,
+)
 from apood.backbones.training_loop import Schedule
 from apood.backbones.translator import (
     SIZES,
     Recipe,
     split_pairs,
     train_translator,
-)
-from apood.backbones.vocabulary import (
-    EOS,
-    PAD,
-    decode_ids,
-    encode_texts,
-    train_vocabulary,
-    write_tokenizer,
 )
 from apood.data.record import Pair
 from apood.fitting.checkpoint import Checkpoint

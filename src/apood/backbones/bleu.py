@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from apood.backbones.corpus import Corpus, pad_pairs
-from apood.backbones.vocabulary import EOS, PAD, decode_ids
+from apood.backbones.corpus import EOS, PAD, Corpus, decode_ids, pad_pairs
 from apood.support.checks import import_optional
 from apood.support.progress import progress_bar
 

@@ -11,7 +11,7 @@ __all__ = ["MaskedAutoencoder", "grid_positions", "patches_of"]
 
 
 class MaskedAutoencoder(nn.Module):
-    """The mean squared error of a small decoder's guesses of hidden patches, each of which is normalised.
+    """The mean squared error with which a small decoder guesses the normalised hidden patches.
 
     Huang et al. 2022, Masked Autoencoders that Listen (arXiv 2207.06405), after He et al. 2021 (arXiv 2111.06377):
     the encoder sees only the visible patches; the decoder sees their states and one learnt token in all other places.

@@ -28,7 +28,7 @@ from apood.tokens.loader import prefetch
 
 __all__ = ["Batch", "History", "Point", "Schedule", "seed_weights", "train", "write_report"]
 
-_REPORT_EVERY = 20  # steps between two reads of the loss, each of which makes a GPU wait
+_REPORT_EVERY = 20  # steps between two reads of the loss; each read makes a GPU wait
 _AHEAD = 4  # batches made in advance
 _SETTLED = 0.3  # share of the training after the warm-up by which a model must use its inputs
 _LEAST_GAP = 0.01  # relative increase of the loss with exchanged inputs that shows this
@@ -127,7 +127,7 @@ class History:
 
 @contextmanager
 def seed_weights(seed: int) -> Iterator[None]:
-    """Seed the draws on the CPU inside the block. All generators go on afterwards as if it had not been there."""
+    """Seed the draws on the CPU inside the block. Afterwards all generators are as they were before."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which seeds GPUs, too
         yield

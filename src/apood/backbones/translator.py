@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from apood.backbones.bleu import bleu, import_sacrebleu, translate, translation_loss, validation_loss
-from apood.backbones.corpus import MULTIPLE, Batches, Corpus
+from apood.backbones.corpus import EOS, MULTIPLE, PAD, Batches, Corpus, train_vocabulary, write_tokenizer
 from apood.backbones.training_loop import Schedule, seed_weights, train, write_report
-from apood.backbones.vocabulary import EOS, PAD, train_vocabulary, write_tokenizer
 from apood.data.record import Pair
 from apood.encoders.base.pretrained import silence_transformers
 from apood.fitting.checkpoint import Checkpoint, run_digest

@@ -88,7 +88,7 @@ def find_files(name: str, inside: Collection[str] = ()) -> list[Path]:
 
 
 def holds_sounds(name: str) -> bool:
-    """Return whether an input is for `read_sounds`, by its ending or by the files in a folder or behind a pattern."""
+    """Return whether an input is for `read_sounds`, by its ending or by the files that it stands for."""
     if Path(name).suffix.lower() in SOUND_ENDINGS and not Path(name).is_dir():
         return True
     return any(file.suffix.lower() in SOUND_ENDINGS for file in find_files(name, AUDIO_ENDINGS))

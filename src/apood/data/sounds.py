@@ -83,7 +83,7 @@ def _find_sound_files(name: str) -> list[Path]:
     if Path(name).is_dir():
         raise InputError(f"There are no audio files ({', '.join(AUDIO_ENDINGS)}) in the folder {name!r}.")
     if Path(name).is_file():
-        raise InputError(f"The format of {name!r} cannot be told from its ending: {allowed}.")
+        raise InputError(f"The format of {name!r} is not known by its ending: {allowed}.")
     if has_magic(name):
         raise InputError(f"No sounds match {name!r}: {allowed}.")
     raise InputError(f"There is no file or folder {name!r}.")

@@ -60,7 +60,7 @@ def choose_reader(path: str, fields: TextFields, other_formats: str) -> Reader:
     ending = next((e for e in reversed(endings) if e != ".gz"), "")
     if ending not in _LINE_READERS:
         raise InputError(
-            f"The format of {path!r} cannot be told from its ending: allowed are {', '.join(_LINE_READERS)} "
+            f"The format of {path!r} is not known by its ending: allowed are {', '.join(_LINE_READERS)} "
             f"(each also with .gz) and .parquet for texts; {other_formats}."
         )
     if ending in _WITHOUT_FIELDS:
