@@ -1,4 +1,4 @@
-"""What the encoder must give, from transformers alone: one text at a time, without padding."""
+"""The expected results of the encoder, from transformers alone: one text at a time, without padding."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from tiny_models import CAUSAL, ENDS
 
 
 class Plain(NamedTuple):
-    """States of one text, the ids that they belong to, and the model's own mean loss over these (None without)."""
+    """The states of one text, their ids, and the model's own mean loss over these ids, if any."""
 
     states: torch.Tensor
     ids: list[int]
@@ -17,7 +17,7 @@ class Plain(NamedTuple):
 
 
 class PlainLoop:
-    """A generating model as transformers loads it."""
+    """A model of transformers that can generate."""
 
     def __init__(self, folder: Path, layer: int = -1) -> None:
         self.causal = folder.name in CAUSAL
@@ -55,7 +55,7 @@ class PlainLoop:
 
     @torch.no_grad()
     def of(self, prompt: torch.Tensor, new: list[int]) -> Plain:
-        """The states that `new` is predicted from."""
+        """Return the states that `new` is predicted from."""
         if self.causal:
             both = torch.cat([prompt, torch.tensor([new])], 1)
             labels = both.clone()

@@ -1,3 +1,5 @@
+"""Marked text on a terminal."""
+
 import io
 
 import pytest

@@ -1,4 +1,4 @@
-"""A tiny random audio spectrogram transformer, saved the way real ones are, and sounds of two kinds."""
+"""A tiny random audio spectrogram transformer, saved like a real one, and sounds of two kinds."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ RATE = 8000
 
 
 def tone(seconds: float, seed: int, rate: int = RATE) -> NDArray[np.float32]:
-    """A few sines around 1 kHz, of random phase and loudness, and a little noise."""
+    """Return a few sines around 1 kHz, of random phase and loudness, with a little noise."""
     dice = np.random.default_rng(seed)
     time = np.arange(round(seconds * rate)) / rate
     waves = [np.sin(2 * np.pi * (dice.uniform(800, 1200) * time + dice.random())) for _ in range(3)]
@@ -22,13 +22,13 @@ def tone(seconds: float, seed: int, rate: int = RATE) -> NDArray[np.float32]:
 
 
 def noise(seconds: float, seed: int, rate: int = RATE) -> NDArray[np.float32]:
-    """White noise of random loudness."""
+    """Return white noise of random loudness."""
     dice = np.random.default_rng(seed)
     return (dice.uniform(0.02, 0.2) * dice.standard_normal(round(seconds * rate))).clip(-1, 1).astype(np.float32)
 
 
 def labelled_sounds(count: int, seconds: float = 0.8, seed: int = 0) -> list[Sound]:
-    """So many tones and so many noises, taking turns."""
+    """Return `count` tones and `count` noises, alternating."""
     made = {"tone": tone, "noise": noise}
     return [
         Sound(make(seconds, 1000 * seed + index), RATE, label) for index in range(count) for label, make in made.items()
@@ -36,7 +36,7 @@ def labelled_sounds(count: int, seconds: float = 0.8, seed: int = 0) -> list[Sou
 
 
 def make_audio_model(folder: Path, kind: str = "ASTForAudioClassification", seed: int = 0) -> Path:
-    """Frames of 64, overlapping patches of 16: a grid of 3 rows and 7 columns."""
+    """Save a model with 64 frames and overlapping patches of 16, a grid of 3 rows and 7 columns; return its folder."""
     import transformers
 
     config = transformers.ASTConfig(

@@ -1,4 +1,4 @@
-"""Tiny random models of every family, saved the way real ones are."""
+"""Tiny random models of every family, saved like real ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ WORDS = [f"word{i}" for i in range(40)]
 
 
 def made_once(root: Path) -> Callable[[str], Path]:
-    """The folder of a tiny model of a family, made below `root` when it is first asked for."""
+    """Return a function that returns the folder of a tiny model of a family, made in `root` on first use."""
 
     def folder(family: str) -> Path:
         if not (root / family).exists():
@@ -21,7 +21,7 @@ def made_once(root: Path) -> Callable[[str], Path]:
 
 
 def word_tokenizer(prefix: str = "", suffix: str = "", **options: Any) -> Any:
-    """One token a word; `prefix` and `suffix` are special tokens that it adds to every text."""
+    """Return a tokenizer with one token per word; it adds the special tokens `prefix` and `suffix` to every text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -157,19 +157,19 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
 }
 
 ENDS = [3, 8, 10, 13, 15, 19, 30, 32, 43]
-"""Ids that end an output: enough of them for random models to come by one."""
+"""Ids that end an output: enough of them for random models to produce one."""
 
 CAUSAL = ("llama", "gpt_neox", "gpt2", "opt")
 ENCODER_DECODER = ("t5", "bart", "marian", "pegasus")
 
 
 def save_model(family: str, folder: Path) -> None:
-    """A random model of the family and its tokenizer, always the same."""
+    """Save a random model of the family, always the same, and its tokenizer."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, tokenizer = FAMILIES[family]()
-    # Fresh models have zero biases and unit norms, which would hide a state taken before the final norm, or a bias
-    # of the logits that is left out.
+    # New models have zero biases and unit norms, which would hide a state taken before the final norm, or a missing
+    # bias of the logits.
     with torch.no_grad():
         generator = torch.Generator().manual_seed(1)
         for parameter in model.parameters():

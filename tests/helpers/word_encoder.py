@@ -1,4 +1,4 @@
-"""An encoder so simple that it can be told where to fail: a word of a text is a token, its letters are the states."""
+"""A simple encoder that fails on demand: each word of a text is a token, and its letters are the state."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class Words(NamedTuple):
 
 
 class WordEncoder:
-    """Texts with the word "prepare" or "run" fail there."""
+    """Raises an error in `prepare` or `run` if a text contains this word."""
 
     def __init__(self, max_tokens: int = 4) -> None:
         self.dim = 8

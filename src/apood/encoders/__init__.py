@@ -1,1 +1,1 @@
-"""From text to tokens."""
+"""Encoders: from texts and sounds to tokens."""

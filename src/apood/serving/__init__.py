@@ -1,1 +1,1 @@
-"""Detectors at work beside the models that they were fitted for."""
+"""Detectors in use: the guard before a generator."""

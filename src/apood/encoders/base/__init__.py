@@ -1,1 +1,1 @@
-"""What text and audio encoders share: the contract, the device, loading of weights, the fingerprint."""
+"""What text and audio encoders share: the contract, and pretrained models."""

@@ -1,1 +1,1 @@
-"""The text encoder and the parts it is made of."""
+"""The text encoder and its parts: tokenising, batching, the model, states, generation."""
