@@ -25,13 +25,13 @@ from apood.pooling.kernels.launch import (
     count_multiprocessors,
     describe,
     flag_constants,
+    get_pointer,
     list_constants,
     make_tiles,
-    or_other,
     use_device_of,
 )
 from apood.pooling.kernels.plan import Piece, Plan
-from apood.pooling.kernels.products import add_product, load_bias, load_column_terms, only, similarities
+from apood.pooling.kernels.products import add_product, load_bias, load_column_terms, mask_absent, multiply_tile
 from apood.pooling.kernels.short import short_coefficient_kernel
 from apood.pooling.kernels.tuning import ProductBlocks, Tuning
 
@@ -65,13 +65,13 @@ def _coefficient_tile(
     DIM: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
     SUMS: tl.constexpr, EUCLIDEAN: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    acc = similarities(z, w, start, stop, column, columns, DIM, BC, BS, BK, TMA, STAGES)
+    acc = multiply_tile(z, w, start, stop, column, columns, DIM, BC, BS, BK, TMA, STAGES)
     tokens = start + tl.arange(0, BS)
     here = tokens < stop
     if UNIT:
         acc *= tl.load(scales + tokens, mask=here, other=0.0)[None, :]
     if MASKED:
-        acc = only(acc, here, TMA)
+        acc = mask_absent(acc, here, TMA)
     if MASKED or EUCLIDEAN:
         bias = load_bias(halves, tokens, here, kappa, EUCLIDEAN)
         p = tl.exp2(acc * slope + (bias[None, :] - offset[:, None]))
@@ -260,10 +260,10 @@ def pool_gradient(
         for number, piece in enumerate(plan.pieces):
             coefficients = _launch_coefficients(
                 values, columns, stats, beta, plan, tuning, pooled, grads, scale, piece, sum(groups[:number]),
-                or_other(sums, values), or_other(through, values),
+                get_pointer(sums, values), get_pointer(through, values),
             )  # fmt: skip
             tokens = values[piece.first_token : piece.last_token]
-            scales = or_other(None if stats.scales is None else stats.scales[piece.first_token :], values)
+            scales = get_pointer(None if stats.scales is None else stats.scales[piece.first_token :], values)
             g: Any = describe(coefficients, blocks.bk, blocks.bc) if blocks.tma else coefficients
             z: Any = describe(tokens, blocks.bk, blocks.bd) if blocks.tma else tokens
             product_kernel[(splits * _count_tiles(count, dim, blocks),)](
@@ -274,9 +274,9 @@ def pool_gradient(
         flags = flag_constants(columns, stats)
         del flags["UNIT"]
         finish_kernel[(count,)](
-            parts, scale, or_other(None if sums is None else sums.sum(0), values), or_other(origin, values),
-            or_other(None if through is None else through.sum(0), values), columns.weights,
-            or_other(columns.size, values), gradient, count,
+            parts, scale, get_pointer(None if sums is None else sums.sum(0), values), get_pointer(origin, values),
+            get_pointer(None if through is None else through.sum(0), values), columns.weights,
+            get_pointer(columns.size, values), gradient, count,
             DIM=dim, T=count // heads, SPLITS=splits, BD=triton.next_power_of_2(dim), HALF=half, **flags, num_warps=4,
         )  # fmt: skip
     return gradient

@@ -17,13 +17,13 @@ from apood.pooling.kernels.launch import (
     Stats,
     count_multiprocessors,
     flag_constants,
+    get_pointer,
     list_constants,
     make_tiles,
-    or_other,
     use_device_of,
 )
 from apood.pooling.kernels.plan import Plan
-from apood.pooling.kernels.products import finish_columns, load_bias, only, similarities
+from apood.pooling.kernels.products import finish_columns, load_bias, mask_absent, multiply_tile
 from apood.pooling.kernels.short import short_pool_kernel
 from apood.pooling.kernels.tuning import Tuning
 
@@ -82,19 +82,19 @@ def _tile(
     DIM: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, UNIT: tl.constexpr,
     EUCLIDEAN: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    acc = similarities(z, w, start, stop, column, columns, DIM, BC, BS, BK, TMA, STAGES)
+    acc = multiply_tile(z, w, start, stop, column, columns, DIM, BC, BS, BK, TMA, STAGES)
     tokens = start + tl.arange(0, BS)
     here = tokens < stop
     if UNIT:
         acc *= tl.load(scales + tokens, mask=here, other=0.0)[None, :]
     if MASKED or EUCLIDEAN:
         bias = load_bias(halves, tokens, here, kappa, EUCLIDEAN)
-        top, mass, weighted = _absorb(only(acc, here, TMA), bias, top, mass, weighted, slope, True)
+        top, mass, weighted = _absorb(mask_absent(acc, here, TMA), bias, top, mass, weighted, slope, True)
     elif stop - start >= BS:
         top, mass, weighted = _absorb(acc, 0.0, top, mass, weighted, slope, False)
     else:
         bias = load_bias(halves, tokens, here, kappa, False)
-        top, mass, weighted = _absorb(only(acc, here, TMA), bias, top, mass, weighted, slope, True)
+        top, mass, weighted = _absorb(mask_absent(acc, here, TMA), bias, top, mass, weighted, slope, True)
     return top, mass, weighted
 
 
@@ -199,7 +199,7 @@ def compute_token_stats(values: Tensor, unit: bool, origin: Tensor | None, eucli
         bs, bk = 4, min(1024, triton.next_power_of_2(dim))
         with use_device_of(values):
             stats_kernel[(triton.cdiv(total, bs),)](
-                values, or_other(origin, values), or_other(scales, values), or_other(halves, values), total,
+                values, get_pointer(origin, values), get_pointer(scales, values), get_pointer(halves, values), total,
                 DIM=dim, BS=bs, BK=bk, UNIT=unit, SHIFTED=origin is not None, HALVES=euclidean, num_warps=4,
             )  # fmt: skip
     return Stats(scales, halves)

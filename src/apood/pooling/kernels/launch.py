@@ -19,11 +19,11 @@ __all__ = [
     "count_multiprocessors",
     "describe",
     "flag_constants",
+    "get_pointer",
     "get_shared_memory",
     "list_constants",
     "make_plan",
     "make_tiles",
-    "or_other",
     "tune",
     "use_device_of",
 ]
@@ -86,7 +86,7 @@ def make_plan(offsets: Tensor, values: Tensor, columns: int, tuning: Tuning) -> 
 def list_constants(columns: Columns, stats: Stats, values: Tensor) -> tuple[Tensor, ...]:
     """Return the constants of tokens and columns in the order of the arguments of the kernels."""
     own = (stats.scales, stats.halves, columns.shift, columns.half, columns.size)
-    return tuple(or_other(tensor, values) for tensor in own)
+    return tuple(get_pointer(tensor, values) for tensor in own)
 
 
 def flag_constants(columns: Columns, stats: Stats) -> dict[str, bool]:
@@ -112,7 +112,7 @@ def describe(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [rows, columns])
 
 
-def or_other(tensor: Tensor | None, otherwise: Tensor) -> Tensor:
+def get_pointer(tensor: Tensor | None, otherwise: Tensor) -> Tensor:
     """Return `tensor`, or another tensor if it is None: an argument that a kernel does not read must be a pointer."""
     return otherwise if tensor is None else tensor
 

@@ -31,9 +31,9 @@ __all__ = [
     "finish_columns",
     "load_bias",
     "load_column_terms",
-    "only",
-    "similarities",
-    "similarities_of_rows",
+    "mask_absent",
+    "multiply_rows",
+    "multiply_tile",
 ]
 
 
@@ -52,7 +52,7 @@ def add_product(left, right, acc, BK: tl.constexpr):
 
 
 @triton.jit
-def similarities_of_rows(
+def multiply_rows(
     z, w, rows, here, column, columns,
     DIM: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +75,7 @@ def similarities_of_rows(
 
 
 @triton.jit
-def similarities(
+def multiply_tile(
     z, w, start, stop, column, columns,
     DIM: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -93,12 +93,12 @@ def similarities(
             acc = add_product(queries, tokens.T, acc, BK)
     else:
         rows = start + tl.arange(0, BS)
-        acc = similarities_of_rows(z, w, rows, rows < stop, column, columns, DIM, BC, BS, BK, STAGES)
+        acc = multiply_rows(z, w, rows, rows < stop, column, columns, DIM, BC, BS, BK, STAGES)
     return acc
 
 
 @triton.jit
-def only(acc, here, TMA: tl.constexpr):
+def mask_absent(acc, here, TMA: tl.constexpr):
     """Return the similarities of tokens that are `here` and 0 for others, as without TMA: -inf as a logit keeps NaN."""
     if TMA:
         acc = tl.where(here[None, :], acc, 0.0)

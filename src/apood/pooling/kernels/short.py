@@ -7,7 +7,7 @@ empty. Here items have at most SLOT tokens, a tile has SLOTS slots, and reductio
 import triton
 import triton.language as tl
 
-from apood.pooling.kernels.products import finish_columns, load_bias, load_column_terms, similarities_of_rows
+from apood.pooling.kernels.products import finish_columns, load_bias, load_column_terms, multiply_rows
 
 __all__ = ["short_coefficient_kernel", "short_pool_kernel"]
 
@@ -31,7 +31,7 @@ def _tile(
     stop = tl.load(items + item * 4 + 1, mask=item < count, other=0)
     rows = start + lane % SLOT
     here = rows < stop
-    acc = similarities_of_rows(z, w, rows, here, column, columns, DIM, BC, SLOTS * SLOT, BK, STAGES)
+    acc = multiply_rows(z, w, rows, here, column, columns, DIM, BC, SLOTS * SLOT, BK, STAGES)
     if UNIT:
         acc *= tl.load(scales + rows, mask=here, other=0.0)[None, :]
     logits = acc * (kappa * size) + load_bias(halves, rows, here, kappa, EUCLIDEAN)[None, :]
