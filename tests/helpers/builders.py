@@ -1,4 +1,4 @@
-"""Random data for the tests, of which everything follows from its seed, and data with something planted in it."""
+"""Random data that follow from a seed, and changes to them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from apood.tokens.batch import Ragged, TokenBatch
 def random_tokens(
     lengths: Sequence[int], dim: int, *, seed: int = 0, dtype: torch.dtype = torch.float64, scale: float = 1.0
 ) -> TokenBatch:
-    """Sequences of standard normal tokens times `scale`."""
+    """Return sequences of standard normal tokens times `scale`."""
     generator = torch.Generator().manual_seed(seed)
     values = scale * torch.randn(sum(lengths), dim, generator=generator, dtype=torch.float64)
     return TokenBatch.from_lengths(values.to(dtype), lengths)
@@ -21,7 +21,7 @@ def random_tokens(
 def random_queries(
     heads: int, queries: int, dim: int, *, seed: int = 1, dtype: torch.dtype = torch.float64, scale: float = 1.0
 ) -> Tensor:
-    """Standard normal queries `[heads, queries, dim]` times `scale`."""
+    """Return standard normal queries `[heads, queries, dim]` times `scale`."""
     generator = torch.Generator().manual_seed(seed)
     return (scale * torch.randn(heads, queries, dim, generator=generator, dtype=torch.float64)).to(dtype)
 
@@ -35,9 +35,9 @@ def correlated_sequences(
     shift: float = 0.0,
     dtype: torch.dtype = torch.float32,
 ) -> TokenBatch:
-    """Sequences as an encoder makes them: correlated tokens around an offset, a topic of their own, ragged.
+    """Return ragged sequences like those of an encoder: correlated tokens around an offset, one topic per sequence.
 
-    The space (offset and correlations) is the same for all seeds. `shift` moves the sequences out of it.
+    Offset and correlations are the same for all seeds. `shift` moves the sequences out of distribution.
     """
     space = torch.Generator().manual_seed(99)
     mixing = torch.randn(dim, dim, generator=space, dtype=torch.float64) / dim**0.5 + torch.eye(dim).double()
@@ -54,7 +54,7 @@ def correlated_sequences(
 def side_channels(
     count: int, *, seed: int = 0, rows: tuple[int, int] = (1, 8), shift: float = 0.0, classes: int = 5
 ) -> dict[str, Ragged]:
-    """What a model says of sequences beside their tokens, in every channel less sure the larger `shift` is."""
+    """Return the channels of a model, which is less sure the larger `shift` is."""
     generator = torch.Generator().manual_seed(seed)
 
     def surprise(numbers: int) -> Tensor:
@@ -75,25 +75,25 @@ def side_channels(
 def observed_sequences(
     count: int, dim: int = 8, *, seed: int = 0, lengths: tuple[int, int] = (1, 12), shift: float = 0.0
 ) -> TokenBatch:
-    """`correlated_sequences` with everything that a method may look at: data for methods of every kind."""
+    """Return `correlated_sequences` with the channels that any method may need."""
     tokens = correlated_sequences(count, dim, seed=seed, lengths=lengths, shift=shift)
     return tokens.with_channels(**side_channels(count, seed=seed, rows=lengths, shift=shift))
 
 
 def part_of(batch: TokenBatch, name: str) -> Ragged:
-    """The tokens or a channel."""
+    """Return the tokens or the channel `name`."""
     return Ragged(batch.values, batch.offsets) if name == "tokens" else batch.channels[name]
 
 
 def with_part(batch: TokenBatch, name: str, part: Ragged) -> TokenBatch:
-    """The batch with other tokens, or with a channel replaced."""
+    """Return the batch with its tokens or a channel replaced."""
     if name == "tokens":
         return replace(batch, values=part.values, offsets=part.offsets)
     return batch.with_channels(**{name: part})
 
 
 def with_value(batch: TokenBatch, name: str, sequence: int, row: int, value: float) -> TokenBatch:
-    """The batch with one number of its tokens or of a channel replaced."""
+    """Return the batch with one number of its tokens or of a channel replaced."""
     part = part_of(batch, name)
     values = part.values.clone()
     values.view(len(values), -1)[int(part.offsets[sequence]) + row, -1] = value
@@ -101,14 +101,14 @@ def with_value(batch: TokenBatch, name: str, sequence: int, row: int, value: flo
 
 
 def with_dtype(batch: TokenBatch, names: Sequence[str], dtype: torch.dtype) -> TokenBatch:
-    """The batch with its tokens or channels, as named, in another dtype."""
+    """Return the batch with the named parts (tokens or channels) in another dtype."""
     for name in names:
         batch = with_part(batch, name, part_of(batch, name).to(dtype=dtype))
     return batch
 
 
 def with_empty(batch: TokenBatch, name: str, position: int) -> TokenBatch:
-    """The batch with a sequence inserted at `position` that has nothing in the part `name`."""
+    """Return the batch with a sequence inserted at `position` whose part `name` is empty."""
     order = list(range(len(batch)))
     longer = batch.select([*order[:position], 0, *order[position:]])
     part = part_of(longer, name)

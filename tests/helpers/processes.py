@@ -1,4 +1,4 @@
-"""Work in a process of its own: the command line, and trainings that are killed."""
+"""The command line and trainings in separate processes, some of which are killed."""
 
 import signal
 import sys
@@ -7,12 +7,12 @@ PROGRAM = [sys.executable, "-c", "from apood.cli import main; main()"]
 
 
 def heed_interrupts() -> None:
-    """To run in a process about to start: one whose parent is in the background would ignore SIGINT like it."""
+    """Restore SIGINT in a new process, which ignores it if its parent runs in the background."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for_a_checkpoint(process, checkpoint, previous):
-    """Until the file is another one than `previous`, or the process has ended; gives the file's identity."""
+    """Wait until the file differs from `previous` or the process has ended; return the file's identity."""
     while process.is_alive():
         if checkpoint.exists() and (found := checkpoint.stat().st_mtime_ns) != previous:
             return found
