@@ -303,7 +303,7 @@ def test_every_method_is_explained(method):
 
 
 def test_every_room_is_explained():
-    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     section = page.partition("## Rooms")[2].partition("## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == rooms
