@@ -61,7 +61,8 @@ def test_every_case_is_measured_once(done: Path) -> None:
 def test_the_manifest_names_versions_and_seed(done: Path) -> None:
     manifest = json.loads((done / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["seed"] == 0
-    assert manifest["versions"]["torch"] == torch.__version__
+    # The metadata of a package may lack the local part of its version.
+    assert manifest["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert {"apood", "source", "python", "transformers"} <= manifest["versions"].keys()
 
 
