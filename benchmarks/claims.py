@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["main", "make_page"]
 
 _PAPER = Path(__file__).parent / "paper"
-_VERDICTS = {True: "held", False: "**not held**", None: "cannot be told"}
+_VERDICTS = {True: "held", False: "**not held**", None: "undecided"}
 _HEAD = """# The paper's claims, one by one
 
 Written by `python -m benchmarks.claims` from the results beside it. A claim holds if the means say so, however close

@@ -33,7 +33,7 @@ _TITLES = {
 }
 _NOTES = {
     "fit": "The baseline is extrapolated from a few steps.",
-    "step": "On a GPU 20 steps of a batch run back to back, as in a fit.",
+    "step": "On a GPU, 20 steps on a batch run without a pause, as in a fit.",
     "encoder": "*Added by*: the additional time of an encoder pass that is followed by this one on its states, over "
     "the encoder alone in the same round; the median of the differences.",
     "latency": "Wall-clock time of single calls: the median and the 95th percentile.",

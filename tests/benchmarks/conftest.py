@@ -1,4 +1,4 @@
-"""The benchmarks lie beside the package and are not installed: they are imported from the root of the repository."""
+"""The benchmarks are not installed with the package: they are imported from the root of the repository."""
 
 import sys
 from pathlib import Path

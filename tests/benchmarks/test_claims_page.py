@@ -25,6 +25,6 @@ def test_each_claim_has_its_line_beside_those_of_the_same_experiment(tmp_path: P
         "| [scaling](another/scaling/table.md) | tiny | robust | claim 0 | held | 1 > 0 |",
         "| [scaling](tiny/scaling/table.md) | tiny | paper | claim 0 | held | 1 > 0 |",
         "| [scaling](tiny/scaling/table.md) | tiny | paper | claim 1 | **not held** | 1 > 0 |",
-        "| [scaling](tiny/scaling/table.md) | tiny | paper | claim 2 | cannot be told | 1 > 0 |",
+        "| [scaling](tiny/scaling/table.md) | tiny | paper | claim 2 | undecided | 1 > 0 |",
         "| [toy](toy/table.md) | – | paper | claim 0 | held | 1 > 0 |",
     ]

@@ -16,13 +16,13 @@ from apood.experiments.paper.data_sets import MANIFEST
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a tiny model of the family asked for, made once."""
+    """A function that returns the folder of a tiny model of a family, made once."""
     return made_once(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
 def one_thread() -> Any:
-    """For matrices as small as here, threads that wait for each other cost more than they give."""
+    """Use one thread: for small matrices, more threads are slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -46,7 +46,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sounds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A folder of sounds in one archive, told apart by their labels, and a classifier."""
+    """A folder of sounds with two labels in one archive, and a classifier."""
     folder = tmp_path_factory.mktemp("sounds")
     audio = [tone(0.7, seed, 16_000) for seed in range(60)] + [noise(0.7, seed, 16_000) for seed in range(20)]
     np.savez(folder / "machines.npz", audio=np.stack(audio), sr=16_000, label=["hum"] * 60 + ["hiss"] * 20)

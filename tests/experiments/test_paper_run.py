@@ -29,7 +29,7 @@ OOD = '[ood]\nother = "other.jsonl"\n'
 
 @pytest.fixture
 def folder(texts: Path, tmp_path: Path) -> Path:
-    """A copy of the texts whose manifest a test may write anew."""
+    """A copy of the texts; a test may replace its manifest."""
     return Path(shutil.copytree(texts, tmp_path / "data"))
 
 

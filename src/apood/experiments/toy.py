@@ -41,7 +41,7 @@ _GRID = 64
 _QUERIES_AT_ONCE = 512
 _ID_COLOUR, _OOD_COLOUR = "#2a6f97", "#d1603d"
 _SHOWN = 100  # sequences of each kind; more would hide each other
-_TOKEN_REACH = 1.7  # the tokens lie within this distance of the origin
+_TOKEN_REACH = 1.7  # all tokens are within this distance of the origin
 
 _Floats = NDArray[np.floating[Any]]
 
@@ -148,7 +148,7 @@ def _draw_averaging(path: Path, sequences: _Sequences, scores: _PlaneMap, percen
     left.legend(loc="upper center", ncols=2, fontsize=9)
     _label(left, "ID and OOD sequences", "tokens; a line joins those of a sequence", _TOKEN_REACH)
     _plot_means(centre, sequences)
-    _label(centre, "Their means are alike", "mean of a sequence", _TOKEN_REACH)
+    _label(centre, "Their means are equal", "mean of a sequence", _TOKEN_REACH)
     _plot_map(right, scores, lowest=float(np.quantile(scores.values, 0.25)), label="score", colours="YlGnBu_r")
     _plot_means(right, sequences)
     _label(right, f"Mahalanobis score: AUROC {percent:.1f}%", "mean of a sequence", _TOKEN_REACH)
@@ -168,7 +168,7 @@ def _draw_attention(
     for axes in (left, centre):
         axes.scatter(*query, marker="*", s=260, color="black", edgecolor="white", zorder=4, label="learnt w")
     centre.legend(loc="upper left", fontsize=9)
-    _label(centre, "The learnt w lies in one of them", "tokens and query w", reach)
+    _label(centre, "The learnt w is in one of them", "tokens and query w", reach)
     _plot_map(right, scores, lowest=float(np.quantile(scores.values, 0.1)), label="score", colours="YlGnBu_r")
     _plot_sequences(right, sequences)
     _label(right, f"AP-OOD score: AUROC {percent:.1f}%", "z; the map scores the sequence {z, -z}", _TOKEN_REACH)

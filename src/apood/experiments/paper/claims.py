@@ -25,7 +25,7 @@ class Claim:
     @property
     def verdict(self) -> str:
         """Whether it holds, in words."""
-        return {True: "held here", False: "not held here", None: "cannot be told here"}[self.holds]
+        return {True: "held here", False: "not held here", None: "undecided here"}[self.holds]
 
     @property
     def reason(self) -> str:

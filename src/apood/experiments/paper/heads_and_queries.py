@@ -122,7 +122,7 @@ def _measure_fit(study: StudyData, result: RowResult, number: int) -> HeldOutFit
 
 
 def _check_over_fitting(labels: Sequence[str], ratios: dict[str, float]) -> Claim:
-    sentence = "Many queries and few heads over-fit more than one query a head"
+    sentence = "Many queries and few heads over-fit more than one query per head"
     fewest, most = labels[0], labels[-1]
     if most == fewest or not {fewest, most} <= ratios.keys():
         return Claim(sentence, None)

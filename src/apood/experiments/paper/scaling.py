@@ -70,7 +70,7 @@ def _make_grid(results: Sequence[RowResult], best: _BestResults, study: StudyDat
     others = "" if {*study.data.ood} == {*paper.columns} else f", a mean over {', '.join(paper.columns)}"
     sentences = [
         f"Mean AUROC over the OOD sets in percent{spread}, with the best beta below it, selected by this same mean; in "
-        f"parentheses the paper's figure (figure 4{others}), whose text gives that of the largest model alone.",
+        f"parentheses the paper's figure (figure 4{others}), which is given for the largest model alone.",
         *describe_left_out(study),
     ]
     # The table has no figures of the other betas, so their warnings are left out.

@@ -99,7 +99,7 @@ def _describe_selected(study: StudyData, results: Sequence[RowResult]) -> str:
         if selection is not None and selection.best is not None:
             settings = ", ".join(f"{name} {_format_value(value)}" for name, value in selection.best.settings.items())
             failed = sum(point.failure is not None for point in selection.points)
-            lost = f" ({failed} of which could not be fitted)" if failed else ""
+            lost = f" ({failed} could not be fitted)" if failed else ""
             tried = f"{len(selection.points)} settings{similarity}{lost}"
             found.append(f"{settings}, the best of {tried} by AUROC against AUX sequences")
     if not found:

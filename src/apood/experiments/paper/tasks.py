@@ -29,7 +29,7 @@ def resolve_beta(beta: Beta, dim: int) -> float:
 
 @dataclass(frozen=True)
 class Settings:
-    """The sizes of an experiment, by default those of the paper; they are upper limits where there is less data.
+    """The sizes of an experiment, by default those of the paper; with less data, they are upper limits.
 
     The optimiser, its learning rate, the number of steps and the batch size are part of AP-OOD's `recipe="paper"`.
 
@@ -85,7 +85,7 @@ def _check_setting(name: str, value: Any) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """What the model of an experiment does, and the paper's model and data sets for it.
+    """A task: the paper's model, its data sets and their names in the tables, and the sizes.
 
     Attributes:
         name: a short name.
