@@ -215,7 +215,7 @@ DATA_MISTAKES = {
     f'{TRAIN}{TEST}{NEAR}id_validation = "far"': "draws 16 (share 0.8), and at least 19 are needed",
     f'{TRAIN}{TEST}ood.x = "wide"': "The ood.x tokens have D=5, the id_train tokens have D=4",
     f'id_train = "mine"\n{TEST}ood.x = "other"': "ood.x tokens come from another encoder (model b)",
-    f'{TRAIN}{TEST}ood.x = "copy"': "id_test and ood.x are the same sequences: each must be data of its own",
+    f'{TRAIN}{TEST}ood.x = "copy"': "The ood.x sequences are the id_test sequences",
     f'id = "train"\n{NEAR}test_share = 1': "test_share must lie in (0, 1), got 1",
     f'id = "train"\n{NEAR}test_share = 0.001': "0.001 divides the 40 sequences of the store ",
 }

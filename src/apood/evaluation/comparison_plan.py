@@ -3,7 +3,6 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ from apood.detectors.contract.base import refuse_incompatible
 from apood.detectors.contract.registry import list_methods
 from apood.evaluation.entry import Entry
 from apood.evaluation.result import MEAN
-from apood.evaluation.split import Split, draw_share
+from apood.evaluation.split import Split, draw_share, refuse_same_data
 from apood.support.checks import check_integer, format_count, suggest_name
 from apood.support.errors import ApoodError, InputError
-from apood.tokens.digest import content_digest
 from apood.tokens.source import split
 from apood.tokens.store import TokenStore
 
@@ -230,10 +228,7 @@ def _check_stores(plan: ComparisonPlan, stores: Mapping[str, TokenStore]) -> Non
             f"A test_share of {plan.test_share} divides the {len(stores['id'])} sequences of the store {plan.id} of id "
             "so that fewer than 2 are left to fit on or none to test on."
         )
-    digests = {key: content_digest(store) for key, store in stores.items()}
-    for one, other in combinations(stores, 2):
-        if digests[one] == digests[other]:
-            raise InputError(f"{one} and {other} are the same sequences: each must be data of its own.")
+    refuse_same_data(stores)
 
 
 def _check_entry(

@@ -15,12 +15,11 @@ from apood.detectors.contract.artefact import to_json
 from apood.detectors.contract.base import Detector, HeldOutFit, refuse_incompatible, refuse_lacking, refuse_unfit
 from apood.evaluation.entry import Entry
 from apood.evaluation.metrics import Estimate, auroc
-from apood.evaluation.result import Result, Run
-from apood.evaluation.split import Split, narrow_channels
+from apood.evaluation.result import Result
+from apood.evaluation.split import Split, narrow_channels, refuse_same_data
 from apood.evaluation.study import Jobs, fit_entry, run_study
 from apood.support.checks import check_integer
 from apood.support.errors import InputError
-from apood.tokens.digest import content_digest
 from apood.tokens.source import TokenSource, as_source, split
 
 __all__ = ["HELD_OUT_PROMISE", "Point", "Selection", "select"]
@@ -167,7 +166,8 @@ def select(
     """
     learns = supervised or detector.aux == "required"
     given = {"ID": train, "ID validation": validation, _AUX: aux}
-    sources = {role: _open_source(source, detector) for role, source in given.items() if source is not None}
+    opened = {role: as_source(data) for role, data in given.items() if data is not None}
+    sources = {role: narrow_channels(source, detector.requires) for role, source in opened.items()}
     candidates = _list_candidates(detector, grid, sources["ID"].dim, learns)
     _check_seeds(detector, candidates, seeds)
     _refuse_useless(detector, sources, learns)
@@ -205,10 +205,6 @@ def select(
     )
 
 
-def _open_source(data: Any, detector: Detector) -> TokenSource:
-    return narrow_channels(as_source(data), detector.requires)
-
-
 def _refuse_useless(detector: Detector, sources: Mapping[str, TokenSource], learns: bool) -> None:
     """Raise an InputError for data that the method cannot be fitted on or judged by, before any of it is read."""
     if learns and _AUX not in sources:
@@ -218,15 +214,12 @@ def _refuse_useless(detector: Detector, sources: Mapping[str, TokenSource], lear
             f"Settings of {detector.name} can only be chosen with AUX sequences: "
             "it has no criterion for held-out ID sequences alone, as ap-ood has."
         )
-    known: dict[str, str] = {}
     for role, source in sources.items():
         if not len(source):
             raise InputError(f"There are no {role} sequences.")
         refuse_lacking(source, detector.name, detector.requires, f"{role} data")
         refuse_incompatible(source, sources["ID"], detector.requires, role, "ID")
-        other = known.setdefault(content_digest(source), role)
-        if other != role:
-            raise InputError(f"The {role} sequences are the {other} sequences: each must be a set of its own.")
+    refuse_same_data(sources)
 
 
 def _divide(sources: Mapping[str, TokenSource], learns: bool, validation_share: float, aux_share: float) -> Split:
@@ -295,7 +288,7 @@ def _make_point(candidate: _Candidate, result: Result) -> Point:
     settings, given, _ = candidate
     if result.failures:
         return Point(settings, given, failure=next(iter(result.failures.values())))
-    estimates = [_estimate_auroc(run) for run in result.runs if run.ood_scores]
+    estimates = [auroc(run.test_scores, run.ood_scores[_AUX]) for run in result.runs if run.ood_scores]
     held_out = [run.held_out for run in result.runs if run.held_out is not None]
     return Point(
         settings,
@@ -306,10 +299,6 @@ def _make_point(candidate: _Candidate, result: Result) -> Point:
         fit_seconds=sum(run.fit_seconds for run in result.runs),
         warnings=tuple(dict.fromkeys(warning for run in result.runs for warning in run.warnings)),
     )
-
-
-def _estimate_auroc(run: Run) -> Estimate:
-    return auroc(run.test_scores, run.ood_scores[_AUX])
 
 
 def _choose(points: Sequence[Point]) -> Point | None:
