@@ -21,8 +21,7 @@ from apood.data.record import Record, Sound
 from apood.data.sounds import read_sounds
 from apood.encoders.audio.encoder import AudioEncoder
 from apood.encoders.embed import embed_to_store
-from apood.evaluation.comparison import compare
-from apood.evaluation.comparison_plan import ComparisonPlan
+from apood.evaluation.comparison import ComparisonPlan, compare
 from apood.evaluation.entry import Entry
 from apood.evaluation.result import MEAN, Result
 from apood.fitting.checkpoint import Checkpoint

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 
-from apood.evaluation.comparison import compare
-from apood.evaluation.comparison_plan import ComparisonPlan
+from apood.evaluation.comparison import ComparisonPlan, compare
 from apood.evaluation.result import Result
 from apood.tokens.batch import TokenBatch
 from apood.tokens.writer import TokenStoreWriter

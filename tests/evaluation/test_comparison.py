@@ -16,8 +16,7 @@ from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.evaluation.comparison import compare
-from apood.evaluation.comparison_plan import ComparisonPlan, draw_splits
+from apood.evaluation.comparison import ComparisonPlan, compare, draw_splits
 from apood.evaluation.entry import Entry
 from apood.evaluation.metrics import auroc, fpr95
 from apood.evaluation.result import MEAN, METRICS, Spread

@@ -7,7 +7,7 @@ import torch
 from builders import correlated_sequences
 
 from apood.detectors.contract.registry import METHODS
-from apood.evaluation.comparison_plan import ComparisonPlan, check_plan, draw_splits, read_plan
+from apood.evaluation.comparison import ComparisonPlan, check_plan, draw_splits, read_plan
 from apood.evaluation.entry import Entry
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch

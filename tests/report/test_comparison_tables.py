@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from apood.evaluation.comparison import Comparison
-from apood.evaluation.comparison_plan import ComparisonPlan
+from apood.evaluation.comparison import Comparison, ComparisonPlan
 from apood.evaluation.entry import Entry
 from apood.evaluation.result import Result, Run, compute_mean_row
 from apood.report.comparison import describe_fits, make_comparison_grid, write_comparison

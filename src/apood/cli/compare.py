@@ -12,7 +12,7 @@ from apood.support.errors import InputError, StoreError
 from apood.support.files import refuse_unwritable
 
 if TYPE_CHECKING:
-    from apood.evaluation.comparison_plan import ComparisonPlan
+    from apood.evaluation.comparison import ComparisonPlan
 
 __all__ = ["compare"]
 
@@ -98,17 +98,17 @@ def compare(
     for place in (out, kept):
         refuse_unwritable(place / "file")
 
-    from apood.report.tables import refuse_without_jinja
+    from apood.evaluation.comparison import compare as run_comparison
+    from apood.evaluation.comparison import read_plan
+    from apood.report.comparison import make_comparison_grid, write_comparison
+    from apood.report.tables import TerminalTable, refuse_without_jinja
     from apood.tokens.store import StoreIndex
 
     refuse_without_jinja()
-    plan = _read_options(given) if plan_file is None else _read_file(plan_file)
+    plan = _read_options(given) if plan_file is None else read_plan(plan_file)
     for folder in plan.stores.values():
         with suppress(StoreError):  # reported below, together with the role of the store
             warn_if_unfinished(folder, StoreIndex.read(folder))
-
-    from apood.evaluation.comparison import compare as run_comparison
-    from apood.report.comparison import make_comparison_grid, write_comparison
 
     with advise_on_interrupt(lambda: f"finished fits are kept in {kept}; run the same command again to continue."):
         comparison = run_comparison(plan, cache=kept, jobs=jobs)
@@ -118,20 +118,12 @@ def compare(
         return
     from rich.console import Console
 
-    from apood.report.tables import TerminalTable
-
     Console().print(TerminalTable(make_comparison_grid(comparison)))
     typer.echo(f"\nWritten to {out}: {', '.join(path.name for path in written)}.")
 
 
-def _read_file(path: Path) -> "ComparisonPlan":
-    from apood.evaluation.comparison_plan import read_plan
-
-    return read_plan(path)
-
-
 def _read_options(given: dict[str, Any]) -> "ComparisonPlan":
-    from apood.evaluation.comparison_plan import ComparisonPlan
+    from apood.evaluation.comparison import ComparisonPlan
     from apood.evaluation.entry import Entry
 
     methods = tuple(Entry(name) for name in given.pop("methods", ()))

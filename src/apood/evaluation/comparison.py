@@ -1,16 +1,90 @@
-"""Comparisons of methods on stores."""
+"""Comparisons of methods on stores: the plan, in Python or from a TOML file, its checks, and the results."""
 
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from apood.evaluation.comparison_plan import ComparisonPlan, check_plan, draw_splits
+from apood.detectors.contract.base import refuse_incompatible
+from apood.detectors.contract.registry import list_methods
+from apood.evaluation.entry import Entry
 from apood.evaluation.result import MEAN, Result
+from apood.evaluation.split import Split, draw_share, refuse_same_data
 from apood.evaluation.study import run_study
-from apood.support.checks import check_integer
+from apood.support.checks import check_integer, format_count, suggest_name
+from apood.support.errors import ApoodError, InputError
 from apood.support.version import __version__
+from apood.tokens.source import split
+from apood.tokens.store import TokenStore
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "ComparisonPlan", "check_plan", "compare", "draw_splits", "read_plan"]
+
+_FEWEST_TO_CALIBRATE = 19  # for a threshold that accepts 95%
+_RAW_AND_NORMALIZED = ({"normalize": "none"}, {"normalize": "pooled"})
+_VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    # Both were published both ways, and which is better depends on the encoder.
+    "mahalanobis": _RAW_AND_NORMALIZED,
+    "knn": _RAW_AND_NORMALIZED,
+}
+_ONLY_WITH_AUX = "deep-sad"  # without AUX sequences it is deep-svdd
+_NEVER_WITH_AUX = "fusion"  # its member ap-ood shows what AUX sequences are worth
+
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    dict: "a table",
+    list: "a list",
+}
+_STORE_KEYS = ("id", "id_train", "id_test", "id_validation", "aux")
+_NUMBER_KEYS = ("splits", "share", "seed", "test_share")
+_TOP_KEYS = {"splits": int, "share": float, "seed": int, "data": dict, "methods": list}
+_DATA_KEYS = {**dict.fromkeys(_STORE_KEYS, str), "test_share": float, "ood": dict}
+_METHOD_KEYS = {"method": str, "name": str, "aux": bool, "parameters": dict}
+
+
+@dataclass(frozen=True)
+class ComparisonPlan:
+    """Which entries to compare, and on which stores.
+
+    ID sequences are either two stores, `id_train` and `id_test`, from which every split draws a share at random, or one
+    store `id`, which every split divides anew into sequences to fit on and sequences to test on.
+
+    Attributes:
+        ood: stores of OOD sequences, by the name of their set.
+        id_train: store of ID sequences to fit on.
+        id_test: store of ID sequences to test on.
+        id: store of ID sequences for both, instead.
+        id_validation: store of ID sequences to set a threshold with. The results then say how many of the test
+            sequences it accepts.
+        aux: store of auxiliary outliers.
+        methods: the entries; by default all registered methods that can work with these stores.
+        test_share: share of `id` to test on.
+        splits: number of repetitions.
+        share: share of every store that a split draws at random. With 1 the splits differ in the seed of the training
+            alone.
+        seed: seed of the first split; each further split adds 1. It determines both the draw and the training.
+    """
+
+    ood: Mapping[str, Path]
+    id_train: Path | None = None
+    id_test: Path | None = None
+    id: Path | None = None
+    id_validation: Path | None = None
+    aux: Path | None = None
+    methods: Sequence[Entry] = ()
+    test_share: float = 0.2
+    splits: int = 5
+    share: float = 0.8
+    seed: int = 0
+
+    @property
+    def stores(self) -> dict[str, Path]:
+        """The folder of every store, by its key; the key of an OOD set is `ood.NAME`."""
+        given = {key: getattr(self, key) for key in _STORE_KEYS if getattr(self, key) is not None}
+        return given | {f"ood.{name}": folder for name, folder in self.ood.items()}
 
 
 @dataclass(frozen=True)
@@ -58,3 +132,206 @@ def compare(plan: ComparisonPlan, *, cache: Path | None = None, jobs: int = 1) -
     entries = [(entry, splits) for entry in plan.methods]
     results = run_study(entries, cache=cache, jobs=jobs if jobs > 1 else None, what="methods", label="compare")
     return Comparison(plan, results)
+
+
+def draw_splits(plan: ComparisonPlan) -> list[Split]:
+    """Return the splits of a checked plan.
+
+    The draw of a set depends on its size and the seed alone, not on the other sets.
+    """
+    stores = {key: TokenStore(folder) for key, folder in plan.stores.items()}
+    found = []
+    for seed in range(plan.seed, plan.seed + plan.splits):
+        sets = {key: draw_share(store, plan.share, seed) for key, store in stores.items() if key != "id"}
+        if "id" in stores:
+            sets["id_train"], sets["id_test"] = split(stores["id"], plan.test_share, seed)
+        found.append(
+            Split(
+                train=sets["id_train"],
+                test=sets["id_test"],
+                ood={name: sets[f"ood.{name}"] for name in plan.ood},
+                aux=sets.get("aux"),
+                validation=sets.get("id_validation"),
+                seed=seed,
+            )
+        )
+    return found
+
+
+# plans from files
+
+
+def read_plan(path: Path) -> ComparisonPlan:
+    """Return the checked plan of a TOML file; paths of stores are relative to the file."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"The plan {path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:  # of TOML and of UTF-8
+        raise InputError(f"The plan {path} is not TOML: {error}.") from error
+    try:
+        return check_plan(_parse_plan(content, path.parent))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _parse_plan(content: dict[str, Any], folder: Path) -> ComparisonPlan:
+    _check_table("the plan", content, _TOP_KEYS)
+    data = content.get("data")
+    if data is None:
+        raise InputError("The table [data], which names the stores, is missing.")
+    _check_table("[data]", data, _DATA_KEYS)
+    ood = data.get("ood", {})
+    _check_table("[data.ood]", ood, dict.fromkeys(ood, str))
+    methods = content.get("methods", [])
+    if "methods" in content and not methods:
+        raise InputError("methods is empty: name some as [[methods]], or leave it out to compare all methods.")
+    numbers = {key: table[key] for table in (content, data) for key in _NUMBER_KEYS if key in table}
+    return ComparisonPlan(
+        ood={name: folder / store for name, store in ood.items()},
+        methods=tuple(_parse_entry(number, table) for number, table in enumerate(methods, start=1)),
+        **{key: folder / data[key] for key in _STORE_KEYS if key in data},
+        **numbers,
+    )
+
+
+def _parse_entry(number: int, table: Any) -> Entry:
+    where = f"method {number}"
+    if not isinstance(table, dict):
+        raise InputError(f"methods must be a list of tables, got {table!r}.")
+    _check_table(where, table, _METHOD_KEYS)
+    if "method" not in table:
+        raise InputError(f"The key method is missing in {where}: it names a method that `apood methods` lists.")
+    return Entry(**table | {"aux": "all" if table.get("aux") else 0})
+
+
+def _check_table(where: str, table: dict[str, Any], allowed: dict[str, type]) -> None:
+    for key, value in table.items():
+        if key not in allowed:
+            raise InputError(
+                f"There is no key {key!r}{suggest_name(key, allowed)} in {where}; allowed are {', '.join(allowed)}."
+            )
+        kind = allowed[key]
+        kinds = (int, float) if kind is float else (kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):
+            raise InputError(f"{key} in {where} must be {_KINDS[kind]}, got {value!r}.")
+
+
+# checks
+
+
+def check_plan(plan: ComparisonPlan) -> ComparisonPlan:
+    """Return the plan with its entries; raise an InputError if it cannot be carried out to the end."""
+    _check_numbers(plan)
+    _check_roles(plan)
+    stores = {key: _open_store(key, folder) for key, folder in plan.stores.items()}
+    _check_stores(plan, stores)
+    entries = tuple(plan.methods) or _list_all_entries(plan, stores)
+    for number, entry in enumerate(entries, start=1):
+        _check_entry(number, entry, entries[: number - 1], plan, stores)
+    _refuse_empty_sequences(plan, entries, stores)
+    return replace(plan, methods=entries)
+
+
+def _check_numbers(plan: ComparisonPlan) -> None:
+    check_integer("splits", plan.splits, 1)
+    check_integer("seed", plan.seed, 0)
+    if not 0 < plan.share <= 1:
+        raise InputError(f"share must lie in (0, 1], got {plan.share}.")
+    if not 0 < plan.test_share < 1:
+        raise InputError(f"test_share must lie in (0, 1), got {plan.test_share}.")
+
+
+def _check_roles(plan: ComparisonPlan) -> None:
+    given = tuple(key for key in plan.stores if key in ("id", "id_train", "id_test"))
+    if given not in (("id",), ("id_train", "id_test")):
+        found = " and ".join(given) or "none of them"
+        raise InputError(f"The ID sequences are either id_train and id_test, or id alone, got {found}.")
+    if not plan.ood:
+        raise InputError("ood must name at least one store of OOD sequences, got none.")
+    if MEAN in plan.ood:
+        raise InputError(f"An OOD set cannot be called {MEAN!r}: that name is kept for the mean over the sets.")
+
+
+def _open_store(key: str, folder: Path) -> TokenStore:
+    try:
+        return TokenStore(folder)
+    except ApoodError as error:
+        raise InputError(f"{key}: {error}") from error
+
+
+def _check_stores(plan: ComparisonPlan, stores: Mapping[str, TokenStore]) -> None:
+    first, reference = next(iter(stores.items()))
+    for key, store in stores.items():
+        least = 2 if key in ("id", "id_train") else _FEWEST_TO_CALIBRATE if key == "id_validation" else 1
+        drawn = len(store) if key == "id" else round(plan.share * len(store))
+        if drawn < least:
+            part = "" if key == "id" else f", of which a split draws {drawn} (share {plan.share:g})"
+            raise InputError(
+                f"The store {plan.stores[key]} of {key} has {format_count(len(store), 'sequence')}{part}, "
+                f"and at least {least} are needed."
+            )
+        refuse_incompatible(store, reference, {"tokens"}, key, first)
+    if plan.id is not None and not 0 < round(plan.test_share * len(stores["id"])) < len(stores["id"]) - 1:
+        raise InputError(
+            f"A test_share of {plan.test_share} divides the {len(stores['id'])} sequences of the store {plan.id} of id "
+            "so that fewer than 2 are left to fit on or none to test on."
+        )
+    refuse_same_data(stores)
+
+
+def _check_entry(
+    number: int, entry: Entry, earlier: Sequence[Entry], plan: ComparisonPlan, stores: Mapping[str, TokenStore]
+) -> None:
+    where = f"Method {number}"
+    try:
+        entry.check()
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    for place, other in enumerate(earlier, start=1):
+        if entry.label == other.label:
+            raise InputError(f"{where} is called {entry.label!r} like method {place}: give each its own name.")
+        if entry.identity == other.identity:
+            raise InputError(f"{where}, {entry.label}, is method {place}, {other.label}, under another name.")
+    if entry.uses_aux and plan.aux is None:
+        raise InputError(f"{where}, {entry.label}, learns from AUX sequences, and aux is not given.")
+    if lacking := _find_lacking(entry, stores):
+        part, key = lacking
+        raise InputError(f"{where}, {entry.label}, needs {part}, which the store {plan.stores[key]} of {key} lacks.")
+
+
+def _find_lacking(entry: Entry, stores: Mapping[str, TokenStore]) -> tuple[str, str] | None:
+    """Return what the entry reads and the key of a store that lacks it, if one does."""
+    used = {key: store for key, store in stores.items() if key != "aux" or entry.uses_aux}
+    for part in sorted(entry.requires):
+        for key, store in used.items():
+            if not (store.tokens if part == "tokens" else part in store.channels):
+                return part, key
+    return None
+
+
+def _refuse_empty_sequences(plan: ComparisonPlan, entries: Sequence[Entry], stores: Mapping[str, TokenStore]) -> None:
+    """Raise an InputError if there is nothing to learn from a sequence; a fit would find it late, and misnumbered."""
+    readers = [entry for entry in entries if "tokens" in entry.requires]
+    learners = {"id": readers, "id_train": readers, "aux": [entry for entry in readers if entry.uses_aux]}
+    for key, store in stores.items():
+        if learners.get(key) and len(empty := (store.lengths == 0).nonzero()):
+            raise InputError(
+                f"Sequence {int(empty[0])} of the store {plan.stores[key]} of {key} has no tokens; "
+                "remove empty sequences from the data to fit on."
+            )
+
+
+def _list_all_entries(plan: ComparisonPlan, stores: Mapping[str, TokenStore]) -> tuple[Entry, ...]:
+    """Return every registered method that the stores allow, also with AUX sequences if these are optional."""
+    found: list[Entry] = []
+    for name in list_methods():
+        alone = [Entry(name, parameters) for parameters in _VARIANTS.get(name, ({},))]
+        use = alone[0].make_detector().aux
+        variants = [] if name == _ONLY_WITH_AUX or (use == "required" and plan.aux is None) else alone
+        if use == "optional" and name != _NEVER_WITH_AUX and plan.aux is not None:
+            variants = variants + [replace(variant, aux="all") for variant in alone]
+        found += [variant for variant in variants if _find_lacking(variant, stores) is None]
+    if not found:
+        raise InputError("No registered method can work with these stores: see `apood methods` for what each needs.")
+    return tuple(found)
