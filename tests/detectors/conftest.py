@@ -1,4 +1,4 @@
-"""Every registered method, small enough to be fitted in a moment, and the data it is fitted on."""
+"""Fixtures: every registered method with settings that make its fit fast, and the data of the tests."""
 
 import copy
 import sys
@@ -19,30 +19,30 @@ SMALL = {
     "deep-svdd": {"steps": 40},
     "deep-sad": {"steps": 40},
     "fusion": {"members": [APOOD(steps=20), KNN(), Mahalanobis(normalize="pooled")]},
-}  # what a method is given in the tests of the contract
+}  # arguments of a method in the tests of the contract
 
 
 @pytest.fixture(scope="session")
 def new_detector():
-    """Builds a detector by the name of its method."""
+    """Return a function that builds a detector from the name of its method."""
     return lambda method, **arguments: detector_class(method)(**SMALL.get(method, {}) | arguments)
 
 
 @pytest.fixture(scope="session", params=METHODS)
 def method(request):
-    """The name of every registered method in turn."""
+    """Return the name of each registered method in turn."""
     return request.param
 
 
 @pytest.fixture(scope="session")
 def new(method, new_detector):
-    """Builds a detector of the method in turn."""
+    """Return a function that builds a detector of the method in turn."""
     return lambda **arguments: new_detector(method, **arguments)
 
 
 @pytest.fixture(scope="session")
 def looks_at(new):
-    """The names of what the method in turn looks at."""
+    """Return the names of what the method in turn reads."""
     return sorted(new().requires)
 
 
@@ -58,38 +58,38 @@ def held_out():
 
 @pytest.fixture(scope="session")
 def test_set():
-    """ID sequences, then OOD sequences."""
+    """Return ID sequences, then OOD sequences."""
     inside, outside = (observed_sequences(12, DIM, seed=2, shift=shift) for shift in (0.0, 4.0))
     return type(inside).concatenate([inside, outside])
 
 
 @pytest.fixture(scope="session")
 def aux():
-    """Auxiliary outliers."""
+    """Return auxiliary outliers."""
     return observed_sequences(30, DIM, seed=3, shift=4.0)
 
 
 @pytest.fixture(scope="session")
 def fit(aux):
-    """Fits a detector, with auxiliary outliers if it cannot do without them."""
+    """Return a function that fits a detector, with auxiliary outliers if it requires them."""
     return lambda detector, tokens: detector.fit(tokens, aux if detector.aux == "required" else None)
 
 
 @pytest.fixture(scope="session")
 def fitted(new, fit, train):
-    """A fitted detector of the method in turn, shared by all tests: look, do not touch."""
+    """Return a fitted detector of the method in turn, which all tests share and none may change."""
     return fit(new(), train)
 
 
 @pytest.fixture
 def calibrated(fitted, held_out):
-    """A calibrated detector of the method in turn, of the test's own."""
+    """Return a calibrated detector of the method in turn, a new one for each test."""
     return copy.deepcopy(fitted).calibrate(held_out, accept=0.9)
 
 
 @pytest.fixture
 def stored(tmp_path):
-    """Writes a batch to a store of several shards and opens it."""
+    """Return a function that writes a batch to a store of several shards and opens it."""
 
     def write(batch, encoder=None, name="store"):
         shard_bytes = max(1, batch.values.nbytes // 4)
@@ -103,7 +103,7 @@ def stored(tmp_path):
 
 @pytest.fixture
 def read_in_small_batches(monkeypatch):
-    """Makes all that follows in the test read few tokens at once, wherever the package asks how many."""
+    """Return a function after which the package reads only a few tokens at once."""
 
     def patch():
         for name, module in sys.modules.items():

@@ -115,7 +115,7 @@ def test_too_few_sequences(train):
 
 @pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
 def test_a_loss_that_is_not_finite_keeps_usable_weights(train):
-    with pytest.warns(FitWarning, match="step 10 .*no longer finite"):
+    with pytest.warns(FitWarning, match=r"step 10 .*no longer finite"):
         detector = APOOD(recipe="paper", learning_rate=1e25, steps=30).fit(train)
     assert torch.isfinite(detector.queries_).all()
     assert torch.isfinite(torch.from_numpy(detector.score_samples(train))).all()

@@ -1,4 +1,4 @@
-"""What the recipes set, what an argument overrides, and what is refused."""
+"""The recipes: their settings, arguments that override them, and arguments that are refused."""
 
 import inspect
 import math
@@ -14,7 +14,7 @@ RECIPES = ("robust", "paper")
 
 
 def documented():
-    """The table of the docstring: argument -> what each recipe sets."""
+    """Return the table of the docstring: the settings of each recipe by argument."""
     lines = [line.strip() for line in APOOD.__doc__.splitlines() if line.strip().startswith("|")]
     header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert tuple(header[1:]) == RECIPES
@@ -25,7 +25,7 @@ TABLE = documented()
 
 
 def number(text):
-    """The number that a cell begins with: "0.001, cosine"."""
+    """Return the number at the start of a cell such as "0.001, cosine"."""
     return float(text.split()[0].rstrip(","))
 
 
@@ -135,7 +135,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), REFUSED, ids=[str(arguments) for arguments, _ in REFUSED])
-def test_what_makes_no_sense_is_refused(train, arguments, sentence):
+def test_arguments_that_are_not_allowed_are_refused(train, arguments, sentence):
     with pytest.raises(InputError) as caught:
         APOOD(**arguments).fit(train)
     assert str(caught.value) == sentence

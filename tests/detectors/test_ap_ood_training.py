@@ -1,4 +1,4 @@
-"""Training of AP-OOD: the same loss wherever the tokens lie, and the same pass over the corpus."""
+"""Training of AP-OOD: the losses and the pass over the corpus are the same for streamed and resident tokens."""
 
 import pytest
 import torch
@@ -15,12 +15,12 @@ LENGTHS = {"uniform": [6] * 40, "ragged": [1 + i % 11 for i in range(40)]}
 
 
 def sources(kind):
-    """ID and AUX sequences that are read like a store."""
+    """Return ID and AUX sequences that are read like a store."""
     return [Subset(random_tokens(LENGTHS[kind], DIM, seed=seed, dtype=torch.float32), slice(None)) for seed in (0, 1)]
 
 
 def losses(source, aux, recipe, steps):
-    """The losses of some steps of a fit that stands still, and the gradient of the last one."""
+    """Return the losses of some steps with constant weights, and the gradient of the last one."""
     start = prepare_start(source, recipe, torch.Generator().manual_seed(0), CPU)
     weights = start.weights.clone().requires_grad_()
     training = Training(source, aux, recipe, start, weights, 0.5, seed=3)
@@ -40,12 +40,12 @@ def test_a_resident_corpus_is_learnt_in_the_same_batches(recipe, kind, skip):
     streamed, resident = sources(kind), copy_to_device(sources(kind), CPU)
     if skip:
         streamed, resident = [SkipFirst(own) for own in streamed], [own.skip_first() for own in resident]
-    for first in (0, 7):  # from the start, and where a checkpoint goes on
+    for first in (0, 7):  # from the start, and from a checkpoint
         steps = range(first, 10)
         expected, found = (losses(source, None, resolved, steps) for source, _ in (streamed, resident))
         assert torch.equal(expected[0], found[0]) and torch.equal(expected[1], found[1])
         expected, found = (losses(source, aux, resolved, steps) for source, aux in (streamed, resident))
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)  # one pool adds up in another order than two
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)  # one pool sums in another order than two
 
 
 @pytest.mark.parametrize("kind", LENGTHS)
@@ -71,7 +71,7 @@ def training_of(source, aux, recipe, device=CPU, aux_weight=1.0):
 @pytest.mark.parametrize("now", [0.05, 20.0])
 def test_the_distance_of_aux_sequences_is_the_lesser_of_start_and_end(recipe, now):
     source, aux = sources("ragged")
-    resolved = resolve(recipe)  # whose batch holds all of the 40 sequences
+    resolved = resolve(recipe)  # its batch holds all 40 sequences
     training, start = training_of(source, aux, resolved)
     training._weights.data *= now
     found = []
@@ -90,7 +90,7 @@ def test_the_distance_of_aux_sequences_is_the_lesser_of_start_and_end(recipe, no
     assert found.index(min(found)) == int(now < 1)
 
 
-def test_without_aux_sequences_that_count_there_is_no_distance():
+def test_there_is_no_distance_without_aux_sequences_in_the_loss():
     source, aux = sources("ragged")
     for others, weight in ((None, 1.0), (aux, 0.0)):
         assert training_of(source, others, resolve("paper"), aux_weight=weight)[0].measure_aux_distance() is None
@@ -103,7 +103,7 @@ def test_the_distance_of_aux_sequences_makes_no_gpu_wait(resident):
     both = copy_to_device(sources("ragged"), device) if resident else sources("ragged")
     training, _ = training_of(*both, resolve("paper", batch_size=12), device)
     expected = training_of(*sources("ragged"), resolve("paper", batch_size=12))[0].measure_aux_distance()
-    training.measure_aux_distance()  # which makes the kernels
+    training.measure_aux_distance()  # compiles the kernels
     torch.cuda.set_sync_debug_mode("error")
     try:
         found = training.measure_aux_distance()

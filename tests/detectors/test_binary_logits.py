@@ -1,4 +1,4 @@
-"""Binary logits, against fits of the same regression by other means."""
+"""Binary logits, against other solvers of the same regression."""
 
 import warnings
 
@@ -17,11 +17,10 @@ from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import TokenBatch
 
 DIM = 8
-NORMALIZATIONS = ["none", "tokens", "pooled"]
 
 
 def means(batch, how="none"):
-    """The mean-pooled sequences by numpy."""
+    """Return the mean-pooled sequences by numpy."""
     sequences = [normalize(z) if how == "tokens" else z for z in (z.double().numpy() for z in batch)]
     pooled = np.stack([z.mean(0) for z in sequences])
     return normalize(pooled) if how == "pooled" else pooled
@@ -29,13 +28,13 @@ def means(batch, how="none"):
 
 @pytest.fixture
 def near():
-    """Outliers that overlap with the ID sequences."""
+    """Return outliers that overlap with the ID sequences."""
     return correlated_sequences(30, DIM, seed=3, shift=0.7, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("how", NORMALIZATIONS)
-@pytest.mark.parametrize("penalty", [0.001, 0.01, 1.0])
-@pytest.mark.parametrize("count", [1, 8, 30])
+@pytest.mark.parametrize(
+    ("how", "penalty", "count"), [("none", 0.001, 30), ("none", 1.0, 1), ("tokens", 0.01, 8), ("pooled", 0.01, 30)]
+)
 def test_it_equals_another_solver(train, test_set, near, how, penalty, count):
     train, test = (batch.to(dtype=torch.float64) for batch in (train, test_set))
     detector = BinaryLogits(normalize=how, penalty=penalty).fit(train, near[:count])
@@ -126,7 +125,7 @@ def test_outliers_that_overflow_are_named(train, near):
 
 
 @pytest.mark.parametrize("penalty", [1e-8, 1e3])
-def test_extreme_penalties_settle(train, near, penalty):
+def test_extreme_penalties_converge(train, near, penalty):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for aux in (near, near[:1], correlated_sequences(10, DIM, seed=1, shift=100.0)):
@@ -135,9 +134,9 @@ def test_extreme_penalties_settle(train, near, penalty):
 
 def test_bad_arguments_are_refused(train, near):
     for penalty in (0, -1.0, float("inf"), "much"):
-        with pytest.raises(InputError, match=r"^penalty must be a finite number > 0, got "):
+        with pytest.raises(InputError, match=r"penalty must .*> 0, got "):
             BinaryLogits(penalty=penalty).fit(train, near)
-    with pytest.raises(InputError, match=r"^normalize must be one of tokens, pooled, none, got 'both'\.$"):
+    with pytest.raises(InputError, match=r"normalize must be one of .*'both'"):
         BinaryLogits(normalize="both").fit(train, near)
 
 

@@ -1,4 +1,4 @@
-"""What is refused in data of which a method looks at tokens and channels at once, or at channels of other kinds."""
+"""The checks of data for methods that read tokens and channels at once, or channels of other kinds."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_the_parts_that_are_required():
     assert get_required_parts(batch, BOTH) == {"logits": batch.channels["logits"], "tokens": batch}
 
 
-def test_a_sequence_is_filled_where_every_part_has_rows():
+def test_a_sequence_is_nonempty_if_every_part_has_rows():
     batch = observed(tokens=(0, 2, 1, 0), logits=(1, 1, 0, 0))
     assert find_nonempty(batch, BOTH).tolist() == [False, True, False, False]
     assert find_nonempty(batch, frozenset({"tokens"})).tolist() == [False, True, True, False]
@@ -58,7 +58,7 @@ def test_what_is_unfit_in_any_part_is_refused(batch, sentence):
         refuse_unfit(batch, BOTH, "AUX")
 
 
-def test_what_else_is_asked_of_each_batch_comes_after_the_rest(monkeypatch):
+def test_the_additional_check_comes_last(monkeypatch):
     monkeypatch.setattr("apood.detectors.contract.base.token_budget", lambda _: 2)
     asked = []
     refuse_unfit(observed(), BOTH, "AUX", lambda batch, first, where: asked.append((len(batch), first, where)))
@@ -69,14 +69,14 @@ def test_what_else_is_asked_of_each_batch_comes_after_the_rest(monkeypatch):
         refuse_unfit(wrong, BOTH, "ID", lambda *_: pytest.fail("asked of what is not finite"))
 
 
-def test_empty_sequences_are_told_before_a_token_is_read(monkeypatch):
+def test_empty_sequences_are_refused_before_a_token_is_read(monkeypatch):
     monkeypatch.setattr(TokenBatch, "batches", lambda *_: pytest.fail("read for nothing"))
     with pytest.raises(InputError, match=r"^Sequence 1 of the ID data has no tokens"):
         refuse_unfit(observed(tokens=(1, 0, 1)), BOTH, "ID")
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_a_value_that_is_not_finite_is_named_in_any_part(value):
+def test_a_non_finite_value_is_named_in_any_part(value):
     batch = observed()
     batch.channels["logits"].values[2, 1] = value
     refuse_nonfinite(batch, frozenset({"tokens"}), 0, "the ID data")
@@ -102,7 +102,7 @@ def test_a_sum_that_overflows_is_no_infinity():
 
 
 @pytest.mark.parametrize("values", [torch.arange(3), torch.ones(3, dtype=torch.bool), torch.zeros(3, 2, 2)])
-def test_channels_of_any_kind_are_looked_through(values):
+def test_channels_of_any_kind_are_checked(values):
     batch = observed().with_channels(extra=Ragged.from_lengths(values, [2, 0, 1]))
     refuse_nonfinite(batch, BOTH | {"extra"}, 0, "the ID data")
     assert find_nonempty(batch, BOTH | {"extra"}).tolist() == [True, False, True]

@@ -1,4 +1,4 @@
-"""Deep SVDD and Deep SAD: their formulas, what training does, and what is said when it goes wrong."""
+"""Deep SVDD and Deep SAD: their formulas, their training, and the warnings if it fails."""
 
 import math
 import warnings
@@ -34,7 +34,7 @@ def aux_of(kind, aux):
     return aux if kind is DeepSAD else None
 
 
-# the encoder
+# The encoder.
 
 
 def test_the_encoder_maps_zero_to_zero_and_scales_with_its_input():
@@ -68,7 +68,7 @@ def test_a_corpus_is_encoded_in_parts(monkeypatch):
     torch.testing.assert_close(encoder.encode_corpus(vectors), expected)
 
 
-# the loss
+# The loss.
 
 
 def losses(train, aux, aux_weight, batch_size=1000):
@@ -88,14 +88,14 @@ def test_the_loss_is_the_mean_of_distances_and_of_inverse_distances(train, aux):
             assert float(loss) == pytest.approx(near.mean() + aux_weight * (1 / far).mean(), rel=1e-4)
 
 
-def test_batches_follow_from_the_number_of_the_step(train, aux):
+def test_batches_depend_on_the_step_alone(train, aux):
     values = [[float(x) for x in losses(train, aux, 1.0, batch_size=16)[0](step)] for step in range(3)]
     training, _, _ = losses(train, aux, 1.0, batch_size=16)
     assert [[float(x) for x in training(step)] for step in range(3)] == values
     assert values[0] != values[1] != values[2]
 
 
-# the detector
+# The detector.
 
 
 @BOTH
@@ -185,7 +185,7 @@ def test_bad_arguments_are_refused(train, kind, arguments, sentence):
         kind(**arguments).fit(train)
 
 
-# auxiliary outliers
+# Auxiliary outliers.
 
 
 def test_deep_sad_without_aux_is_deep_svdd(train, aux):
@@ -198,14 +198,14 @@ def test_deep_sad_without_aux_is_deep_svdd(train, aux):
 @pytest.mark.parametrize("count", [1, 8, 500])
 def test_deep_sad_pushes_outliers_away_however_many_there_are(train, held_out, count):
     def relative_distance(detector):
-        """Of outliers that were not learnt from, where ID sequences are at 1."""
+        """Return the distance of new outliers relative to ID sequences."""
         outliers = correlated_sequences(60, DIM, seed=9, shift=2.0)
         return detector.score_samples(outliers).mean() / detector.score_samples(held_out).mean()
 
     aux = correlated_sequences(count, DIM, seed=5, shift=2.0)
     with_aux, without = DeepSAD().fit(train, aux), DeepSVDD().fit(train)
     assert with_aux.score_samples(aux).mean() < with_aux.score_samples(train).mean() - 0.1
-    if count > 1:  # one outlier says little about others
+    if count > 1:  # one outlier says little about other outliers
         assert relative_distance(with_aux) > 1.2 * relative_distance(without)
 
 
@@ -215,24 +215,24 @@ def test_a_heavier_weight_pushes_farther(train, aux):
 
 
 def test_a_bad_weight_is_refused(train, aux):
-    with pytest.raises(InputError, match=r"^aux_weight must be a finite number >= 0, got -1\.$"):
+    with pytest.raises(InputError, match=r"aux_weight must .*>= 0, got -1"):
         DeepSAD(aux_weight=-1).fit(train, aux)
 
 
-# what goes wrong
+# Failures.
 
 
 @BOTH
 def test_a_collapse_is_reported(train, kind):
     """Enough hidden units and steps map any few sequences to one point."""
-    with pytest.warns(FitWarning, match=r"^The encoder has collapsed: .*use fewer steps, fewer hidden units") as caught:
+    with pytest.warns(FitWarning, match=r"encoder has collapsed.*fewer steps") as caught:
         kind(hidden=512, steps=800, learning_rate=0.003).fit(train[:20])
     assert [warning.filename for warning in caught] == [__file__], "it points at the call of fit"
 
 
 @pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
 def test_a_loss_that_is_not_finite_keeps_usable_weights(train):
-    with pytest.warns(FitWarning, match=r"^Training broke off at step \d+ because .*use a smaller learning_rate\.$"):
+    with pytest.warns(FitWarning, match=r"step \d+ .*smaller learning_rate"):
         detector = DeepSVDD(learning_rate=1e25, steps=30).fit(train)
     assert all(torch.isfinite(value).all() for value in learnt(detector).values())
     assert np.isfinite(detector.score_samples(train)).all()
@@ -240,16 +240,16 @@ def test_a_loss_that_is_not_finite_keeps_usable_weights(train):
 
 @BOTH
 def test_no_spread_is_refused(aux, kind):
-    with pytest.raises(InputError, match=r"^All pooled sequences are the same vector"):
+    with pytest.raises(InputError, match="same vector"):
         kind().fit(TokenBatch.from_padded(torch.ones(5, 2, DIM)), aux_of(kind, aux))
 
 
-# interruptions
+# Interruptions.
 
 
 @pytest.fixture(params=[DeepSVDD, DeepSAD])
 def interrupted(request, tmp_path, monkeypatch, train, aux):
-    """A method, its data, and the checkpoint of a fit that was interrupted in the middle."""
+    """Return a method, its data, and the checkpoint of a fit that was interrupted half-way."""
     kind = request.param
 
     class Interrupted(Training):
@@ -266,7 +266,7 @@ def interrupted(request, tmp_path, monkeypatch, train, aux):
     return kind, data, checkpoint
 
 
-def test_an_interrupted_fit_goes_on(interrupted, monkeypatch):
+def test_an_interrupted_fit_continues(interrupted, monkeypatch):
     kind, data, checkpoint = interrupted
     expected = kind(steps=STEPS, batch_size=16).fit(*data)
     seen = []
@@ -284,7 +284,7 @@ def test_an_interrupted_fit_goes_on(interrupted, monkeypatch):
 def test_the_checkpoint_of_another_fit_is_refused(interrupted, train):
     kind, data, checkpoint = interrupted
     for arguments, other in (({"seed": 1}, data), ({}, (train[:-1], data[1]))):
-        with pytest.raises(ArtefactError, match="belongs to a fit with other settings, data or version of apood"):
+        with pytest.raises(ArtefactError, match="belongs to a fit with other"):
             kind(steps=STEPS, batch_size=16, **arguments).fit(*other, checkpoint=checkpoint)
 
 

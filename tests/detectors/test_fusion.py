@@ -1,4 +1,4 @@
-"""Several detectors as one: a common scale, nothing lost on the way, and every member heard."""
+"""Fusion: the common scale of its members, the data it learns from, and its contributions."""
 
 import warnings
 
@@ -27,7 +27,7 @@ DIM = 8
 
 
 class Norm(Detector):
-    """-scale |mean token|, of which everything is known; it can be told to learn from outliers."""
+    """A detector with the score -scale |mean token|, which can be set to learn from outliers."""
 
     name = "norm"
 
@@ -58,7 +58,7 @@ def train():
 
 @pytest.fixture(scope="module")
 def fitted(train):
-    """The recommended members, but for the number of steps."""
+    """Return a fusion of the recommended members with fewer steps."""
     return Fusion([APOOD(steps=20), KNN(), Mahalanobis(normalize="pooled")]).fit(train)
 
 
@@ -67,7 +67,7 @@ def auroc(detector, inside, outside):
     return roc_auc_score(labels, detector.score_samples(TokenBatch.concatenate([inside, outside])))
 
 
-# the recommended one
+# The recommended fusion.
 
 
 def test_the_recommended_members():
@@ -85,7 +85,7 @@ def test_the_recommended_members_are_fitted(train):
     assert detector.members is None
 
 
-# the rule
+# The score.
 
 
 def test_the_score_is_the_sum_of_standardised_log_distances(fitted, train, test_set):
@@ -132,7 +132,7 @@ def test_the_scale_of_a_distance_does_not_matter(train, test_set):
 
 
 def test_one_member_keeps_its_order(test_set):
-    """Among sequences of one length."""
+    """This holds for sequences of one length."""
     train = correlated_sequences(80, DIM, lengths=(6, 6))
     for member in (KNN(), Mahalanobis(), APOOD(steps=5, score="min")):
         detector = Fusion([member]).fit(train)
@@ -155,7 +155,7 @@ def test_it_finds_what_only_one_member_sees(train):
 
 @pytest.mark.parametrize("copies", [0.2, 0.4])
 def test_a_corpus_with_many_copies_keeps_its_scale(copies):
-    """A held-out sequence with a copy in the training set has distance 0, which says nothing about others."""
+    """A held-out copy of a training sequence has distance 0, which says nothing about other sequences."""
     corpus = correlated_sequences(300, DIM, seed=4, lengths=(4, 8))
     many = TokenBatch.concatenate([corpus, corpus.select(slice(round(300 * copies)))])
     inside, outside = (correlated_sequences(200, DIM, seed=5, lengths=(4, 8), shift=shift) for shift in (0.0, 1.5))
@@ -168,7 +168,7 @@ def test_a_corpus_with_many_copies_keeps_its_scale(copies):
 
 
 def test_a_duplicate_does_not_silence_the_other_members(train, test_set):
-    """Its distance is 0, whose logarithm would outweigh everything."""
+    """The logarithm of its distance, 0, would outweigh all other members."""
     strange = test_set.select(slice(12, 24))
     copies = TokenBatch.concatenate([train, *[strange] * 3])
     detector = Fusion([KNN(k=1), Norm()]).fit(copies)
@@ -178,7 +178,7 @@ def test_a_duplicate_does_not_silence_the_other_members(train, test_set):
     assert (detector.spreads_ < 5).all(), "duplicates among the held-out do not blow up the scale"
 
 
-# the data it learns from
+# The data it learns from.
 
 
 @pytest.mark.parametrize(("given", "held_out"), [(40, 20), (100, 20), (200, 20), (230, 23)])
@@ -192,7 +192,7 @@ def test_too_few_sequences_are_refused(train):
         Fusion([Norm()]).fit(train[:39])
 
 
-def test_what_several_members_warn_of_is_told_once():
+def test_a_warning_of_several_members_is_issued_once():
     few = [torch.randn(4, 64, generator=torch.Generator().manual_seed(i)) for i in range(60)]
     with pytest.warns(FitWarning) as caught:
         Fusion([APOOD(steps=2, heads=4), MahalanobisKNN(), Mahalanobis()]).fit(few)
@@ -225,9 +225,9 @@ def test_outliers_go_to_those_that_can_use_them(train):
     for kinds, aux_use in (((0, 0), "unused"), ((0, 1), "optional"), ((1, 2), "required")):
         assert Fusion([members[kind] for kind in kinds]).aux == aux_use
     assert Fusion(members[:2]).fit(train).members_[1].seen_[1] is None
-    with pytest.raises(InputError, match="fusion learns what sets ID and AUX sequences apart, and no AUX were given"):
+    with pytest.raises(InputError, match=r"fusion .*no AUX were given"):
         Fusion(members).fit(train)
-    with pytest.raises(InputError, match="fusion learns from in-distribution data alone"):
+    with pytest.raises(InputError, match=r"fusion .*no AUX"):
         Fusion(members[:1]).fit(train, aux)
 
 
@@ -235,14 +235,14 @@ def test_it_needs_what_its_members_need():
     data = observed_sequences(60, DIM)
     detector = Fusion([KNN(), Energy()])
     assert detector.requires == {"tokens", "logits"}
-    with pytest.raises(InputError, match="The method fusion needs logits, which the ID data lack"):
+    with pytest.raises(InputError, match=r"fusion needs logits.*ID data"):
         detector.fit(correlated_sequences(60, DIM))
     assert np.isfinite(detector.fit(data).score_samples(data)).all()
     beside = TokenBatch.without_tokens(**data.channels)
     assert np.isfinite(Fusion([Perplexity(), Energy()]).fit(beside).score_samples(beside)).all()
 
 
-# the members
+# The members.
 
 
 def test_the_members_given_are_left_alone(train):
@@ -260,7 +260,7 @@ def test_the_members_given_are_left_alone(train):
 
 @pytest.mark.parametrize("wrong", [[], (KNN(),), KNN(), [KNN], ["knn"], "knn", [None]])
 def test_what_is_no_list_of_detectors_is_refused(train, wrong):
-    with pytest.raises(InputError, match=r"^members must be None or a list of at least one detector, got "):
+    with pytest.raises(InputError, match="members must be None or a list"):
         Fusion(wrong).fit(train)
 
 
@@ -277,9 +277,9 @@ def test_a_member_that_makes_no_sense_is_refused_before_any_work(monkeypatch, tr
 
 def test_a_member_without_a_scale_is_refused():
     same_length = correlated_sequences(60, DIM, lengths=(5, 5))
-    with pytest.raises(InputError, match=r"^The member length gives all held-out ID sequences the same score"):
+    with pytest.raises(InputError, match=r"member length .*same score"):
         Fusion([KNN(), Length()]).fit(same_length)
-    with pytest.raises(InputError, match=r"^The member norm-2 finds held-out ID sequences infinitely far outside"):
+    with pytest.raises(InputError, match=r"member norm-2 .*infinitely far"):
         Fusion([Norm(), Norm(np.inf)]).fit(same_length)
     copies = TokenBatch.concatenate([same_length] * 10)
     with pytest.raises(InputError, match=r"^The member knn .*copy"):
@@ -300,7 +300,7 @@ def test_a_fusion_may_be_a_member(train, test_set):
     assert np.isfinite(scores).all() and scores[:12].mean() > scores[12:].mean()
 
 
-# what it says of its reasons
+# Scores of members and contributions of tokens.
 
 
 def test_the_scores_of_the_members_sum_to_the_score(fitted, train, test_set):
@@ -331,7 +331,7 @@ def test_contributions_sum_to_the_distance_in_typical_ones(train, test_set, scor
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_fusion_that_cannot_tell_says_so(train, test_set):
+def test_a_fusion_without_contributions_is_refused(train, test_set):
     detector = Fusion([KNN(), Fusion([KNN()])]).fit(train)
     with pytest.raises(InputError, match=r"\(knn, fusion\).*ap-ood"):
         detector.token_contributions(test_set)

@@ -24,8 +24,8 @@ def test_it_is_scikit_learns_neighbour_in_the_mahalanobis_metric(train, test_set
     np.testing.assert_allclose(found, -distances[:, -1], rtol=1e-6)
 
 
-def test_it_does_not_see_linear_maps(train, test_set):
-    """Unlike plain neighbours: stretching one direction changes nothing."""
+def test_linear_maps_change_nothing(train, test_set):
+    """Stretching one direction changes the scores of plain neighbours only."""
     stretch = torch.eye(train.dim)
     stretch[0, 0] = 50.0
     for kind, same in ((MahalanobisKNN(normalize="none"), True), (KNN(normalize="none"), False)):
@@ -35,8 +35,8 @@ def test_it_does_not_see_linear_maps(train, test_set):
         assert np.allclose(found, expected, rtol=1e-3) is same
 
 
-def test_a_quiet_direction_counts():
-    """A step that plain neighbours find small is large where ID sequences never step."""
+def test_a_direction_of_low_variance_counts():
+    """A step that is small for plain neighbours is large in a direction in which ID sequences do not vary."""
     flat = [z * torch.tensor([1.0] * 7 + [1e-3]) for z in correlated_sequences(200, 8, lengths=(4, 8))]
     inside, outside = flat[:20], [z + torch.tensor([0.0] * 7 + [0.05]) for z in flat[:20]]
     for detector, sees in ((MahalanobisKNN(normalize="none"), True), (KNN(k=1, normalize="none"), False)):

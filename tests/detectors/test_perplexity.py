@@ -37,13 +37,13 @@ def test_a_long_sequence_is_summed_in_double():
 
 
 def test_what_is_no_log_probability_is_refused():
-    """Negative log-probabilities and probabilities would turn every score around."""
-    fine = outputs([-1.0], [0.05, -2.0])  # above 0 by rounding only
+    """Negative log-probabilities and probabilities would reverse every score."""
+    fine = outputs([-1.0], [0.05, -2.0])  # above 0 only by rounding
     detector = Perplexity().fit(fine)
     assert np.isfinite(detector.score_samples(fine)).all()
     for wrong in (outputs([-1.0], [-1.0, 2.0], [3.0]), outputs([-1.0], [0.7])):
         for action in (Perplexity().fit, detector.score_samples):
-            with pytest.raises(InputError, match=r"^Sequence 1 of the .* has token_logprobs above 0, which no log-pro"):
+            with pytest.raises(InputError, match=r"Sequence 1 of .* token_logprobs above 0"):
                 action(wrong)
 
 

@@ -15,7 +15,7 @@ DIM = 8
 
 
 def means(batch, how):
-    """The mean-pooled sequences by numpy."""
+    """Return the mean-pooled sequences by numpy."""
     sequences = [normalize(z) if how == "tokens" else z for z in (z.double().numpy() for z in batch)]
     pooled = np.stack([z.mean(0) for z in sequences])
     return normalize(pooled) if how == "pooled" else pooled
@@ -23,7 +23,7 @@ def means(batch, how):
 
 @pytest.mark.parametrize("how", ["none", "tokens", "pooled"])
 @pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_it_is_what_scikit_learn_says(how, offset):
+def test_it_equals_scikit_learn(how, offset):
     id_data, aux = correlated_sequences(50, DIM, dtype=torch.float64), correlated_sequences(7, DIM, seed=1, shift=3.0)
     for batch in (id_data, aux):
         batch.values.add_(offset)
@@ -37,7 +37,7 @@ def test_it_is_what_scikit_learn_says(how, offset):
     np.testing.assert_allclose(outside, standard.apply(torch.from_numpy(means(aux, how))), rtol=1e-3, atol=1e-3)
 
 
-def test_it_does_not_depend_on_where_batches_are_cut(monkeypatch):
+def test_it_does_not_depend_on_the_batches(monkeypatch):
     id_data = correlated_sequences(50, DIM)
     expected, standard = standardize(id_data, "none")
     for budget in (1, 17, 100):
@@ -66,7 +66,7 @@ def test_a_constant_dimension_stays_small():
 def test_no_spread_is_refused(lengths):
     same = TokenBatch.from_lengths(torch.full((sum(lengths), DIM), 0.1), lengths)
     for how in ("none", "tokens", "pooled"):
-        with pytest.raises(InputError, match=r"^All pooled sequences are the same vector: there is no spread"):
+        with pytest.raises(InputError, match="same vector"):
             standardize(same, how)
 
 
@@ -74,8 +74,8 @@ def test_no_spread_is_refused(lengths):
 def test_what_overflows_is_named_in_either_corpus(monkeypatch, budget):
     monkeypatch.setattr(mean_pooling, "token_budget", lambda _: budget)
     far = TokenBatch.from_lengths(torch.tensor([[0.0], [1.0], [3e38], [-1e39]], dtype=torch.float64), [1, 1, 1, 1])
-    with pytest.raises(InputError, match=r"^Sequence 3 of the ID data lies so far from the ID sequences that float32"):
+    with pytest.raises(InputError, match=r"Sequence 3 of the ID data .*float32"):
         standardize(far, "none")
     _, standard = standardize(far[:2], "none")
-    with pytest.raises(InputError, match=r"^Sequence 2 of the AUX data lies so far from the ID sequences"):
+    with pytest.raises(InputError, match=r"Sequence 2 of the AUX data .*float32"):
         standardize_by(standard, far, "none")
