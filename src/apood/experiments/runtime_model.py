@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apood.encoders.base.encoder import choose_dtype
 from apood.encoders.base.pretrained import (
     GENERATING,
     LoadedTextModel,
+    choose_dtype,
     find_kind,
     find_pretrained,
     load_config,

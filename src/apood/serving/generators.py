@@ -14,11 +14,11 @@ from torch import Tensor
 
 from apood.data.record import Pair
 from apood.detectors.contract.base import Detector, refuse_lacking
-from apood.encoders.base.encoder import choose_dtype
 from apood.encoders.base.pretrained import (
     GENERATING,
     Kind,
     LoadedTextModel,
+    choose_dtype,
     find_kind,
     find_pretrained,
     find_weight_files,

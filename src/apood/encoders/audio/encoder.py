@@ -10,14 +10,15 @@ from torch import Tensor
 from apood.data.record import Sound
 from apood.data.sounds import find_sound_problem
 from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE, LogMel
-from apood.encoders.base.encoder import check_dtype, resolve_layer
 from apood.encoders.base.pretrained import (
     AUDIO_MODEL_TYPE,
     Pretrained,
+    check_dtype,
     find_pretrained,
     is_audio_model,
     load_config,
     load_model,
+    resolve_layer,
 )
 from apood.support.device import resolve_device
 from apood.support.errors import InputError

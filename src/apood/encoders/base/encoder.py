@@ -1,15 +1,12 @@
-"""The contract of encoders, and the layers and dtypes that they accept."""
+"""The contract of encoders."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import torch
-
-from apood.support.errors import InputError
-from apood.tokens.batch import FLOAT_DTYPES, TokenBatch, dtype_name
+from apood.tokens.batch import TokenBatch
 from apood.tokens.identity import EncoderIdentity
 
-__all__ = ["Encoder", "Prepared", "check_dtype", "choose_dtype", "resolve_layer"]
+__all__ = ["Encoder", "Prepared"]
 
 
 class Prepared(Protocol):
@@ -45,25 +42,3 @@ class Encoder(Protocol):
 
     def encode(self, items: Sequence[Any]) -> TokenBatch:
         """Prepare the items and run the model."""
-
-
-def resolve_layer(layer: int, layers: int, name: str) -> int:
-    """Return the number of a hidden layer of the model `name`, which has `layers` of them.
-
-    -1 stays; all other layers are counted from the bottom, so that each has one number.
-    """
-    if not -layers <= layer < layers:
-        raise InputError(f"Layer {layer} of {name!r} does not exist: allowed are {-layers} to {layers - 1}.")
-    return layer if layer >= -1 else layer + layers
-
-
-def check_dtype(dtype: torch.dtype) -> None:
-    """Raise InputError if token batches cannot have this dtype."""
-    if dtype not in FLOAT_DTYPES:
-        raise InputError(f"An encoder computes in {', '.join(map(dtype_name, FLOAT_DTYPES))}, got {dtype}.")
-
-
-def choose_dtype(device: torch.device) -> torch.dtype:
-    """Return the default dtype of models: bfloat16 on a GPU that supports it, float32 elsewhere."""
-    supported = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if supported else torch.float32

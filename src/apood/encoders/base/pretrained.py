@@ -16,6 +16,7 @@ from torch import nn
 from apood.support.checks import import_optional
 from apood.support.errors import InputError
 from apood.support.files import read_json, sha256_of
+from apood.tokens.batch import FLOAT_DTYPES, dtype_name
 from apood.tokens.identity import FOLDER
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "Kind",
     "LoadedTextModel",
     "Pretrained",
+    "check_dtype",
+    "choose_dtype",
     "find_kind",
     "find_pretrained",
     "find_weight_files",
@@ -33,6 +36,7 @@ __all__ = [
     "load_model",
     "load_text_model",
     "load_tokenizer",
+    "resolve_layer",
     "silence_transformers",
 ]
 
@@ -342,6 +346,28 @@ def _get_dtype_argument() -> str:
     """Return the name of `from_pretrained`'s dtype argument, which changed in transformers 4.56."""
     major, minor = (int(part) for part in _import_transformers().__version__.split(".")[:2])
     return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
+
+
+def resolve_layer(layer: int, layers: int, name: str) -> int:
+    """Return the number of a hidden layer of the model `name`, which has `layers` of them.
+
+    -1 stays; all other layers are counted from the bottom, so that each has one number.
+    """
+    if not -layers <= layer < layers:
+        raise InputError(f"Layer {layer} of {name!r} does not exist: allowed are {-layers} to {layers - 1}.")
+    return layer if layer >= -1 else layer + layers
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raise InputError if token batches cannot have this dtype."""
+    if dtype not in FLOAT_DTYPES:
+        raise InputError(f"An encoder computes in {', '.join(map(dtype_name, FLOAT_DTYPES))}, got {dtype}.")
+
+
+def choose_dtype(device: torch.device) -> torch.dtype:
+    """Return the default dtype of models: bfloat16 on a GPU that supports it, float32 elsewhere."""
+    supported = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if supported else torch.float32
 
 
 @contextlib.contextmanager

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from apood.data.record import Pair
-from apood.encoders.base.encoder import check_dtype, choose_dtype
 from apood.encoders.base.pretrained import (
     GENERATING,
     LoadedTextModel,
     Pretrained,
+    check_dtype,
+    choose_dtype,
     find_pretrained,
     load_text_model,
     load_tokenizer,

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from apood.encoders.base.encoder import resolve_layer
-from apood.encoders.base.pretrained import Kind, LoadedTextModel
+from apood.encoders.base.pretrained import Kind, LoadedTextModel, resolve_layer
 from apood.encoders.text.batching import Padded
 from apood.support.errors import InputError
 
