@@ -54,16 +54,16 @@ def test_a_change_while_something_is_made_is_not_forgotten(detector):
         detector.mean_ = mean + 1  # as another thread might
         return mean
 
-    assert detector._cached("sum", make) is not detector.mean_
-    assert detector._cached("sum", lambda: detector.mean_) is detector.mean_
+    assert detector._get_cached("sum", make) is not detector.mean_
+    assert detector._get_cached("sum", lambda: detector.mean_) is detector.mean_
 
 
 def test_the_cache_is_nothing_that_is_learnt(detector, tmp_path):
     names = set(vars(detector))
-    detector._cached("lock", Lock)  # which can be neither copied nor pickled
+    detector._get_cached("lock", Lock)  # which can be neither copied nor pickled
     detector.save(tmp_path / "detector")
     for other in (copy.deepcopy(detector), copy.copy(detector), pickle.loads(pickle.dumps(detector))):
         assert set(vars(other)) == names
     assert set(vars(load(tmp_path / "detector"))) == names
-    assert detector._cached("lock", lambda: None) is not None
+    assert detector._get_cached("lock", lambda: None) is not None
     assert "_cache" not in vars(clone(detector))

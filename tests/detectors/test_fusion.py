@@ -73,15 +73,18 @@ def auroc(detector, inside, outside):
 def test_the_recommended_members():
     detector = default_detector(seed=3, device="cpu")
     assert type(detector) is Fusion and detector.get_params() == {"members": None, "seed": 3, "device": "cpu"}
-    assert [type(member) for member in detector._members()] == [APOOD, MahalanobisKNN, KNN]
-    assert detector._members()[0].get_params()["seed"] == 3 and detector._members()[0].get_params()["device"] == "cpu"
+    assert [type(member) for member in detector._get_members()] == [APOOD, MahalanobisKNN, KNN]
+    assert (
+        detector._get_members()[0].get_params()["seed"] == 3
+        and detector._get_members()[0].get_params()["device"] == "cpu"
+    )
     assert detector.aux == "optional" and detector.requires == {"tokens"}
     assert detector_class("default") is detector_class("fusion") is Fusion
 
 
 def test_the_recommended_members_are_fitted(train):
     detector = Fusion(seed=1).fit(train[:60])
-    assert [member.get_params() for member in detector.members_] == [m.get_params() for m in detector._members()]
+    assert [member.get_params() for member in detector.members_] == [m.get_params() for m in detector._get_members()]
     assert detector.members is None
 
 

@@ -119,18 +119,18 @@ class Fusion(Detector):
     @property
     def requires(self) -> frozenset[str]:  # type: ignore[override]
         """Everything that any member requires."""
-        return frozenset().union(*(member.requires for member in self._members()))
+        return frozenset().union(*(member.requires for member in self._get_members()))
 
     @property
     def aux(self) -> AuxUse:  # type: ignore[override]
         """AUX sequences are for the members that can learn from them."""
-        uses = {member.aux for member in self._members()}
+        uses = {member.aux for member in self._get_members()}
         return "required" if "required" in uses else "optional" if "optional" in uses else "unused"
 
     @property
     def propagates_nonfinite(self) -> bool:  # type: ignore[override]
         """A score of -inf of one member makes the sum -inf, because no member has a score of +inf."""
-        return all(member.propagates_nonfinite for member in self._members())
+        return all(member.propagates_nonfinite for member in self._get_members())
 
     def member_scores(self, tokens: Any) -> dict[str, Scores]:
         """Return -z_k of each member by its name (`knn-1`, `knn-2` if a method repeats); they sum to the score.
@@ -167,10 +167,10 @@ class Fusion(Detector):
         ):
             raise InputError(f"members must be None or a list of at least one detector, got {given!r}.")
         check_integer("seed", self.seed, least=0)
-        for member in self._members():
+        for member in self._get_members():
             member.check_parameters()
 
-    def _members(self) -> list[Detector]:
+    def _get_members(self) -> list[Detector]:
         return _recommend_members(self.seed, self.device) if self.members is None else self.members
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
@@ -181,14 +181,14 @@ class Fusion(Detector):
             )
         held_out_count = max(_LEAST_HELD_OUT, round(_HELD_OUT_SHARE * len(source)))
         rest, held_out = split(source, held_out_count / len(source), self.seed)
-        members: list[Detector] = [clone(member) for member in self._members()]
+        members: list[Detector] = [clone(member) for member in self._get_members()]
         few = describe_shortage(len(rest), source.dim)
         with _merge_warnings({few: _rephrase_shortage(few, len(rest), source)} if few is not None else {}):
             for number, member in enumerate(members):
                 part = None if checkpoint is None else checkpoint.part(number)
                 member.fit(rest, None if member.aux == "unused" else aux, checkpoint=part)
         scores = [torch.from_numpy(member.score_samples(held_out)) for member in members]
-        logs = _log_distances(members, scores)
+        logs = _stack_log_distances(members, scores)
         # copies of training sequences say nothing about the distances of ordinary ones
         logs = logs.where(logs > floored_log(logs.new_zeros(())), torch.nan)
         for name, column in zip(_name_members(members), logs.T, strict=True):
@@ -211,7 +211,7 @@ class Fusion(Detector):
                 )
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
-        for member in self._members():
+        for member in self._get_members():
             member._check_batch(batch, first, where)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
@@ -219,7 +219,7 @@ class Fusion(Detector):
 
     def _standardize(self, scores: list[Tensor], lengths: Tensor) -> Tensor:
         """Return z_k `[N, members]` from the scores of each member."""
-        logs = _log_distances(self.members_, scores).clamp_min(self.floors_)
+        logs = _stack_log_distances(self.members_, scores).clamp_min(self.floors_)
         return (logs - self.length_law_.allowances(lengths) - self.means_) / self.spreads_
 
     def _scale_contributions(self, number: int, source: TokenSource) -> Tensor:
@@ -253,7 +253,7 @@ def _rephrase_shortage(message: str, learnt: int, source: TokenSource) -> str:
     )
 
 
-def _log_distances(members: list[Detector], scores: list[Tensor]) -> Tensor:
+def _stack_log_distances(members: list[Detector], scores: list[Tensor]) -> Tensor:
     return torch.stack([member.log_distances(own) for member, own in zip(members, scores, strict=True)], 1)
 
 

@@ -91,17 +91,17 @@ class KNN(Detector):
         with progress_bar(len(source), "neighbours", "seq") as progress:
             parts = []
             for batch in source.batches(token_budget(source.dim)):
-                parts.append(self._vectors(batch).cpu())
+                parts.append(self._pool_vectors(batch).cpu())
                 progress.update(len(batch))
         self.bank_ = torch.cat(parts)
 
-    def _vectors(self, tokens: TokenBatch) -> Tensor:
+    def _pool_vectors(self, tokens: TokenBatch) -> Tensor:
         """Return the pooled sequences as they are compared, `[N, D]`, float32, on the device of the tokens."""
         vectors = pool_means(tokens, self.normalize)
         return (vectors - self._copy_on(vectors.device, "centre_")).float()
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        vectors = self._vectors(tokens)
+        vectors = self._pool_vectors(tokens)
         try:
             return -self._measure(vectors, self._copy_on(vectors.device, "bank_"))
         except torch.OutOfMemoryError:  # an encoder may take most of the memory
@@ -183,7 +183,7 @@ class MahalanobisKNN(KNN):
         self._keep(source)
         warn_of_few(source)
 
-    def _vectors(self, tokens: TokenBatch) -> Tensor:
+    def _pool_vectors(self, tokens: TokenBatch) -> Tensor:
         vectors = pool_means(tokens, self.normalize)
         centre, whitening = (self._copy_on(vectors.device, name) for name in ("centre_", "whitening_"))
         return ((vectors - centre) @ whitening).float()

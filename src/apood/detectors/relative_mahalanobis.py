@@ -80,8 +80,8 @@ class RelativeMahalanobis(Detector):
         assert aux is not None, "fit requires AUX sequences"
         for data, role in ((source, "ID"), (aux, "AUX")):
             self._refuse_too_few(len(data), source.dim, role)
-        self.id_mean_, self.id_whitening_ = self._gaussian(source, "ID")
-        self.aux_mean_, self.aux_whitening_ = self._gaussian(aux, "AUX")
+        self.id_mean_, self.id_whitening_ = self._fit_gaussian(source, "ID")
+        self.aux_mean_, self.aux_whitening_ = self._fit_gaussian(aux, "AUX")
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         vectors = pool_means(tokens, self.normalize)
@@ -100,7 +100,7 @@ class RelativeMahalanobis(Detector):
                 f"got {sequences}; add sequences, or set shrinkage, for example to 0.5."
             )
 
-    def _gaussian(self, source: TokenSource, role: str) -> tuple[Tensor, Tensor]:
+    def _fit_gaussian(self, source: TokenSource, role: str) -> tuple[Tensor, Tensor]:
         """Return the mean, and Σ^(-1/2)."""
         _, mean, covariance = compute_moments(source, self.normalize)
         values, vectors = torch.linalg.eigh(covariance)

@@ -189,14 +189,14 @@ class APOOD(Detector):
         source = self._check_for_scoring(tokens)
         batches = source.batches(token_budget(source.dim))
         factors = self._length_factors(source.lengths).float().repeat_interleave(source.lengths)
-        rows = [self._contributions(sequence) for batch in batches for sequence in batch]
+        rows = [self._explain_sequence(sequence) for batch in batches for sequence in batch]
         return Ragged.from_lengths(factors * torch.cat([torch.empty(0), *rows]), source.lengths)
 
-    def _contributions(self, sequence: Tensor) -> Tensor:
+    def _explain_sequence(self, sequence: Tensor) -> Tensor:
         device = resolve_device(self.device)
         queries, prototype = (self._copy_on(device, name) for name in ("queries_", "prototype_"))
         skipped = int(self.skips_first_ and len(sequence) > 1)
-        z = self._preprocessing(device).apply(sequence[skipped:].to(device, torch.float32))
+        z = self._make_preprocessing(device).apply(sequence[skipped:].to(device, torch.float32))
         a, logits = similarities_and_logits(z, queries, self.beta_, self.similarity)
         weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
         pull = (weights * (a - prototype[:, None, None])).sum(1)
@@ -317,17 +317,17 @@ class APOOD(Detector):
     def _pool(self, dtype: torch.dtype) -> FrozenPool:
         """Return the pool of tokens in `dtype`, which gives the shortfall of each sequence."""
         device = resolve_device(self.device)
-        return self._cached(("pool", device, dtype), lambda: self._make_pool(device, dtype))
+        return self._get_cached(("pool", device, dtype), lambda: self._make_pool(device, dtype))
 
     def _make_pool(self, device: torch.device, dtype: torch.dtype) -> FrozenPool:
         queries, prototype, norms = (self._copy_on(device, name) for name in ("queries_", "prototype_", "log_norms_"))
         # queries that were learnt from tokens of another dtype keep all digits, so that scores are the same everywhere
         exact = not torch.equal(round_queries(self.queries_, dtype), self.queries_)
         shortfall = Shortfall(self.score, prototype, norms)
-        preprocessing = self._preprocessing(device)
+        preprocessing = self._make_preprocessing(device)
         return FrozenPool(queries, self.beta_, self.similarity, preprocessing, exact=exact, finish=shortfall)
 
-    def _preprocessing(self, device: torch.device) -> Preprocessing:
+    def _make_preprocessing(self, device: torch.device) -> Preprocessing:
         return Preprocessing(self.unit_tokens_, self._copy_on(device, "origin_") if bool(self.origin_.any()) else None)
 
     def _best_score(self) -> Tensor:

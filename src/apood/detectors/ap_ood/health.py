@@ -80,7 +80,7 @@ def _find_failures(weights: Tensor, variances: Tensor, distance: float, sequence
             f"Training has not settled: the mean squared distance per head is {distance:.3g}, but should be about 1; "
             "use more steps or a smaller beta, or recipe='robust' if this was another recipe."
         )
-    if (collapsed := _collapsed_share(weights)) > _COLLAPSED_SHARE:
+    if (collapsed := _measure_collapse(weights)) > _COLLAPSED_SHARE:
         found.append(
             f"{collapsed:.0%} of the {heads} heads have collapsed onto another head and add nothing; "
             "use regularizer='logdet' or fewer steps."
@@ -93,7 +93,7 @@ def _find_failures(weights: Tensor, variances: Tensor, distance: float, sequence
     return found
 
 
-def _collapsed_share(weights: Tensor) -> float:
+def _measure_collapse(weights: Tensor) -> float:
     """Return the share of heads that have the same or the opposite direction as an earlier head."""
     directions = torch.nn.functional.normalize(weights.flatten(1), dim=1)
     cosines = (directions @ directions.T).abs().tril(-1)

@@ -75,7 +75,7 @@ def _write(detector: Detector, folder: Path) -> str:
         "tensors": {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()},
         "sha256": sha256_of(folder / _TENSORS),
     } | ({_MEMBERS: members} if members else {})
-    digest = _config_hash(config)
+    digest = _hash_config(config)
     write_json(folder / _CONFIG, config | {_HASH: digest})
     shutil.copymode(folder / _CONFIG, folder / _TENSORS)  # safetensors writes files that only the owner can read
     return digest
@@ -153,7 +153,7 @@ def _find_learnable(kind: type) -> dict[str, Any]:
     return {key: annotation for own in annotations for key, annotation in own.items() if key.endswith("_")}
 
 
-def _config_hash(config: dict[str, Any]) -> str:
+def _hash_config(config: dict[str, Any]) -> str:
     rest = {key: value for key, value in config.items() if key != _HASH}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -182,7 +182,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     given = {_MEMBERS: []} | fields  # most detectors have no members
     if wrong := [key for key, kind in _FIELDS.items() if not isinstance(given.get(key), kind)]:
         raise ArtefactError(f"{path} is not the configuration of a detector: it has no proper {wrong[0]!r}.")
-    if _config_hash(fields) != fields[_HASH]:
+    if _hash_config(fields) != fields[_HASH]:
         raise ArtefactError(f"{path} is not the one that was saved: its {_HASH} differs.")
     return fields
 

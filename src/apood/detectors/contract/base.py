@@ -147,7 +147,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def held_out_fit(self, tokens: TokenSource, scores: Scores) -> HeldOutFit:  # noqa: ARG002
         """Return how well the fitted model describes held-out ID sequences, given their scores.
 
-        `apood select` uses it where there are no outliers. A method that implements it sets `has_held_out_fit`.
+        `apood select` uses it if there are no outliers. A method that implements it sets `has_held_out_fit`.
         """
         raise InputError(f"{self.name} cannot be judged without outliers.")
 
@@ -268,7 +268,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     # The cache of what scoring derives from learnt attributes.
 
-    def _cached(self, key: Hashable, make: Callable[[], T]) -> T:
+    def _get_cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what `make` returned for `key`, made anew after any attribute was set.
 
         For copies on a device and what is built from them. It belongs to this very object: it is neither saved nor
@@ -283,7 +283,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def _copy_on(self, device: torch.device, name: str) -> Tensor:
         """Return the learnt tensor of that name on `device`, copied there once."""
         learnt: Tensor = getattr(self, name)
-        return learnt if learnt.device == device else self._cached((name, device), lambda: learnt.to(device))
+        return learnt if learnt.device == device else self._get_cached((name, device), lambda: learnt.to(device))
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

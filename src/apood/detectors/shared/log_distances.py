@@ -47,7 +47,7 @@ class LengthLaw:
         logs = _log(lengths)
         shortest, longest = logs.quantile(torch.tensor([_TAIL, 1 - _TAIL], dtype=logs.dtype))
         logs = logs.clamp(shortest, longest)
-        slopes = tuple(_slope(logs, column) for column in log_distances.T)
+        slopes = tuple(_fit_slope(logs, column) for column in log_distances.T)
         return cls(float(shortest), float(logs.mean()), float(longest), slopes)
 
     def allowances(self, lengths: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def _log(lengths: Tensor) -> Tensor:
     return lengths.double().clamp_min(1).log()
 
 
-def _slope(logs: Tensor, column: Tensor) -> float:
+def _fit_slope(logs: Tensor, column: Tensor) -> float:
     """Return the slope of `column` over `logs`, or 0 if it could be chance."""
     known = ~column.isnan()
     x, y = logs[known] - logs[known].mean(), column[known].double() - column[known].mean()

@@ -34,14 +34,14 @@ class SideChannelDetector(Detector):
         """Do nothing, because `fit` has checked the data."""
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        return self._score_rows(self._rows(tokens).to("cpu", torch.float64))
+        return self._score_rows(self._get_rows(tokens).to("cpu", torch.float64))
 
-    def _rows(self, batch: TokenBatch) -> Ragged:
+    def _get_rows(self, batch: TokenBatch) -> Ragged:
         (channel,) = self.requires
         return batch.channels[channel]
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
-        rows = self._rows(batch)
+        rows = self._get_rows(batch)
         self._check_shape(tuple(rows.values.shape[1:]))
         wrong, what = self._find_wrong(rows)
         if bool(wrong.any()):
