@@ -115,8 +115,7 @@ class _FusedPool:
         if self.device.type == "cuda":
             # other streams may be the next to read it
             torch.cuda.current_stream(self.device).synchronize()
-        # bounded, since there are two functions at most: that of `FrozenPool` and `_stack`
-        self._graphs: dict[tuple[int, _Finish], _GraphOfOne] = {}
+        self._graphs: dict[tuple[int, bool], _GraphOfOne] = {}  # of a size and of one of two functions
         self._lock = Lock()
 
     def pool(self, values: Tensor, offsets: Tensor) -> Pooled:
@@ -137,13 +136,17 @@ class _FusedPool:
         return Pooled(*pool_forward(values, columns, stats, beta, plan, tuning))
 
     def replay(self, values: Tensor, function: _Finish) -> Tensor:
-        """Return `function` of the pool of a single sequence by its graph, which is captured if there is none yet."""
+        """Return `function` of the pool of a single sequence by its graph, which is captured if there is none yet.
+
+        The function is `_stack` or the one that the `FrozenPool` was made with, so that there are few graphs.
+        """
         longest = max(_SHORTEST, 1 << (len(values) - 1).bit_length())
+        key = (longest, function is _stack)
         with self._lock:  # a graph has one set of buffers
-            graph = self._graphs.get((longest, function))
+            graph = self._graphs.get(key)
             if graph is None:
                 with torch.inference_mode(False):  # otherwise no call outside of inference mode could write its buffers
-                    graph = self._graphs[longest, function] = _GraphOfOne(self, longest, function)
+                    graph = self._graphs[key] = _GraphOfOne(self, longest, function)
             return graph(values)
 
 
@@ -225,9 +228,8 @@ def _capture(run: Callable[[], Tensor], device: torch.device) -> tuple[torch.cud
                 run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with _capturing:
-            # other threads of a service may allocate meanwhile
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                result = run()
-            _retired.clear()
+        # other threads of a service may allocate meanwhile
+        with _capturing, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            result = run()
+        _retire()  # drops what was kept during the capture
     return graph, result
