@@ -266,7 +266,7 @@ def _check_stores(plan: ComparisonPlan, stores: Mapping[str, TokenStore]) -> Non
         least = 2 if key in ("id", "id_train") else _FEWEST_TO_CALIBRATE if key == "id_validation" else 1
         drawn = len(store) if key == "id" else round(plan.share * len(store))
         if drawn < least:
-            part = "" if key == "id" else f", of which a split draws {drawn} (share {plan.share:g})"
+            part = "" if key == "id" else f"; a split draws {drawn} of them (share {plan.share:g})"
             raise InputError(
                 f"The store {plan.stores[key]} of {key} has {format_count(len(store), 'sequence')}{part}, "
                 f"and at least {least} are needed."

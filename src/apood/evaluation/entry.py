@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def requires(self) -> frozenset[str]:
-        """What it reads: tokens, channels, or both."""
+        """The parts of the data that it reads: tokens, channels, or both."""
         return self.make_detector().requires
 
     @property
@@ -61,7 +61,7 @@ class Entry:
 
     @property
     def identity(self) -> tuple[str, dict[str, Any], int | str]:
-        """What makes two fits on the same data the same, whatever their labels."""
+        """Equal for two entries that give the same fit on the same data, whatever their labels."""
         detector = self.make_detector()
         return detector.name, detector.get_params(deep=False), self.aux or ("all" if self.uses_aux else 0)
 

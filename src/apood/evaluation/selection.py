@@ -103,7 +103,7 @@ class Selection:
 
     @property
     def promise(self) -> str:
-        """What the choice is worth, in a sentence or two."""
+        """The evidence for the choice, in a sentence or two."""
         if not self.with_outliers:
             return HELD_OUT_PROMISE
         return (
