@@ -1,0 +1,154 @@
+"""Random calls of the command line, most of them wrong: each ends with a sentence, never with a traceback or a hang."""
+
+import os
+import random
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from workshop import Material, Tally, watch
+
+__all__ = ["break_cli"]
+
+ALLOWED_CODES = (0, 1, 2, 130)
+
+_WORDS = [
+    "", " ", "-1", "0", "1", "2", "0.5", "0.95", "1.5", "nan", "inf", "-inf", "1e400", "true", "null", "NaN", "[]",
+    "99999999999999999999", "9" * 5000, "-9223372036854775809", "abc", "é\udcff", "\x1b[31mred", "a b", "../..", "/",
+    "/dev/null", "/proc/self/mem", "cuda", "cuda:99", "mps", "meta", "cpu", "auto", "float16", "int8", "text", "label",
+    "x=1", "=", "seed=99999999999999999999", "k=0", "k=-1", "k=2", "beta=nan", "heads=1e9", "steps=0", "steps=-5",
+    "members=[]", "normalize=none", "normalize=x", "device=meta", "device=cuda:7", "queries=1.5", "news=", "=store",
+    "hf:nobody/nothing", "hf:", "s3://bucket/key", "http://localhost:1/x", "*", "**/*", "?", "[", "{text}", "{",
+]  # fmt: skip
+_METHODS = ["ap-ood", "knn", "mahalanobis", "msp", "entropy", "no-such", "length", "relative-mahalanobis"]
+# One good call of each command; G stands for the folder of good material, O for a new place.
+_GOOD_CALLS = [
+    "embed G/texts.jsonl --model G/model --out O --limit 5",
+    "embed G/texts.txt --model G/model --out O --max-tokens 8 --dtype float16 --seed 1 --shuffle --limit 4",
+    "embed G/sounds.npz --model G/model --out O",
+    "fit G/store --out O --method knn --set k=2",
+    "fit G/store --out O --method mahalanobis",
+    "fit G/store --out O --method ap-ood --set steps=2 --set device=cpu",
+    "calibrate G/detector G/held-out --accept 0.9",
+    "score G/detector G/texts.jsonl",
+    "score G/detector G/held-out --out O.csv",
+    "score G/detector G/texts.csv --field text --out O.jsonl",
+    "evaluate G/detector --id G/held-out --ood x=G/store",
+    "compare --id-train G/store --id-test G/held-out --ood x=G/held-out --method knn --splits 1 --out O",
+    "compare G/texts.csv --out O",
+    "select G/store --method knn --aux G/held-out --out O --jobs 1",
+    "inspect G/detector",
+    "inspect G/store --verify",
+    "methods --json",
+    "datasets xsum",
+]
+
+
+def break_cli(count: int, seed: int, folder: Path) -> Tally:
+    """Make `count` random calls below `folder`, and tally how they ended."""
+    # Imported here, so that every fork has them.
+    import torch
+    import transformers  # noqa: F401
+
+    import apood.cli.app
+    import apood.detectors.fusion  # noqa: F401
+    import apood.encoders.text.encoder  # noqa: F401
+
+    torch.set_num_threads(1)
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
+    material, rng, tally = Material.make(folder / "good"), random.Random(seed), Tally()
+    good, odd, options = [str(path) for path in material.folder.iterdir()], _make_odd_files(folder / "odd"), _read_options()
+    for number in range(count):
+        place = folder / "calls" / str(number % 20)
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        arguments = _draw_call(rng, options, good, odd, place)
+        ending = watch(lambda words=arguments: _call(words))
+        shown = shlex.join(arguments)[:300]
+        if ending.code is None:
+            tally.note("hangs", f"hangs: apood {shown}")
+        elif "Traceback (most recent call last)" in ending.printed or ending.code not in ALLOWED_CODES:
+            tally.note("tracebacks", f"exit {ending.code}: apood {shown}\n{ending.printed[-700:]}")
+        else:
+            tally.note("refused" if ending.code else "done")
+    return tally
+
+
+def _call(arguments: list[str]) -> None:
+    from apood.cli import main
+
+    sys.argv = ["apood", *arguments]
+    main()
+
+
+def _make_odd_files(folder: Path) -> list[str]:
+    """Write files that are not what their names say, and return their paths."""
+    folder.mkdir(parents=True)
+    contents = {
+        "empty.jsonl": b"",
+        "empty.txt": b"",
+        "deep.jsonl": b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
+        "digits.jsonl": b'{"text": "a", "n": ' + b"9" * 6000 + b"}\n",
+        "surrogate.jsonl": b'{"text": "\\ud800 word1"}\n',
+        "binary.jsonl": bytes(range(256)) * 20,
+        "numbers.jsonl": b'{"text": 1}\n{"text": null}\n{"text": ["a"]}\n{"text": {"a": 1}}\n',
+        "broken.csv": b'text\n"never closed\n' * 3,
+        "nul.csv": b"text\n\x00\x00\n",
+        "not.parquet": b"PAR1 but not really PAR1",
+        "not.npz": b"PK\x03\x04 not really",
+        "not.wav": b"RIFF\x00\x00\x00\x00WAVE",
+        "bom16.txt": "word1 word2\n".encode("utf-16"),
+        "plan.toml": b"a = [[[[[[1]]]]]]\nx = 99999999999999999999999\n",
+        "deep.toml": b"a = " + b"[" * 3000 + b"]" * 3000,
+        "broken.gz": b"\x1f\x8b\x08\x00garbage",
+        "text.sgm": b"<doc><seg>a</seg></doc>" + b"<seg " * 2000,
+    }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    (folder / "folder.jsonl").mkdir()
+    (folder / "dangling").symlink_to("nowhere")
+    os.mkfifo(folder / "pipe.jsonl")
+    return [str(folder / name) for name in [*contents, "folder.jsonl", "dangling", "pipe.jsonl", "absent"]]
+
+
+def _read_options() -> dict[str, list[tuple[str, bool]]]:
+    """Return the options of every command, each with whether it is a flag."""
+    from typer.main import get_command
+
+    from apood.cli.app import app
+
+    group: Any = get_command(app)
+    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
+    return {
+        name: [(param.opts[0], bool(getattr(param, "is_flag", False))) for param in command.params if "--" in param.opts[0]]
+        for name, command in commands.items()
+        if not hasattr(command, "commands")
+    }
+
+
+def _draw_call(
+    rng: random.Random, options: dict[str, list[tuple[str, bool]]], good: list[str], odd: list[str], place: Path
+) -> list[str]:
+    """Return a good call in which something was replaced, added or left out."""
+    out = str(place / rng.choice(["out", "a/b/c", "out.d"]))
+
+    def draw_value() -> str:
+        return rng.choice(rng.choice((good, odd, odd, _METHODS, _WORDS, _WORDS, _WORDS, [out])))
+
+    template = rng.choice(_GOOD_CALLS).split()
+    words = [re.sub(r"\bG/", f"{Path(good[0]).parent}/", re.sub(r"\bO\b", out, word)) for word in template]
+    for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
+        change, position = rng.random(), rng.randrange(1, max(2, len(words)))
+        if change < 0.6 and position < len(words):
+            value = draw_value()
+            words[position] = f"{words[position].split('=')[0]}={value}" if "=" in words[position] else value
+        elif change < 0.9:
+            option, is_flag = rng.choice(options[words[0]])
+            words += [option] if is_flag else [option, draw_value()]
+        elif position < len(words):
+            del words[position]
+    # A nul byte cannot be part of a real command line.
+    return [word.replace("\x00", "") for word in words]

@@ -1,0 +1,123 @@
+"""What all attacks share: good material to damage, and processes that are watched."""
+
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+
+PATIENCE = 20.0
+"""Seconds after which a process counts as hanging."""
+
+
+@dataclass
+class Tally:
+    """Counts of what happened, and a description of everything that must not happen."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def note(self, outcome: str, failure: str | None = None) -> None:
+        """Count an outcome, and keep the description of a failure."""
+        self.counts[outcome] += 1
+        if failure is not None:
+            self.failures.append(failure)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(self.counts.items()))
+
+
+@dataclass(frozen=True)
+class Material:
+    """Good inputs below one folder: texts, sounds, a tiny model, a store, a calibrated detector."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> "Material":
+        """Make everything below `folder`."""
+        from tiny_models import WORDS, save_model
+
+        import apood
+
+        rng = np.random.default_rng(0)
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [" ".join(rng.choice(WORDS, rng.integers(3, 12))) for _ in range(60)]
+        (folder / "texts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / "texts.jsonl").write_text("".join(f'{{"text": "{line}"}}\n' for line in lines), encoding="utf-8")
+        (folder / "texts.csv").write_text("text\n" + "\n".join(lines) + "\n", encoding="utf-8")
+        np.savez(folder / "sounds.npz", audio=rng.integers(-99, 99, (3, 1600)).astype(np.int16), sr=16000)
+        save_model("bert", folder / "model")
+        encoder = apood.TextEncoder(folder / "model", device="cpu")
+        for name, part in (("store", lines[:40]), ("held-out", lines[40:])):
+            with apood.TokenStoreWriter(
+                folder / name, dim=encoder.dim, encoder=encoder.identity, shard_bytes=4000
+            ) as writer:
+                writer.append(encoder.encode(part))
+        detector = apood.KNN().fit(apood.TokenStore(folder / "store"))
+        detector.calibrate(apood.TokenStore(folder / "held-out"), accept=0.9).save(folder / "detector")
+        return cls(folder)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a watched process ended: its exit code (None if it hung and was killed) and what it returned or printed."""
+
+    code: int | None
+    value: Any
+    printed: str
+
+
+def watch(function: Callable[[], Any], patience: float = PATIENCE) -> Ending:
+    """Run `function` in a forked process, and return how it ended.
+
+    The fork has imported what the parent has, so that it starts at once. Its output is collected in a file.
+    """
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as result:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            for stream in (1, 2):
+                os.dup2(printed.fileno(), stream)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            code = 0
+            try:
+                pickle.dump(function(), os.fdopen(os.dup(result.fileno()), "wb"))
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            except BaseException:
+                traceback.print_exc()
+                code = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        code = _wait(child, patience)
+        printed.seek(0)
+        result.seek(0)
+        content = result.read()
+        return Ending(code, pickle.loads(content) if content else None, printed.read().decode("utf-8", "replace"))
+
+
+def _wait(child: int, patience: float) -> int | None:
+    end = time.monotonic() + patience
+    pause = 0.002
+    while time.monotonic() < end:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(pause)
+        pause = min(0.05, pause * 1.5)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
