@@ -54,13 +54,17 @@ def break_cli(count: int, seed: int, folder: Path) -> Tally:
     import transformers  # noqa: F401
 
     import apood.cli.app
-    import apood.detectors.fusion  # noqa: F401
+    import apood.detectors.fusion
     import apood.encoders.text.encoder  # noqa: F401
 
     torch.set_num_threads(1)
     os.environ |= {"HF_HUB_OFFLINE": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
     material, rng, tally = Material.make(folder / "good"), random.Random(seed), Tally()
-    good, odd, options = [str(path) for path in material.folder.iterdir()], _make_odd_files(folder / "odd"), _read_options()
+    good, odd, options = (
+        [str(path) for path in material.folder.iterdir()],
+        _make_odd_files(folder / "odd"),
+        _read_options(),
+    )
     for number in range(count):
         place = folder / "calls" / str(number % 20)
         shutil.rmtree(place, ignore_errors=True)
@@ -123,7 +127,9 @@ def _read_options() -> dict[str, list[tuple[str, bool]]]:
     group: Any = get_command(app)
     commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
     return {
-        name: [(param.opts[0], bool(getattr(param, "is_flag", False))) for param in command.params if "--" in param.opts[0]]
+        name: [
+            (param.opts[0], bool(getattr(param, "is_flag", False))) for param in command.params if "--" in param.opts[0]
+        ]
         for name, command in commands.items()
         if not hasattr(command, "commands")
     }

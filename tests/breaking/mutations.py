@@ -26,15 +26,15 @@ def break_files(count: int, seed: int, folder: Path) -> Tally:
     """Damage `count` copies of an artefact or a store, and tally what became of each."""
     import torch
 
-    import apood  # noqa: F401
+    import apood
     import apood.detectors.knn  # noqa: F401
 
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     material, rng, tally = Material.make(folder / "good"), random.Random(seed), Tally()
     expected = _score(material.folder / "detector", material.folder / "held-out")
+    place = folder / "damaged"
     for number in range(count):
-        place = folder / "damaged"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         what = rng.choice(("detector", "detector", "held-out"))

@@ -1,4 +1,4 @@
-"""Run the attacks on apood and print what they did: `python tests/breaking/run.py [--long] [--seed N] [--only NAME]`."""
+"""Run the attacks on apood, and print what happened: `python tests/breaking/run.py --help`."""
 
 import argparse
 import sys

@@ -1,5 +1,6 @@
 """Atomic files and folders, locks, JSON and digests: whatever happens, files are complete or absent."""
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
@@ -17,10 +18,10 @@ from apood.support import files
 from apood.support.files import (
     atomic_file,
     atomic_folder,
+    is_being_replaced,
     is_temporary,
     lock_folder,
     read_json,
-    recover_folder,
     sha256_of,
     source_digest,
     write_json,
@@ -73,8 +74,16 @@ def test_an_error_leaves_the_old_folder(tmp_path, error):
     assert names(path) == ["old.txt"] and names(tmp_path) == ["store"]
 
 
+@pytest.fixture(params=[True, False], ids=["exchanged", "moved aside"])
+def can_exchange(request, monkeypatch):
+    """Run a test on a system that exchanges two folders in one step, and on one that cannot."""
+    if not request.param:
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+
+
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_an_interrupt_between_the_renames_brings_the_old_folder_back(tmp_path, monkeypatch, error):
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)
     path = tmp_path / "store"
     path.mkdir()
     (path / "old.txt").write_text("old")
@@ -102,28 +111,39 @@ def texts(folder):
     return [file.read_text() for file in sorted(folder.iterdir())]
 
 
-def test_an_old_folder_that_was_moved_aside_returns(tmp_path):
+def test_the_next_writer_restores_a_folder_that_was_moved_aside(tmp_path):
     path = tmp_path / "store"
-    recover_folder(path)
-    assert names(tmp_path) == []
     write_folder(path, "old")
-    recover_folder(path)
-    assert names(tmp_path) == ["store"]
-    path.rename(tmp_path / "store.being-replaced")
-    recover_folder(path)
-    assert texts(path) == ["old", "old"] and names(tmp_path) == ["store"]
+    path.rename(tmp_path / "store.partial-0f0f0f0f.previous")
+    assert is_being_replaced(path)
+    with pytest.raises(ValueError, match="not now"), atomic_folder(path, refuse):
+        pass
+    assert texts(path) == ["old", "old"] and names(tmp_path) == ["store"] and not is_being_replaced(path)
 
 
-def test_an_old_folder_goes_once_the_new_one_is_there(tmp_path):
-    path = tmp_path / "store"
-    for finish in (recover_folder, lambda path: write_folder(path, "new")):
-        write_folder(tmp_path / "store.being-replaced", "old")
-        write_folder(path, "new")
-        write_folder(tmp_path / "store.being-replaced", "old")
-        finish(path)
-        assert texts(path) == ["new", "new"] and names(tmp_path) == ["store"]
+def refuse(_path):
+    raise ValueError("not now")
 
 
+def test_a_check_sees_the_old_folder_and_can_refuse_to_replace_it(tmp_path):
+    write_folder(tmp_path / "store", "old")
+    seen = []
+    with atomic_folder(tmp_path / "store", lambda path: seen.append(texts(path))):
+        pass
+    assert seen == [["old", "old"]]
+
+
+@pytest.mark.usefixtures("can_exchange")
+def test_folders_of_others_are_left_alone(tmp_path):
+    for other in ("store.being-replaced", "store.lock.d", "store-2.partial-0f0f0f0f"):
+        write_folder(tmp_path / other, "other")
+    for text in ("old", "new"):
+        write_folder(tmp_path / "store", text)
+    assert texts(tmp_path / "store") == ["new", "new"]
+    assert names(tmp_path) == ["store", "store-2.partial-0f0f0f0f", "store.being-replaced", "store.lock.d"]
+
+
+@pytest.mark.usefixtures("can_exchange")
 def test_a_replaced_link_leaves_what_it_points_to(tmp_path):
     write_folder(tmp_path / "target", "old")
     (tmp_path / "link").symlink_to("target")
@@ -131,18 +151,6 @@ def test_a_replaced_link_leaves_what_it_points_to(tmp_path):
         write_folder(tmp_path / "link", text)
     assert texts(tmp_path / "target") == ["old", "old"] and texts(tmp_path / "link") == ["newer", "newer"]
     assert names(tmp_path) == ["link", "target"]
-
-
-@pytest.mark.parametrize("place", [".", "/", "file/folder", "a\0b", "n" * 300])
-def test_recovering_where_there_is_nothing_to_recover(tmp_path, monkeypatch, place):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
-    if len(place) < 300:
-        recover_folder(Path(place))
-    else:
-        with pytest.raises(OSError, match="too long"):
-            recover_folder(Path(place))
-    assert names(tmp_path) == ["file"]
 
 
 def _die_before(path, operation):
@@ -161,43 +169,52 @@ def _die_before(path, operation):
     sys.addaudithook(count_operations)
 
 
-def _replace_and_die(path, operation):
+def _replace_and_die(path, operation, exchange):
+    if not exchange:
+        files._exchange = lambda *_: False
     _die_before(path, operation)
     write_folder(path, "new")
 
 
-def test_a_process_killed_anywhere_leaves_the_old_or_the_new_folder(tmp_path):
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_process_killed_anywhere_leaves_the_old_or_the_new_folder(tmp_path, exchange):
     context = multiprocessing.get_context("forkserver")
     versions, missing = [], 0
     for operation in range(1, 80):
         path = tmp_path / f"{operation}" / "store"
         write_folder(path, "old")
-        process = context.Process(target=_replace_and_die, args=(path, operation))
+        process = context.Process(target=_replace_and_die, args=(path, operation, exchange))
         process.start()
         process.join()
         missing += not path.exists()
-        recover_folder(path)
-        assert texts(path) in (["old", "old"], ["new", "new"])
-        assert all(is_temporary(p) for p in path.parent.iterdir() if p != path)
+        assert path.exists() != is_being_replaced(path)
+        if process.exitcode:  # the next writer restores a folder that was moved aside
+            assert process.exitcode == -signal.SIGKILL
+            with contextlib.suppress(ValueError), atomic_folder(path, refuse):
+                pass
+        assert texts(path) in (["old", "old"], ["new", "new"]) and names(path.parent) == ["store"]
         versions.append(texts(path)[0])
         if process.exitcode == 0:
             break
-        assert process.exitcode == -signal.SIGKILL
-        write_folder(path, "next")
-        assert texts(path) == ["next", "next"] and names(path.parent) == ["store"], "leftovers are deleted"
-    assert process.exitcode == 0 and missing == 1, "one kill falls between the renames"
+    assert process.exitcode == 0 and missing == (0 if exchange else 1)
     assert versions[0] == "old" and versions[-2:] == ["new"] * 2 and versions == sorted(versions, reverse=True)
 
 
-def test_a_folder_in_writing_is_not_deleted(tmp_path):
-    path = tmp_path / "store"
-    (tmp_path / "store.partial-0f0f0f0f").mkdir()
-    (tmp_path / "store-2.partial-0f0f0f0f").mkdir()
-    with atomic_folder(path) as first:
-        write_folder(path, "second")
-        assert first.exists() and texts(path) == ["second", "second"]
-        (first / "a.txt").write_text("first")
-    assert texts(path) == ["first"] and names(tmp_path) == ["store", "store-2.partial-0f0f0f0f"]
+def _write_many(path, text):
+    for _ in range(30):
+        write_folder(path, text)
+
+
+@pytest.mark.usefixtures("can_exchange")
+def test_two_writers_of_one_folder_take_turns(tmp_path):
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_many, args=(tmp_path / "store", text)) for text in ("one", "two")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert texts(tmp_path / "store") in (["one", "one"], ["two", "two"]) and names(tmp_path) == ["store"]
 
 
 def _write_and_die(path, operation):

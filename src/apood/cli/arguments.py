@@ -12,7 +12,7 @@ import typer
 
 from apood.support.checks import format_count, suggest_name
 from apood.support.errors import DataWarning, InputError
-from apood.support.files import recover_folder, refuse_unwritable
+from apood.support.files import is_being_replaced, refuse_unwritable
 
 if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record
@@ -260,12 +260,12 @@ def refuse_occupied(target: Path, force: bool | None = None) -> None:
 
     `force` is for commands that write a detector: True lets them replace one, but nothing else.
     """
-    recover_folder(target)
     if force is not None:
         from apood.detectors.contract.artefact import refuse_foreign
 
         refuse_foreign(target)
-    if not force and target.exists() and not (target.is_dir() and not any(target.iterdir())):
+    is_empty = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+    if not force and (not is_empty or is_being_replaced(target)):
         remedy = "delete it first" if force is None else "replace the detector in it with --force"
         raise InputError(f"{target} already exists and is not empty: choose another folder, or {remedy}.")
     refuse_unwritable(target)

@@ -4,13 +4,15 @@ Everything is written under a temporary name and renamed at the end. Windows is 
 """
 
 import contextlib
+import ctypes
 import glob
 import hashlib
 import json
 import os
 import shutil
+import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,11 @@ __all__ = [
     "LOCK_FILE",
     "atomic_file",
     "atomic_folder",
+    "is_being_replaced",
     "is_temporary",
     "lock_folder",
+    "parse_json",
     "read_json",
-    "recover_folder",
     "refuse_unwritable",
     "sha256_of",
     "source_digest",
@@ -35,7 +38,7 @@ LOCK_FILE = ".lock"
 """The file in a folder that `lock_folder` holds; it exists only while the folder is locked, or after a kill."""
 
 _TEMPORARY = ".partial-"
-_PREVIOUS = ".being-replaced"  # reserved: a folder of this name is deleted once the new folder is in place
+_PREVIOUS = ".previous"  # the end of the name of a folder that was moved aside
 _PACKAGE = Path(__file__).parent.parent
 _FIT_ROOMS = ("tokens", "pooling", "fitting", "detectors")  # the code that decides what a fit learns
 
@@ -63,62 +66,66 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, check: Callable[[Path], None] | None = None) -> Iterator[Path]:
     """Yield a temporary folder that replaces the folder `path` if the block ends without an error.
 
-    A folder cannot be renamed onto a non-empty one, so an existing `path` is first moved aside, to a name
-    that `recover_folder` knows: a process killed between the two renames loses neither. Temporary folders of
-    killed processes are deleted.
+    One process at a time replaces `path`; others wait. `check` is called with `path` before anything is written, and
+    raises an error if the folder must not be replaced. On Linux the two folders are exchanged in one step, so that a
+    reader finds either the old or the new one. Elsewhere the old folder is moved aside first, and the next writer
+    restores it if the process is killed before the new one is in place. Only writers delete or restore anything.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    recover_folder(path)
-    _delete_abandoned(path)
-    temporary = _temporary(path)
-    with _hold(_lock_of(temporary)):
+    with _hold(path.with_name(f"{path.name}{LOCK_FILE}")):
+        _tidy(path)
+        if check is not None:
+            check(path)
+        temporary = _temporary(path)
         temporary.mkdir()
         try:
             yield temporary
             for inner in temporary.rglob("*"):
                 (_flush_folder if inner.is_dir() else _flush_file)(inner)
             _flush_folder(temporary)
-            if path.exists():
-                path.rename(_previous(path))
-            temporary.rename(path)
+            _replace_folder(path, temporary)
             _flush_folder(path.parent)
         finally:
             _delete(temporary)
-            recover_folder(path)  # after an interrupt between the renames it brings the old folder back
+            _tidy(path)
 
 
-def _lock_of(temporary: Path) -> Path:
-    """Return the lock file beside a temporary folder, held for as long as its process lives."""
-    return temporary.with_name(f"{temporary.name}{LOCK_FILE}")
+def _replace_folder(path: Path, new: Path) -> None:
+    """Move `new` to `path`. The old folder, if there is one, is then at the place of `new`, or beside it."""
+    if not path.exists():
+        new.rename(path)
+    elif not _exchange(path, new):
+        path.rename(new.with_name(f"{new.name}{_PREVIOUS}"))
+        new.rename(path)
 
 
-def _delete_abandoned(path: Path) -> None:
-    """Delete the temporary folders of `path` whose process no longer lives, and their lock files."""
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two folders in one step, and return whether the system can do this."""
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    done: int = libc.renameat2(here, os.fsencode(first), here, os.fsencode(second), exchange)
+    return done == 0
+
+
+def _tidy(path: Path) -> None:
+    """Delete temporary folders of `path` that killed writers left, and restore a folder that one moved aside."""
     for found in path.parent.glob(f"{glob.escape(path.name)}{_TEMPORARY}*"):
-        folder = found.with_name(found.name.removesuffix(LOCK_FILE))
-        if found.is_dir() or folder != found:
-            with contextlib.suppress(OSError), _hold(_lock_of(folder), wait=False):
-                _delete(folder)
-
-
-def recover_folder(path: Path) -> None:
-    """Complete an interrupted replacement of `path`: keep the new folder if it exists, else restore the old one."""
-    previous = _previous(path)
-    if not previous.exists():
-        return
-    with contextlib.suppress(FileNotFoundError):  # another process was faster
-        if path.exists():
-            # It is renamed before it is deleted, so that a half-deleted folder is never restored.
-            _delete(previous.rename(_temporary(path)))
+        if found.name.endswith(_PREVIOUS) and not path.exists():
+            found.rename(path)
         else:
-            previous.rename(path)
+            _delete(found)
 
 
-def _previous(path: Path) -> Path:
-    return path.parent / f"{path.name}{_PREVIOUS}"
+def is_being_replaced(path: Path) -> bool:
+    """Return whether a writer has moved the folder `path` aside, to put a new one there."""
+    return not path.exists() and any(path.parent.glob(f"{glob.escape(path.name)}{_TEMPORARY}*{_PREVIOUS}"))
 
 
 def _flush_file(path: Path) -> None:
@@ -201,7 +208,15 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    return parse_json(path.read_bytes())
+
+
+def parse_json(content: bytes) -> Any:
+    """Return the content of JSON text; raise ValueError for anything that Python cannot read, deep nesting too."""
+    try:
+        return json.loads(content.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def refuse_unwritable(path: Path) -> None:

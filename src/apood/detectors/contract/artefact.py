@@ -6,30 +6,32 @@ is made of others are in `members/0`, `members/1`, ..., each a saved detector it
 configurations are in the configuration of the whole.
 """
 
-import contextlib
 import hashlib
 import inspect
 import json
 import math
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save_file
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.registry import detector_class
 from apood.support.errors import ArtefactError, InputError
-from apood.support.files import atomic_folder, read_json, recover_folder, sha256_of, write_json
+from apood.support.files import atomic_folder, is_being_replaced, read_json, sha256_of, write_json
 from apood.support.version import __version__
 
 __all__ = ["build_detector", "describe_detector", "from_json", "load", "refuse_foreign", "save_detector", "to_json"]
 
 _SCHEMA = 1
+_ATTEMPTS, _PAUSE = 200, 0.005  # tries to read a folder that other processes replace, and seconds between them
 _CONFIG, _TENSORS, _MEMBERS = "config.json", "model.safetensors", "members"
 _HASH = "config_sha256"  # of the rest of the configuration
 _FIELDS = {
@@ -46,9 +48,8 @@ _CALIBRATION = {"accept_", "threshold_", "calibration_scores_"}  # absent before
 
 def save_detector(detector: Detector, folder: Path) -> None:
     """Write `detector` to `folder`, replacing an older artefact there in one step."""
-    refuse_foreign(folder)
     try:
-        with atomic_folder(folder) as temporary:
+        with atomic_folder(folder, refuse_foreign) as temporary:
             _write(detector, temporary)
     except (OSError, SafetensorError) as error:  # a full disk raises the latter
         cause = getattr(error, "strerror", None) or error
@@ -97,9 +98,27 @@ def load(folder: str | Path) -> Detector:
         KNN(k=1)
     """
     folder = Path(folder)
-    with contextlib.suppress(OSError):  # without permission to rename, the next line reports what is missing
-        recover_folder(folder)
-    return _read(folder, _read_config(folder))
+    for _ in range(_ATTEMPTS):
+        before = _identify(folder)
+        try:
+            return _read(folder, _read_config(folder))
+        except (ArtefactError, OSError) as error:
+            # Another process may replace the folder between two reads. The hashes show it, and a second try helps.
+            if _identify(folder) == before and not is_being_replaced(folder):
+                if isinstance(error, ArtefactError):
+                    raise
+                raise ArtefactError(f"{folder} cannot be read: {error.strerror or error}.") from error
+            time.sleep(_PAUSE)
+    raise ArtefactError(f"{folder} is being replaced again and again by other processes: none of it could be read.")
+
+
+def _identify(folder: Path) -> tuple[int, int] | None:
+    """Return what tells a folder from another one that takes its place."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns
 
 
 def _read(folder: Path, config: dict[str, Any]) -> Detector:
@@ -169,7 +188,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         )
     try:
         config = read_json(path)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ArtefactError(f"{path} is not the configuration of a detector ({error}).") from error
     fields: dict[str, Any] = config if isinstance(config, dict) else {}
     schema = fields.get("schema")
@@ -202,11 +221,12 @@ def _read_member_configs(folder: Path, config: dict[str, Any]) -> list[tuple[Pat
 def _read_tensors(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:
     if not path.is_file():
         raise ArtefactError(f"{path.parent} is incomplete: {path.name} is missing.")
-    if sha256_of(path) != config["sha256"]:
+    content = path.read_bytes()  # read once, so that what is hashed is what is used
+    if hashlib.sha256(content).hexdigest() != config["sha256"]:
         raise ArtefactError(f"{path} is not the file that was saved: its sha256 differs (truncated or changed).")
     try:
         # copied, because tensors in the file are not aligned, and the rounding of a sum depends on alignment
-        tensors = {key: tensor.clone() for key, tensor in load_file(path).items()}
+        tensors = {key: tensor.clone() for key, tensor in parse_tensors(content).items()}
     except SafetensorError as error:
         raise ArtefactError(f"{path} cannot be read: {error}.") from error
     found = {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()}
