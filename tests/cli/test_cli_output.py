@@ -7,9 +7,14 @@ import math
 import sys
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
-from apood.cli.output import check_rows_file, print_facts, print_json, write_rows
+from apood.cli.app import app
+from apood.cli.output import check_rows_file, echo, print_facts, print_json, write_rows
 from apood.support.errors import InputError
+from apood.tokens.batch import TokenBatch
+from apood.tokens.writer import TokenStoreWriter
 
 COLUMNS = {"index": [0, 1], "score": [-1.25, -math.inf], "decision": ["ID", "OOD"]}
 
@@ -81,6 +86,88 @@ def test_facts_are_formatted_for_people(capsys):
         ["median:", "2.5"],
         ["x", "–"],
     ]
+
+
+HOSTILE = "\x1b]0;title\x07\x9b31m\u202ered\udcff"
+
+
+def test_control_characters_are_escaped_wherever_they_are_printed(capsys, monkeypatch):
+    echo(HOSTILE)
+    echo(HOSTILE, err=True)
+    print_facts({HOSTILE: {HOSTILE: HOSTILE}})
+    print_json({HOSTILE: HOSTILE})
+    printed = capsys.readouterr()
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    write_rows({HOSTILE: [HOSTILE]}, None, as_json=False)
+    for text in (printed.out, printed.err, terminal.getvalue()):
+        assert "\\u001b]0;title" in text and not any(hostile in text for hostile in ("\x1b]", "\x07", "\x9b", "\u202e"))
+
+
+def test_escaped_json_has_the_same_value(capsys):
+    print_json({"name": HOSTILE})
+    assert json.loads(capsys.readouterr().out) == {"name": HOSTILE}
+
+
+def test_inspect_prints_no_escapes_of_a_store(apood, tmp_path):
+    with TokenStoreWriter(tmp_path / "store", dim=2, encoder={"model": "\x1b[31mred"}) as writer:
+        writer.append(TokenBatch.from_sequences([torch.ones(1, 2)]))
+    for options in ((), ("--json",)):
+        shown = apood("inspect", tmp_path / "store", *options).stdout
+        assert "\x1b" not in shown and "\\u001b[31mred" in shown
+
+
+@pytest.fixture
+def break_methods(monkeypatch, tmp_path):
+    """A function that makes `apood methods` raise an error, and runs it."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("APOOD_DEBUG", raising=False)
+
+    def run(error):
+        def fail():
+            raise error from KeyError(str(error))
+
+        monkeypatch.setattr("apood.detectors.contract.registry.list_methods", fail)
+        return CliRunner().invoke(app, ["methods", "--json"])
+
+    return run
+
+
+def test_an_unforeseen_error_ends_with_a_sentence_and_a_report(break_methods, tmp_path):
+    result = break_methods(TypeError("a secret\ntext\x1b"))
+    (report,) = tmp_path.iterdir()
+    assert result.exit_code == 70 and isinstance(result.exception, SystemExit)
+    assert result.stderr == (
+        f"apood met an error that it did not foresee: TypeError: a secret text\\u001b. The report is at {report}.\n"
+    )
+    content = report.read_text()
+    assert all(fact in content for fact in ("apood methods --json", "torch: ", "in fail", "TypeError", "KeyError"))
+    assert "secret" not in content
+
+
+def test_a_report_that_cannot_be_written_hides_no_error(break_methods, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    result = break_methods(TypeError("why"))
+    assert result.exit_code == 70 and "TypeError: why. A report could not be written" in result.stderr
+
+
+def test_debugging_raises_what_was_unforeseen(break_methods, monkeypatch, tmp_path):
+    monkeypatch.setenv("APOOD_DEBUG", "1")
+    assert isinstance(break_methods(TypeError("why")).exception, TypeError)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError()]
+)
+def test_too_little_memory_is_said_in_a_sentence(break_methods, error):
+    result = break_methods(error)
+    assert result.exit_code == 2 and result.stderr.startswith("Error: This needs more memory")
+
+
+def test_an_error_of_the_system_names_the_file(break_methods):
+    result = break_methods(OSError(28, "No space left on device", "/disk/file"))
+    assert result.stderr == "Error: No space left on device: /disk/file.\n"
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])

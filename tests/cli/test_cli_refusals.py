@@ -44,6 +44,11 @@ EMBED = "--model m --out o"
         (f"{FIT_KNN} --set kk=3", ["knn has no parameter 'kk' (did you mean 'k'?)", "k=5, normalize=pooled."]),
         (f"{FIT_KNN} --set normalize=token", ["tokens or pooled or none, got 'token' (did you mean 'tokens'?)"]),
         (f"{FIT_KNN} --set k=0", ["k must be at least 1, got 0"]),
+        (
+            f"{FIT_KNN} --set k=99999999999999999999",
+            ["k must be at most 9223372036854775807, got 99999999999999999999"],
+        ),
+        ("fit no --out o --method ap-ood --set seed=99999999999999999999", ["seed must be at most"]),
         (f"{FIT_KNN} --set k=1 --set k=2", ["'k' is set twice"]),
         ("fit no --out o --method length --set k=3", ["no parameter 'k': it has none"]),
         ("calibrate no store", ["detector 'no'"]),

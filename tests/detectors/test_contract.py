@@ -23,6 +23,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from apood.decisions.conformal import conformal_threshold
+from apood.detectors.contract.artefact import load
 from apood.detectors.contract.base import AuxUse, Detector
 from apood.detectors.contract.registry import METHODS, detector_class
 from apood.support.errors import InputError, NotCalibratedError
@@ -60,6 +61,14 @@ def test_clone_and_set_params(fitted):
     assert twin.set_params(**fitted.get_params()) is twin
     with pytest.raises(ValueError, match="Invalid parameter"):
         twin.set_params(no_such_parameter=1)
+
+
+@pytest.mark.parametrize("name", ["ap-ood", "deep-svdd", "fusion"])
+def test_a_seed_of_numpy_is_the_same_seed(new_detector, train, tmp_path, name):
+    for kind in (int, np.int64, np.uint8):
+        new_detector(name, seed=kind(3)).fit(train).save(tmp_path / kind.__name__)
+    known, *others = (load(tmp_path / kind).score_samples(train) for kind in ("int", "int64", "uint8"))
+    assert all(np.array_equal(known, other) for other in others)
 
 
 def test_settings_worth_trying_are_settings(new):

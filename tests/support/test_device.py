@@ -28,7 +28,8 @@ def test_what_names_no_device_is_refused(name):
             refuse(name)
 
 
-def test_a_device_that_this_machine_lacks_is_refused_only_where_it_is_used():
-    check_device("cuda:99")
-    with pytest.raises(InputError, match=r"'cuda:99' cannot be used .* 'auto'"):
-        resolve_device("cuda:99")
+@pytest.mark.parametrize("name", ["cuda:99", "meta", "vulkan", "hpu"])
+def test_a_device_that_cannot_compute_here_is_refused_only_where_it_is_used(name):
+    check_device(name)
+    with pytest.raises(InputError, match=rf"'{name}' cannot be used .* 'auto'"):
+        resolve_device(name)

@@ -129,7 +129,7 @@ class History:
 def seed_weights(seed: int) -> Iterator[None]:
     """Seed the draws on the CPU inside the block. Afterwards all generators are as they were before."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which seeds GPUs, too
+        torch.default_generator.manual_seed(int(seed))  # not torch.manual_seed, which seeds GPUs, too
         yield
 
 
@@ -189,7 +189,7 @@ def train(
                 break
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate(share)
-            torch.manual_seed(schedule.seed * 1_000_003 + history.steps)
+            torch.manual_seed((int(schedule.seed) * 1_000_003 + history.steps) % 2**63)
             with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu):
                 loss = compute_loss(batch.tensors)
             loss.backward()  # type: ignore[no-untyped-call]

@@ -1,6 +1,8 @@
 """The program `apood`: its commands, in the order in which the help lists them."""
 
+import io
 import signal
+import sys
 from collections.abc import Callable
 from typing import Annotated
 
@@ -97,4 +99,6 @@ app.add_typer(bench, name="bench", rich_help_panel="More")
 def main() -> None:
     """Run the program: the entry point of the installed command."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler stops a job like Ctrl-C does
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding is no reason to fail
     app()

@@ -8,8 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import typer
-
+from apood.cli.output import echo
 from apood.support.checks import format_count, suggest_name
 from apood.support.errors import DataWarning, InputError
 from apood.support.files import is_being_replaced, refuse_unwritable
@@ -238,9 +237,9 @@ def _check_first(
 def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
     """Print on standard error why the first records were skipped, and how many more there are."""
     for record in first:
-        typer.echo(f"Skipped: {record.reason}", err=True)
+        echo(f"Skipped: {record.reason}", err=True)
     if count > len(first):
-        typer.echo(f"Skipped: {format_count(count - len(first), 'more record')}.", err=True)
+        echo(f"Skipped: {format_count(count - len(first), 'more record')}.", err=True)
 
 
 def open_detector_encoder(detector: "Detector", model: str | None) -> "TextEncoder | AudioEncoder":

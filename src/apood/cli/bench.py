@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apood.cli.bench_runtime import runtime
-from apood.cli.output import PlainGroup, advise_on_interrupt, print_facts, print_json
+from apood.cli.output import PlainGroup, advise_on_interrupt, echo, print_facts, print_json
 from apood.experiments.paper.catalogue import CATALOGUE
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError
@@ -61,8 +61,8 @@ def _bench(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         shown = {name: f"{listed.shows}: {listed.about}" for name, listed in CATALOGUE.items()}
         print_facts({**_OTHERS, **shown})
-        typer.echo("\nRun one with `apood bench NAME --data DIR --model FOLDER`, or with `--profile paper`.")
-        typer.echo("`--dry-run` shows what it would do.")
+        echo("\nRun one with `apood bench NAME --data DIR --model FOLDER`, or with `--profile paper`.")
+        echo("`--dry-run` shows what it would do.")
 
 
 @bench.command(epilog="Example: apood bench toy --out toy")
@@ -149,7 +149,7 @@ def run_experiment(
         print_json(findings.as_json())
         return
     _show(findings)
-    typer.echo(f"\nWritten to {prepared.folder}: {', '.join(path.name for path in written)}.")
+    echo(f"\nWritten to {prepared.folder}: {', '.join(path.name for path in written)}.")
 
 
 def _show(findings: "Findings") -> None:

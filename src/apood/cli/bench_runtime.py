@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from apood.cli.output import advise_on_interrupt, print_facts, print_json
+from apood.cli.output import advise_on_interrupt, echo, print_facts, print_json
 from apood.support.errors import InputError
 
 __all__ = ["runtime"]
@@ -64,6 +64,6 @@ def runtime(
     if as_json:
         print_json(results)
     else:
-        typer.echo()
-        typer.echo((out / "table11.md").read_text(encoding="utf-8"))
+        echo()
+        echo((out / "table11.md").read_text(encoding="utf-8"))
         print_facts({"written to": out, "figures": ", ".join(path.name for path in written if path.suffix == ".png")})

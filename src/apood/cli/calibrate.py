@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from apood.cli.arguments import open_store
-from apood.cli.output import print_json
+from apood.cli.output import echo, print_json
 from apood.support.checks import format_count
 from apood.support.errors import DataWarning
 
@@ -60,6 +60,4 @@ def calibrate(
     if as_json:
         print_json({"threshold": detector.threshold_, "accept": accept, "sequences": len(sequences)})
         return
-    typer.echo(
-        f"Threshold {detector.threshold_:.6g}, from {format_count(len(sequences), 'sequence')} of {store}: {promise}."
-    )
+    echo(f"Threshold {detector.threshold_:.6g}, from {format_count(len(sequences), 'sequence')} of {store}: {promise}.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apood.cli.arguments import parse_named_stores, warn_if_unfinished
-from apood.cli.output import advise_on_interrupt, print_json
+from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
 from apood.support.errors import InputError, StoreError
 from apood.support.files import refuse_unwritable
 
@@ -116,10 +116,8 @@ def compare(
     if as_json:
         print_json(comparison.to_json())
         return
-    from rich.console import Console
-
-    Console().print(TerminalTable(make_comparison_grid(comparison)))
-    typer.echo(f"\nWritten to {out}: {', '.join(path.name for path in written)}.")
+    print_table(TerminalTable(make_comparison_grid(comparison)), highlight=True)
+    echo(f"\nWritten to {out}: {', '.join(path.name for path in written)}.")
 
 
 def _read_options(given: dict[str, Any]) -> "ComparisonPlan":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apood.cli.arguments import are_sounds, check_input_kind, read_sound_records, read_text_records, report_skipped
-from apood.cli.output import advise_on_interrupt, print_json
+from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.support.checks import format_count
 from apood.support.errors import InputError, StoreError
 
@@ -217,7 +217,7 @@ def embed(
     if as_json:
         print_json(asdict(counts) | {"store": str(out)})
     else:
-        typer.echo(f"Embedded {format_count(counts.sequences, what)} into {out}: {_describe_counts(counts, encoder)}.")
+        echo(f"Embedded {format_count(counts.sequences, what)} into {out}: {_describe_counts(counts, encoder)}.")
 
 
 def _check_unused_options(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from apood.cli.arguments import open_store, parse_named_stores
-from apood.cli.output import print_json
+from apood.cli.output import echo, print_json, print_table
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,14 +62,12 @@ def _choose_labels(detectors: "Sequence[Detector]", folders: Sequence[Path]) -> 
 
 
 def _show(rows: "list[ResultRow]", *, as_json: bool, markdown: bool) -> None:
-    from rich.console import Console
-
     from apood.report.grid import make_grid
     from apood.report.tables import TerminalTable, format_markdown
 
     if as_json:
         print_json(rows)
     elif markdown:
-        typer.echo(format_markdown(make_grid(rows)), nl=False)
+        echo(format_markdown(make_grid(rows)), nl=False)
     else:
-        Console().print(TerminalTable(make_grid(rows)))
+        print_table(TerminalTable(make_grid(rows)), highlight=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from apood.cli.arguments import open_store, parse_settings, refuse_occupied
-from apood.cli.output import advise_on_interrupt, print_json
+from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 
@@ -73,4 +73,4 @@ def fit(
             facts["mean_distance_"] = detector.mean_distance_
         print_json(facts)
         return
-    typer.echo(f"Fitted {chosen.name} on {format_count(len(sequences), 'sequence')} of {store} and saved it to {out}.")
+    echo(f"Fitted {chosen.name} on {format_count(len(sequences), 'sequence')} of {store} and saved it to {out}.")

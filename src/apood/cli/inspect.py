@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from apood.cli.arguments import default_parameters, describe_unfinished
-from apood.cli.output import print_facts, print_json
+from apood.cli.output import echo, print_facts, print_json
 from apood.support.errors import InputError
 
 __all__ = ["inspect"]
@@ -34,7 +34,7 @@ def inspect(
     else:
         print_facts(facts)
         if facts.get("complete") is False:
-            typer.echo(describe_unfinished(folder, facts["sequences"]))
+            echo(describe_unfinished(folder, facts["sequences"]))
 
 
 def _describe_store(folder: Path, verify: bool) -> dict[str, Any]:

@@ -7,11 +7,16 @@ import inspect
 import json
 import math
 import os
+import platform
+import re
+import shlex
 import sys
+import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -19,20 +24,65 @@ from typer.core import TyperGroup
 from apood.support.checks import import_optional
 from apood.support.errors import ApoodError, DataWarning, FitWarning, InputError
 from apood.support.files import atomic_file, refuse_unwritable
+from apood.support.version import __version__
 
-__all__ = ["PlainGroup", "advise_on_interrupt", "check_rows_file", "print_facts", "print_json", "write_rows"]
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+__all__ = [
+    "PlainGroup",
+    "advise_on_interrupt",
+    "check_rows_file",
+    "echo",
+    "print_facts",
+    "print_json",
+    "print_table",
+    "write_rows",
+]
 
 Columns = Mapping[str, Sequence[Any]]
 
 _FORMATS = (".jsonl", ".csv", ".parquet")
 
-_BAD_INPUT, _INTERRUPTED = 2, 130
+_BAD_INPUT, _UNFORESEEN, _INTERRUPTED = 2, 70, 130
 _START_AGAIN = "Interrupted: run the same command again to start over."
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_MEMORY_SIGNS = ("allocate", "Storage size calculation overflowed")  # in torch's RuntimeErrors
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a text, with control characters escaped: texts from files could otherwise command the terminal."""
+    typer.echo(_escape(text), err=err, nl=nl)
+
+
+def _escape(text: str) -> str:
+    r"""Return a text in which control characters are written like \u001b, as in JSON."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class _Escaped:
+    """A table or text for rich whose own control characters are escaped, unlike those that rich adds for its style."""
+
+    def __init__(self, content: "RenderableType") -> None:
+        self._content = content
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.segment import Segment
+
+        for segment in console.render(self._content, options):
+            yield segment if segment.control else Segment(_escape(segment.text), segment.style)
+
+
+def print_table(table: "RenderableType", *, highlight: bool = False) -> None:
+    """Print a table of rich, with control characters escaped."""
+    from rich.console import Console
+
+    Console(highlight=highlight).print(_Escaped(table))
 
 
 def print_json(content: Any) -> None:
     """Print indented JSON. NaN and infinities become null, because JSON has neither."""
-    typer.echo(json.dumps(_replace_nonfinite(content), indent=2, allow_nan=False, ensure_ascii=False))
+    echo(json.dumps(_replace_nonfinite(content), indent=2, allow_nan=False, ensure_ascii=False))
 
 
 def _replace_nonfinite(content: Any) -> Any:
@@ -45,7 +95,6 @@ def _replace_nonfinite(content: Any) -> Any:
 
 def print_facts(facts: Mapping[str, Any]) -> None:
     """Print names and values in two columns. A value that is itself a mapping is shown as one line per entry."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -54,7 +103,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     table.add_column(overflow="fold")
     for name, value in facts.items():
         table.add_row(name, Text(_format_fact(value)))
-    Console(highlight=False).print(table)
+    print_table(table)
 
 
 def _format_fact(value: Any) -> str:
@@ -113,15 +162,16 @@ def _write_json_lines(columns: Columns, file: Any) -> None:
 
 def _print_table(columns: Columns) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for name, values in columns.items():
         table.add_column(name, justify="left" if values and isinstance(values[0], str) else "right")
     for row in zip(*columns.values(), strict=True):
-        table.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
-    Console().print(table)
+        cells = (f"{value:.6g}" if isinstance(value, float) else value for value in row)
+        table.add_row(*(Text(cell) if isinstance(cell, str) else str(cell) for cell in cells))
+    print_table(table, highlight=True)
 
 
 def _import_pyarrow(path: Path) -> Any:
@@ -134,8 +184,9 @@ def _import_pyarrow(path: Path) -> Any:
 class PlainGroup(TyperGroup):
     """A group of commands that end with one sentence and an exit code, never with a traceback.
 
-    Bad input ends with `Error: …` and exit code 2, Ctrl-C and SIGTERM with `Interrupted: …` and 130. If the environment
-    variable APOOD_DEBUG is set, errors are raised as they are, with their traceback.
+    Bad input ends with `Error: …` and exit code 2, Ctrl-C and SIGTERM with `Interrupted: …` and 130, and an error that
+    nobody foresaw with 70 and a report in the temporary folder. If the environment variable APOOD_DEBUG is set, errors
+    are raised as they are, with their traceback.
     """
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -154,9 +205,15 @@ class PlainGroup(TyperGroup):
         except typer.Abort as error:
             _exit_with(_INTERRUPTED, _START_AGAIN, error)
         except Exception as error:
-            if not hasattr(error, "format_message"):  # only typer's own errors have it; their base class is not public
+            if hasattr(error, "format_message"):  # only typer's own errors have it; their base class is not public
+                _exit_with(_BAD_INPUT, f"Error: {_describe_usage_error(error)}", error)
+            if os.environ.get("APOOD_DEBUG"):
                 raise
-            _exit_with(_BAD_INPUT, f"Error: {_describe_usage_error(error)}", error)
+            if _lacks_memory(error):
+                _exit_with(
+                    _BAD_INPUT, "Error: This needs more memory than there is: use less data or smaller settings.", error
+                )
+            _exit_with(_UNFORESEEN, _describe_unforeseen(error, args[0] if args else options.get("args")), error)
 
     def invoke(self, ctx: Any) -> Any:
         """Run one command. Wrong input ends with one sentence."""
@@ -170,14 +227,47 @@ class PlainGroup(TyperGroup):
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of a pipe, as in `apood … | head`, has stopped
                 raise
-            _exit_with(_BAD_INPUT, f"Error: {error}.", error)
+            where = f": {error.filename}" if error.filename else ""
+            _exit_with(_BAD_INPUT, f"Error: {error.strerror or error}{where}.", error)
 
 
 def _exit_with(code: int, message: str, error: BaseException) -> NoReturn:
-    if os.environ.get("APOOD_DEBUG") and code == _BAD_INPUT:
+    if os.environ.get("APOOD_DEBUG") and code != _INTERRUPTED:
         raise error
-    typer.echo(" ".join(message.split()), err=True)
+    echo(" ".join(message.split()), err=True)
     raise SystemExit(code) from error
+
+
+def _lacks_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the latter is torch's
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _MEMORY_SIGNS)
+
+
+def _describe_unforeseen(error: Exception, arguments: Sequence[str] | None) -> str:
+    """Write a report, and return a sentence about the error that says where the report is."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    versions = {"apood": __version__, "python": platform.python_version(), "system": platform.platform()}
+    versions |= {name: str(sys.modules[name].__version__) for name in ("torch", "transformers") if name in sys.modules}
+    report = [
+        f"command: apood {shlex.join(words)}",
+        *(f"{name}: {version}" for name, version in versions.items()),
+        "The messages of the errors are left out, because they may quote inputs.",
+        "",
+    ]
+    cause: BaseException | None = error
+    while cause is not None:
+        report += [*traceback.format_tb(cause.__traceback__), f"{type(cause).__name__}\n"]
+        cause = cause.__cause__ or cause.__context__
+    sentence = f"apood met an error that it did not foresee: {type(error).__name__}: {str(error).rstrip('.')}."
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", errors="backslashreplace", prefix="apood-error-", suffix=".txt", delete=False
+        ) as file:
+            file.write("\n".join(report))
+    except OSError as failure:
+        return f"{sentence} A report could not be written ({failure.strerror or failure})."
+    return f"{sentence} The report is at {file.name}."
 
 
 def _describe_usage_error(error: Any) -> str:
@@ -212,7 +302,7 @@ def _plain_warnings() -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, DataWarning | FitWarning):
-                typer.echo(f"Warning: {message}", err=True)
+                echo(f"Warning: {message}", err=True)
             else:
                 show_others(message, category, filename, lineno, file, line)
 

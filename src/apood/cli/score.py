@@ -17,7 +17,7 @@ from apood.cli.arguments import (
     read_text_records,
     report_skipped,
 )
-from apood.cli.output import check_rows_file, write_rows
+from apood.cli.output import check_rows_file, echo, write_rows
 from apood.support.checks import format_count
 from apood.support.errors import DataWarning, InputError
 
@@ -86,7 +86,7 @@ def score(
     write_rows(columns, file, as_json=as_json)
     if file is not None:
         ood = f", {columns['decision'].count('OOD'):,} of them OOD" if "decision" in columns else ""
-        typer.echo(f"Scored {format_count(len(scores), 'sequence')}{ood}; written to {file}.")
+        echo(f"Scored {format_count(len(scores), 'sequence')}{ood}; written to {file}.")
 
 
 def _is_store(name: str) -> bool:

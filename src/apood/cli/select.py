@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apood.cli.arguments import format_parameter, open_store, parse_settings, refuse_occupied
-from apood.cli.output import advise_on_interrupt, print_json
+from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
 from apood.support.errors import FitWarning, InputError
 from apood.support.files import refuse_unwritable, write_json
 
@@ -168,7 +168,6 @@ def _get_criterion(point: "Point") -> float | None:
 
 def _show(found: "Selection", detector: "Detector", target: Path) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -191,19 +190,19 @@ def _show(found: "Selection", detector: "Detector", target: Path) -> None:
         style = "bold" if point is found.best else "dim" if point.failure or point.disaster else ""
         mark = "▸" if point is found.best else ""
         table.add_row(mark, *row, Text(_describe(point)), style=style)
-    Console(highlight=False).print(table)
-    typer.echo()
+    print_table(table)
+    echo()
     for reason, count in Counter(point.failure for point in found.points if point.failure).items():
-        typer.echo(f"{count} failed: {reason}")
-    typer.echo(found.promise)
+        echo(f"{count} failed: {reason}")
+    echo(found.promise)
     if found.best is None:
-        typer.echo(
+        echo(
             "All settings that could be fitted are disasters, so no detector was saved: "
             "use more sequences, or another method."
         )
         return
     settings = " ".join(f"{name}={_format_value(value)}" for name, value in found.best.settings.items())
-    typer.echo(
+    echo(
         f"Saved the detector with {settings or 'the settings as given'} to {target}; "
         f"set its threshold with `apood calibrate {target} STORE`."
     )

@@ -5,9 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from apood.cli.output import advise_on_interrupt, print_facts, print_json
+from apood.cli.output import advise_on_interrupt, echo, print_facts, print_json
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ def collect_items(records: "Iterable[Record | BadRecord]", *, skip_bad: bool, wh
         if not isinstance(record, BadRecord):
             items.append(record.item)
         elif skip_bad:
-            typer.echo(f"Skipped: {record.reason}", err=True)
+            echo(f"Skipped: {record.reason}", err=True)
             skipped += 1
         else:
             raise InputError(f"{record.reason.rstrip('.')}; add --skip-bad to skip such {what}.")

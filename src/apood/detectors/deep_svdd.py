@@ -212,13 +212,13 @@ class DeepSVDD(Detector):
         corpora = [(source, vectors)]
         if aux is not None:
             corpora.append((aux, standardize_by(standard, aux, self.normalize)))
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(int(self.seed))
         hidden = self.hidden or min(2 * source.dim, _MOST_HIDDEN)
         outputs = self.outputs or min(source.dim, _MOST_OUTPUTS)
         encoder, centre = start_encoder(vectors, hidden, outputs, generator)
         outcome = minimise(
             [weight.requires_grad_() for weight in encoder],
-            Training(encoder, centre, corpora, self.aux_weight, self.batch_size, self.seed),
+            Training(encoder, centre, corpora, self.aux_weight, self.batch_size, int(self.seed)),
             steps=self.steps,
             learning_rate=self.learning_rate or _RATE / source.dim,
             weight_decay=self.weight_decay,

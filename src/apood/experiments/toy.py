@@ -66,7 +66,7 @@ def run_toy(out: Path, seed: int = 0) -> dict[str, Any]:
     """Write figure1.png, figure2.png and results.json to the folder `out`, and return the results."""
     out = Path(out)
     refuse_unwritable(out / "results.json")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     train = _sample_sequences(_ID_CENTRES, _TRAIN, generator)
     id_test = _sample_sequences(_ID_CENTRES, _TEST, generator)
     ood_test = _sample_sequences(_OOD_CENTRES, _TEST, generator)

@@ -2,7 +2,8 @@
 
 import importlib
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
@@ -11,13 +12,18 @@ from apood.support.errors import InputError
 
 __all__ = ["check_choice", "check_integer", "check_number", "format_count", "import_optional", "suggest_name"]
 
+_LARGEST = 2**63 - 1  # torch and numpy take no larger integers
+_LONGEST = 200  # characters of a value in a message
+
 
 def check_integer(name: str, value: Any, least: int) -> None:
-    """Raise InputError if `value` is not an integer (of Python or numpy) of at least `least`."""
+    """Raise InputError if `value` is not an integer (of Python or numpy) of at least `least` that fits into 64 bits."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{name} must be a whole number, got {value!r}.")
+        raise InputError(f"{name} must be a whole number, got {_shorten(value)}.")
     if int(value) < least:
-        raise InputError(f"{name} must be at least {least}, got {value}.")
+        raise InputError(f"{name} must be at least {least}, got {_shorten(value, str)}.")
+    if int(value) > _LARGEST:
+        raise InputError(f"{name} must be at most {_LARGEST}, got {_shorten(value, str)}.")
 
 
 def check_number(
@@ -31,16 +37,27 @@ def check_number(
 ) -> None:
     """Raise InputError if `value` is not a finite number with least <= value <= most and above < value < below."""
     real = isinstance(value, Real) and not isinstance(value, bool)
-    if not (real and least <= value <= most and above < value < below):
+    too_large = isinstance(value, int) and abs(value) > sys.float_info.max
+    if not (real and not too_large and least <= value <= most and above < value < below):
         signs = ((">=", least), (">", above), ("<=", most), ("<", below))
         bounds = " and ".join(f"{sign} {bound:g}" for sign, bound in signs if math.isfinite(bound))
-        raise InputError(f"{name} must be a finite number{' ' if bounds else ''}{bounds}, got {value!r}.")
+        raise InputError(f"{name} must be a finite number{' ' if bounds else ''}{bounds}, got {_shorten(value)}.")
+
+
+def _shorten(value: Any, show: Callable[[Any], str] = repr) -> str:
+    """Return a value for a message: only its beginning if it is long."""
+    try:
+        text = show(value)
+    except ValueError:  # Python does not write integers of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raise InputError if `value` is not one of `allowed`."""
     if value not in allowed:
-        raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{suggest_name(value, allowed)}.")
+        hint = suggest_name(value, allowed)
+        raise InputError(f"{name} must be one of {', '.join(allowed)}, got {_shorten(value)}{hint}.")
 
 
 def import_optional(module: str, extra: str, purpose: str) -> Any:

@@ -23,8 +23,8 @@ def resolve_device(device: str | torch.device | None = "auto") -> torch.device:
     check_device(device)
     resolved = torch.device(_name_device(device))
     try:
-        torch.empty(0, device=resolved)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        torch.ones(1, device=resolved).add(1).item()  # a computation, because `meta` can allocate but not compute
+    except Exception as error:  # torch has many: RuntimeError, AssertionError, ModuleNotFoundError, ...
         remedy = "'auto', 'cpu' or 'cuda'" if torch.cuda.is_available() else "'auto' or 'cpu': there is no CUDA device"
         raise InputError(f"The device {str(device)!r} cannot be used on this machine; use {remedy}.") from error
     if str(resolved) == "cuda":

@@ -72,7 +72,7 @@ def _batches(lengths: Tensor, seed: int, batch_size: int, token_budget: int | No
 
     pending = torch.empty(0, dtype=torch.int64)
     for epoch in itertools.count():
-        mixed = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
+        mixed = np.random.SeedSequence([int(seed), epoch]).generate_state(1, np.uint64)
         order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(int(mixed[0])))
         # What is left of the last epoch opens a batch, so sequences that would be in it twice come after it.
         fresh = order[~torch.isin(order, pending)][: batch_size - len(pending)]

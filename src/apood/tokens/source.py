@@ -102,7 +102,7 @@ def split(source: TokenSource, share: float, seed: int) -> tuple[Subset, Subset]
 
     Both parts keep the order of the source, so that a store is read forwards.
     """
-    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(int(seed)))
     taken = torch.zeros(len(source), dtype=torch.bool)
     taken[order[: round(share * len(source))]] = True
     return Subset(source, ~taken), Subset(source, taken)

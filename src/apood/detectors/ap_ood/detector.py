@@ -266,13 +266,13 @@ class APOOD(Detector):
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         recipe, device, whole = self._resolve_recipe(), resolve_device(self.device), source
         run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(int(self.seed))
         self.skips_first_ = recipe.adapted and has_sink(source, recipe.unit_tokens, generator)
         if self.skips_first_:
             source, aux = _skip_first(source), None if aux is None else _skip_first(aux)
         start = prepare_start(source, recipe, generator, device)
         weights = start.weights.clone().requires_grad_()
-        training = Training(source, aux, recipe, start, weights, self.aux_weight, self.seed)
+        training = Training(source, aux, recipe, start, weights, self.aux_weight, int(self.seed))
         place = f"tokens in the memory of {device}" if isinstance(source, Resident) else "tokens streamed"
         try:
             outcome = minimise(

@@ -162,6 +162,8 @@ class TextEncoder:
         check_integer("beams", beams, 1)
         check_integer("samples", samples, 0)
         check_integer("seed", seed, 0)
+        # Integers of numpy cannot be written as JSON, and the identity is.
+        max_tokens, max_new_tokens, beams, samples, seed = map(int, (max_tokens, max_new_tokens, beams, samples, seed))
         if beams > 1 and mode != "output":
             raise InputError(f"beams must be 1 except in mode output, got {beams} in mode {mode}.")
         self.device, self.mode, self.truncated = resolve_device(device), mode, 0

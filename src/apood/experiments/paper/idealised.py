@@ -70,7 +70,7 @@ class IdealisedKernel(Detector):
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         self.beta_ = 1 / math.sqrt(source.dim) if self.beta is None else self.beta
-        start = torch.randn(self.heads, source.dim, generator=torch.Generator().manual_seed(self.seed))
+        start = torch.randn(self.heads, source.dim, generator=torch.Generator().manual_seed(int(self.seed)))
         weights = start.to(resolve_device()).requires_grad_()
         batches: Iterator[Tensor] | None = None
 
