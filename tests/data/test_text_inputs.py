@@ -5,8 +5,11 @@ import gzip
 import io
 import itertools
 import json
+import os
 import sys
 import tempfile
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +296,7 @@ def test_bad_lines_are_named_and_reading_goes_on(tmp_path: Path) -> None:
     bad = {
         b'{"text": "x"': "is not valid JSON",
         b"[" * 100_000: "is not valid JSON",
+        b'{"text": ' + b"9" * 5000 + b"}": "is not valid JSON",
         b'{"body": "x", "id": 1}': "has no field 'text': there are 'body', 'id'",
         b"{}": "has no field 'text': there are none",
         b'["x"]': "must be a JSON object, got a list",
@@ -345,6 +349,56 @@ def test_a_table_without_a_good_header_is_refused(tmp_path: Path) -> None:
     assert "no field 'fr'" in refused(write(tmp_path / "b.csv", "text,body\n1,x\n"), target_field="fr")
     assert "is not UTF-8" in refused(write(tmp_path / "c.csv", "text\nx\n".encode("utf-16")))
     assert "Line 1 of" in refused(write(tmp_path / "d.csv", 'id,"te"xt\n1,x\n'))
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl", "a.sgm", "a.csv"])
+def test_a_line_above_the_limit_is_refused_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("apood.data.text_files.MOST_BYTES", 1 << 20)
+    before, good = {
+        "a.jsonl": ("", '{"text": "good"}'),
+        "a.sgm": ("", "<seg>good</seg>"),
+        "a.csv": ("text\n", "good"),
+    }.get(name, ("", "good"))
+    path = write(tmp_path / name, f"{before}{good}\n{'x' * (40 << 20)}\n{good}\n")
+    tracemalloc.start()
+    try:
+        first, bad, last = mixed(path)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+    assert first == last == "good"
+    assert "limit for one record" in bad and "split it" in bad
+
+
+def test_a_csv_row_above_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apood.data.text_files.MOST_BYTES", 1000)
+    open_quote = '"never closed\n' + "line\n" * 300
+    reasons = mixed(write(tmp_path / "a.csv", f"text\ngood\n{open_quote}"))
+    assert reasons[0] == "good" and "Line 3 of" in reasons[1] and "limit for one record" in reasons[1]
+
+
+@pytest.mark.parametrize("piece", ["<seg", "<seg>", "<seg <", "</seg", "<seg></se"])
+def test_segments_that_do_not_end_take_linear_time(tmp_path: Path, piece: str) -> None:
+    """A pattern that tries every start needed more than a minute for a tenth of this."""
+    started = time.perf_counter()
+    found = mixed(write(tmp_path / "a.sgm", piece * 400_000))
+    assert time.perf_counter() - started < 5
+    assert all("does not end on its line" in reason for reason in found) and len(found) == ("<seg" in piece)
+
+
+def test_a_character_reference_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
+    bad, good = mixed(write(tmp_path / "a.sgm", f"<seg>&#{'9' * 5000};</seg>\n<seg>fine</seg>\n"))
+    assert "thousands of digits" in bad and good == "fine"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt.gz", "a.parquet"])
+def test_only_regular_files_are_read(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    message = refused(str(tmp_path / name))
+    assert "only regular files are read" in message and "standard input" in message
+    assert "only regular files" in refused("/dev/zero")
 
 
 def test_bytes_that_are_not_utf8_spoil_only_their_line(tmp_path: Path) -> None:

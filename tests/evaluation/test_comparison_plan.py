@@ -1,5 +1,6 @@
 """Plans, in Python and as TOML: what they mean, and the sentence for every mistake."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -238,6 +239,13 @@ def test_files_that_are_no_plans(tmp_path, toml):
     (tmp_path / "latin.toml").write_bytes("# à".encode("latin-1"))
     with pytest.raises(InputError, match=r"latin\.toml is not TOML"):
         read_plan(tmp_path / "latin.toml")
+    for name, content in {"deep": f"a = {'[' * 100_000}", "digits": f"a = {'9' * 5000}"}.items():
+        (tmp_path / f"{name}.toml").write_text(content)
+        with pytest.raises(InputError, match=f"{name}.toml is not TOML"):
+            read_plan(tmp_path / f"{name}.toml")
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(InputError, match="only regular files are read"):
+        read_plan(tmp_path / "pipe.toml")
 
 
 # splits

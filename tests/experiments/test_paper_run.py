@@ -45,6 +45,7 @@ def refused(name: str, *, dry_run: bool = False, **options: Any) -> str:
     ("manifest", "facts"),
     [
         ("id_train = ", "not TOML"),
+        pytest.param(f"id_train = {'[' * 100_000}", "not TOML", id="deep"),
         (ID + 'aux = "aux.jsonl"\n' + OOD + "[settings]\nqueries = [5, 7]", "(5, 7) divides D = 16"),
         ("id_trian = 'a'", "'id_trian' (did you mean 'id_train'?)"),
         (OOD, "id_train and id_test, or id alone, got none"),

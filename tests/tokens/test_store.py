@@ -388,3 +388,14 @@ def test_many_shards_need_few_descriptors(tmp_path):
     write(tmp_path / "store", random_batch([1] * 60), shard_bytes=1)
     sequences, descriptors = in_a_process(_read_with_few_descriptors, tmp_path / "store")
     assert sequences == 60 and descriptors < 20
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(folder):
+    shard, index = folder / "shard-00001.safetensors", folder / "index.json"
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(StoreError, match=r"shard-00001.* only regular files are read"):
+        TokenStore(folder).select([1])
+    index.unlink()
+    os.mkfifo(index)
+    assert "only regular files are read" in refusal(folder)

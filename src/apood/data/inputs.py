@@ -155,6 +155,11 @@ def _choose_file_readers(name: str, request: _Request) -> list[Reader]:
     path = Path(name)
     if path.is_dir():
         raise InputError(f"{name!r} is a folder: give the files in it, for example {str(path / '*.jsonl')!r}.")
+    if path.exists() and not path.is_file():
+        raise InputError(
+            f"{name!r} is a pipe, a socket or a device, and only regular files are read: "
+            "give - to read standard input, or write the texts to a file first."
+        )
     files = [name] if path.is_file() else [str(file) for file in find_files(name)]
     if not files:
         raise InputError(_explain_absence(name))

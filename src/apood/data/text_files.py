@@ -7,7 +7,6 @@ import csv
 import gzip
 import html
 import itertools
-import json
 import re
 import sys
 import zlib
@@ -27,10 +26,17 @@ from apood.data.record import (
 )
 from apood.support.checks import import_optional
 from apood.support.errors import InputError
+from apood.support.files import open_regular, parse_json
 
-__all__ = ["Reader", "choose_reader", "find_parallel_files", "read_parallel_files", "read_stdin"]
+__all__ = ["MOST_BYTES", "Reader", "choose_reader", "find_parallel_files", "read_parallel_files", "read_stdin"]
 
-_SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.IGNORECASE)
+MOST_BYTES = 64 << 20
+"""The largest size of one record, in bytes: a line, or a row of a table that may span several lines."""
+
+_TOO_LONG = f"is longer than {MOST_BYTES >> 20} MiB, the limit for one record: split it"
+_SKIPPED_BYTES = 1 << 20  # read at a time of a line that is too long
+_SEGMENT_START = re.compile(r"<seg\b", re.IGNORECASE)
+_SEGMENT_END = re.compile("</seg>", re.IGNORECASE)
 _PARQUET_ROWS = 1024  # read at a time
 _STDIN = "standard input"
 
@@ -39,11 +45,11 @@ Reader = Callable[[], Records]
 
 
 class _Line(NamedTuple):
-    """A line with its end. If it is not UTF-8, `wrong_byte` is the position, from 1, of the first wrong byte."""
+    """A line with its end. `problem` says why the line cannot be used, or is None if it can."""
 
     number: int
     text: str
-    wrong_byte: int | None
+    problem: str | None
 
 
 def choose_reader(path: str, fields: TextFields, other_formats: str) -> Reader:
@@ -120,7 +126,7 @@ def read_parallel_files(files: Mapping[str, str], fields: TextFields) -> Records
             f"and {paths[1]!r} has {counts[1]:,}."
         )
     for lines in zip(*map(_read_lines, paths), strict=True):
-        wrong = next(((line, path) for line, path in zip(lines, paths, strict=True) if line.wrong_byte), None)
+        wrong = next(((line, path) for line, path in zip(lines, paths, strict=True) if line.problem), None)
         if wrong:
             yield _refuse_line(wrong[0], repr(wrong[1]))
         else:
@@ -131,25 +137,36 @@ def read_parallel_files(files: Mapping[str, str], fields: TextFields) -> Records
 
 def _read_lines(path: str) -> Iterator[_Line]:
     try:
-        with gzip.open(path) if path.lower().endswith(".gz") else Path(path).open("rb") as file:
-            yield from _decode(cast(BinaryIO, file))
+        with open_regular(Path(path)) as file:
+            yield from _decode(cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.lower().endswith(".gz") else file)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path!r} cannot be read ({error}).") from error
 
 
-def _decode(file: Iterable[bytes]) -> Iterator[_Line]:
-    for number, line in enumerate(file, start=1):
+def _decode(file: BinaryIO) -> Iterator[_Line]:
+    """Yield the lines of a file. Of a line that is too long only `MOST_BYTES` are ever held in memory."""
+    for number in itertools.count(1):
+        line = file.readline(MOST_BYTES + 1)
+        if not line:
+            return
+        if len(line) > MOST_BYTES:
+            ended = line.endswith(b"\n")
+            del line
+            yield _Line(number, "", _TOO_LONG)
+            while not ended:
+                rest = file.readline(_SKIPPED_BYTES)
+                ended = not rest or rest.endswith(b"\n")
+            continue
         encoding = "utf-8-sig" if number == 1 else "utf-8"
         try:
             yield _Line(number, line.decode(encoding), None)
         except UnicodeDecodeError as error:
-            yield _Line(number, line.decode(encoding, errors="replace"), error.start + 1)
+            problem = f"is not UTF-8: byte {error.start + 1} of the line cannot be decoded"
+            yield _Line(number, line.decode(encoding, errors="replace"), problem)
 
 
 def _refuse_line(line: _Line, file: str) -> BadRecord:
-    return make_bad_record(
-        f"line {line.number} of {file}", f"is not UTF-8: byte {line.wrong_byte} of the line cannot be decoded"
-    )
+    return make_bad_record(f"line {line.number} of {file}", str(line.problem))
 
 
 def _refuse_fields(what: str, fields: TextFields) -> None:
@@ -166,7 +183,7 @@ def _strip_end(line: _Line) -> str:
 
 def _read_plain(lines: Iterable[_Line], file: str, fields: TextFields) -> Records:
     for line in lines:
-        if line.wrong_byte is not None:
+        if line.problem is not None:
             yield _refuse_line(line, file)
         else:
             yield fields.make_plain_record(_strip_end(line), f"line {line.number} of {file}")
@@ -174,24 +191,35 @@ def _read_plain(lines: Iterable[_Line], file: str, fields: TextFields) -> Record
 
 def _read_segments(lines: Iterable[_Line], file: str, fields: TextFields) -> Records:
     """Read the files of the WMT test sets: segments `<seg id="1">…</seg>`, one per line, between lines of markup."""
-    for record in _read_plain((line for line in lines if "<seg" in line.text.lower()), file, fields):
-        if isinstance(record, BadRecord):
-            yield record
-        elif segment := _SEGMENT.search(record.item):
-            yield fields.make_plain_record(html.unescape(segment[1]).strip(), record.place)
-        else:
-            yield make_bad_record(record.place, "has a segment that does not end on its line")
+    for line in lines:
+        place = f"line {line.number} of {file}"
+        start = _SEGMENT_START.search(line.text)
+        if line.problem is not None and (start or not line.text):
+            yield _refuse_line(line, file)
+        elif start:
+            # The first tag decides: if it does not end, or its segment does not, no later one does.
+            begin = line.text.find(">", start.end()) + 1
+            end = _SEGMENT_END.search(line.text, begin) if begin else None
+            if end is None:
+                yield make_bad_record(place, "has a segment that does not end on its line")
+                continue
+            try:
+                text = html.unescape(line.text[begin : end.start()]).strip()
+            except ValueError:
+                yield make_bad_record(place, "has a character reference with thousands of digits")
+            else:
+                yield fields.make_plain_record(text, place)
 
 
 def _read_json_lines(lines: Iterable[_Line], file: str, fields: TextFields) -> Records:
     for line in lines:
         place = f"line {line.number} of {file}"
-        if line.wrong_byte is not None:
+        if line.problem is not None:
             yield _refuse_line(line, file)
         elif line.text.strip():
             try:
-                values = json.loads(line.text)
-            except (ValueError, RecursionError) as error:
+                values = parse_json(line.text)
+            except ValueError as error:
                 yield make_bad_record(place, f"is not valid JSON ({error})")
                 continue
             if isinstance(values, dict):
@@ -201,20 +229,25 @@ def _read_json_lines(lines: Iterable[_Line], file: str, fields: TextFields) -> R
 
 
 def _read_csv(lines: Iterable[_Line], file: str, fields: TextFields, delimiter: str = ",") -> Records:
-    csv.field_size_limit(sys.maxsize)  # the default refuses texts of 128 KiB
-    wrong: list[_Line] = []  # lines of the current row that are not UTF-8
+    csv.field_size_limit(MOST_BYTES)  # the default refuses texts of 128 KiB
+    wrong: list[_Line] = []  # lines of the current row that cannot be used
+    size = 0  # of the current row so far
 
-    def iterate_texts() -> Iterator[str]:
-        for line in lines:
-            if line.wrong_byte is not None:
-                wrong.append(line)
-            yield line.text
+    def take_text(line: _Line) -> str:
+        nonlocal size
+        size += len(line.text)
+        if line.problem is not None:
+            wrong.append(line)
+        if size > MOST_BYTES:  # such as after a quote that is never closed
+            raise csv.Error(f"the row {_TOO_LONG}")
+        return line.text
 
-    rows = csv.reader(iterate_texts(), delimiter=delimiter, strict=True)
+    rows = csv.reader(map(take_text, lines), delimiter=delimiter, strict=True)
     width, columns = 0, dict[str, int]()
     while True:
         place = f"line {rows.line_num + 1} of {file}"  # where the row begins; it may span several lines
         wrong.clear()
+        size = 0
         bad = None
         try:
             row = next(rows, None)

@@ -1,6 +1,5 @@
 """Comparisons of methods on stores: the plan, in Python or from a TOML file, its checks, and the results."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from apood.evaluation.split import Split, draw_share, refuse_same_data
 from apood.evaluation.study import run_study
 from apood.support.checks import check_integer, format_count, suggest_name
 from apood.support.errors import ApoodError, InputError
+from apood.support.files import read_toml
 from apood.support.version import __version__
 from apood.tokens.source import split
 from apood.tokens.store import TokenStore
@@ -164,7 +164,7 @@ def draw_splits(plan: ComparisonPlan) -> list[Split]:
 def read_plan(path: Path) -> ComparisonPlan:
     """Return the checked plan of a TOML file; paths of stores are relative to the file."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = read_toml(path)
     except OSError as error:
         raise InputError(f"The plan {path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:  # of TOML and of UTF-8

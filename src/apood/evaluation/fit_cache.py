@@ -27,7 +27,15 @@ from apood.detectors.contract.artefact import describe_detector, load
 from apood.detectors.contract.base import Detector, Scores
 from apood.fitting.checkpoint import Checkpoint
 from apood.support.errors import ArtefactError, DivergedWarning, FitWarning, InputError
-from apood.support.files import atomic_file, lock_folder, read_json, refuse_unwritable, source_digest, write_json
+from apood.support.files import (
+    atomic_file,
+    lock_folder,
+    read_json,
+    refuse_irregular,
+    refuse_unwritable,
+    source_digest,
+    write_json,
+)
 from apood.support.version import __version__
 from apood.tokens.digest import content_digest
 from apood.tokens.source import TokenSource
@@ -169,6 +177,7 @@ def _begin(path: Path, checkpoint: Checkpoint) -> float:
     noted, before = _read_object(path), 0.0
     for file in checkpoint.path.parent.glob(f"{checkpoint.path.name}*"):
         try:
+            refuse_irregular(file)
             with safe_open(file, "np"):
                 pass
         except (SafetensorError, OSError):
@@ -183,6 +192,7 @@ def _begin(path: Path, checkpoint: Checkpoint) -> float:
 
 def _read_scores(path: Path, digest: str, count: int) -> tuple[Scores, float] | None:
     try:
+        refuse_irregular(path)
         with safe_open(path, "np") as file:
             metadata = file.metadata() or {}
             scores: Scores = file.get_tensor("scores")

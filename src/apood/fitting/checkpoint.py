@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from apood.support.errors import ArtefactError
-from apood.support.files import atomic_file, is_temporary, source_digest
+from apood.support.files import atomic_file, is_temporary, refuse_irregular, source_digest
 from apood.support.version import __version__
 from apood.tokens.digest import sample_digest
 from apood.tokens.identity import drop_location
@@ -73,6 +73,7 @@ class Checkpoint:
         if not self.path.exists():
             return None
         try:
+            refuse_irregular(self.path)
             with safe_open(self.path, "pt") as file:
                 metadata = file.metadata() or {}
             tensors = load_file(self.path)

@@ -5,17 +5,19 @@ Everything is written under a temporary name and renamed at the end. Windows is 
 
 import contextlib
 import ctypes
+import errno
 import glob
 import hashlib
 import json
 import os
 import shutil
+import stat
 import sys
 import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from apood.support.errors import InputError
 
@@ -26,8 +28,11 @@ __all__ = [
     "is_being_replaced",
     "is_temporary",
     "lock_folder",
+    "open_regular",
     "parse_json",
     "read_json",
+    "read_toml",
+    "refuse_irregular",
     "refuse_unwritable",
     "sha256_of",
     "source_digest",
@@ -182,7 +187,7 @@ def _hold(lock_file: Path, *, wait: bool = True) -> Iterator[None]:
 
 def sha256_of(path: Path) -> str:
     """Return the hexadecimal sha256 of a file's content."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -208,15 +213,41 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file."""
-    return parse_json(path.read_bytes())
+    with open_regular(path) as file:
+        return parse_json(file.read())
 
 
-def parse_json(content: bytes) -> Any:
+def parse_json(content: bytes | str) -> Any:
     """Return the content of JSON text; raise ValueError for anything that Python cannot read, deep nesting too."""
     try:
-        return json.loads(content.decode("utf-8"))
+        return json.loads(content if isinstance(content, str) else content.decode("utf-8"))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file; raise ValueError for anything that Python cannot read, deep nesting too."""
+    import tomllib
+
+    with open_regular(path) as file:
+        text = file.read().decode("utf-8")
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading; raise OSError for a pipe, a socket or a device, which may block or never end."""
+    refuse_irregular(path)
+    return path.open("rb")
+
+
+def refuse_irregular(path: Path) -> None:
+    """Raise OSError if `path` is a pipe, a socket or a device, which may block or never end, or if it is missing."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, and only regular files are read", str(path))
 
 
 def refuse_unwritable(path: Path) -> None:

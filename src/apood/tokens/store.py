@@ -17,7 +17,7 @@ from torch import Tensor
 
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError, StoreError
-from apood.support.files import read_json, sha256_of, write_json
+from apood.support.files import open_regular, read_json, sha256_of, write_json
 from apood.tokens.batch import Ragged, TokenBatch, as_indices, bytes_of, dtype_name, empty_rows
 from apood.tokens.identity import EncoderIdentity
 from apood.tokens.source import BaseSource
@@ -249,7 +249,7 @@ class Shard:
         record = index.shards[number]
         self._name = f"Shard {record.file} of the token store {folder}"
         try:
-            with (folder / record.file).open("rb") as file:
+            with open_regular(folder / record.file) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError as error:
             raise StoreError(f"{self._name} is missing.") from error

@@ -1,6 +1,5 @@
 """The data sets of an experiment: those of a folder with a manifest, or those of the paper."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from apood.evaluation.result import MEAN
 from apood.experiments.paper.tasks import Settings, Task
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError
+from apood.support.files import read_toml
 
 __all__ = ["MANIFEST", "OOD", "DataSet", "DataSets", "paper_data_sets", "read_manifest"]
 
@@ -78,7 +78,7 @@ def read_manifest(folder: Path, task: Task, skipped: Sequence[str] = ()) -> Data
     if not folder.is_dir():
         raise InputError(f"There is no folder {str(folder)!r} with a file {MANIFEST}.")
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = read_toml(path)
     except FileNotFoundError as error:
         raise InputError(f"The folder {str(folder)!r} has no {MANIFEST}, which says what its files are for.") from error
     except OSError as error:
