@@ -16,8 +16,9 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from apood.support.errors import InputError
 
@@ -237,7 +238,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from error
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading; raise OSError for a pipe, a socket or a device, which may block or never end."""
     refuse_irregular(path)
     return path.open("rb")
