@@ -24,7 +24,7 @@ from apood.encoders.embed import embed_to_store
 from apood.evaluation.comparison import ComparisonPlan, compare
 from apood.evaluation.entry import Entry
 from apood.evaluation.result import MEAN, Result
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 
 _MACHINES = "esc50_machine"
 _HELD_OUT = ("engine", "hand_saw")

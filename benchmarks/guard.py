@@ -23,7 +23,7 @@ from apood.data.record import Record
 from apood.detectors.contract.artefact import load
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.registry import detector_class
-from apood.encoders.factory import reopen_encoder
+from apood.encoders.embed import reopen_encoder
 from apood.encoders.text.encoder import TextEncoder
 from apood.serving.guard import guard
 

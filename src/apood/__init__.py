@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from apood.detectors.perplexity import Perplexity
     from apood.detectors.relative_mahalanobis import RelativeMahalanobis
     from apood.encoders.text.encoder import TextEncoder
-    from apood.fitting.checkpoint import Checkpoint
+    from apood.fitting.optimise import Checkpoint
     from apood.pooling import attention_pool
     from apood.serving.guard import guard
     from apood.support.version import __version__
@@ -61,7 +61,7 @@ _HOMES = {
     "KNN": "apood.detectors.knn",
     "MSP": "apood.detectors.logits",
     "BinaryLogits": "apood.detectors.binary_logits",
-    "Checkpoint": "apood.fitting.checkpoint",
+    "Checkpoint": "apood.fitting.optimise",
     "DeepSAD": "apood.detectors.deep_svdd",
     "DeepSVDD": "apood.detectors.deep_svdd",
     "Detector": "apood.detectors.contract.base",

@@ -19,7 +19,7 @@ from apood.backbones.training_loop import Schedule
 from apood.data.record import Sound
 from apood.encoders.audio.encoder import AudioEncoder
 from apood.encoders.audio.spectrogram import LogMel
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.errors import ArtefactError, InputError
 
 PRETRAINING, PLAN = Schedule(6, 1e-3, warm_up=0.1), Schedule(40, 3e-3, warm_up=0.1)

@@ -34,7 +34,7 @@ from apood.backbones.translator import (
     train_translator,
 )
 from apood.data.record import Pair
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.errors import ArtefactError, InputError
 
 PAIRS = word_pairs(2000)

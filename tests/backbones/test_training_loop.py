@@ -12,7 +12,7 @@ from processes import wait_for_a_checkpoint
 from torch import nn
 
 from apood.backbones.training_loop import Batch, Point, Schedule, train
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.errors import ArtefactError, InputError
 
 SCHEDULE = Schedule(steps=50, learning_rate=0.05, warm_up=0.2, seed=3, validate_every=15)

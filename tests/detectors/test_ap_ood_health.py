@@ -8,9 +8,8 @@ from builders import correlated_sequences, random_queries
 
 from apood.detectors.ap_ood import detector as ap_ood
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.ap_ood.health import Outliers, warn_of_failure
-from apood.fitting.checkpoint import Checkpoint
-from apood.fitting.optimise import Outcome
+from apood.detectors.ap_ood.training import Outliers, warn_of_failure
+from apood.fitting.optimise import Checkpoint, Outcome
 from apood.support.errors import FitWarning
 from apood.tokens.batch import TokenBatch
 

@@ -10,7 +10,7 @@ from processes import wait_for_a_checkpoint
 
 import apood
 from apood.detectors.ap_ood.detector import APOOD
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.errors import ArtefactError
 
 STEPS = 60

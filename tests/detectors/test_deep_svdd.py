@@ -12,7 +12,7 @@ from apood.detectors import deep_svdd
 from apood.detectors.deep_svdd import DeepSAD, DeepSVDD, Training, start_encoder, total_variance
 from apood.detectors.shared.mean_pooling import standardize
 from apood.evaluation.metrics import auroc
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.errors import ArtefactError, FitWarning, InputError
 from apood.tokens.batch import TokenBatch
 

@@ -14,7 +14,7 @@ from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.errors import ArtefactError
 
 DIM = 8

@@ -20,7 +20,7 @@ from apood.detectors.contract.base import Detector
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.evaluation.fit_cache import CachedFit, _begin
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.errors import ArtefactError, DivergedWarning, FitWarning, InputError
 from apood.tokens.source import Subset
 

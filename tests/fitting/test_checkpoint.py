@@ -9,7 +9,7 @@ import pytest
 import torch
 from builders import random_tokens
 
-from apood.fitting.checkpoint import Checkpoint, run_digest
+from apood.fitting.optimise import Checkpoint, run_digest
 from apood.support.errors import ArtefactError
 from apood.tokens.batch import TokenBatch
 

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apood.fitting.checkpoint import Checkpoint
-from apood.fitting.optimise import cosine, minimise, warm_up
+from apood.fitting.optimise import Checkpoint, cosine, minimise, warm_up
 
 STEPS = 24
 TARGET = torch.tensor([1.0, -2.0, 0.5])

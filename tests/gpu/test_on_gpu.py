@@ -57,7 +57,7 @@ def test_means_on_gpu_are_those_on_the_cpu_and_repeat(
         found.cpu(), mean_pool(tokens, preprocessing), rtol=0, atol=1e-6 if preprocessing else 1e-14
     )
     assert torch.equal(mean_pool(tokens.to("cuda"), preprocessing), found)
-    monkeypatch.setattr("apood.pooling.preprocessing._GPU_NUMBERS", 10_000)
+    monkeypatch.setattr("apood.pooling.algebra._GPU_NUMBERS", 10_000)
     torch.testing.assert_close(mean_pool(tokens.to("cuda"), preprocessing), found, rtol=0, atol=1e-14)
 
 

@@ -9,8 +9,7 @@ from builders import correlated_sequences
 
 from apood.detectors.ap_ood import detector as ap_ood
 from apood.detectors.ap_ood.detector import APOOD
-from apood.fitting.checkpoint import Checkpoint
-from apood.fitting.optimise import minimise
+from apood.fitting.optimise import Checkpoint, minimise
 from apood.tokens.batch import TokenBatch
 from apood.tokens.loader import move_to_device
 from apood.tokens.store import TokenStore

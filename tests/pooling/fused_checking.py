@@ -10,10 +10,10 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
+from apood.pooling.algebra import Preprocessing
 from apood.pooling.eager import attention_pool_eager
 from apood.pooling.fused import attention_pool_fused
 from apood.pooling.kernels.tuning import Blocks, ProductBlocks, Tuning, force_tuning
-from apood.pooling.preprocessing import Preprocessing
 from apood.tokens.batch import TokenBatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

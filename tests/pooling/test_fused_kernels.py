@@ -7,6 +7,7 @@ import pytest
 import torch
 from fused_checking import DEVICE, PLAIN, SLOTS, SMALL, TINY, check, error, errors, random_batch
 
+from apood.pooling.algebra import Preprocessing
 from apood.pooling.eager import attention_pool_eager
 from apood.pooling.fused import attention_pool_fused, prepare_queries
 from apood.pooling.kernels import launch
@@ -15,7 +16,6 @@ from apood.pooling.kernels.forward import compute_token_stats, pool_forward
 from apood.pooling.kernels.launch import make_plan
 from apood.pooling.kernels.plan import cut_into_items
 from apood.pooling.kernels.tuning import Blocks, Tuning, choose_tuning, force_tuning
-from apood.pooling.preprocessing import Preprocessing
 
 # the interpreter computes -inf - -inf and 0 / 0 before it picks what is right
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apood.pooling import Preprocessing, attention_pool, mean_pool, round_queries
-from apood.pooling.preprocessing import scale_to_dtype
+from apood.pooling.algebra import scale_to_dtype
 from apood.tokens.batch import FLOAT_DTYPES
 
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -45,7 +45,7 @@ def test_a_mean_does_not_depend_on_its_neighbours_at_all(lengths, data):
 def test_where_blocks_are_cut_changes_nothing(numbers, monkeypatch):
     tokens = random_tokens([5, 0, 40, 1, 300], 3, dtype=torch.float32)
     expected = mean_pool(tokens, Preprocessing(unit=True))
-    monkeypatch.setattr("apood.pooling.preprocessing._CPU_NUMBERS", numbers)
+    monkeypatch.setattr("apood.pooling.algebra._CPU_NUMBERS", numbers)
     assert torch.equal(mean_pool(tokens, Preprocessing(unit=True)), expected)
 
 

@@ -7,9 +7,8 @@ import torch
 from builders import correlated_sequences
 
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.digest import content_digest
 from apood.tokens.source import SkipFirst, Subset
-from apood.tokens.store import TokenStore
+from apood.tokens.store import TokenStore, content_digest
 from apood.tokens.writer import TokenStoreWriter
 
 
@@ -65,7 +64,7 @@ def test_bfloat16_no_tokens_and_no_sequences(batch):
 
 def test_the_digest_does_not_depend_on_the_batches(batch, monkeypatch):
     whole = content_digest(SkipFirst(batch))
-    monkeypatch.setattr("apood.tokens.digest.token_budget", lambda _: 7)
+    monkeypatch.setattr("apood.tokens.store.token_budget", lambda _: 7)
     assert content_digest(SkipFirst(batch)) == whole
 
 

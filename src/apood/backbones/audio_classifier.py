@@ -19,7 +19,7 @@ from apood.data.sounds import find_sound_problem
 from apood.encoders.audio.encoder import SPECIAL_TOKENS
 from apood.encoders.audio.spectrogram import LogMel
 from apood.encoders.base.pretrained import silence_transformers
-from apood.fitting.checkpoint import Checkpoint, run_digest
+from apood.fitting.optimise import Checkpoint, run_digest
 from apood.support.checks import check_integer, check_number
 from apood.support.device import resolve_device
 from apood.support.errors import InputError

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from apood.fitting.checkpoint import Checkpoint
-from apood.fitting.optimise import cosine
+from apood.fitting.optimise import Checkpoint, cosine
 from apood.support.checks import check_integer, check_number
 from apood.support.errors import InputError
 from apood.support.files import write_json

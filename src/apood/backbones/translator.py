@@ -16,7 +16,7 @@ from apood.backbones.corpus import EOS, MULTIPLE, PAD, Batches, Corpus, train_vo
 from apood.backbones.training_loop import Schedule, seed_weights, train, write_report
 from apood.data.record import Pair
 from apood.encoders.base.pretrained import silence_transformers
-from apood.fitting.checkpoint import Checkpoint, run_digest
+from apood.fitting.optimise import Checkpoint, run_digest
 from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.device import resolve_device
 from apood.support.errors import InputError

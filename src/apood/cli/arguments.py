@@ -244,7 +244,7 @@ def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
 
 def open_detector_encoder(detector: "Detector", model: str | None) -> "TextEncoder | AudioEncoder":
     """Return the encoder that the detector was fitted with; `model` is its folder if that has moved."""
-    from apood.encoders.factory import reopen_encoder
+    from apood.encoders.embed import reopen_encoder
 
     if detector.encoder_ is None:
         raise InputError(

@@ -242,7 +242,7 @@ def _check_unused_options(
 
 def _open_encoder(inputs: list[str], model: str, options: dict[str, Any]) -> Any:
     from apood.encoders.base.pretrained import find_pretrained, is_audio_model
-    from apood.encoders.factory import open_encoder
+    from apood.encoders.embed import open_encoder
 
     pretrained = find_pretrained(model)
     check_input_kind(inputs, model, takes_sounds=is_audio_model(pretrained.folder))

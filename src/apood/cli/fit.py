@@ -46,7 +46,7 @@ def fit(
     A long fit writes checkpoints to DETECTOR.checkpoint. After an interruption, the same command continues from there.
     """
     from apood.detectors.contract.registry import detector_class
-    from apood.fitting.checkpoint import Checkpoint
+    from apood.fitting.optimise import Checkpoint
 
     chosen = detector_class(method)
     detector = chosen(**parse_settings(chosen, settings or []))

@@ -10,7 +10,7 @@ from apood.support.errors import InputError
 
 if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record
-    from apood.fitting.checkpoint import Checkpoint
+    from apood.fitting.optimise import Checkpoint
 
 __all__ = ["collect_items", "open_checkpoint", "print_report"]
 
@@ -21,7 +21,7 @@ def open_checkpoint(out: Path, seconds: float, *, resume: bool) -> "Iterator[Che
 
     Raise an error if it exists and `resume` is not set. On Ctrl-C, say how to continue.
     """
-    from apood.fitting.checkpoint import Checkpoint
+    from apood.fitting.optimise import Checkpoint
 
     checkpoint = Checkpoint(out.parent / f"{out.name}.checkpoint", seconds)
     if checkpoint.exists() and not resume:

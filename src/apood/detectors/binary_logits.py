@@ -11,7 +11,7 @@ from torch import Tensor
 
 from apood.detectors.contract.base import Detector
 from apood.detectors.shared.mean_pooling import Normalize, pool_means, standardize, standardize_by
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_choice, check_number
 from apood.support.errors import FitWarning
 from apood.tokens.batch import TokenBatch

@@ -12,8 +12,7 @@ from torch.nn.functional import leaky_relu
 from apood.detectors.contract.base import Detector
 from apood.detectors.shared.log_distances import floored_log
 from apood.detectors.shared.mean_pooling import Normalize, Standard, pool_means, standardize, standardize_by
-from apood.fitting.checkpoint import Checkpoint, run_digest
-from apood.fitting.optimise import Outcome, minimise
+from apood.fitting.optimise import Checkpoint, Outcome, minimise, run_digest
 from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.errors import DivergedWarning, FitWarning
 from apood.tokens.batch import TokenBatch

@@ -12,7 +12,7 @@ from apood.detectors.shared.side_channel import (
     find_sequences_with,
     refuse_row_shape,
 )
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.pooling.algebra import Pooled, merge_sequences
 from apood.support.checks import check_number
 from apood.tokens.batch import Ragged

@@ -15,7 +15,7 @@ from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.shared.log_distances import LengthLaw, floored_log
 from apood.detectors.shared.mean_pooling import describe_shortage
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_integer
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch

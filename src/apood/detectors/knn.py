@@ -16,7 +16,7 @@ from apood.detectors.shared.mean_pooling import (
     pool_means,
     warn_of_few,
 )
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_choice, check_integer
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar

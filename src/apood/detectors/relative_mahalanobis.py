@@ -7,7 +7,7 @@ from torch import Tensor
 
 from apood.detectors.contract.base import Detector
 from apood.detectors.shared.mean_pooling import Normalize, compute_moments, pool_means
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_choice, check_number
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch, dtype_name

@@ -1,25 +1,111 @@
-"""Encode a stream of records window by window, and write a resumable token store."""
+"""Open the encoder of a model, encode a stream of records window by window, and write a resumable token store."""
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from apood.data.record import BadRecord, Pair, Record, Skipped, Sound, unpack_records
 from apood.encoders.base.encoder import Encoder
+from apood.encoders.base.pretrained import Pretrained, find_pretrained, is_audio_model
+from apood.encoders.text.encoder import TextEncoder
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch, decode_texts
+from apood.tokens.identity import FOLDER, SAMPLING, EncoderIdentity, describe_encoder, same_encoder
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
-__all__ = ["EmbedCounts", "Window", "embed_to_store", "encode_windows", "limit_records"]
+if TYPE_CHECKING:
+    from apood.encoders.audio.encoder import AudioEncoder
+
+__all__ = [
+    "EmbedCounts",
+    "Window",
+    "embed_to_store",
+    "encode_windows",
+    "limit_records",
+    "open_encoder",
+    "reopen_encoder",
+]
+
+_AUDIO_OPTIONS = {"mode", "layer", "special_tokens", "device", "dtype"}
+_IDENTITY_OPTIONS = ("mode", "layer", "max_tokens", "max_new_tokens", "beams", "template", "special_tokens")
+
+
+def open_encoder(model: str | Path | Pretrained, **options: Any) -> "TextEncoder | AudioEncoder":
+    """Return an `AudioEncoder` for a model that takes sounds, else a `TextEncoder`; `options` are its arguments."""
+    pretrained = find_pretrained(model)
+    if not is_audio_model(pretrained.folder):
+        return TextEncoder(pretrained, **options)
+    if unknown := sorted(options.keys() - _AUDIO_OPTIONS):
+        raise InputError(f"The model {pretrained.name!r} takes sounds, for which there is no option {unknown[0]}.")
+    if (mode := options.pop("mode", "input")) != "input":
+        raise InputError(f"The model {pretrained.name!r} takes sounds, for which there is no mode {mode}, only input.")
+    from apood.encoders.audio.encoder import AudioEncoder
+
+    return AudioEncoder(pretrained, **options)
+
+
+def reopen_encoder(
+    identity: EncoderIdentity, model: str | Path | None = None, *, channels: Collection[str] = (), **options: Any
+) -> "TextEncoder | AudioEncoder":
+    """Return the encoder with this `identity` that gives at least the `channels`.
+
+    A model from the hub is found by its name and revision. A local model is found in its original folder, or in a
+    folder of the same name in the working directory; `model` names any other place. Raise InputError if the model
+    found there is another one.
+    """
+    if not (isinstance(identity.get("model"), str) and isinstance(identity.get("layer"), int)):
+        raise InputError(
+            f"The tokens came from {describe_encoder(identity)}, which apood cannot open as an encoder: "
+            "give a token store instead."
+        )
+    arguments = {key: identity[key] for key in _IDENTITY_OPTIONS if key in identity}
+    if "sample_logprobs" in channels:
+        arguments |= _get_sampling(identity)
+    found = find_pretrained(_find_model(identity) if model is None else model)
+    if is_audio_model(found.folder):
+        arguments.pop("max_tokens", None)  # follows from the model
+    else:
+        arguments["logprobs"] = None if "token_logprobs" in channels else False
+    encoder = open_encoder(found, **arguments, **options)
+    if not same_encoder(identity, encoder.identity):
+        raise InputError(
+            f"The model {found.name!r} is another encoder than the requested one: it gives tokens from "
+            f"{describe_encoder(encoder.identity)}, but tokens from {describe_encoder(identity)} were requested."
+        )
+    return encoder
+
+
+def _get_sampling(identity: EncoderIdentity) -> dict[str, Any]:
+    samples, tokens, seed = (identity.get(key) for key in SAMPLING)
+    if samples is None:
+        raise InputError(
+            f"The tokens came from {describe_encoder(identity)}, without samples, but the log-probabilities of samples "
+            "are needed: embed with samples, and give the token store."
+        )
+    return {"samples": samples, "max_new_tokens": tokens, "seed": seed}
+
+
+def _find_model(identity: EncoderIdentity) -> str:
+    name, revision = str(identity["model"]), identity.get("revision")
+    if revision is not None:
+        return f"{name}@{revision}"
+    for place in (identity.get(FOLDER), name):
+        if isinstance(place, str) and Path(place).is_dir():
+            return place
+    raise InputError(
+        f"The tokens came from the model {name!r}, and there is no such folder here: give the folder of the model "
+        "with model= or --model."
+    )
+
 
 _WINDOW_ITEMS = 1024
 _WINDOW_BYTES = 1 << 30

@@ -25,7 +25,7 @@ from sklearn.base import clone
 
 from apood.detectors.contract.artefact import describe_detector, load
 from apood.detectors.contract.base import Detector, Scores
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.errors import ArtefactError, DivergedWarning, FitWarning, InputError
 from apood.support.files import (
     atomic_file,
@@ -37,8 +37,8 @@ from apood.support.files import (
     write_json,
 )
 from apood.support.version import __version__
-from apood.tokens.digest import content_digest
 from apood.tokens.source import TokenSource
+from apood.tokens.store import content_digest
 
 __all__ = ["CachedFit"]
 

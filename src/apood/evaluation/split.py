@@ -5,9 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from apood.evaluation.entry import Entry
 from apood.support.errors import InputError
-from apood.tokens.digest import content_digest
 from apood.tokens.source import Subset, TokenSource, split
-from apood.tokens.store import TokenStore
+from apood.tokens.store import TokenStore, content_digest
 
 __all__ = ["Split", "draw_share", "narrow_channels", "refuse_same_data"]
 

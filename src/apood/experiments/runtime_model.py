@@ -21,8 +21,8 @@ from apood.encoders.base.pretrained import (
     load_text_model,
     silence_transformers,
 )
-from apood.encoders.text.batching import Padded
 from apood.encoders.text.model import TextModel
+from apood.encoders.text.tokenising import Padded
 from apood.support.checks import import_optional
 from apood.tokens.batch import dtype_name
 

@@ -9,9 +9,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from apood.pooling.algebra import Pooled
+from apood.pooling.algebra import Pooled, Preprocessing
 from apood.pooling.blocked import attention_pool_blocked
-from apood.pooling.preprocessing import Preprocessing
 from apood.support.checks import check_choice, check_number
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from apood.pooling.algebra import Pooled, merge
-from apood.pooling.preprocessing import Preprocessing
+from apood.pooling.algebra import Pooled, Preprocessing, merge
 from apood.tokens.batch import TokenBatch
 
 __all__ = ["VECTOR", "Block", "Rectangle", "attention_pool_blocked", "cut_into_blocks"]

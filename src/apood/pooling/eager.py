@@ -6,8 +6,7 @@ It is the truth that the fast paths are tested against, and far too slow and hun
 import torch
 from torch import Tensor
 
-from apood.pooling.algebra import Pooled, similarities_and_logits
-from apood.pooling.preprocessing import Preprocessing
+from apood.pooling.algebra import Pooled, Preprocessing, similarities_and_logits
 from apood.tokens.batch import TokenBatch
 
 __all__ = ["attention_pool_eager"]

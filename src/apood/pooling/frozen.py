@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apood.pooling.algebra import Pooled
+from apood.pooling.algebra import Pooled, Preprocessing
 from apood.pooling.attention import Similarity, attention_pool, check_dimensions, check_pool, has_kernels
-from apood.pooling.preprocessing import Preprocessing
 from apood.tokens.batch import TokenBatch
 
 __all__ = ["FrozenPool"]

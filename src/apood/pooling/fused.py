@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from apood.pooling.algebra import Pooled
+from apood.pooling.algebra import Pooled, Preprocessing, scale_to_dtype
 from apood.pooling.kernels.backward import pool_gradient
 from apood.pooling.kernels.forward import compute_token_stats, pool_forward
 from apood.pooling.kernels.launch import Columns, Stats, make_plan, tune
-from apood.pooling.preprocessing import Preprocessing, scale_to_dtype
 from apood.tokens.batch import TokenBatch
 
 __all__ = ["PreparedQueries", "attention_pool_fused", "pool_packed", "prepare_queries"]

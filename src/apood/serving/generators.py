@@ -26,13 +26,12 @@ from apood.encoders.base.pretrained import (
     load_text_model,
     load_tokenizer,
 )
-from apood.encoders.factory import reopen_encoder
-from apood.encoders.text.batching import batch_by_length, choose_batch_tokens
+from apood.encoders.embed import reopen_encoder
 from apood.encoders.text.encoder import TextEncoder, find_generation_files
 from apood.encoders.text.generation import Generated, Prompt, cut_outputs, read_prompts
 from apood.encoders.text.model import Mode, TextModel, probe_model
 from apood.encoders.text.states import Rows, TextPass
-from apood.encoders.text.tokenising import Tokeniser
+from apood.encoders.text.tokenising import Tokeniser, batch_by_length, choose_batch_tokens
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from apood.detectors.ap_ood.health import Outliers, warn_of_failure
 from apood.detectors.ap_ood.recipe import (
     HeadReduction,
     Recipe,
@@ -20,11 +19,17 @@ from apood.detectors.ap_ood.recipe import (
     prepare_start,
     resolve,
 )
-from apood.detectors.ap_ood.training import Training, estimate_batch_bytes, log_norms, pool_corpus
+from apood.detectors.ap_ood.training import (
+    Outliers,
+    Training,
+    estimate_batch_bytes,
+    log_norms,
+    pool_corpus,
+    warn_of_failure,
+)
 from apood.detectors.contract.base import Detector, HeldOutFit, Scores
 from apood.detectors.shared.log_distances import LengthLaw, floored_log
-from apood.fitting.checkpoint import Checkpoint, run_digest
-from apood.fitting.optimise import minimise
+from apood.fitting.optimise import Checkpoint, minimise, run_digest
 from apood.pooling import FrozenPool, Pooled, Preprocessing, Similarity, round_queries
 from apood.pooling.algebra import similarities_and_logits
 from apood.support.checks import check_choice, check_integer, check_number

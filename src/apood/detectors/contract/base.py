@@ -15,13 +15,13 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from apood.decisions.conformal import benjamini_hochberg, conformal_p_values, conformal_threshold
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.digest import sample_digest
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source, token_budget
+from apood.tokens.store import sample_digest
 
 __all__ = [
     "AuxUse",

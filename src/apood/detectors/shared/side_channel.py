@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.fitting.checkpoint import Checkpoint
+from apood.fitting.optimise import Checkpoint
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.source import TokenSource

@@ -20,17 +20,17 @@ from apood.encoders.base.pretrained import (
     load_text_model,
     load_tokenizer,
 )
-from apood.encoders.text.batching import (
+from apood.encoders.text.generation import Generator
+from apood.encoders.text.model import Mode, probe_model
+from apood.encoders.text.states import Rows, TextPass
+from apood.encoders.text.tokenising import (
     Budget,
     RowCollector,
+    Tokeniser,
     batch_by_length,
     choose_batch_tokens,
     estimate_generation_budget,
 )
-from apood.encoders.text.generation import Generator
-from apood.encoders.text.model import Mode, probe_model
-from apood.encoders.text.states import Rows, TextPass
-from apood.encoders.text.tokenising import Tokeniser
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import resolve_device
 from apood.support.errors import InputError

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from apood.encoders.base.pretrained import silence_transformers
-from apood.encoders.text.batching import Padded
 from apood.encoders.text.model import Hidden, TextModel
+from apood.encoders.text.tokenising import Padded
 from apood.tokens.batch import Ragged
 
 __all__ = ["Generated", "Generator", "Prompt", "Samples", "cut_outputs", "draw_numbers", "read_prompts"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from apood.encoders.base.pretrained import Kind, LoadedTextModel, resolve_layer
-from apood.encoders.text.batching import Padded
+from apood.encoders.text.tokenising import Padded
 from apood.support.errors import InputError
 
 __all__ = ["Hidden", "Mode", "Probe", "TextModel", "compute_token_logprobs", "probe_model"]

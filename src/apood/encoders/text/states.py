@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from apood.encoders.base.pretrained import Kind
-from apood.encoders.text.batching import Padded, find_places
 from apood.encoders.text.generation import Generated, Generator, Prompt, Samples, draw_numbers, read_prompts
 from apood.encoders.text.model import Hidden, Mode, TextModel, compute_token_logprobs
+from apood.encoders.text.tokenising import Padded, find_places
 from apood.tokens.batch import Ragged, upload
 
 __all__ = ["Rows", "TextPass"]

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from apood.detectors.ap_ood.training import log_norms
 from apood.detectors.contract.base import Detector
-from apood.fitting.checkpoint import Checkpoint, run_digest
-from apood.fitting.optimise import minimise
+from apood.fitting.optimise import Checkpoint, minimise, run_digest
 from apood.support.checks import check_integer, check_number
 from apood.support.device import resolve_device
 from apood.support.errors import DivergedWarning

@@ -23,16 +23,14 @@ from apood.data.record import BadRecord, Record
 from apood.data.sounds import read_sounds
 from apood.encoders.audio.encoder import AudioEncoder
 from apood.encoders.base.encoder import Encoder
-from apood.encoders.embed import EmbedCounts, embed_to_store, limit_records
-from apood.encoders.factory import open_encoder
+from apood.encoders.embed import EmbedCounts, embed_to_store, limit_records, open_encoder
 from apood.experiments.paper.data_sets import OOD, DataSet, DataSets
 from apood.experiments.paper.model_facts import ModelFacts
 from apood.experiments.paper.tasks import SHARE, Mode, Task
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.files import read_json, sha256_of, write_json
-from apood.tokens.digest import content_digest
-from apood.tokens.store import TokenStore
+from apood.tokens.store import TokenStore, content_digest
 
 __all__ = ["Embedding", "Size", "embed_all", "file_digests", "list_embeddings", "read_set"]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from apood.encoders.text.batching import RowCollector
+from apood.encoders.text.tokenising import RowCollector
 from apood.tokens.batch import Ragged
 
 LENGTHS = torch.tensor([3, 0, 40, 7, 7, 1, 0, 90, 2, 33])
