@@ -54,6 +54,17 @@ def test_inputs_and_encoders_do_not_know_detectors():
             assert not wrong, f"{module} imports {wrong}"
 
 
+def test_no_package_imports_a_module_of_its_parent():
+    """A module in detectors/ap_ood may import detectors/shared, a sibling, but not detectors/knn.py."""
+    for module in TREES:
+        for depth in range(1, len(module.parts) - 1):
+            parent = module.parts[:depth]
+            own_modules = {path.with_suffix("") for path in TREES if path.parts[:-1] == parent}
+            for name, _ in imported_rooms(module):
+                parts = name.split(".")[1:]
+                assert Path(*parts[: depth + 1]) not in own_modules, f"{module} imports {name}, of its parent"
+
+
 def test_modules_are_short():
     assert not {module: lines for module, lines in LINES.items() if lines > LONGEST}
     assert statistics.median(LINES.values()) < MEDIAN
