@@ -1,6 +1,8 @@
 """Sounds from files, folders, patterns and archives, and the reasons why some cannot be used."""
 
 import sys
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +138,59 @@ def test_archives_with_other_arrays_are_named(tmp_path: Path) -> None:
         ({"audio": [[0.5]], "sr": 0}, "one number of samples per second"),
         ({"audio": [[0.5]], "sr": RATE, "label": ["a", "b"]}, "has 2 labels for 1 sounds"),
         ({"audio": np.array([[None]], dtype=object), "sr": RATE}, "cannot be read as an npz archive"),
+        ({"audio": 0.5, "sr": RATE}, "got float64 of shape []"),
+        ({"audio": np.zeros((3, 0)), "sr": RATE}, "has no values in the rows of 'audio'"),
+        ({"audio": [[0.5]], "sr": np.inf}, "one number of samples per second"),
+        ({"audio": [[0.5]], "sr": np.nan}, "one number of samples per second"),
+        ({"audio": [[0.5]], "sr": 1e300}, "one number of samples per second"),
+        ({"audio": [[0.5]], "sr": RATE, "label": "a"}, "has labels of shape [] for 1 sounds"),
+        ({"audio": [[0.5]], "sr": RATE, "label": ["\ud800"]}, "cannot be read as an npz archive"),
+        ({"audio": [[0.5, 1e300]], "sr": RATE}, "not a finite number, at position 1"),
     ):
         assert message in reason(archive(tmp_path / "a.npz", **arrays))
+
+
+def test_arrays_by_columns_are_read_too(tmp_path: Path) -> None:
+    floats = np.stack([tone(0.1, 0), noise(0.1, 1)])
+    path = archive(tmp_path / "a.npz", audio=np.asfortranarray(floats), sr=RATE)
+    np.testing.assert_array_equal([sound.samples for sound in sounds_of(path)], floats.astype(np.float32))
+    assert not sounds_of(archive(tmp_path / "b.npz", audio=np.zeros((0, 5)), sr=RATE))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ("(1, 999999999999)", "fewer values than the shape"),
+        ("(999999999999, 0)", "no values in the rows"),
+        ("(-1, 4)", "impossible shape"),
+        ("(" * 4000, "no proper header"),
+        ("4", "no proper header"),
+        (f"(1, {'9' * 5000})", "no proper header"),
+    ],
+)
+def test_archives_with_impossible_headers_are_refused(tmp_path: Path, shape: str, message: str) -> None:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    path = archive(tmp_path / "a.npz", sr=RATE)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("audio.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(16))
+    assert message in reason(path)
+
+
+def test_a_sound_above_the_limit_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.npz")
+    np.savez_compressed(path, audio=np.zeros((1, 200 << 20), np.int16), sr=RATE)
+    tracemalloc.start()
+    try:
+        assert "limit for one record is 256 MiB" in reason(path)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_audio_file_above_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apood.data.sounds.MOST_SOUND_BYTES", 1000)
+    message = reason(write(tmp_path / "a.flac", tone(0.1, 0)))
+    assert "takes 3,200 bytes" in message and "split it into shorter files" in message
 
 
 def test_a_broken_archive_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import word_tokenizer
 
 from apood.encoders.base import pretrained
-from apood.encoders.base.pretrained import find_weight_files, fingerprint
+from apood.encoders.base.model_files import find_weight_files
+from apood.encoders.base.pretrained import fingerprint
 from apood.encoders.embed import embed_to_store
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError, StoreError

@@ -1,7 +1,6 @@
 """Reading sounds from audio files, folders of them and npz archives."""
 
 import itertools
-import zipfile
 from collections.abc import Iterator, Sequence
 from glob import has_magic
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from apood.data.archives import MOST_SOUND_BYTES, Archive, BadFileError, open_archive
 from apood.data.inputs import AUDIO_ENDINGS, SOUND_ENDINGS, find_files
 from apood.data.record import BadRecord, Record, Sound, make_bad_record, make_sentence
 from apood.support.checks import import_optional
@@ -18,6 +18,7 @@ from apood.support.errors import InputError
 __all__ = ["find_sound_problem", "read_sounds"]
 
 _SILENCE = 1e-6  # standard deviation; full scale is 1, so this is 120 dB below it
+_HIGHEST_RATE = 1 << 31
 _LOUDEST = 2.0  # resampled floats exceed 1 a little; values far above it are on another scale
 
 
@@ -96,12 +97,8 @@ def _read_file(path: Path) -> Iterator[Record | BadRecord]:
             yield Record(_read_audio(path), place)
         else:
             yield from (Record(sound, f"row {row} of {place}") for row, sound in enumerate(_read_archive(path), 1))
-    except _BadFileError as error:
+    except BadFileError as error:
         yield make_bad_record(place, str(error))
-
-
-class _BadFileError(Exception):
-    """A file cannot be used. The message is the rest of a sentence that begins with its name."""
 
 
 def _read_audio(path: Path) -> Sound:
@@ -109,42 +106,57 @@ def _read_audio(path: Path) -> Sound:
 
     try:
         if not path.stat().st_size:
-            raise _BadFileError("is an empty file")
+            raise BadFileError("is an empty file")
         with soundfile.SoundFile(path) as file:
+            size = file.frames * file.channels * 4
+            if size > MOST_SOUND_BYTES:
+                raise BadFileError(
+                    f"takes {size:,} bytes in memory, but the limit for one record is {MOST_SOUND_BYTES >> 20} MiB: "
+                    "split it into shorter files"
+                )
             channels = file.read(dtype="float32", always_2d=True)
             frames, rate = file.frames, int(file.samplerate)
     except (soundfile.SoundFileError, OSError, RuntimeError) as error:
         why = str(error).rstrip(".").splitlines()[-1:] or [type(error).__name__]
-        raise _BadFileError(f"cannot be read as audio ({why[0]})") from error
+        raise BadFileError(f"cannot be read as audio ({why[0]})") from error
     if len(channels) != frames:
-        raise _BadFileError("ends before all of its samples")
+        raise BadFileError("ends before all of its samples")
     return Sound(channels.mean(1, dtype=np.float32), rate, path.parent.name or None)
 
 
 def _read_archive(path: Path) -> Iterator[Sound]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            if missing := next((name for name in ("audio", "sr") if name not in arrays), None):
-                there = ", ".join(map(repr, arrays.files)) or "none"
-                raise _BadFileError(f"has no array {missing!r}: there are {there}")
-            audio, rates = arrays["audio"], arrays["sr"]
-            labels = [str(label) for label in arrays["label"]] if "label" in arrays else [None] * len(audio)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        why = str(error).rstrip(".").splitlines()[:1] or [type(error).__name__]
-        raise _BadFileError(f"cannot be read as an npz archive ({why[0]})") from error
-    if audio.ndim != 2 or not (audio.dtype == np.int16 or audio.dtype.kind == "f"):
-        raise _BadFileError(
-            "must hold 'audio' as int16 or float of shape [sounds, samples], "
-            f"got {audio.dtype} of shape {list(audio.shape)}"
-        )
-    if rates.size != 1 or rates.dtype.kind not in "iuf" or not rates.item() >= 1:
-        raise _BadFileError("must hold 'sr' as one number of samples per second")
-    if len(labels) != len(audio):
-        raise _BadFileError(f"has {len(labels)} labels for {len(audio)} sounds")
-    for samples, label in zip(audio, labels, strict=True):
-        yield Sound(_scale(samples), int(rates.item()), label)
+    with open_archive(path) as archive:
+        if missing := next((name for name in ("audio", "sr") if name not in archive.names), None):
+            there = ", ".join(map(repr, archive.names)) or "none"
+            raise BadFileError(f"has no array {missing!r}: there are {there}")
+        shape, dtype = archive.describe("audio")
+        if len(shape) != 2 or not (dtype == np.int16 or dtype.kind == "f"):
+            raise BadFileError(
+                f"must hold 'audio' as int16 or float of shape [sounds, samples], got {dtype} of shape {list(shape)}"
+            )
+        rates = archive.read("sr")
+        if rates.size != 1 or rates.dtype.kind not in "iuf" or not 1 <= rates.item() <= _HIGHEST_RATE:
+            raise BadFileError("must hold 'sr' as one number of samples per second")
+        labels = _read_labels(archive, shape[0])
+        for number, samples in enumerate(archive.iterate_rows("audio")):
+            yield Sound(_scale(samples), int(rates.item()), labels[number] if labels else None)
+
+
+def _read_labels(archive: Archive, count: int) -> list[str]:
+    """Return the label of each sound; an empty list if the archive has none."""
+    if "label" not in archive.names:
+        return []
+    array = archive.read("label")
+    if array.ndim != 1 or len(array) != count:
+        found = f"{len(array)} labels" if array.ndim == 1 else f"labels of shape {list(array.shape)}"
+        raise BadFileError(f"has {found} for {count} sounds")
+    labels = [str(label) for label in array]
+    for label in labels:
+        label.encode()  # raises UnicodeEncodeError, a ValueError, for half of a surrogate pair
+    return labels
 
 
 def _scale(samples: NDArray[Any]) -> NDArray[np.float32]:
-    floats = samples.astype(np.float32)
+    with np.errstate(over="ignore"):  # what is too large for float32 is refused as not finite
+        floats = samples.astype(np.float32)
     return floats / np.float32(2**15) if samples.dtype == np.int16 else floats

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from apood.data.record import Pair
 from apood.detectors.contract.base import Detector, refuse_lacking
+from apood.encoders.base.model_files import find_weight_files
 from apood.encoders.base.pretrained import (
     GENERATING,
     Kind,
@@ -21,7 +22,6 @@ from apood.encoders.base.pretrained import (
     choose_dtype,
     find_kind,
     find_pretrained,
-    find_weight_files,
     fingerprint,
     load_text_model,
     load_tokenizer,

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Literal
 import torch
 from torch import nn
 
+from apood.encoders.base.model_files import check_model_files, find_weight_files, read_weight_header
 from apood.support.checks import import_optional
 from apood.support.errors import InputError
 from apood.support.files import read_json, sha256_of
@@ -29,7 +30,6 @@ __all__ = [
     "choose_dtype",
     "find_kind",
     "find_pretrained",
-    "find_weight_files",
     "fingerprint",
     "is_audio_model",
     "load_config",
@@ -58,6 +58,9 @@ _SEQ2SEQ_HEADS = ("ForConditionalGeneration", "LMHeadModel", "MTModel")
 _CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
 # Language models that attend to both sides of a token, or to tokens in another order.
 _NOT_LEFT_TO_RIGHT = {"bert", "roberta", "electra", "xlnet", "xlm", "flaubert"}
+# Implementations that are part of transformers. The default of attention is sdpa if the model supports it, else eager.
+_ATTENTIONS = ("eager", "sdpa")
+_EXPERTS = ("eager", "batched_mm", "grouped_mm")
 _WHOLE_FILE = 1 << 30
 _TENSOR_SAMPLE = 1 << 16
 
@@ -113,6 +116,7 @@ def find_pretrained(model: str | Path | Pretrained) -> Pretrained:
             "Pickled weights (.bin) are never loaded: save the model as safetensors, or name a revision on the hub "
             "that has them (owner/name@revision)."
         )
+    check_model_files(found.folder)
     return found
 
 
@@ -142,23 +146,6 @@ def is_audio_model(folder: Path) -> bool:
         return False
 
 
-def find_weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files that hold the weights of the model in `folder`; an empty list if there are none."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        return []
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise InputError(f"{index} is not a JSON index of weight files with a 'weight_map'.") from error
-    for name in sorted(names):
-        if not (folder / name).is_file():
-            raise InputError(f"{index} names the weight file {name!r}, which is not in {folder}.")
-    return [folder / name for name in sorted(names)]
-
-
 def fingerprint(folder: Path, *also: str) -> str:
     """Return a digest of the files in `folder` that decide the tokens, wherever the folder is.
 
@@ -185,11 +172,10 @@ def _digest_weights(path: Path) -> str:
 
 def _sample_weights(file: BinaryIO) -> Iterator[bytes]:
     """Yield the header of a safetensors file, then the beginning of each tensor."""
-    size = file.read(8)
-    header = file.read(int.from_bytes(size, "little"))
-    yield size + header
+    header, entries = read_weight_header(file)
+    yield header
     data = file.tell()
-    tensors = (entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__")
+    tensors = (entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__")
     for start, stop in sorted(tensors):
         file.seek(data + start)
         yield file.read(min(stop - start, _TENSOR_SAMPLE))
@@ -265,11 +251,26 @@ def load_text_model(pretrained: Pretrained, dtype: torch.dtype, *, generates: bo
 
 
 def load_config(pretrained: Pretrained) -> Any:
-    """Return the configuration in the model's folder."""
+    """Return the configuration in the model's folder, without implementations that are fetched from a hub."""
     with silence_transformers(), _raise_unloadable(pretrained):
-        return _import_transformers().AutoConfig.from_pretrained(
+        config = _import_transformers().AutoConfig.from_pretrained(
             pretrained.folder, local_files_only=True, trust_remote_code=False
         )
+        _drop_fetched_code(config)
+    return config
+
+
+def _drop_fetched_code(config: Any) -> None:
+    """Set implementations of attention and of experts that are not part of transformers to the default.
+
+    Others are the names of kernels, which transformers downloads and runs.
+    """
+    for name, own in (("_attn_implementation", _ATTENTIONS), ("_experts_implementation", _EXPERTS)):
+        if getattr(config, name, None) not in (None, *own):
+            setattr(config, name, None)
+    for inner in vars(config).values():
+        if isinstance(inner, _import_transformers().PretrainedConfig):
+            _drop_fetched_code(inner)
 
 
 def load_model(

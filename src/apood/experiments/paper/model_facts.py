@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from apood.encoders.base.model_files import find_weight_files
 from apood.encoders.base.pretrained import (
     GENERATING,
     Pretrained,
     find_kind,
     find_pretrained,
-    find_weight_files,
     fingerprint,
     is_audio_model,
     load_config,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from apood.data.archives import BadFileError, open_archive
 from apood.evaluation.split import Split
 from apood.experiments.paper.data_sets import OOD, DataSet, DataSets
 from apood.experiments.paper.experiment import TableExperiment
@@ -83,7 +84,7 @@ def _read_set(own: DataSet) -> TokenBatch:
         vectors, owners, labels = _read_arrays(Path(name))
         for bag, label in enumerate(labels):
             if not own.labels or str(label) in own.labels:
-                sequences.append(torch.from_numpy(vectors[owners == bag].astype(np.float32)))
+                sequences.append(torch.from_numpy(vectors[owners == bag]))
     if not sequences:
         raise InputError(f"There are no bags labelled {', '.join(own.labels)} in {', '.join(own.inputs)}.")
     return TokenBatch.from_sequences(sequences)
@@ -91,19 +92,24 @@ def _read_set(own: DataSet) -> TokenBatch:
 
 def _read_arrays(path: Path) -> tuple[Any, Any, Any]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            lacking = [name for name in _ARRAYS if name not in archive]
-            arrays = None if lacking else tuple(archive[name] for name in _ARRAYS)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{str(path)!r} cannot be read as an npz archive ({error}).") from error
+        with open_archive(path) as archive:
+            lacking = [name for name in _ARRAYS if name not in archive.names]
+            arrays = None if lacking else tuple(archive.read(name) for name in _ARRAYS)
+    except BadFileError as error:
+        raise InputError(f"{str(path)!r} {error}.") from error
     if arrays is None:
         raise InputError(f"{str(path)!r} has no array {lacking[0]!r}; bags need {', '.join(_ARRAYS)}.")
     vectors, owners, labels = arrays
-    if vectors.ndim != 2 or owners.shape != vectors.shape[:1] or set(owners.tolist()) != set(range(len(labels))):
+    fits = vectors.ndim == 2 and vectors.dtype.kind in "fiu" and labels.ndim == 1
+    if not fits or owners.shape != vectors.shape[:1] or set(owners.tolist()) != set(range(len(labels))):
         raise InputError(
             f"{str(path)!r} must hold X [vectors, D], bag [vectors] with the number of each vector's bag, and "
             "bag_label [bags]."
         )
+    with np.errstate(over="ignore"):
+        vectors = vectors.astype(np.float32)
+    if not np.isfinite(vectors).all():
+        raise InputError(f"{str(path)!r} has a value in X that is not a finite number in float32.")
     return vectors, owners, labels
 
 
