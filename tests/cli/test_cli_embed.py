@@ -260,12 +260,10 @@ def test_a_missing_model_folder_is_refused(refused, files, tmp_path):
         assert message == f"There is no folder '{name}'."
 
 
-def test_only_bad_records(refused, apood, model, calibrated, tmp_path):
+def test_score_refuses_input_without_any_good_record(refused, calibrated, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
-    result = apood("embed", tmp_path / "bad.jsonl", "--model", model, "--out", tmp_path / "store", "--skip-bad")
-    assert "Embedded 0 texts" in result.stdout and "2 bad ones skipped" in result.stdout
     sentence = refused("score", calibrated, tmp_path / "bad.jsonl", "--skip-bad")
-    assert "nothing to score" in sentence
+    assert "None of the 2 records can be used" in sentence and "--field" in sentence
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from apood.support.files import reserve_path
 from apood.tokens.batch import TokenBatch
 from apood.tokens.writer import TokenStoreWriter
 
@@ -38,6 +39,10 @@ EMBED = "--model m --out o"
         ("fit no --out o --method magic", ["'magic'", "ap-ood, "]),
         ("fit no --out o --method KNN", ["'KNN' (did you mean 'knn'?)"]),
         ("fit no --out o", ["token store 'no'"]),
+        ("fit no --out new/deep/o", ["token store 'no'"]),
+        ("fit no --out .", ["cannot be replaced"]),
+        ("score no store --out new/scores.csv", ["detector 'no'"]),
+        ("compare --id-train no --id-test no2 --ood x=no3 --out new/c", ["'no'"]),
         ("fit a.txt --out o", ["a.txt", "folder"]),
         (f"{FIT_KNN} --aux x", ["knn", "leave out --aux"]),
         (f"{FIT_KNN} --set k", ["--set takes key=value, got 'k'"]),
@@ -139,6 +144,30 @@ def test_fit_says_where_a_channel_comes_from(refused, stores, tmp_path, method, 
     sentence = refused("fit", stores / "train", "--method", method, "--out", tmp_path / "o")
     assert f"The method {method} needs {channel}, which the token store {stores / 'train'} lacks" in sentence
     assert "tokens, input_ids, text: `apood embed` stores it" in sentence and sentence.endswith(remedy)
+
+
+def test_evaluate_refuses_one_store_in_two_roles(refused, fitted, stores, tmp_path):
+    copy = shutil.copytree(stores / "test", tmp_path / "copy")
+    sentence = refused("evaluate", fitted, "--id", stores / "test", "--ood", f"x={copy}")
+    assert "OOD x sequences are the ID sequences" in sentence
+
+
+@pytest.mark.parametrize("lines", [["{"], ["{", '{"text": 3}']])
+def test_embed_refuses_input_without_any_good_record(refused, model, tmp_path, lines):
+    (tmp_path / "bad.jsonl").write_text("\n".join(lines))
+    sentence = refused("embed", tmp_path / "bad.jsonl", "--model", model, "--out", tmp_path / "new" / "o", "--skip-bad")
+    assert "be used: " in sentence and "bad.jsonl" in sentence
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "command", ["fit STORE --out OUT --method knn", "select STORE --aux AUX --out OUT --method knn"]
+)
+def test_a_place_that_another_command_writes_to_is_refused_at_once(refused, stores, tmp_path, command):
+    names = {"STORE": stores / "train", "AUX": stores / "other", "OUT": tmp_path / "out"}
+    with reserve_path(tmp_path / "out"):
+        assert "Another process is writing to" in refused(*(names.get(word, word) for word in command.split()))
+    assert not list(tmp_path.iterdir())
 
 
 def test_calibrate_refuses_a_rate_that_makes_no_sense(refused, fitted, stores):

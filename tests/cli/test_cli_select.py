@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from processes import PROGRAM, heed_interrupts
+from typer.testing import CliRunner
 
+from apood.cli.app import app
 from apood.detectors.contract.artefact import load
 from apood.detectors.knn import KNN
 from apood.evaluation.selection import HELD_OUT_PROMISE, select
@@ -94,7 +96,23 @@ REFUSED = [
 def test_what_cannot_work_is_refused_before_any_work(refused, stores, tmp_path, monkeypatch, options, sentence):
     monkeypatch.chdir(stores)
     assert sentence in refused("select", "train", "--out", tmp_path / "search", *options)
-    assert not any(path for path in tmp_path.rglob("*") if path.is_file())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_search_that_was_killed_after_saving_can_be_repeated(apood, refused, stores, tmp_path, monkeypatch):
+    command = ["select", stores / "train", "--aux", stores / "other", "--method", "knn", "--grid", "k=1,2"]
+    command += ["--jobs", "1", "--out", tmp_path / "search"]
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("apood.cli.select._show", die)
+        run = CliRunner().invoke(app, [*map(str, command)])
+    assert run.exit_code == 130 and (tmp_path / "search" / "detector").exists()
+    assert "--force" in refused(*command, "--seeds", "1", "--set", "normalize=none"), "another search"
+    apood(*command)
+    assert "--force" in refused(*command)
 
 
 def finished(cache):

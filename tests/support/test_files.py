@@ -1,6 +1,7 @@
 """Atomic files and folders, locks, JSON and digests: whatever happens, files are complete or absent."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -15,6 +16,7 @@ import pytest
 
 import apood
 from apood.support import files
+from apood.support.errors import InputError
 from apood.support.files import (
     atomic_file,
     atomic_folder,
@@ -22,6 +24,8 @@ from apood.support.files import (
     is_temporary,
     lock_folder,
     read_json,
+    refuse_unwritable,
+    reserve_path,
     sha256_of,
     source_digest,
     write_json,
@@ -335,3 +339,45 @@ def test_a_renamed_file_changes_the_digest(package):
     before = source_digest.__wrapped__()
     (package / "fitting/optimise.py").rename(package / "fitting/other.py")
     assert source_digest.__wrapped__() != before
+
+
+def test_the_check_of_a_place_creates_nothing(tmp_path):
+    refuse_unwritable(tmp_path / "new" / "deep" / "file")
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file" / "a", tmp_path / "file" / "a" / "b"):
+        with pytest.raises(InputError, match=r"file is not a folder"):
+            refuse_unwritable(path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_reserved_path_is_refused_at_once_and_free_afterwards(tmp_path):
+    path = tmp_path / "new" / "detector"
+    with reserve_path(path):
+        with pytest.raises(InputError, match=rf"writing to {path}"), reserve_path(path):
+            pass
+        with reserve_path(tmp_path / "new" / "other"):
+            pass
+        assert path.parent.exists()
+    assert not list(tmp_path.iterdir()), "neither locks nor empty folders are left"
+    with reserve_path(path):
+        path.mkdir()
+        (path / "file").write_text("kept")
+    assert [found.name for found in tmp_path.rglob("*")] == ["new", "detector", "file"]
+
+
+def test_a_folder_that_was_there_before_is_kept(tmp_path):
+    (tmp_path / "old").mkdir()
+    with pytest.raises(ZeroDivisionError), reserve_path(tmp_path / "old" / "new" / "out"):
+        raise ZeroDivisionError
+    assert [found.name for found in tmp_path.rglob("*")] == ["old"]
+
+
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    def fail(_descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_json(tmp_path / "results.json", {})
+    assert caught.value.errno == errno.ENOSPC and caught.value.filename == str(tmp_path / "results.json")
+    assert not list(tmp_path.iterdir())

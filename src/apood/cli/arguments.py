@@ -221,17 +221,30 @@ def read_sound_records(
 def _check_first(
     records: "Iterator[Record | BadRecord]", nothing: str, skip_bad: bool, options: str = ""
 ) -> "Iterator[Record | BadRecord]":
-    """Return the same records after a check of the first, so that bad input is refused before a model is loaded."""
+    """Return the same records after a check of the first, so that bad input is refused before a model is loaded.
+
+    With `skip_bad` there must be one good record.
+    """
     from apood.data.record import BadRecord, BadRecordError, MissingField
 
-    first = next(records, None)
-    if first is None:
+    read: list[Record | BadRecord] = []
+    for record in records:
+        read.append(record)
+        if not (skip_bad and isinstance(record, BadRecord)):
+            break
+    if not read:
         raise InputError(nothing)
-    if isinstance(first, BadRecord) and not skip_bad:
-        if isinstance(first, MissingField):  # probably all records lack it, so --skip-bad would not help
-            raise InputError(f"{first.reason.rstrip('.')}; name it with {options}.")
-        raise BadRecordError(first.reason)
-    return chain([first], records)
+    first, last = read[0], read[-1]
+    if not isinstance(last, BadRecord):
+        return chain(read, records)
+    assert isinstance(first, BadRecord)
+    reason = first.reason
+    if isinstance(first, MissingField):  # probably all records lack it, so --skip-bad would not help
+        reason = f"{reason.rstrip('.')}; name it with {options}."
+    if skip_bad:
+        which = "The only record cannot" if len(read) == 1 else f"None of the {len(read):,} records can"
+        raise InputError(f"{which} be used: {reason}")
+    raise InputError(reason) if isinstance(first, MissingField) else BadRecordError(reason)
 
 
 def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
@@ -259,6 +272,8 @@ def refuse_occupied(target: Path, force: bool | None = None) -> None:
 
     `force` is for commands that write a detector: True lets them replace one, but nothing else.
     """
+    if target.name in ("", ".."):
+        raise InputError(f"{target} cannot be replaced as a whole: give the name of a folder in it.")
     if force is not None:
         from apood.detectors.contract.artefact import refuse_foreign
 

@@ -9,7 +9,7 @@ import typer
 from apood.cli.arguments import parse_named_stores, warn_if_unfinished
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
 from apood.support.errors import InputError, StoreError
-from apood.support.files import refuse_unwritable
+from apood.support.files import refuse_unwritable, reserve_path
 
 if TYPE_CHECKING:
     from apood.evaluation.comparison import ComparisonPlan
@@ -110,9 +110,12 @@ def compare(
         with suppress(StoreError):  # reported below, together with the role of the store
             warn_if_unfinished(folder, StoreIndex.read(folder))
 
-    with advise_on_interrupt(lambda: f"finished fits are kept in {kept}; run the same command again to continue."):
+    with (
+        advise_on_interrupt(lambda: f"finished fits are kept in {kept}; run the same command again to continue."),
+        reserve_path(out),
+    ):
         comparison = run_comparison(plan, cache=kept, jobs=jobs)
-    written = write_comparison(comparison, out)
+        written = write_comparison(comparison, out)
     if as_json:
         print_json(comparison.to_json())
         return

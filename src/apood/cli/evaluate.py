@@ -41,13 +41,16 @@ def evaluate(
     named = parse_named_stores(ood_stores)
     from apood.detectors.contract.artefact import load
     from apood.evaluation.result import compute_mean_row, compute_rows
+    from apood.evaluation.split import refuse_same_data
 
     detectors = [load(folder) for folder in detector_folders]
     labels = _choose_labels(detectors, detector_folders)
     rows: list[ResultRow] = []
     for label, detector in zip(labels, detectors, strict=True):
         sources = {name: open_store(folder, detector) for name, folder in named.items()}
-        id_scores = detector.score_samples(open_store(id_store, detector))
+        id_source = open_store(id_store, detector)
+        refuse_same_data({"ID": id_source} | {f"OOD {name}": source for name, source in sources.items()})
+        id_scores = detector.score_samples(id_source)
         own = compute_rows(label, id_scores, {name: detector.score_samples(source) for name, source in sources.items()})
         rows += [*own, compute_mean_row(own)]
     _show(rows, as_json=as_json, markdown=markdown)

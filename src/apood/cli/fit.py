@@ -9,6 +9,7 @@ from apood.cli.arguments import open_store, parse_settings, refuse_occupied
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.support.checks import format_count
 from apood.support.errors import InputError
+from apood.support.files import reserve_path
 
 __all__ = ["fit"]
 
@@ -53,16 +54,15 @@ def fit(
     detector.check_parameters()
     if aux is not None and detector.aux == "unused":
         raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
-    refuse_occupied(out, force)
-
-    checkpoint = Checkpoint(out.with_name(f"{out.name}.checkpoint"), checkpoint_seconds)
+    checkpoint = Checkpoint(out.parent / f"{out.name}.checkpoint", checkpoint_seconds)
 
     def advice() -> str:
         if not checkpoint.exists():
             return "nothing was kept; run the same command again to start over."
         return f"run the same command again to continue from {checkpoint.path}."
 
-    with advise_on_interrupt(advice):
+    with advise_on_interrupt(advice), reserve_path(out):
+        refuse_occupied(out, force)
         sequences = open_store(store, detector)
         detector.fit(sequences, None if aux is None else open_store(aux, detector), checkpoint=checkpoint)
         detector.save(out)

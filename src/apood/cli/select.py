@@ -12,7 +12,7 @@ import typer
 from apood.cli.arguments import format_parameter, open_store, parse_settings, refuse_occupied
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
 from apood.support.errors import FitWarning, InputError
-from apood.support.files import refuse_unwritable, write_json
+from apood.support.files import read_json, refuse_unwritable, reserve_path, write_json
 
 if TYPE_CHECKING:
     from apood.detectors.contract.base import Detector
@@ -91,21 +91,26 @@ def select(
     detector = chosen(**given)
     detector.check_parameters()
     grid = _parse_grid(chosen, axes) if axes else None
-    target, kept = out / "detector", cache or out / "cache"
-    refuse_occupied(target, force)
-    refuse_unwritable(out / "results.json")
     if find_spec("matplotlib") is None:  # refuse now rather than after hours
         raise InputError("The heat map needs matplotlib: install it with `pip install 'apood[report]'`.")
-    train = open_store(store, detector)
-    held_out, outliers = (None if folder is None else open_store(folder, detector) for folder in (validation, aux))
+    target, kept, saving = out / "detector", cache or out / "cache", out / "saving.json"
     learns = supervised or detector.aux == "required"
-    searched = detector.hyperparameter_space(train.dim, supervised=learns) if grid is None else [grid]
-    if both := sorted(given.keys() & {name for space in searched for name in space}):
-        raise InputError(
-            f"{both[0]} is both set and searched: leave it out of --set, or name what to search with --grid."
-        )
-
-    with advise_on_interrupt(lambda: f"finished fits are kept in {kept}; run the same command again to continue."):
+    # What was searched: whoever repeats a command that was killed after saving wants the same detector.
+    search_of = [str(part) for part in (store, aux, validation, method, learns, settings, axes, seeds)]
+    search_of += [str(share) for share in (validation_share, aux_share)]
+    with (
+        advise_on_interrupt(lambda: f"finished fits are kept in {kept}; run the same command again to continue."),
+        reserve_path(out),
+    ):
+        refuse_occupied(target, force or _read_saving(saving) == search_of)
+        refuse_unwritable(out / "results.json")
+        train = open_store(store, detector)
+        held_out, outliers = (None if folder is None else open_store(folder, detector) for folder in (validation, aux))
+        searched = detector.hyperparameter_space(train.dim, supervised=learns) if grid is None else [grid]
+        if both := sorted(given.keys() & {name for space in searched for name in space}):
+            raise InputError(
+                f"{both[0]} is both set and searched: leave it out of --set, or name what to search with --grid."
+            )
         found = search(
             detector,
             train,
@@ -121,6 +126,7 @@ def select(
         )
         write_json(out / "results.json", found.as_json())
         _draw(found, out / "heatmap.png")
+        write_json(saving, search_of)
         if found.detector is not None:
             found.detector.save(target)
     shown = found.best or next(point for point in found.points if point.given)
@@ -130,6 +136,15 @@ def select(
         print_json(found.as_json())
     else:
         _show(found, detector, target)
+    saving.unlink(missing_ok=True)
+
+
+def _read_saving(path: Path) -> Any:
+    """Return what the search was about that was interrupted after it had begun to save; None if there is none."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return None
 
 
 def _parse_grid(method: "type[Detector]", axes: Sequence[str]) -> dict[str, list[Any]]:

@@ -61,6 +61,7 @@ class CachedFit:
     def fit_or_load(self) -> Detector:
         """Return the fitted detector."""
         if self._known is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
             with lock_folder(self.folder):  # equal fits may be asked for at once: one is made, the others read it
                 self._known = self._read() or self._fit()
         return self._known

@@ -139,7 +139,6 @@ def _count_warnings(runs: Sequence[Run]) -> list[tuple[str, int]]:
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     """Write `results.json`, `table.md`, `table.tex` and `table.html`, each atomically, and return their paths."""
     grid = make_comparison_grid(comparison)
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "results.json", comparison.to_json())
     tables = {
         "table.md": format_markdown(grid),

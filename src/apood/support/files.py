@@ -14,7 +14,7 @@ import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from io import BufferedReader
 from pathlib import Path
@@ -35,6 +35,7 @@ __all__ = [
     "read_toml",
     "refuse_irregular",
     "refuse_unwritable",
+    "reserve_path",
     "sha256_of",
     "source_digest",
     "write_json",
@@ -44,6 +45,7 @@ LOCK_FILE = ".lock"
 """The file in a folder that `lock_folder` holds; it exists only while the folder is locked, or after a kill."""
 
 _TEMPORARY = ".partial-"
+_RESERVED = ".reserved"  # the end of the name of the lock file beside a path that a command will write
 _PREVIOUS = ".previous"  # the end of the name of a folder that was moved aside
 _PACKAGE = Path(__file__).parent.parent
 _FIT_ROOMS = ("tokens", "pooling", "fitting", "detectors")  # the code that decides what a fit learns
@@ -60,13 +62,21 @@ def is_temporary(path: Path) -> bool:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` in one step if the block ends without an error."""
+    """Yield a temporary path that replaces `path` in one step if the block ends without an error.
+
+    Missing parent folders are created. An OSError without a file name gets that of `path`.
+    """
     temporary = _temporary(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
         _flush_file(temporary)
         temporary.replace(path)
         _flush_folder(path.parent)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # a full disk, for example, does not say which file
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -252,12 +262,46 @@ def refuse_irregular(path: Path) -> None:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Create the parent folder of `path`; raise InputError if nothing can be written there."""
+    """Raise InputError if nothing can be written to `path`. No folder is created."""
+    folder = path.parent
     try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        is_folder = folder.is_dir()
+    except OSError as error:  # such as a name that is too long
+        raise InputError(f"Nothing can be written to {path}: {error.strerror or error}.") from error
+    if not is_folder:
+        raise InputError(f"Nothing can be written to {path}: {folder} is not a folder.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"Nothing can be written to {path}: the folder {folder} is read-only.")
+
+
+@contextlib.contextmanager
+def reserve_path(path: Path) -> Iterator[None]:
+    """Keep other processes from reserving `path` during the block. Raise InputError if one has reserved it.
+
+    Missing parent folders are created, and removed after the block if they are still empty.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    if missing:
+        refuse_unwritable(path)
+    with contextlib.ExitStack() as held:
+        held.callback(_delete_if_empty, missing)
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"Nothing can be written to {path}: its folder cannot be made ({error.strerror or error})."
-        ) from error
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"Nothing can be written to {path}: its folder is read-only.")
+        place = path.resolve()
+        try:
+            held.enter_context(_hold(place.parent / f"{place.name}{_RESERVED}", wait=False))
+        except TimeoutError as error:
+            raise InputError(
+                f"Another process is writing to {path}: choose another place, or wait until it has ended."
+            ) from error
+        except OSError:  # a disk without locks, or a folder in one that is read-only
+            pass
+        yield
+
+
+def _delete_if_empty(folders: Iterable[Path]) -> None:
+    """Delete those of the folders that are empty; an inner folder comes before the outer ones."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()

@@ -165,7 +165,7 @@ def prepare(name: str, options: BenchOptions, *, dry_run: bool = False) -> Prepa
     cost = estimate_cost(experiment, data, model, embeddings, seeds=seeds, recipe=options.recipe, out=options.out)
     if not dry_run:
         refuse_little_disk(cost, options.out)
-        refuse_unwritable(options.out / name / "results.json")  # last, since it makes the folder
+        refuse_unwritable(options.out / name / "results.json")
     return PreparedExperiment(experiment, options, data, model, embeddings, seeds, cost)
 
 
