@@ -178,20 +178,14 @@ def test_embed_fit_and_calibrate_as_json(apood, model, files, stores, tmp_path):
     assert printed["method"] == "ap-ood" and printed["mean_distance_"] == load(tmp_path / "ap-ood").mean_distance_
 
 
-def test_calibrate_warns_of_a_threshold_that_refuses_only_empty_sequences(apood, fitted, model, tmp_path):
+def test_calibrate_refuses_empty_sequences(refused, fitted, model, tmp_path):
     load(fitted).save(tmp_path / "detector")
     encoder = TextEncoder(model)
     with TokenStoreWriter(tmp_path / "store", dim=16, encoder=encoder.identity) as writer:
         writer.append(encoder.encode(["word1 word2"] * 16 + [""] * 4))
-    command = ("calibrate", tmp_path / "detector", tmp_path / "store", "--accept", 0.9)
-    result = apood(*command)
-    assert result.stdout.startswith("Threshold -inf") and "at least 0.9" not in result.stdout
-    assert result.stderr.splitlines()[-1] == (
-        "Warning: 4 of 20 calibration sequences have the score -inf, too many for an accept rate of 0.9: "
-        "the threshold is -inf, and only empty sequences will be refused."
-    )
-    assert json.loads(apood(*command, "--json").stdout) == {"threshold": None, "accept": 0.9, "sequences": 20}
-    assert "Warning" not in apood(*command[:-1], 0.7).stderr.removeprefix("Warning: 4 of 20 sequences have no tokens")
+    sentence = refused("calibrate", tmp_path / "detector", tmp_path / "store", "--accept", 0.9)
+    assert sentence.startswith("4 of 20 calibration sequences have no tokens, the first is sequence 16; remove")
+    assert not hasattr(load(tmp_path / "detector"), "threshold_")
 
 
 def test_calibrate_prints_and_saves_the_threshold(apood, fitted, stores, tmp_path):

@@ -7,7 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apood.decisions.conformal import as_scores, check_level, conformal_threshold
+from apood.decisions.conformal import (
+    Calibration,
+    as_scores,
+    check_level,
+    conformal_p_values,
+    conformal_threshold,
+    score_tolerance,
+)
 from apood.support.errors import InputError
 
 TIED = st.one_of(st.integers(-3, 3).map(float), st.sampled_from([-math.inf, math.inf]))
@@ -16,18 +23,18 @@ TIED = st.one_of(st.integers(-3, 3).map(float), st.sampled_from([-math.inf, math
 def test_the_threshold_is_the_kth_smallest_for_every_percentage():
     scores = np.random.default_rng(0).permutation(np.arange(1.0, 100.0))
     for percent in range(1, 100):
-        assert conformal_threshold(scores, percent / 100) == 100 - percent
-        assert conformal_threshold(scores, 1 - percent / 100) == percent
+        assert conformal_threshold(scores, percent / 100) == 100 - percent - score_tolerance(scores)
+        assert conformal_threshold(scores, 1 - percent / 100) == percent - score_tolerance(scores)
 
 
 def test_the_default_accepts_95_percent():
-    assert conformal_threshold(range(19)) == 0.0
-    assert conformal_threshold(range(39)) == 1.0
+    assert conformal_threshold(range(19)) == 0.0 - score_tolerance(range(19))
+    assert conformal_threshold(range(39)) == 1.0 - score_tolerance(range(39))
 
 
 @pytest.mark.parametrize(("accept", "needed"), [(0.5, 1), (0.9, 9), (0.95, 19), (0.99, 99), (0.999, 999), (0.97, 33)])
 def test_too_few_scores_are_refused_with_the_size_needed(accept, needed):
-    assert conformal_threshold(range(needed), accept) == 0.0
+    assert conformal_threshold(range(needed), accept) == 0.0 - score_tolerance(range(needed))
     with pytest.raises(InputError, match=rf"accept rate of {accept} needs at least {needed} .* got {needed - 1}\."):
         conformal_threshold(range(needed - 1), accept)
 
@@ -49,8 +56,46 @@ def test_without_ties_the_guarantee_is_not_wasteful():
 
 def test_infinite_scores():
     assert conformal_threshold([-math.inf] + [1.0] * 18) == -math.inf
-    assert conformal_threshold([-math.inf] + [1.0] * 38) == 1.0
+    assert conformal_threshold([-math.inf] + [1.0] * 38) == 1.0 - 1e-6
     assert conformal_threshold([math.inf] * 19) == math.inf
+
+
+def test_a_score_of_minus_infinity_is_refused_even_by_a_threshold_of_minus_infinity():
+    calibration = Calibration.from_scores([-math.inf] + [1.0] * 18, 0.95)
+    assert calibration.subtract_threshold([-math.inf, -1e9]).tolist() == [-math.inf, math.inf]
+    assert calibration.accepts([-math.inf, -1e9]).tolist() == [False, True]
+
+
+def test_the_tolerance_is_above_rounding_and_below_what_matters():
+    scores = np.random.default_rng(2).normal(size=1000)
+    assert score_tolerance(scores) == pytest.approx(1e-4 * 2 * 1.645, rel=0.1)
+    assert score_tolerance([*scores, -1e30, -math.inf, math.inf]) == pytest.approx(score_tolerance(scores), rel=0.02)
+    assert score_tolerance([5.0] * 20) == pytest.approx(5e-6) and score_tolerance([-math.inf]) == 0.0
+    assert math.isfinite(score_tolerance([-1.7e308, 1.7e308]))
+
+
+@pytest.mark.parametrize("n", [19, 20, 100])
+def test_the_promise_holds_with_repeats_whose_scores_are_rounded_differently(n):
+    """30% of the inputs are one phrase at a low score; every score has a relative error like those of batches.
+
+    Without a tolerance the phrase is refused about half of the time if its score is the threshold.
+    """
+    rng, repetitions, new = np.random.default_rng(n), 1000, 20
+    accepted, refused_by_p, phrase = [], [], []
+    for _ in range(repetitions):
+        scores = rng.normal(size=n + new)
+        repeated = rng.random(n + new) < 0.3
+        scores[repeated] = -1.645
+        scores += 3e-6 * rng.uniform(-1, 1, size=n + new)
+        calibration = Calibration.from_scores(scores[:n], 0.95)
+        accepts = calibration.accepts(scores[n:])
+        accepted.append(accepts.mean())
+        refused_by_p.append((conformal_p_values(scores[:n], scores[n:]) <= 0.05).mean())
+        if abs(calibration.threshold + 1.645) < 0.01:
+            phrase.extend(accepts[repeated[n:]])
+    error = 3 * np.std(accepted) / math.sqrt(repetitions)
+    assert np.mean(accepted) >= 0.95 - error and np.mean(refused_by_p) <= 0.05 + error
+    assert len(phrase) > 100 and all(phrase)
 
 
 @pytest.mark.parametrize("accept", [0.0, 1.0, -0.1, 95, math.nan, 1 - 1e-12])

@@ -1,13 +1,25 @@
 """Whether two detectors, or their scores, are the same."""
 
+import copy
+
 import numpy as np
 import torch
 
 from apood.detectors.contract.base import Detector
 
+CALIBRATION = ("accept_", "threshold_", "calibration_scores_")
+
 
 def learnt(detector):
-    return {key: value for key, value in vars(detector).items() if key.endswith("_")}
+    calibration = {key: getattr(detector, key) for key in CALIBRATION if hasattr(detector, key)}
+    return {key: value for key, value in vars(detector).items() if key.endswith("_")} | calibration
+
+
+def with_parameters(detector, **parameters):
+    """Return a copy of a fitted detector that scores with other parameters, as if it had been fitted with them."""
+    twin = copy.copy(detector).set_params(**parameters)
+    twin._remember_parameters()
+    return twin
 
 
 def same_value(found, expected):
@@ -15,7 +27,11 @@ def same_value(found, expected):
     if isinstance(expected, torch.Tensor):
         return torch.equal(found, expected)
     if isinstance(expected, Detector):
-        return type(found) is type(expected) and same_value(found.__getstate__(), expected.__getstate__())
+        return (
+            type(found) is type(expected)
+            and same_value(found.get_params(), expected.get_params())
+            and same_value(learnt(found), learnt(expected))
+        )
     if isinstance(expected, dict):
         return found.keys() == expected.keys() and all(same_value(found[key], expected[key]) for key in expected)
     if isinstance(expected, list | tuple):

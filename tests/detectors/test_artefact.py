@@ -11,13 +11,16 @@ import os
 import resource
 import signal
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from comparisons import learnt
 from sklearn.exceptions import NotFittedError
 
 import apood
+from apood.decisions.conformal import Calibration
 from apood.detectors.contract.artefact import refuse_foreign
 from apood.detectors.fusion import Fusion
 from apood.detectors.mahalanobis import Mahalanobis
@@ -25,10 +28,6 @@ from apood.support.errors import ArtefactError
 
 ONE = pytest.mark.parametrize("method", ["knn"], indirect=True)
 PLAIN_AND_FUSED = pytest.mark.parametrize("method", ["knn", "fusion"], indirect=True)
-
-
-def learnt(detector):
-    return {key: value for key, value in vars(detector).items() if key.endswith("_")}
 
 
 @pytest.fixture
@@ -109,9 +108,46 @@ def test_saving_needs_a_fit(new, tmp_path):
 
 @PLAIN_AND_FUSED
 def test_an_infinite_threshold_survives(calibrated, tmp_path):
-    calibrated.threshold_ = -np.inf
+    calibrated._calibration = Calibration.from_scores([-np.inf] * 10 + [1.0] * 10, 0.9)  # an older apood allowed it
     calibrated.save(tmp_path / "detector")
     assert apood.load(tmp_path / "detector").threshold_ == -np.inf
+
+
+BAD_CALIBRATIONS = {
+    "NaN": (lambda c: c["learnt"].update(threshold_={"float": "nan"}), "threshold_ is nan, but"),
+    "another threshold": (lambda c: c["learnt"].update(threshold_=-1e9), r"threshold_ is -1e\+09, but"),
+    "no number": (lambda c: c["learnt"].update(threshold_="high"), "threshold_ must be numbers"),
+    "another accept rate": (lambda c: c["learnt"].update(accept_=0.5), "threshold_ is .*, but"),
+    "no accept rate": (lambda c: c["learnt"].update(accept_=1.5), "accept must lie strictly between 0 and 1"),
+    "an accept rate that needs more": (lambda c: c["learnt"].update(accept_=0.999), "needs at least 999"),
+    "incomplete": (lambda c: c["learnt"].pop("threshold_"), "does not hold threshold_"),
+}
+
+
+@ONE
+@pytest.mark.parametrize(("change", "sentence"), BAD_CALIBRATIONS.values(), ids=BAD_CALIBRATIONS.keys())
+def test_a_calibration_that_contradicts_itself_is_refused(saved, change, sentence):
+    edit(saved, change)
+    with pytest.raises(ArtefactError, match=sentence):
+        apood.load(saved)
+
+
+@ONE
+@pytest.mark.parametrize("scores", [[[0.0] * 60], [np.nan] * 60, []], ids=["a matrix", "NaN", "none"])
+def test_calibration_scores_that_are_none_are_refused(calibrated, scores, tmp_path):
+    calibration = calibrated.calibration
+    calibrated._calibration = replace(calibration, scores=np.array(scores))
+    calibrated.save(tmp_path / "detector")
+    with pytest.raises(ArtefactError, match=r"calibration in .* is not valid: .* calibration scores"):
+        apood.load(tmp_path / "detector")
+
+
+@ONE
+def test_the_threshold_of_an_older_artefact_gets_the_tolerance(calibrated, saved):
+    kth = float(calibrated.calibration_scores_[5])
+    assert calibrated.threshold_ < kth
+    edit(saved, lambda config: config["learnt"].update(threshold_=kth))
+    assert apood.load(saved).threshold_ == calibrated.threshold_
 
 
 def test_numbers_of_numpy_survive_as_parameters(new_detector, train, test_set, tmp_path):

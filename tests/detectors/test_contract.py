@@ -12,6 +12,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+from dataclasses import FrozenInstanceError, replace
 from typing import get_args
 
 import numpy as np
@@ -22,10 +24,11 @@ from comparisons import learnt, same_state, same_value
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from apood.decisions.conformal import conformal_threshold
+from apood.decisions.conformal import conformal_threshold, score_tolerance
 from apood.detectors.contract.artefact import load
 from apood.detectors.contract.base import AuxUse, Detector
 from apood.detectors.contract.registry import METHODS, detector_class
+from apood.detectors.knn import KNN
 from apood.support.errors import InputError, NotCalibratedError
 
 DIM = 8
@@ -85,7 +88,7 @@ def test_fit_returns_self_and_keeps_the_parameters(new, fit, train):
     before = copy.deepcopy(detector.get_params())
     assert fit(detector, train) is detector
     assert same_value(detector.get_params(), before)
-    assert learnt(detector) and vars(detector).keys() == before.keys() | learnt(detector).keys()
+    assert learnt(detector) and vars(detector).keys() - {"_fitted_with"} == before.keys() | learnt(detector).keys()
 
 
 def test_a_second_fit_forgets_the_first(new, fit, train, held_out, fitted, calibrated):
@@ -176,11 +179,78 @@ def test_decisions_follow_from_scores(calibrated, held_out, test_set):
     decisions = calibrated.predict(test_set)
     assert set(decisions) <= {1, -1} and np.array_equal(decisions == 1, margin >= 0)
     p = calibrated.p_values(test_set)
-    assert np.array_equal(p, [(1 + (own <= score).sum()) / 61 for score in scores])
+    assert np.array_equal(p, [(1 + (own - score_tolerance(own) <= score).sum()) / 61 for score in scores])
     assert np.array_equal(p <= 0.1 + 1e-12, decisions == -1)
     assert (calibrated.predict(held_out) == 1).mean() >= 0.9
     chosen = calibrated.select_ood(test_set, rate=0.2)
     assert chosen.dtype == bool and (not chosen.any() or p[chosen].max() <= p[~chosen].min(initial=1))
+
+
+def test_copies_get_one_decision_alone_and_together(fitted, held_out):
+    """30% of the calibration sequences are copies of one, whose score is the threshold."""
+    copied = int(np.argsort(fitted.score_samples(held_out))[3])
+    for dtype in (torch.float32, torch.float16):
+        some = held_out if dtype == torch.float32 else replace(held_out, values=held_out.values.to(dtype))
+        detector = copy.deepcopy(fitted).calibrate(some.select([*range(42), *[copied] * 18]), 0.8)
+        assert detector.threshold_ == pytest.approx(detector.score_samples(some[copied : copied + 1])[0], rel=1e-3)
+        batches = [[copied], [copied] * 2, [copied] * 10, [copied] * 70, [copied, 5], [*range(60), copied]]
+        batches += [[copied, *range(first, 60)] for first in range(0, 60, 7)]
+        p_values, decisions = set(), set()
+        for indices in batches:
+            at = np.array(indices) == copied
+            batch = some.select(indices)
+            p_values |= set(detector.p_values(batch)[at])
+            decisions |= set(detector.predict(batch)[at])
+            assert (detector.decision_function(batch)[at] >= 0).all()
+        assert decisions == {1} and len(p_values) == 1
+
+
+def test_a_calibration_is_replaced_in_one_step(calibrated, held_out, test_set):
+    """Threads that decide while another one calibrates see one calibration or the other."""
+    scores, parts = calibrated.score_samples(test_set), (held_out[:30], held_out[30:])
+    known = {}
+    for part, accept in zip(parts, (0.5, 0.9), strict=True):
+        calibration = calibrated.calibrate(part, accept).calibration
+        known[accept] = calibration.threshold, calibration.p_values(scores).tolist()
+    with pytest.raises(FrozenInstanceError):
+        calibrated.calibration.threshold = 0.0
+    stop = threading.Event()
+
+    def recalibrate():
+        while not stop.is_set():
+            for part, accept in zip(parts, (0.5, 0.9), strict=True):
+                calibrated.calibrate(part, accept)
+
+    thread = threading.Thread(target=recalibrate)
+    thread.start()
+    try:
+        for _ in range(200):
+            seen = calibrated.calibration
+            assert known[seen.accept] == (seen.threshold, seen.p_values(scores).tolist())
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_parameter_that_changed_after_fit_is_named(fitted, test_set, held_out, tmp_path):
+    values = {"members": [KNN()], "normalize": "pooled", "k": 2, "temperature": 3.0}
+    for name in set(fitted.get_params(deep=False)) & set(values):
+        detector = copy.deepcopy(fitted)
+        before = getattr(detector, name)
+        other = "tokens" if before == values[name] else values[name]
+        scores = detector.score_samples(test_set)
+        detector.set_params(**{name: other})
+        for action, given in (("score_samples", test_set), ("calibrate", held_out), ("save", tmp_path / "detector")):
+            with pytest.raises(InputError, match=rf"fitted with {name}=.*, and {name} is now .*fit it again"):
+                getattr(detector, action)(given)
+        assert np.array_equal(detector.set_params(**{name: before}).score_samples(test_set), scores)
+
+
+def test_seed_and_device_may_change_after_fit(fitted, test_set):
+    free = {"seed": 7, "device": "cpu"}
+    detector = copy.deepcopy(fitted)
+    detector.set_params(**{name: value for name, value in free.items() if name in detector.get_params()})
+    assert np.array_equal(detector.score_samples(test_set), fitted.score_samples(test_set))
 
 
 # Saving.

@@ -1,7 +1,6 @@
 """What every registered method refuses or warns about, in the data that it reads."""
 
 import copy
-import warnings
 from dataclasses import replace
 from itertools import product
 from typing import get_args
@@ -101,17 +100,25 @@ def test_nothing_but_empty_sequences(fitted, test_set, looks_at):
             assert fitted.score_samples(with_empty(first, name, 0)[:1]).tolist() == [-np.inf]
 
 
-def test_an_empty_sequence_is_out_even_where_the_threshold_is_minus_infinity(calibrated, held_out, test_set, looks_at):
-    name = looks_at[0]
-    with pytest.warns(DataWarning):
-        calibrated.calibrate(with_empty(with_empty(held_out, name, 0), name, 0), accept=0.98)
-    assert calibrated.threshold_ == -np.inf
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.simplefilter("ignore", DataWarning)
-        batch = with_empty(test_set, name, 1)
-        assert calibrated.predict(batch)[:3].tolist() == [1, -1, 1]
-        assert calibrated.decision_function(batch)[:3].tolist() == [np.inf, -np.inf, np.inf]
+def test_calibration_refuses_empty_sequences(calibrated, held_out, looks_at):
+    before = calibrated.calibration
+    for name in looks_at:
+        with_two = with_empty(with_empty(held_out, name, 40), name, 3)
+        sentence = rf"^2 of 62 calibration sequences have no {' or '.join(looks_at)}, the first is sequence 3; remove"
+        with pytest.raises(InputError, match=sentence):
+            calibrated.calibrate(with_two)
+    assert calibrated.calibration is before, "it is not half calibrated"
+
+
+def test_calibration_refuses_too_many_infinite_scores(calibrated, held_out, monkeypatch):
+    own = type(calibrated)._score
+    monkeypatch.setattr(
+        type(calibrated), "_score", lambda self, batch: own(self, batch).where(batch.lengths > 2, -np.inf)
+    )
+    few = int((held_out.lengths <= 2).sum())
+    with pytest.raises(InputError, match=rf"^{few} of 60 calibration sequences have the score -inf.*rate of 0.95"):
+        calibrated.calibrate(held_out)
+    assert np.isfinite(calibrated.calibrate(held_out, accept=0.5).threshold_)
 
 
 def test_no_sequences_at_all(new, fit, fitted, train):

@@ -166,7 +166,7 @@ def test_a_nonfinite_value_is_named(case, normalize):
     name, detector = case
     detector = copy.deepcopy(detector)
     if name != "fusion":
-        detector.set_params(normalize=normalize)
+        detector.set_params(normalize=normalize)._remember_parameters()
     bad = sequences(32, seed=2)
     for value in (torch.nan, torch.inf, -torch.inf):
         bad.values[int(bad.offsets[30]) + 2, 7] = value

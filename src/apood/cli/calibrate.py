@@ -1,6 +1,5 @@
 """`apood calibrate`."""
 
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,6 @@ import typer
 from apood.cli.arguments import open_store
 from apood.cli.output import echo, print_json
 from apood.support.checks import format_count
-from apood.support.errors import DataWarning
 
 __all__ = ["calibrate"]
 
@@ -25,9 +23,7 @@ def calibrate(
     accept: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of new in-distribution inputs to accept.")
     ] = 0.95,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON; an infinite threshold is null.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Set the threshold of a detector, from held-out in-distribution sequences.
 
@@ -48,15 +44,6 @@ def calibrate(
     promise = f"at least {accept:.10g} of in-distribution inputs are accepted"
     if detector.was_fitted_on(sequences):
         promise = "it was fitted on these, so the share of new in-distribution inputs that it accepts is unknown"
-    if np.isneginf(detector.threshold_):
-        unscored = int(np.isneginf(detector.calibration_scores_.numpy()).sum())
-        warnings.warn(
-            f"{unscored:,} of {len(sequences):,} calibration sequences have the score -inf, too many for an accept "
-            f"rate of {accept:.10g}: the threshold is -inf, and only empty sequences will be refused.",
-            DataWarning,
-            stacklevel=1,
-        )
-        promise = "only empty inputs are refused"
     if as_json:
         print_json({"threshold": detector.threshold_, "accept": accept, "sequences": len(sequences)})
         return

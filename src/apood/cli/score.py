@@ -205,10 +205,9 @@ def _make_columns(detector: "Detector", scores: "Scores", indices: Iterable[int]
     """Return the columns to write, with p-values and decisions from the scores, so that tokens are read only once."""
     import numpy as np
 
-    from apood.decisions.conformal import conformal_p_values
-
     columns = {"index": list(indices), "score": scores.tolist()}
     if hasattr(detector, "threshold_"):
-        columns["p_value"] = conformal_p_values(detector.calibration_scores_, scores).tolist()
-        columns["decision"] = np.where(detector.decide(scores) > 0, "ID", "OOD").tolist()
+        calibration = detector.calibration
+        columns["p_value"] = calibration.p_values(scores).tolist()
+        columns["decision"] = np.where(calibration.accepts(scores), "ID", "OOD").tolist()
     return columns

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import torch
 
-from apood.decisions.conformal import conformal_p_values
 from apood.detectors.contract.base import Detector, find_nonempty, get_required_parts
 from apood.encoders.text.encoder import TextEncoder
 from apood.serving.generators import Guardable, GuardedCallable, GuardedModel, Reading
@@ -166,10 +165,8 @@ class Guard:
         return results
 
     def _make_result(self, text: str, verdict: "_Verdict", *, truncated: bool = False) -> Guarded:
-        threshold = self._detector.threshold_
-        return Guarded(
-            text, verdict.accepted, verdict.score, threshold, verdict.p_value, truncated, reason=verdict.reason
-        )
+        accepted, score, threshold, p_value, reason = verdict
+        return Guarded(text, accepted, score, threshold, p_value, truncated, reason=reason)
 
 
 def _check_texts(given: Any) -> None:
@@ -187,12 +184,14 @@ class _Verdict(NamedTuple):
 
     accepted: bool
     score: float
+    threshold: float
     p_value: float
     reason: str | None
 
 
 def _decide(detector: Detector, tokens: TokenBatch | None, what: str) -> list[_Verdict]:
     """Return the decisions on sequences; None stands for one sequence without tokens."""
+    calibration = detector.calibration  # read once, because another thread may calibrate the detector meanwhile
     if tokens is None:
         scores, reasons = np.array([-np.inf]), [f"The {what} is empty."]
     else:
@@ -209,13 +208,13 @@ def _decide(detector: Detector, tokens: TokenBatch | None, what: str) -> list[_V
             else f"The model's states of the {what} are not finite."
             if not sound
             else f"The {what} is out-of-distribution: its score {score:.4g} is below the threshold "
-            f"{detector.threshold_:.4g}."
+            f"{calibration.threshold:.4g}."
             for scorable, sound, score in zip(nonempty.tolist(), finite.tolist(), scores.tolist(), strict=True)
         ]
-    p_values = conformal_p_values(detector.calibration_scores_.numpy(), scores)
+    accepts, p_values = calibration.accepts(scores), calibration.p_values(scores)
     return [
-        _Verdict(accepted, score, p_value, None if accepted else reason)
+        _Verdict(accepted, score, calibration.threshold, p_value, None if accepted else reason)
         for accepted, score, p_value, reason in zip(
-            (detector.decide(scores) > 0).tolist(), scores.tolist(), p_values.tolist(), reasons, strict=True
+            accepts.tolist(), scores.tolist(), p_values.tolist(), reasons, strict=True
         )
     ]

@@ -255,6 +255,7 @@ class APOOD(Detector):
         if self.score != "sum":
             summed = copy.copy(self)
             summed.score = "sum"
+            summed._remember_parameters()
             scores = summed.score_samples(tokens)
         # The score is s = Σ_j (log |W_j|² - d²_j).
         loss = -float(scores.mean())

@@ -22,6 +22,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save_file
 from torch import Tensor
 
+from apood.decisions.conformal import Calibration, score_tolerance
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.registry import detector_class
 from apood.support.errors import ArtefactError, InputError
@@ -43,7 +44,7 @@ _FIELDS = {
     _MEMBERS: list,
     _HASH: str,
 }
-_CALIBRATION = {"accept_", "threshold_", "calibration_scores_"}  # absent before `calibrate`
+_CALIBRATION = ("accept_", "threshold_", "calibration_scores_")  # absent before `calibrate`
 
 
 def save_detector(detector: Detector, folder: Path) -> None:
@@ -59,6 +60,9 @@ def save_detector(detector: Detector, folder: Path) -> None:
 def _write(detector: Detector, folder: Path) -> str:
     """Write `detector` to a new folder, and return the hash of its configuration, which covers all files."""
     learnt = {key: value for key, value in vars(detector).items() if key.endswith("_")}
+    if (calibration := vars(detector).get("_calibration")) is not None:
+        values = (calibration.accept, calibration.threshold, torch.tensor(calibration.scores))
+        learnt |= dict(zip(_CALIBRATION, values, strict=True))
     members = []
     for number, member in enumerate(learnt.pop("members_", [])):
         place = folder / _MEMBERS / str(number)
@@ -132,15 +136,41 @@ def _read(folder: Path, config: dict[str, Any]) -> Detector:
     learnt = {key: from_json(value) for key, value in config["learnt"].items()} | tensors
     if members:
         learnt["members_"] = members
+    calibration = _restore_calibration({key: learnt.pop(key) for key in _CALIBRATION if key in learnt}, folder)
     learnable = _find_learnable(type(detector))
     if unknown := sorted(learnt.keys() - learnable.keys()):
         raise ArtefactError(f"{folder} holds {unknown[0]!r}, which {detector.name} does not learn.")
-    if missing := sorted(learnable.keys() - _CALIBRATION - learnt.keys()):
+    if missing := sorted(learnable.keys() - learnt.keys()):
         raise ArtefactError(f"{folder} is incomplete: it does not hold {missing[0]}.")
     for key, value in learnt.items():
         stored_as_tensor = hasattr(learnable[key], "from_tensor") and isinstance(value, Tensor)
         setattr(detector, key, learnable[key].from_tensor(value) if stored_as_tensor else value)
+    if calibration is not None:
+        detector._calibration = calibration
+    detector._remember_parameters()
     return detector
+
+
+def _restore_calibration(stored: dict[str, Any], folder: Path) -> Calibration | None:
+    """Return the calibration from its stored values, or None if there are none; refuse values that contradict it."""
+    if not stored:
+        return None
+    if missing := [key for key in _CALIBRATION if key not in stored]:
+        raise ArtefactError(f"{folder} is incomplete: it does not hold {missing[0]}.")
+    accept, threshold, scores = (stored[key] for key in _CALIBRATION)
+    try:
+        if not (isinstance(accept, float) and isinstance(threshold, float) and isinstance(scores, Tensor)):
+            raise InputError("accept_ and threshold_ must be numbers, and calibration_scores_ a tensor.")
+        calibration = Calibration.from_scores(scores, accept)
+    except InputError as error:
+        raise ArtefactError(f"The calibration in {folder} is not valid: {error}") from error
+    # older versions stored the k-th smallest score itself
+    if not calibration.threshold <= threshold <= calibration.threshold + 2 * score_tolerance(scores):
+        raise ArtefactError(
+            f"The calibration in {folder} is not valid: threshold_ is {threshold:.6g}, but its calibration scores and "
+            f"accept rate give {calibration.threshold:.6g}."
+        )
+    return calibration
 
 
 def refuse_foreign(folder: Path) -> None:

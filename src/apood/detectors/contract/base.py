@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from apood.decisions.conformal import benjamini_hochberg, conformal_p_values, conformal_threshold
+from apood.decisions.conformal import Calibration, benjamini_hochberg
 from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import progress_bar
@@ -45,6 +45,7 @@ T = TypeVar("T")
 
 _TOKENS = "tokens"
 _FAR = 4.0  # squared distance per head, and its ratio between held-out and training sequences; both should be about 1
+_FREE = frozenset({"seed", "device"})  # parameters that may be changed after `fit`: no score depends on them then
 _FEW = 64  # sequences that are scored without a progress bar, because it would not appear in time
 
 
@@ -96,6 +97,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         accept_: accept rate of the calibration.
         threshold_: a sequence is in-distribution if its score is at least this; set by `calibrate`.
         calibration_scores_: scores of the calibration sequences in ascending order.
+
+    The last three are read from `calibration`, one object that `calibrate` replaces in one step.
     """
 
     name: ClassVar[str]
@@ -107,9 +110,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     dim_: int
     encoder_: EncoderIdentity | None
     fitted_on_: str
-    accept_: float
-    threshold_: float
-    calibration_scores_: Tensor
+    _calibration: Calibration
+    _fitted_with: dict[str, Any]  # the parameters at the time of the fit
 
     # Methods that a subclass implements.
 
@@ -171,9 +173,10 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         for data, role in ((source, "ID"), (outliers, "AUX")):
             if data is not None:
                 refuse_unfit(data, self.requires, role, self._check_batch)
-        for learnt in [key for key in vars(self) if key.endswith("_")]:
+        for learnt in [key for key in vars(self) if key.endswith("_") or key in ("_calibration", "_fitted_with")]:
             delattr(self, learnt)
         self._fit(source, outliers, checkpoint)
+        self._remember_parameters()
         self.encoder_ = dict(source.encoder) if source.encoder is not None else None
         self.fitted_on_ = self._digest(source)
         self.dim_ = source.dim  # set last, because it marks a detector as fitted
@@ -181,9 +184,20 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def score_samples(self, tokens: Any) -> Scores:
         """Return one score per sequence, higher if more in-distribution; -inf (and a warning) for an empty sequence."""
-        source, where = self._check_for_scoring(tokens), "the data to score"
-        scores = np.full(len(source), -np.inf)
-        first = empty = 0
+        scores, nonempty = self._score_source(self._check_for_scoring(tokens))
+        if empty := len(scores) - int(nonempty.sum()):
+            warnings.warn(
+                f"{empty} of {len(scores)} sequences have no {' or '.join(sorted(self.requires))}; "
+                "their score is -inf and their decision OOD.",
+                DataWarning,
+                stacklevel=2,
+            )
+        return scores
+
+    def _score_source(self, source: TokenSource) -> tuple[Scores, npt.NDArray[np.bool_]]:
+        """Return the scores of checked sequences, and which sequences are not empty."""
+        scores, nonempty = np.full(len(source), -np.inf), np.ones(len(source), dtype=np.bool_)
+        first, where = 0, "the data to score"
         # closed explicitly, because the traceback of an error would keep the progress bar open
         with closing(_read_with_progress(source)) as batches, torch.inference_mode():
             for batch in batches:
@@ -195,29 +209,26 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 if whole.all():
                     rows[:] = self._score_batch(batch).numpy()
                 else:
+                    nonempty[first : first + len(batch)] = whole
                     if whole.any():
                         rows[whole] = self._score_batch(batch.select(whole)).numpy()
-                    empty += len(batch) - int(whole.sum())
                 if self.propagates_nonfinite and not np.isfinite(rows).all():
                     refuse_nonfinite(batch, self.requires, first, where)
                 first += len(batch)
-        if empty:
-            warnings.warn(
-                f"{empty} of {len(source)} sequences have no {' or '.join(sorted(self.requires))}; "
-                "their score is -inf and their decision OOD.",
-                DataWarning,
-                stacklevel=2,
-            )
-        return scores
+        return scores, nonempty
 
     def calibrate(self, tokens: Any, accept: float = 0.95) -> Self:
         """Set the threshold from in-distribution sequences that were not used in `fit`.
 
         A new in-distribution input is then accepted with probability at least `accept`, for every distribution, if it
-        is exchangeable with these sequences.
+        is exchangeable with these sequences. Empty sequences are refused here as in `fit`: the promise is for inputs
+        that can be scored.
         """
-        source = as_source(tokens)
-        scores = self.score_samples(source)
+        source = self._check_for_scoring(tokens)
+        if _TOKENS in self.requires:  # the lengths are known without reading any token
+            self._refuse_empty_calibration(source.lengths.numpy() > 0)
+        scores, nonempty = self._score_source(source)
+        self._refuse_empty_calibration(nonempty)
         if self.was_fitted_on(source):
             warnings.warn(
                 "The detector is calibrated on the sequences it was fitted on, whose scores are too high: "
@@ -225,10 +236,36 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 DataWarning,
                 stacklevel=2,
             )
-        self.threshold_ = conformal_threshold(scores, accept)
-        self.accept_ = accept
-        self.calibration_scores_ = torch.from_numpy(np.sort(scores))
+        calibration = Calibration.from_scores(scores, accept)
+        if np.isneginf(calibration.threshold):  # a score of -inf is always OOD, so the promise could not be kept
+            raise InputError(
+                f"{np.isneginf(scores).sum()} of {len(scores)} calibration sequences have the score -inf, because "
+                f"their values are too large, and are always refused: too many for an accept rate of {accept}; "
+                "remove them, or choose a lower accept rate."
+            )
+        self._calibration = calibration
         return self
+
+    @property
+    def calibration(self) -> Calibration:
+        """The accept rate, threshold and scores of one calibration, to decide by several of them consistently."""
+        self._check_calibrated()
+        return self._calibration
+
+    @property
+    def accept_(self) -> float:
+        """Accept rate of the calibration."""
+        return self._calibration.accept
+
+    @property
+    def threshold_(self) -> float:
+        """Lowest score that is in-distribution."""
+        return self._calibration.threshold
+
+    @property
+    def calibration_scores_(self) -> Tensor:
+        """Scores of the calibration sequences in ascending order, as a copy."""
+        return torch.tensor(self._calibration.scores)
 
     def was_fitted_on(self, tokens: Any) -> bool:
         """Return whether these are all the sequences that the detector was fitted on, in the same order."""
@@ -238,7 +275,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def decision_function(self, tokens: Any) -> Scores:
         """Return score minus threshold; negative means out-of-distribution."""
         self._check_calibrated()
-        return self._subtract_threshold(self.score_samples(tokens))
+        scores = self.score_samples(tokens)
+        return self.calibration.subtract_threshold(scores)
 
     def predict(self, tokens: Any) -> npt.NDArray[np.int64]:
         """Return +1 for in-distribution and -1 for out-of-distribution sequences."""
@@ -247,13 +285,13 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def decide(self, scores: Scores) -> npt.NDArray[np.int64]:
         """Return the result of `predict` for sequences that are already scored."""
-        self._check_calibrated()
-        return np.where(self._subtract_threshold(scores) >= 0, 1, -1)
+        return np.where(self.calibration.accepts(scores), 1, -1)
 
     def p_values(self, tokens: Any) -> Scores:
         """Return conformal p-values: an ID sequence gets a p-value <= α with probability at most α."""
         self._check_calibrated()
-        return conformal_p_values(self.calibration_scores_.numpy(), self.score_samples(tokens))
+        scores = self.score_samples(tokens)
+        return self.calibration.p_values(scores)
 
     def select_ood(self, tokens: Any, rate: float = 0.05) -> npt.NDArray[np.bool_]:
         """Return which sequences to call OOD so that, on average, at most a share `rate` of these calls is wrong."""
@@ -263,7 +301,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Write the detector to a folder of JSON and safetensors files, which `apood.load` reads."""
         from apood.detectors.contract.artefact import save_detector  # here, because it imports this module
 
-        check_is_fitted(self, "dim_")
+        self._check_unchanged()
         save_detector(self, Path(folder))
 
     # The cache of what scoring derives from learnt attributes.
@@ -315,19 +353,40 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def _check_calibrated(self) -> None:
         check_is_fitted(self, "dim_")
-        if not hasattr(self, "threshold_"):
+        if "_calibration" not in vars(self):
             raise NotCalibratedError(
                 f"This {self.name} detector has no threshold yet: call calibrate with in-distribution sequences first."
             )
 
-    def _subtract_threshold(self, scores: Scores) -> Scores:
-        # a score of -inf is out-of-distribution even if empty calibration sequences made the threshold -inf, too
-        outside = np.full_like(scores, -np.inf)
-        return np.subtract(scores, self.threshold_, out=outside, where=~np.isneginf(scores))
+    def _refuse_empty_calibration(self, nonempty: npt.NDArray[np.bool_]) -> None:
+        if not nonempty.all():
+            empty = np.flatnonzero(~nonempty)
+            raise InputError(
+                f"{len(empty)} of {len(nonempty)} calibration sequences have no {' or '.join(sorted(self.requires))}, "
+                f"the first is sequence {empty[0]}; remove empty sequences before calibrating: they are always refused."
+            )
 
-    def _check_for_scoring(self, tokens: Any) -> TokenSource:
+    def _remember_parameters(self) -> None:
+        """Store the parameters as those that the learnt attributes belong to."""
+        self._fitted_with = _describe_parameters(self)
+
+    def _check_unchanged(self) -> None:
+        """Raise an error if the detector is not fitted, or if its parameters are not those that it was fitted with."""
         if not hasattr(self, "dim_"):
             check_is_fitted(self, "dim_")
+        self._get_cached("unchanged", self._compare_parameters)  # compared once after any attribute was set
+
+    def _compare_parameters(self) -> bool:
+        for name, value in _describe_parameters(self).items():
+            if value != (before := self._fitted_with[name]):
+                raise InputError(
+                    f"This {self.name} detector was fitted with {name}={before!r}, and {name} is now {value!r}: "
+                    "fit it again, or set the parameter back."
+                )
+        return True
+
+    def _check_for_scoring(self, tokens: Any) -> TokenSource:
+        self._check_unchanged()
         source = as_source(tokens)
         refuse_lacking(source, self.name, self.requires, "data to score")
         if not same_encoder(self.encoder_, source.encoder):
@@ -338,6 +397,14 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if "tokens" in self.requires and source.dim != self.dim_:
             raise InputError(f"The tokens have D={source.dim}, this {self.name} detector was fitted on D={self.dim_}.")
         return source
+
+
+def _describe_parameters(value: Any) -> Any:
+    """Return the parameters of a detector that its scores depend on, or those in a list; other values unchanged."""
+    if isinstance(value, Detector):
+        parameters = value.get_params(deep=False).items()
+        return {name: _describe_parameters(own) for name, own in parameters if name not in _FREE}
+    return [_describe_parameters(own) for own in value] if isinstance(value, list) else value
 
 
 def _read_with_progress(source: TokenSource) -> Generator[TokenBatch]:
