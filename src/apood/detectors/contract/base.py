@@ -249,7 +249,11 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     @property
     def calibration(self) -> Calibration:
         """The accept rate, threshold and scores of one calibration, to decide by several of them consistently."""
-        self._check_calibrated()
+        check_is_fitted(self, "dim_")
+        if "_calibration" not in vars(self):
+            raise NotCalibratedError(
+                f"This {self.name} detector has no threshold yet: call calibrate with in-distribution sequences first."
+            )
         return self._calibration
 
     @property
@@ -274,14 +278,11 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def decision_function(self, tokens: Any) -> Scores:
         """Return score minus threshold; negative means out-of-distribution."""
-        self._check_calibrated()
-        scores = self.score_samples(tokens)
-        return self.calibration.subtract_threshold(scores)
+        return self.calibration.subtract_threshold(self.score_samples(tokens))
 
     def predict(self, tokens: Any) -> npt.NDArray[np.int64]:
         """Return +1 for in-distribution and -1 for out-of-distribution sequences."""
-        self._check_calibrated()
-        return self.decide(self.score_samples(tokens))
+        return np.where(self.calibration.accepts(self.score_samples(tokens)), 1, -1)
 
     def decide(self, scores: Scores) -> npt.NDArray[np.int64]:
         """Return the result of `predict` for sequences that are already scored."""
@@ -289,9 +290,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def p_values(self, tokens: Any) -> Scores:
         """Return conformal p-values: an ID sequence gets a p-value <= α with probability at most α."""
-        self._check_calibrated()
-        scores = self.score_samples(tokens)
-        return self.calibration.p_values(scores)
+        return self.calibration.p_values(self.score_samples(tokens))
 
     def select_ood(self, tokens: Any, rate: float = 0.05) -> npt.NDArray[np.bool_]:
         """Return which sequences to call OOD so that, on average, at most a share `rate` of these calls is wrong."""
@@ -350,13 +349,6 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         outliers = as_source(aux)
         refuse_incompatible(outliers, source, self.requires, "AUX", "ID")
         return outliers
-
-    def _check_calibrated(self) -> None:
-        check_is_fitted(self, "dim_")
-        if "_calibration" not in vars(self):
-            raise NotCalibratedError(
-                f"This {self.name} detector has no threshold yet: call calibrate with in-distribution sequences first."
-            )
 
     def _refuse_empty_calibration(self, nonempty: npt.NDArray[np.bool_]) -> None:
         if not nonempty.all():
