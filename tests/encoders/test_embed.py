@@ -1,6 +1,8 @@
 """Embedding texts into a store: order, counts and resuming."""
 
 import functools
+import multiprocessing
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -88,6 +90,36 @@ def test_an_interrupted_run_is_resumed_to_the_same_store(
     assert (
         tallies[0] == tallies[1] == {"sequences": 300, "truncated": sum(len(t.split()) > 20 for t in texts), "bad": 0}
     )
+
+
+def _embed_slowly(model: Path, texts: list[str], folder: Path) -> None:
+    def slow() -> Iterator[str]:
+        for text in texts:
+            time.sleep(0.005)
+            yield text
+
+    embed_to_store(slow(), TextEncoder(model, max_tokens=20, device="cpu"), folder, commit_seconds=0.05)
+
+
+def test_a_killed_run_keeps_what_was_committed_by_time(
+    encoder: TextEncoder, models: Models, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embed, "_WINDOW_ITEMS", 16)  # the child is a fork
+    folder = tmp_path / "store"
+    process = multiprocessing.get_context("fork").Process(target=_embed_slowly, args=(models("llama"), texts, folder))
+    process.start()
+    while not (folder / "index.json").exists() or not len(TokenStore(folder)):
+        assert process.is_alive()
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    held = len(TokenStore(folder))
+    assert 0 < held < len(texts)
+    counts = embed_to_store(texts, encoder, folder, resume=True)
+    assert (counts.skipped, counts.sequences) == (held, len(texts) - held)
+    store = TokenStore(folder)
+    assert decode_texts(store.select(range(len(texts))).channels["text"]) == texts
+    assert store.index.tally["truncated"] == sum(len(text.split()) > 20 for text in texts)
 
 
 @pytest.mark.usefixtures("small_steps")

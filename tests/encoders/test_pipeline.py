@@ -90,9 +90,8 @@ def test_windows_grow_while_they_are_quick(monkeypatch: pytest.MonkeyPatch) -> N
     assert sizes == [1, 1, 2, 2, 4, 4, 4, 4]
 
 
-def test_windows_shrink_if_an_interruption_would_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embed, "_WINDOW_SECONDS", 1e-9)
-    sizes = [len(window.batch) for window in encode_windows(records(TEXTS[:11]), WordEncoder())]
+def test_windows_shrink_if_an_interruption_would_cost_too_much() -> None:
+    sizes = [len(window.batch) for window in encode_windows(records(TEXTS[:11]), WordEncoder(), seconds=1e-9)]
     assert sizes == [4, 4, 1, 1, 1]
 
 

@@ -1,11 +1,13 @@
 """Token stores: what is read is what was written, damage is found, memory stays bounded."""
 
+import hashlib
 import json
 import multiprocessing
 import os
 import pickle
 import re
 import resource
+import time
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from apood import KNN
 from apood.support.errors import InputError, StoreError
 from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, encode_texts
-from apood.tokens.source import TokenSource, as_source
+from apood.tokens.source import Subset, TokenSource, as_source
 from apood.tokens.store import STORED_DTYPES, TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
 MIB = 2**20
+CHANNELS = ("input_ids", "text", "logits", "output_logprobs")
 ENCODER = {"model": "somewhere/model", "layer": -1, "mode": None, "truncated": True}
 
 
@@ -197,6 +201,13 @@ def refusal(folder):
     return str(caught.value)
 
 
+def flip(path, position):
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
 def change_index(folder, **changes):
     path = folder / "index.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -236,20 +247,55 @@ def test_a_shard_of_another_store(folder, tmp_path):
 
 @pytest.mark.parametrize("position", [3, 200])
 def test_a_changed_header(folder, position):
-    path = folder / "shard-00000.safetensors"
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(content)
+    flip(folder / "shard-00000.safetensors", position)
     assert "shard-00000" in refusal(folder) and "damaged or replaced" in refusal(folder)
 
 
-def test_a_changed_token_is_found_by_verify(folder):
-    path = folder / "shard-00003.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
+READS = {
+    "batches": lambda store: list(store.batches(100)),
+    "select": lambda store: store.select([number for number in range(4) if number != 2]),
+    "subset": lambda store: Subset(store, [3, 1, 0]).select(slice(None)),
+    "fit": lambda store: KNN(k=1).fit(store),
+    "score": lambda store: KNN(k=1).fit(random_batch([9] * 20)).score_samples(store),
+}
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_one_changed_bit_is_found_by_the_first_read(folder, read, number):
+    flip(folder / f"shard-0000{number}.safetensors", -3)
+    store = TokenStore(folder)
+    assert len(store.select([2])) == 1, "the other shards can be read"
+    for _ in range(2):
+        with pytest.raises(StoreError, match=f"Shard shard-0000{number}.*checksum differs from the index"):
+            read(store)
+    read(TokenStore(folder, verify=False))
+    with pytest.raises(StoreError, match="checksum"):
+        TokenStore(folder, verify=False).verify()
+
+
+def test_a_shard_is_verified_once_in_a_process_and_again_after_a_change(folder, monkeypatch):
+    read = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda file, name: read.append(Path(file.name).name) or digest(file, name)
+    )
+    store = TokenStore(folder)
+    assert read == []
+    store.select([1])
+    assert read == ["shard-00001.safetensors"]
+    for each in (store, TokenStore(folder), TokenStore(folder, channels=["text"]), pickle.loads(pickle.dumps(store))):
+        list(each.batches(3))
+    assert sorted(read) == [f"shard-0000{number}.safetensors" for number in range(4)]
+    path = folder / "shard-00001.safetensors"
+    content = path.read_bytes()
+    time.sleep(0.02)  # the clock of the file system may be this coarse
+    flip(path, -3)
+    with pytest.raises(StoreError, match=r"shard-00001.*checksum"):
+        store.select([1])
+    time.sleep(0.02)
     path.write_bytes(content)
-    TokenStore(folder)
-    assert "shard-00003" in refusal(folder) and "checksum" in refusal(folder)
+    store.select([1])
 
 
 @pytest.mark.parametrize("name", ["offsets", "channel.text.offsets"])
@@ -261,7 +307,7 @@ def test_changed_offsets(folder, name):
     content[start] = 7
     path.write_bytes(content)
     with pytest.raises(StoreError, match=f"shard-00001.* is damaged: '{name}' do not rise from 0"):
-        TokenStore(folder).select([1])
+        TokenStore(folder, verify=False).select([1])
 
 
 def test_a_shard_that_vanishes_after_opening(folder):
@@ -270,7 +316,7 @@ def test_a_shard_that_vanishes_after_opening(folder):
     assert len(store.select([0, 2])) == 2
     with pytest.raises(StoreError, match=r"shard-00001.* is missing"):
         store.select([1])
-    with pytest.raises(StoreError, match=r"shard-00001.* cannot be read"):
+    with pytest.raises(StoreError, match=r"shard-00001.* is missing"):
         store.verify()
 
 
@@ -288,11 +334,35 @@ def test_a_newer_schema(folder):
         {"tokens": 11},
         {"channels": {}},
         {"shards": [{}]},
+        {"dim": None},
+        {"dim": 1e400},
+        {"dim": 10**30},
+        {"dim": True},
+        {"encoder": "a"},
+        {"tally": {"bad": 1e400}},
+        {"channels": {name: {"dtype": "float32", "shape": [2**40, 2**40]} for name in CHANNELS}},
+        {"channels": {name: {"dtype": "float32", "shape": ["a"]} for name in CHANNELS}},
     ],
 )
 def test_a_damaged_index(folder, changes):
     change_index(folder, **changes)
     assert "index.json" in refusal(folder) and "is damaged or does not belong to a token store" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["sequences", "tokens", "bytes", "sha256", "channel_rows"])
+@pytest.mark.parametrize("value", [None, -1, 2.5, 10**30, "a", [], {"text": None}], ids=str)
+def test_a_damaged_entry_of_a_shard(folder, name, value):
+    index = json.loads((folder / "index.json").read_text())
+    index["shards"][0][name] = value
+    change_index(folder, **index)
+    assert "index" in refusal(folder)
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, "9" * 5000])
+def test_an_index_that_python_cannot_read(folder, value):
+    text = (folder / "index.json").read_text()
+    (folder / "index.json").write_text(text.replace('"schema": 1', f'"schema": {value}'))
+    assert "index.json" in refusal(folder) and "cannot be read" in refusal(folder)
 
 
 def test_an_index_that_lists_a_file_outside_the_folder(folder):

@@ -122,6 +122,41 @@ def test_killed_before_every_single_file_operation(tmp_path):
     assert operation > 20 and len(left) == 4  # nothing, one, two and three shards
 
 
+def _write_slowly(folder, seconds):
+    with TokenStoreWriter(folder, dim=DIM, encoder=ENCODER, commit_seconds=seconds, resume=True) as writer:
+        for first in range(writer.sequences, 10**6):
+            writer.append(corpus(first, first + 1))
+            time.sleep(0.005)
+
+
+def test_a_killed_process_keeps_what_it_wrote_before_the_last_commit_by_time(tmp_path):
+    folder, committed = tmp_path / "store", 0
+    for _ in range(2):  # the second writer resumes after the shards of the first
+        process = start(_write_slowly, folder, 0.05)
+        while not (folder / "index.json").exists() or len(TokenStore(folder)) < committed + 20:
+            assert process.is_alive()
+            time.sleep(0.01)
+        process.kill()
+        process.join()
+        before, committed = committed, assert_is_beginning(folder)
+        assert committed >= before + 20
+    assert 2 <= len(TokenStore(folder).index.shards) < committed
+
+
+def test_shards_depend_on_the_sequences_alone_unless_the_time_is_up(tmp_path):
+    for name, seconds in (("by size", float("inf")), ("by time", 0)):
+        with TokenStoreWriter(
+            tmp_path / name, dim=DIM, encoder=ENCODER, shard_bytes=500, commit_seconds=seconds
+        ) as writer:
+            for first in range(0, 9, 3):
+                writer.append(corpus(first, first + 3))
+    write_corpus(tmp_path / "default", 9)
+    assert content(tmp_path / "by size") == content(tmp_path / "default")
+    assert assert_is_beginning(tmp_path / "by time") == 9
+    ends = np.cumsum([shard.sequences for shard in TokenStore(tmp_path / "by time").index.shards])
+    assert {3, 6, 9} <= set(ends.tolist()), "every batch was committed"
+
+
 # Disks that cannot be written.
 
 
@@ -457,6 +492,7 @@ def test_gradients_and_strides_do_not_matter(tmp_path):
     [
         ({"dim": 0}, "at least 1, got dim=0"),
         ({"shard_bytes": 0}, "shard_bytes=0"),
+        ({"commit_seconds": float("nan")}, "commit_seconds must not be negative, got nan"),
         ({"dtype": torch.int64}, "stored as float16, .*, got torch.int64"),
         ({"encoder": {"model": np.float32(1)}}, "An encoder identity must be plain JSON"),
     ],

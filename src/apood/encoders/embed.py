@@ -20,7 +20,7 @@ from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch, decode_texts
 from apood.tokens.identity import FOLDER, SAMPLING, EncoderIdentity, describe_encoder, same_encoder
 from apood.tokens.store import TokenStore
-from apood.tokens.writer import TokenStoreWriter
+from apood.tokens.writer import COMMIT_SECONDS, TokenStoreWriter
 
 if TYPE_CHECKING:
     from apood.encoders.audio.encoder import AudioEncoder
@@ -109,7 +109,7 @@ def _find_model(identity: EncoderIdentity) -> str:
 
 _WINDOW_ITEMS = 1024
 _WINDOW_BYTES = 1 << 30
-_WINDOW_SECONDS = 15.0  # an interruption may cost this much, because an incomplete window is lost
+_WINDOW_SECONDS = COMMIT_SECONDS / 2  # an interruption may cost this much, because an incomplete window is lost
 _FIRST_ITEMS = 64  # items of the first window, before it is known how long one takes
 _SOUND_BYTES = 1 << 28
 
@@ -166,11 +166,16 @@ def limit_records(records: Iterable[Record | BadRecord], limit: int) -> Iterator
 
 
 def encode_windows(
-    records: Iterable[Record | BadRecord], encoder: Encoder, skipped: Skipped | None = None
+    records: Iterable[Record | BadRecord],
+    encoder: Encoder,
+    skipped: Skipped | None = None,
+    *,
+    seconds: float = _WINDOW_SECONDS,
 ) -> Generator[Window]:
     """Yield the states of `records` in order, in windows.
 
-    A window is large enough to batch sequences of similar length, and small enough for memory. While the encoder runs
+    A window is large enough to batch sequences of similar length, small enough for memory, and takes about `seconds`
+    at most, except for the first one. While the encoder runs
     one window, it prepares the next one in another thread.
 
     Bad records are added to `skipped`; if it is None, the first one raises an error. An error in reading a record is
@@ -194,7 +199,7 @@ def encode_windows(
             prepared = preparing.result()
             started = time.perf_counter()
             batch = encoder.run(prepared)
-            affordable = int(_WINDOW_SECONDS * len(batch) / max(time.perf_counter() - started, 1e-9))
+            affordable = int(seconds * len(batch) / max(time.perf_counter() - started, 1e-9))
             size = max(1, min(2 * len(batch), affordable, most))
             yield Window(batch, prepared.cut, bad)
             del batch, prepared, preparing  # free the memory of this window before the next one
@@ -237,11 +242,13 @@ def embed_to_store(
     dtype: torch.dtype = torch.float16,
     skip_bad: bool = False,
     total: int | None = None,
+    commit_seconds: float = COMMIT_SECONDS,
 ) -> EmbedCounts:
     """Encode `records` and write their states and channels to the token store `folder`, in order.
 
     While one window of records is encoded, the next one is prepared and the previous one is written, each in its own
-    thread. Whatever ends a run early, all records that were encoded by then are in the store. The store's index also
+    thread. Whatever ends a run early, all records that were encoded by then are in the store, except that a killed
+    process loses what it encoded since the last commit. The store's index also
     counts the sequences that were cut and the bad records.
 
     Args:
@@ -253,6 +260,7 @@ def embed_to_store(
             but values above 65504, which occur in some middle layers of causal models, are refused.
         skip_bad: leave out bad records instead of raising an error.
         total: the number of good records, if known, to estimate the remaining time.
+        commit_seconds: how often encoded records are committed, at least (see `TokenStoreWriter`).
     """
     if total is None and isinstance(records, Sized):
         total = len(records)
@@ -261,14 +269,24 @@ def embed_to_store(
     longest: Any = encoder.identity.get("max_new_tokens") if encoder.identity.get("mode") == "output" else None
     sequences = tokens = empty = truncated = outputs_cut = 0
     finished = False
-    writer = TokenStoreWriter(folder, dim=encoder.dim, dtype=dtype, encoder=encoder.identity, resume=resume)
+    writer = TokenStoreWriter(
+        folder,
+        dim=encoder.dim,
+        dtype=dtype,
+        encoder=encoder.identity,
+        commit_seconds=commit_seconds,
+        resume=resume,
+    )
+    window_seconds = min(_WINDOW_SECONDS, commit_seconds / 2)
     # Closing the writer commits the open shard, whatever happens. Only a kill loses sequences that were encoded.
     try:
         held = writer.sequences
         truncated_before = _skip_held(iterator, writer, folder, encoder, skipped if skip_bad else None)
         started = time.perf_counter()
         with (
-            closing(encode_windows(iterator, encoder, skipped if skip_bad else None)) as windows,
+            closing(
+                encode_windows(iterator, encoder, skipped if skip_bad else None, seconds=window_seconds)
+            ) as windows,
             progress_bar(total, "encoding", unit="rec", initial=held) as progress,
             _BackgroundCalls() as background,
         ):

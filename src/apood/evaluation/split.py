@@ -1,5 +1,6 @@
 """Splits of a study: the data of one repetition, and how it is drawn."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -71,8 +72,11 @@ def draw_share(source: TokenSource, share: float, seed: int) -> TokenSource:
 def narrow_channels(source: TokenSource, wanted: frozenset[str]) -> TokenSource:
     """Return the source without channels that need not be read; they can be far larger than the tokens."""
     if isinstance(source, TokenStore):
-        kept = [name for name in source.channels if name in wanted]
-        return source if len(kept) == len(source.channels) else TokenStore(source.folder, channels=kept)
+        kept = tuple(name for name in source.channels if name in wanted)
+        if kept != source.channels:
+            source = copy.copy(source)
+            source.channels = kept
+        return source
     if isinstance(source, Subset):
         inner = narrow_channels(source.source, wanted)
         return source if inner is source.source else Subset(inner, source.indices)

@@ -6,9 +6,12 @@ A store is a folder of safetensors shards and an `index.json` that lists them.
 import hashlib
 import itertools
 import json
+import math
 import mmap
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError, StoreError
-from apood.support.files import open_regular, read_json, sha256_of, write_json
+from apood.support.files import open_regular, read_json, write_json
 from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch, as_indices, bytes_of, dtype_name, empty_rows
 from apood.tokens.identity import EncoderIdentity, drop_location
@@ -55,6 +58,10 @@ TOKENS = ""
 """The prefix of the two tensors that hold the tokens: `values` and `offsets`."""
 
 _BY_NAME = {dtype_name(dtype): dtype for dtype in STORED_DTYPES}
+_MOST = 2**48  # above the size of any file, and far below where 64-bit integers overflow
+
+_verified: set[tuple[object, ...]] = set()
+"""The shards whose checksum was right in this process: the checksum, and what changes when a file is changed."""
 
 
 def channel_prefix(name: str) -> str:
@@ -82,7 +89,7 @@ class RowKind:
     @property
     def nbytes(self) -> int:
         """The number of bytes of one row."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
         return dtype_name(self.dtype) + (f" of shape {list(self.shape)}" if self.shape else "")
@@ -184,7 +191,7 @@ class StoreIndex:
                     f"its schema is {content['schema']}, this version reads up to {SCHEMA}."
                 )
             return cls._parse(content)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise StoreError(
                 f"The {INDEX_FILE} in {folder} is damaged or does not belong to a token store ({error!r})."
             ) from error
@@ -192,7 +199,7 @@ class StoreIndex:
     @classmethod
     def _parse(cls, content: dict[str, Any]) -> Self:
         index = cls(
-            dim=int(content["dim"]),
+            dim=content["dim"],
             dtype=_BY_NAME[content["dtype"]],
             encoder=content["encoder"],
             channels={n: RowKind(_BY_NAME[c["dtype"]], tuple(c["shape"])) for n, c in content["channels"].items()},
@@ -202,8 +209,17 @@ class StoreIndex:
         )
         if [shard.file for shard in index.shards] != [shard_file(i) for i in range(len(index.shards))]:
             raise ValueError("the shards are not numbered from 0")
-        if any(shard.channel_rows.keys() != index.channels.keys() for shard in index.shards):
-            raise ValueError("the shards do not have the same channels")
+        counts: list[Any] = [index.dim, *(size for kind in index.channels.values() for size in kind.shape)]
+        for shard in index.shards:
+            counts += [shard.sequences, shard.tokens, shard.bytes, *shard.channel_rows.values()]
+            if shard.channel_rows.keys() != index.channels.keys() or not isinstance(shard.sha256, str):
+                raise ValueError("a shard has other channels or no checksum")
+        if any(type(count) is not int or not 0 <= count <= _MOST for count in counts):
+            raise ValueError("a count is not a whole number of a possible size")
+        if index.dim < 1 or any(kind.nbytes > _MOST for kind in index.kinds.values()):
+            raise ValueError("a token is empty or a row is too large")
+        if not (index.encoder is None or isinstance(index.encoder, dict)):
+            raise ValueError("the encoder is not described by an object")
         if (index.sequences, index.tokens) != (content["sequences"], content["tokens"]):
             raise ValueError("the totals are not the sums over the shards")
         return index
@@ -245,16 +261,18 @@ def lay_out(kinds: Mapping[str, RowKind], number: int, sequences: int, rows: Map
 class Shard:
     """One shard, checked against the index and mapped into memory for as long as this object lives.
 
-    What it returns is a copy. Nobody keeps a map, so the pages and the file descriptor go with the object, and
-    corpora far larger than memory can be read shard by shard.
+    Its size and header are always checked, its checksum if `verify` is true and this process has not seen the same
+    file with the right checksum before. What it returns is a copy. Nobody keeps a map, so the pages and the file
+    descriptor go with the object, and corpora far larger than memory can be read shard by shard.
     """
 
-    def __init__(self, folder: Path, index: StoreIndex, number: int) -> None:
+    def __init__(self, folder: Path, index: StoreIndex, number: int, *, verify: bool) -> None:
         record = index.shards[number]
         self._name = f"Shard {record.file} of the token store {folder}"
         try:
             with open_regular(folder / record.file) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                intact = not verify or _has_checksum(file, record.sha256)
         except FileNotFoundError as error:
             raise StoreError(f"{self._name} is missing.") from error
         except (OSError, ValueError) as error:
@@ -272,6 +290,8 @@ class Shard:
                 f"{self._name} does not hold what the index records, {record.sequences} sequences with "
                 f"{record.tokens} tokens of {self._kinds[TOKENS]} as shard {number}: it was damaged or replaced."
             )
+        if not intact:
+            raise StoreError(f"{self._name} is not the one that was written: its checksum differs from the index.")
         self._starts = layout.starts
 
     def offsets(self, prefix: str) -> Tensor:
@@ -305,15 +325,33 @@ class Shard:
         return rows
 
 
+def _has_checksum(file: BufferedReader, sha256: str) -> bool:
+    """Return whether an open shard has this checksum. A file that had it is read again only after a change.
+
+    The file is read, not the map, whose pages would all count as memory in use.
+    """
+    status = os.fstat(file.fileno())
+    seen = (sha256, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if seen not in _verified:
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            return False
+        _verified.add(seen)
+    return True
+
+
 class TokenStore(BaseSource):
     """A token source on disk: the sequences that a `TokenStoreWriter` committed to `folder`.
 
     Only the lengths are held in memory; what is read is copied from shards that are mapped just for that moment.
     A store that is still being written ends with the last committed shard.
 
+    Opening checks the size and the header of every shard. The first read from a shard in a process also computes its
+    checksum, and raises a StoreError if the shard was damaged or changed.
+
     Args:
         folder: the folder of the store.
         channels: the channels to read, all by default. A channel such as `logits` can be far larger than the tokens.
+        verify: whether the first read from a shard computes its checksum. False returns what a damaged shard holds.
 
     Attributes:
         folder: the folder of the store.
@@ -336,8 +374,9 @@ class TokenStore(BaseSource):
         [[3], [5]]
     """
 
-    def __init__(self, folder: str | Path, *, channels: Collection[str] | None = None) -> None:
+    def __init__(self, folder: str | Path, *, channels: Collection[str] | None = None, verify: bool = True) -> None:
         self.folder = Path(folder)
+        self._verify = verify
         self.index = StoreIndex.read(self.folder)
         known = self.index.channels
         if unknown := sorted(set(channels or ()) - set(known)):
@@ -347,7 +386,7 @@ class TokenStore(BaseSource):
             )
         lengths = [torch.empty(0, dtype=torch.int64)]
         for number in range(len(self.index.shards)):
-            lengths.append(Shard(self.folder, self.index, number).offsets(TOKENS).diff())
+            lengths.append(Shard(self.folder, self.index, number, verify=False).offsets(TOKENS).diff())
         read = known if channels is None else channels
         super().__init__(self.index.dim, self.index.dtype, torch.cat(lengths), self.index.encoder, read)
         # Shard i holds the sequences from _bounds[i] up to _bounds[i + 1].
@@ -381,7 +420,7 @@ class TokenStore(BaseSource):
         for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
             if start == stop:
                 continue
-            shard = Shard(self.folder, self.index, number)
+            shard = Shard(self.folder, self.index, number, verify=self._verify)
             sequences = ascending[start:stop] - self._bounds[number]
             rows = values[done : done + int(lengths[start:stop].sum())]
             shard.read(TOKENS, sequences, out=rows)
@@ -393,14 +432,9 @@ class TokenStore(BaseSource):
 
     def verify(self) -> None:
         """Recompute the checksum of every shard, which reads the whole store; raise StoreError if one differs."""
-        for record in self.index.shards:
-            name = f"Shard {record.file} of the token store {self.folder}"
-            try:
-                found = sha256_of(self.folder / record.file)
-            except OSError as error:
-                raise StoreError(f"{name} cannot be read: {error}.") from error
-            if found != record.sha256:
-                raise StoreError(f"{name} is not the one that was written: its checksum differs from the index.")
+        _verified.clear()
+        for number in range(len(self.index.shards)):
+            Shard(self.folder, self.index, number, verify=True)
 
 
 _SAMPLED = 16  # sequences that a quick digest reads

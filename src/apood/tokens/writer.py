@@ -1,9 +1,10 @@
-"""Writing of token stores, shard by shard, so that a killed process loses at most the last few."""
+"""Writing of token stores, shard by shard, so that a killed process loses little."""
 
 import contextlib
 import hashlib
 import json
 import re
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,7 +32,10 @@ from apood.tokens.store import (
     shard_file,
 )
 
-__all__ = ["TokenStoreWriter"]
+__all__ = ["COMMIT_SECONDS", "TokenStoreWriter"]
+
+COMMIT_SECONDS = 30.0
+"""The time after which a shard is committed even if it is not full."""
 
 _SHARD_FILE = re.compile(r"shard-\d{5,}\.safetensors")
 _SHARDS_AT_ONCE = 4  # checksums and disks are slower than a GPU, so shards are written in parallel
@@ -44,10 +48,11 @@ class TokenStoreWriter:
     error commits the last shard. After a crash or an error the index says that the store is unfinished, and
     `resume=True` continues after the `sequences` that were committed.
 
-    The first batch decides which channels the store has. The shards depend on the sequences alone, not on how they
-    were batched. Up to four full shards are written in threads while the next one fills, so that memory holds at
-    most five. They are committed in order. An error in such a thread is raised by a later call, at the latest at the
-    end of the block.
+    The first batch decides which channels the store has. Shards that are full depend on the sequences alone, not on
+    how they were batched. If the last commit is `commit_seconds` ago when a batch is appended, the open shard is
+    committed as it is, so that a slow producer loses little when it is killed. Up to four full shards are written in
+    threads while the next one fills, so that memory holds at most five. They are committed in order. An error in such
+    a thread is raised by a later call, at the latest at the end of the block.
 
     Args:
         folder: the folder of the store: new, empty, or with `resume` that of an interrupted store.
@@ -55,6 +60,7 @@ class TokenStoreWriter:
         dtype: the dtype to store tokens in: float16, bfloat16, float32 or float64.
         encoder: the identity of the encoder that makes the tokens, if known.
         shard_bytes: the size at which a shard is full; the sequence that reaches it is the last one in it.
+        commit_seconds: the time after which a shard is committed even if it is not full; infinity for never.
         resume: whether to continue a store that exists already.
 
     Examples:
@@ -75,15 +81,19 @@ class TokenStoreWriter:
         dtype: torch.dtype = torch.float32,
         encoder: EncoderIdentity | None = None,
         shard_bytes: int = 256 * 2**20,
+        commit_seconds: float = COMMIT_SECONDS,
         resume: bool = False,
     ) -> None:
         if dim < 1 or shard_bytes < 1:
             raise InputError(f"dim and shard_bytes must be at least 1, got dim={dim} and shard_bytes={shard_bytes}.")
+        if not commit_seconds >= 0:
+            raise InputError(f"commit_seconds must not be negative, got {commit_seconds}.")
         if dtype not in FLOAT_DTYPES:
             raise InputError(f"Tokens are stored as {', '.join(map(dtype_name, FLOAT_DTYPES))}, got {dtype}.")
         wanted = StoreIndex(dim, dtype, _check_identity(encoder), {}, unfinished=True)
         self._folder = Path(folder)
-        self._shard_bytes = shard_bytes
+        self._shard_bytes, self._commit_seconds = shard_bytes, commit_seconds
+        self._committed_at = time.monotonic()
         self._open: list[dict[str, Ragged]] = []
         self._open_bytes = 0
         self._tallies: list[dict[str, int]] = []
@@ -138,7 +148,9 @@ class TokenStoreWriter:
             index = StoreIndex.read(self._folder)
             self._refuse_other(index, wanted)
             for number in range(len(index.shards)):
-                Shard(self._folder, index, number)  # raises if it is damaged, before more work goes into the store
+                Shard(
+                    self._folder, index, number, verify=False
+                )  # raises if it is damaged, before more work goes into the store
         known = {shard.file for shard in index.shards}
         for path in self._folder.iterdir():
             if is_temporary(path) or (_SHARD_FILE.fullmatch(path.name) and path.name not in known):
@@ -197,8 +209,9 @@ class TokenStoreWriter:
             self._appended += stop - start
             start, done = stop, int(ends[stop - 1])
             if self._open_bytes >= self._shard_bytes:
-                self._settle(_SHARDS_AT_ONCE - 1)
                 self._write_open()
+        if self._open and time.monotonic() - self._committed_at >= self._commit_seconds:
+            self._write_open()
 
     def count(self, **counts: int) -> None:
         """Record counts about all sequences appended so far; they are committed with the last of these."""
@@ -233,13 +246,14 @@ class TokenStoreWriter:
 
     def _write_open(self) -> None:
         """Begin to write the open shard."""
+        self._settle(_SHARDS_AT_ONCE - 1)
         parts = {prefix: [part[prefix] for part in self._open] for prefix in self._index.kinds}
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_SHARDS_AT_ONCE, "write")
         before = self._writing[-1] if self._writing else None
         self._writing.append(self._pool.submit(self._commit, self._shards, parts, before))
         self._shards += 1
-        self._open, self._open_bytes = [], 0
+        self._open, self._open_bytes, self._committed_at = [], 0, time.monotonic()
 
     def _commit(self, number: int, parts: Mapping[str, list[Ragged]], before: Future[None] | None) -> None:
         with self._disk_errors():
