@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +85,16 @@ def test_a_configuration_that_promises_more_than_the_weights_hold_is_refused(
     configure(folder, **settings)
     message = refused(folder)
     assert "limit is" in message and "do not belong together" in message
+
+
+@pytest.mark.parametrize("settings", [{"hidden_size": 16_000}, {"max_position_embeddings": 10**8}])
+def test_a_model_far_larger_than_its_weights_is_refused_before_it_takes_memory(
+    folder: Path, settings: dict[str, int]
+) -> None:
+    configure(folder, **settings)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "but its weights have only" in refused(folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10
 
 
 @pytest.mark.usefixtures("unopened")

@@ -63,7 +63,7 @@ class LogMel:
                 f"The model folder {str(folder)!r} has no {PREPROCESSOR_FILE}, "
                 "which defines the spectrograms of its sounds."
             ) from error
-        except (ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise InputError(f"{str(path)!r} is not a JSON object with the settings of a spectrogram.") from error
 
     def save(self, folder: Path) -> None:

@@ -1,12 +1,15 @@
 """Pretrained models: found in a folder or on the Hugging Face hub, fingerprinted, and loaded, never from pickle."""
 
 import contextlib
+import copy
 import hashlib
+import itertools
 import json
 import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -61,6 +64,7 @@ _NOT_LEFT_TO_RIGHT = {"bert", "roberta", "electra", "xlnet", "xlm", "flaubert"}
 # Implementations that are part of transformers. The default of attention is sdpa if the model supports it, else eager.
 _ATTENTIONS = ("eager", "sdpa")
 _EXPERTS = ("eager", "batched_mm", "grouped_mm")
+_COMPUTED_VALUES = 1 << 26
 _WHOLE_FILE = 1 << 30
 _TENSOR_SAMPLE = 1 << 16
 
@@ -282,6 +286,7 @@ def load_model(
     """
     # Missing weights, such as those of an unused pooler, are drawn at random, but not from the caller's generator.
     with silence_transformers(), torch.random.fork_rng(devices=[]), _raise_unloadable(pretrained):
+        _refuse_oversized(pretrained, model_class, config)
         model, loading = model_class.from_pretrained(
             pretrained.folder,
             config=config,
@@ -299,10 +304,31 @@ def load_model(
     return model
 
 
+def _refuse_oversized(pretrained: Pretrained, model_class: Any, config: Any) -> None:
+    """Raise InputError if the model would be far larger than its weights. It is built without memory to find out."""
+    is_auto = hasattr(model_class, "from_config")
+    build = partial(model_class.from_config, trust_remote_code=False) if is_auto else model_class._from_config
+    try:
+        with torch.device("meta"):
+            model = build(copy.deepcopy(config))
+    except Exception:  # loading it raises the same error, or the model needs memory to be built
+        return
+    size = sum(tensor.numel() for tensor in itertools.chain(model.parameters(), model.buffers()))
+    weights = sum(path.stat().st_size for path in find_weight_files(pretrained.folder))
+    # Every value in a file takes at least half a byte. Small tensors may be computed instead of loaded.
+    if size > 2 * weights + _COMPUTED_VALUES:
+        raise InputError(
+            f"The configuration in {str(pretrained.folder)!r} describes a model of {size:,} values, but its weights "
+            f"have only {weights:,} bytes: they do not belong together, or one of them is damaged."
+        )
+
+
 @contextlib.contextmanager
 def _raise_unloadable(pretrained: Pretrained) -> Iterator[None]:
     try:
         yield
+    except InputError:
+        raise
     except Exception as error:  # transformers and safetensors raise errors of many kinds
         message = f"The model in {str(pretrained.folder)!r} cannot be loaded ({_get_first_line(error)})."
         raise InputError(message) from error
