@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from comparisons import learnt
 from sklearn.exceptions import NotFittedError
@@ -295,6 +296,68 @@ def test_everything_learnt_must_be_there(saved, fitted):
 
 
 # Where a detector may be written.
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dim_", "8"),
+        ("dim_", True),
+        ("dim_", 7),
+        ("dim_", None),
+        ("threshold_", "0"),
+        ("threshold_", {"float": "nan"}),
+        ("threshold_", {"float": "x"}),
+        ("threshold_", [1.0]),
+        ("accept_", None),
+        ("encoder_", 3),
+        ("fitted_on_", 5),
+    ],
+)
+@ONE
+def test_learnt_values_of_another_type_are_refused(saved, name, value):
+    edit(saved, lambda config: config["learnt"].update({name: value}))
+    with pytest.raises(ArtefactError, match="detector"):
+        apood.load(saved)
+
+
+def replace_tensors(folder, change):
+    """Change the tensors of a detector, and all hashes."""
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    change(tensors)
+    safetensors.torch.save_file(tensors, path)
+    facts = {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()}
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    edit(folder, lambda config: config.update(tensors=facts, sha256=digest))
+
+
+def test_learnt_tensors_of_another_shape_are_refused(saved):
+    for name in sorted(safetensors.torch.load_file(saved / "model.safetensors")):
+        kept = {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()}
+        for change in (lambda t: t[None], lambda t: t.bool(), lambda t: t.flatten()[:0]):
+            replace_tensors(
+                saved, lambda tensors, name=name, change=change: tensors.update({name: change(tensors[name])})
+            )
+            with pytest.raises(ArtefactError, match=str(saved)):
+                apood.load(saved)
+            for path, before in kept.items():
+                path.write_bytes(before)
+    apood.load(saved)
+
+
+@pytest.mark.parametrize("method", ["mahalanobis", "ap-ood", "deep-svdd"], indirect=True)
+def test_learnt_tensors_of_another_dimension_are_refused(saved):
+    edit(saved, lambda config: config["learnt"].update(dim_=9))
+    with pytest.raises(ArtefactError, match="D is 9"):
+        apood.load(saved)
+
+
+@ONE
+def test_a_threshold_needs_its_scores(saved):
+    edit(saved, lambda config: config["learnt"].pop("accept_"))
+    with pytest.raises(ArtefactError, match="accept_"):
+        apood.load(saved)
 
 
 def foreign_folders(tmp_path):

@@ -1,7 +1,7 @@
 """Logistic regression between ID and AUX sequences on their mean-pooled tokens."""
 
 import warnings
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
 import torch
@@ -59,8 +59,8 @@ class BinaryLogits(Detector):
     name = "binary-logits"
     aux = "required"
 
-    weight_: Tensor
-    bias_: Tensor
+    weight_: Annotated[Tensor, "D"]
+    bias_: Annotated[Tensor, ""]
 
     def __init__(self, normalize: Normalize = "none", penalty: float = 0.01) -> None:
         self.normalize = normalize

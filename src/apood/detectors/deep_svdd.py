@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -157,11 +157,11 @@ class DeepSVDD(Detector):
 
     aux_weight: float = 0.0  # an argument of Deep SAD
 
-    mean_: Tensor
-    scale_: Tensor
-    hidden_: Tensor
-    output_: Tensor
-    centre_: Tensor
+    mean_: Annotated[Tensor, "D"]
+    scale_: Annotated[Tensor, "D"]
+    hidden_: Annotated[Tensor, "hidden D"]
+    output_: Annotated[Tensor, "outputs hidden"]
+    centre_: Annotated[Tensor, "outputs"]
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from sklearn.base import clone
@@ -104,9 +104,9 @@ class Fusion(Detector):
     name = "fusion"
 
     members_: list[Detector]
-    means_: Tensor
-    spreads_: Tensor
-    floors_: Tensor
+    means_: Annotated[Tensor, "members"]
+    spreads_: Annotated[Tensor, "members"]
+    floors_: Annotated[Tensor, "members"]
     length_law_: LengthLaw
 
     def __init__(self, members: list[Detector] | None = None, seed: int = 0, device: str = "auto") -> None:

@@ -1,7 +1,7 @@
 """Distance to the k-th nearest training sequence, in the Euclidean and in the Mahalanobis metric."""
 
 import math
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import torch
 from torch import Tensor
@@ -59,8 +59,8 @@ class KNN(Detector):
     name = "knn"
     propagates_nonfinite = True
 
-    centre_: Tensor
-    bank_: Tensor
+    centre_: Annotated[Tensor, "D"]
+    bank_: Annotated[Tensor, "N D"]
 
     def __init__(self, k: int = 5, normalize: Normalize = "pooled") -> None:
         self.k = k
@@ -169,7 +169,7 @@ class MahalanobisKNN(KNN):
 
     name = "mahalanobis-knn"
 
-    whitening_: Tensor
+    whitening_: Annotated[Tensor, "D D"]
 
     def __init__(self, k: int = 1, normalize: Normalize = "tokens") -> None:
         super().__init__(k, normalize)

@@ -1,6 +1,6 @@
 """Mahalanobis distance of the mean-pooled tokens."""
 
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from torch import Tensor
 
@@ -52,8 +52,8 @@ class Mahalanobis(Detector):
     name = "mahalanobis"
     propagates_nonfinite = True
 
-    mean_: Tensor
-    whitening_: Tensor
+    mean_: Annotated[Tensor, "D"]
+    whitening_: Annotated[Tensor, "D D"]
 
     def __init__(self, normalize: Normalize = "none", eigenvalue_floor: float = EIGENVALUE_FLOOR) -> None:
         self.normalize = normalize

@@ -1,6 +1,6 @@
 """Relative Mahalanobis distance of the mean-pooled tokens."""
 
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import torch
 from torch import Tensor
@@ -58,10 +58,10 @@ class RelativeMahalanobis(Detector):
     propagates_nonfinite = True
     aux = "required"
 
-    id_mean_: Tensor
-    id_whitening_: Tensor
-    aux_mean_: Tensor
-    aux_whitening_: Tensor
+    id_mean_: Annotated[Tensor, "D"]
+    id_whitening_: Annotated[Tensor, "D D"]
+    aux_mean_: Annotated[Tensor, "D"]
+    aux_whitening_: Annotated[Tensor, "D D"]
 
     def __init__(self, normalize: Normalize = "none", shrinkage: float = 0.1) -> None:
         self.normalize = normalize

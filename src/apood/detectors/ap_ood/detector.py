@@ -3,7 +3,7 @@
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -138,10 +138,10 @@ class APOOD(Detector):
     has_held_out_fit = True
     propagates_nonfinite = True
 
-    queries_: Tensor
-    prototype_: Tensor
-    log_norms_: Tensor
-    origin_: Tensor
+    queries_: Annotated[Tensor, "M T D"]
+    prototype_: Annotated[Tensor, "M"]
+    log_norms_: Annotated[Tensor, "M"]
+    origin_: Annotated[Tensor, "D"]
     beta_: float
     unit_tokens_: bool
     skips_first_: bool

@@ -13,7 +13,8 @@ import math
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ _FIELDS = {
     _MEMBERS: list,
     _HASH: str,
 }
+_PLAIN = {Tensor: Tensor, bool: bool, int: int, float: int | float, str: str}  # what an annotation allows
 _CALIBRATION = ("accept_", "threshold_", "calibration_scores_")  # absent before `calibrate`
 
 
@@ -131,9 +133,9 @@ def _read(folder: Path, config: dict[str, Any]) -> Detector:
     try:
         detector = build_detector(config)
         detector.check_parameters()
-    except (InputError, TypeError) as error:
+        learnt = {key: from_json(value) for key, value in config["learnt"].items()} | tensors
+    except (ValueError, TypeError, AttributeError) as error:
         raise ArtefactError(f"{folder / _CONFIG} describes no detector of this apood: {error}") from error
-    learnt = {key: from_json(value) for key, value in config["learnt"].items()} | tensors
     if members:
         learnt["members_"] = members
     calibration = _restore_calibration({key: learnt.pop(key) for key in _CALIBRATION if key in learnt}, folder)
@@ -142,9 +144,14 @@ def _read(folder: Path, config: dict[str, Any]) -> Detector:
         raise ArtefactError(f"{folder} holds {unknown[0]!r}, which {detector.name} does not learn.")
     if missing := sorted(learnable.keys() - learnt.keys()):
         raise ArtefactError(f"{folder} is incomplete: it does not hold {missing[0]}.")
+    sizes = {"D": learnt["dim_"], "members": len(members)}
     for key, value in learnt.items():
-        stored_as_tensor = hasattr(learnable[key], "from_tensor") and isinstance(value, Tensor)
-        setattr(detector, key, learnable[key].from_tensor(value) if stored_as_tensor else value)
+        try:
+            setattr(detector, key, _check_learnt(learnable[key], value, sizes))
+        except (ValueError, TypeError) as error:
+            raise ArtefactError(f"{folder} holds a {key} that {detector.name} cannot have learnt: {error}.") from error
+    if any("tokens" in member.requires and member.dim_ != detector.dim_ for member in members):
+        raise ArtefactError(f"{folder} holds members for tokens of other dimensions than D={detector.dim_}.")
     if calibration is not None:
         detector._calibration = calibration
     detector._remember_parameters()
@@ -171,6 +178,30 @@ def _restore_calibration(stored: dict[str, Any], folder: Path) -> Calibration | 
             f"accept rate give {calibration.threshold:.6g}."
         )
     return calibration
+
+
+def _check_learnt(annotation: Any, value: Any, sizes: dict[str, Any]) -> Any:
+    """Return a learnt value as the detector holds it; raise ValueError or TypeError if it is not as annotated.
+
+    `sizes` has the sizes of named dimensions that are known so far, and gets those of this value.
+    """
+    kind, shape = (get_args(annotation) if get_origin(annotation) is Annotated else (annotation, None))[:2]
+    if hasattr(kind, "from_tensor"):
+        return kind.from_tensor(_check_learnt(Annotated[Tensor, kind.__name__], value, sizes))
+    if kind in _PLAIN:
+        allowed = _PLAIN[kind]
+        if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+            raise TypeError(f"it is {type(value).__name__}, not {kind.__name__}")
+    if get_origin(kind) in (list, Union, UnionType) and not isinstance(value, list | dict | None):
+        raise TypeError(f"it is {type(value).__name__}")
+    if shape is not None:
+        names = shape.split()
+        if value.dim() != len(names) or not value.is_floating_point():
+            raise ValueError(f"it is a {value.dtype} tensor {list(value.shape)}, not numbers [{', '.join(names)}]")
+        for name, size in zip(names, value.shape, strict=True):
+            if sizes.setdefault(name, size) != size:
+                raise ValueError(f"its shape is {list(value.shape)}, but {name} is {sizes[name]}")
+    return value
 
 
 def refuse_foreign(folder: Path) -> None:

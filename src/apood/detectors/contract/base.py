@@ -80,7 +80,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     A subclass stores its constructor's arguments unchanged, learns attributes whose names end in an underscore
     (tensors, numbers, texts; exactly these are saved), and implements `check_parameters`, `_fit` and `_score`. The
-    score of a sequence must not depend on other sequences.
+    score of a sequence must not depend on other sequences. Loaded attributes are checked against their annotations; the
+    shape of a tensor can be part of it, as in `Annotated[Tensor, "N D"]`, where D is `dim_`.
 
     Class attributes that a subclass sets:
         name: the name of the method.
