@@ -53,7 +53,7 @@ def test_a_tone_is_loudest_in_its_own_band_and_noise_grows_with_the_width_of_the
 def test_a_folder_without_readable_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no preprocessor_config"):
         LogMel.load(tmp_path)
-    for content in ("{", "[]", json.dumps({"max_length": "many"})):
+    for content in ("{", "[]", json.dumps({"max_length": "many"}), '{"sampling_rate": Infinity}', "[" * 100_000):
         (tmp_path / PREPROCESSOR_FILE).write_text(content)
         with pytest.raises(InputError, match="not a JSON object"):
             LogMel.load(tmp_path)
