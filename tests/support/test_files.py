@@ -139,12 +139,13 @@ def test_a_check_sees_the_old_folder_and_can_refuse_to_replace_it(tmp_path):
 
 @pytest.mark.usefixtures("can_exchange")
 def test_folders_of_others_are_left_alone(tmp_path):
-    for other in ("store.being-replaced", "store.lock.d", "store-2.partial-0f0f0f0f"):
+    others = ["store-2.partial-0f0f0f0f", "store.being-replaced", "store.lock.d", "store.partial-notes"]
+    for other in others:
         write_folder(tmp_path / other, "other")
     for text in ("old", "new"):
         write_folder(tmp_path / "store", text)
     assert texts(tmp_path / "store") == ["new", "new"]
-    assert names(tmp_path) == ["store", "store-2.partial-0f0f0f0f", "store.being-replaced", "store.lock.d"]
+    assert names(tmp_path) == ["store", *others]
 
 
 @pytest.mark.usefixtures("can_exchange")
@@ -240,6 +241,44 @@ def test_a_process_killed_anywhere_leaves_the_old_or_the_new_file(tmp_path):
         if process.exitcode == 0:
             break
     assert versions[0] == "old" and versions[-1] == "new" and versions == sorted(versions, reverse=True)
+
+
+def _write_until_killed(sender, path):
+    with atomic_file(path) as temporary:
+        temporary.write_text("half")
+        sender.send(temporary.name)
+        signal.pause()
+
+
+def test_the_next_writer_deletes_what_a_killed_one_left(tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_write_until_killed, args=(sender, tmp_path / "a.json"))
+    process.start()
+    temporary = receiver.recv()
+    write_json(tmp_path / "a.json", 1)
+    assert names(tmp_path) == ["a.json", temporary], "its writer still runs"
+    process.kill()
+    process.join()
+    write_json(tmp_path / "b.json", 1)
+    assert read_json(tmp_path / "a.json") == 1
+    assert names(tmp_path) == ["a.json", temporary, "b.json"], "neither a reader nor the writer of another file sweeps"
+    write_json(tmp_path / "a.json", 2)
+    assert names(tmp_path) == ["a.json", "b.json"]
+
+
+def test_only_old_files_of_unknown_processes_are_deleted_and_no_foreign_ones(tmp_path):
+    foreign = ["a.json.partial-", "a.json.partial-notes", "a.json.partial-0123abcd.bak", "aXjson.partial-0123abcd"]
+    new = ["a.json.partial-0123abcd", "a.json.partial-ffffffff-1-0123abcd"]
+    old = ["a.json.partial-4567abcd", "a.json.partial-ffffffff-1-4567abcd"]
+    for name in foreign + new + old:
+        (tmp_path / name).write_text("x")
+    (tmp_path / "a.json.partial-89ababcd").mkdir()
+    for name in (*foreign, *old, "a.json.partial-89ababcd"):
+        os.utime(tmp_path / name, (0, 0))
+    write_json(tmp_path / "a.json", 1)
+    assert names(tmp_path) == sorted(["a.json", "a.json.partial-89ababcd", *foreign, *new])
+    assert [name for name in foreign if is_temporary(Path(name))] == ["aXjson.partial-0123abcd"]
 
 
 def test_json_round_trip(tmp_path):

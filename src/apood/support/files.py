@@ -10,9 +10,12 @@ import glob
 import hashlib
 import json
 import os
+import platform
+import re
 import shutil
 import stat
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -46,28 +49,65 @@ LOCK_FILE = ".lock"
 
 _TEMPORARY = ".partial-"
 _RESERVED = ".reserved"  # the end of the name of the lock file beside a path that a command will write
+_ORIGIN = re.compile(r"(?:([0-9a-f]{8})-(\d+)-)?[0-9a-f]{8}")  # of a temporary file: computer, process, random digits
+_OLD_SECONDS = 24 * 3600.0  # no write takes this long
 _PREVIOUS = ".previous"  # the end of the name of a folder that was moved aside
 _PACKAGE = Path(__file__).parent.parent
 _FIT_ROOMS = ("tokens", "pooling", "fitting", "detectors")  # the code that decides what a fit learns
 
 
 def _temporary(path: Path) -> Path:
-    return path.parent / f"{path.name}{_TEMPORARY}{uuid.uuid4().hex[:8]}"
+    return path.parent / f"{path.name}{_TEMPORARY}{_this_computer()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+@cache
+def _this_computer() -> str:
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 def is_temporary(path: Path) -> bool:
-    """Return whether `path` was left by an interrupted write and may be deleted."""
-    return _TEMPORARY in path.name
+    """Return whether `path` has the name of a file that is being written, or that a killed process left."""
+    _, mark, origin = path.name.rpartition(_TEMPORARY)
+    return bool(mark) and _ORIGIN.fullmatch(origin) is not None
+
+
+def _sweep(path: Path) -> None:
+    """Delete the temporary files of `path` that killed processes left, as far as possible.
+
+    Those of a running process are kept, and those of another computer until they are a day old.
+    """
+    for found in path.parent.glob(f"{glob.escape(path.name)}{_TEMPORARY}*"):
+        origin = _ORIGIN.fullmatch(found.name.removeprefix(f"{path.name}{_TEMPORARY}"))
+        if origin is None:  # somebody else's
+            continue
+        with contextlib.suppress(OSError):
+            is_old = time.time() - found.stat().st_mtime > _OLD_SECONDS
+            if is_old or (origin[1] == _this_computer() and not _is_running(int(origin[2]))):
+                found.unlink()
+
+
+def _is_running(process: int) -> bool:
+    if os.name == "nt":  # there, this signal would end the process
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it runs, and belongs to another user
+        pass
+    return True
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` in one step if the block ends without an error.
 
-    Missing parent folders are created. An OSError without a file name gets that of `path`.
+    Missing parent folders are created. An OSError without a file name gets that of `path`. Temporary files of `path`
+    that killed processes left are deleted.
     """
     temporary = _temporary(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
     try:
         yield temporary
         _flush_file(temporary)
@@ -133,6 +173,8 @@ def _exchange(first: Path, second: Path) -> bool:
 def _tidy(path: Path) -> None:
     """Delete temporary folders of `path` that killed writers left, and restore a folder that one moved aside."""
     for found in path.parent.glob(f"{glob.escape(path.name)}{_TEMPORARY}*"):
+        if not is_temporary(found.with_name(found.name.removesuffix(_PREVIOUS))):  # somebody else's
+            continue
         if found.name.endswith(_PREVIOUS) and not path.exists():
             found.rename(path)
         else:
