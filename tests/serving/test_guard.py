@@ -371,8 +371,31 @@ def test_the_outputs_of_a_callable_can_be_checked(models: Models, texts: list[st
         if result.accepted:
             assert result.output_score == pytest.approx(score, abs=1e-5)
             assert result.output == (answer(result.text) if score >= checker.threshold_ else None)
-    with pytest.raises(InputError, match="must be a string, got int"):
-        guard(len, detector, output_detector=checker)(texts[80:100])
+    results = guard(len, detector, output_detector=checker)(texts[80:100])
+    assert all(result.output is None and (result.error is not None) == result.accepted for result in results)
+    assert any("must be a string, got int" in str(result.error) for result in results)
+
+    def fail_sometimes(text: str) -> str:
+        return answer(text) if len(text) % 2 else str(1 / 0)
+
+    for checked in (None, checker):
+        whole, partly = (
+            guard(call, detector, output_detector=checked)(texts[80:100]) for call in (answer, fail_sometimes)
+        )
+        failed = [result for result in partly if result.error is not None]
+        assert 0 < len(failed) < sum(result.accepted for result in whole)
+        for other, result in zip(whole, partly, strict=True):
+            if result.error is None:
+                assert (result.output, result.accepted, result.reason is None) == (
+                    other.output,
+                    other.accepted,
+                    other.reason is None,
+                )
+            else:
+                assert isinstance(result.error, ZeroDivisionError) and result.accepted and result.output is None
+                assert "ZeroDivisionError" in str(result.reason) and "ZeroDivisionError" in json.dumps(result.to_dict())
+                with pytest.raises(ZeroDivisionError):
+                    guard(fail_sometimes, detector)(result.text)
 
 
 def test_threads_share_a_guard(models: Models, texts: list[str]) -> None:

@@ -37,11 +37,18 @@ from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
 
-__all__ = ["Guardable", "GuardedCallable", "GuardedModel", "Reading"]
+__all__ = ["Failed", "Guardable", "GuardedCallable", "GuardedModel", "Reading"]
 
 _CALLABLE_TEXTS = 64  # texts that are encoded before the callable is called for any of them
 _OWN_ARGUMENTS = {"inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs", "past_key_values"}
 _NEW_TOKENS = 128  # expected length of an output, for the size of batches
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The place of an output that could not be made, with the error."""
+
+    error: Exception
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Reading:
         truncated: whether each input is longer than the detector's limit.
         tokens: the states of the inputs, and the channels that the detector needs.
         generate: a function of the positions in `indices` to generate for, and of the options of the call. It returns
-            the outputs and, if outputs are checked, their states.
+            the outputs, or `Failed`, and, if outputs are checked, the states of those that were made.
     """
 
     indices: list[int]
@@ -118,17 +125,24 @@ class GuardedCallable:
     def _generate(
         self, texts: list[str], chosen: list[int], options: dict[str, Any]
     ) -> tuple[list[Any], TokenBatch | None]:
-        texts = [texts[index] for index in chosen]
-        outputs = [self._function(text, **options) for text in texts]
+        outputs = [self._call(texts[index], options) for index in chosen]
         encoder = self._output_encoder
-        if encoder is None:
+        made = [(texts[at], out) for at, out in zip(chosen, outputs, strict=True) if not isinstance(out, Failed)]
+        if encoder is None or not made:
             return outputs, None
-        for output in outputs:
-            if not isinstance(output, str):
-                raise InputError(f"To be checked, an output must be a string, got {type(output).__name__}.")
-        pairs = [Pair(text, output) for text, output in zip(texts, outputs, strict=True)]
         with self._encoding:
-            return outputs, encoder.encode(pairs if encoder.mode == "reference" else outputs)
+            pairs = [Pair(text, output) for text, output in made]
+            return outputs, encoder.encode(pairs if encoder.mode == "reference" else [output for _, output in made])
+
+    def _call(self, text: str, options: dict[str, Any]) -> Any:
+        """Return the output for a text, or `Failed`, so that the outputs for other texts are kept."""
+        try:
+            output = self._function(text, **options)
+        except Exception as error:
+            return Failed(error)
+        if self._output_encoder is not None and not isinstance(output, str):
+            return Failed(InputError(f"To be checked, an output must be a string, got {type(output).__name__}."))
+        return output
 
 
 def _open_detector_encoder(

@@ -11,7 +11,7 @@ import torch
 
 from apood.detectors.contract.base import Detector, find_nonempty, get_required_parts
 from apood.encoders.text.encoder import TextEncoder
-from apood.serving.generators import Guardable, GuardedCallable, GuardedModel, Reading
+from apood.serving.generators import Failed, Guardable, GuardedCallable, GuardedModel, Reading
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 
@@ -33,6 +33,7 @@ class Guarded:
         output_accepted: whether the output is in-distribution; None if it was not checked.
         output_score: the score of the output; None if it was not checked.
         reason: a sentence that says why there is no output; None if there is one.
+        error: what the callable raised for this input; None if it raised nothing.
     """
 
     text: str
@@ -45,10 +46,11 @@ class Guarded:
     output_accepted: bool | None = None
     output_score: float | None = None
     reason: str | None = None
+    error: Exception | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON, which has no infinities: a score of -inf becomes None."""
-        values = asdict(self)
+        """Return the fields for JSON: a score of -inf, which JSON lacks, becomes None, and an error its text."""
+        values = asdict(replace(self, error=None)) | {"error": None if self.error is None else repr(self.error)}
         infinite = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
         return values | dict.fromkeys(infinite)
 
@@ -121,12 +123,18 @@ class Guard:
     def __call__(self, texts: str | Sequence[str], **options: Any) -> Guarded | list[Guarded]:
         """Return the result for one text, or a list of results for several texts, in their order.
 
+        If a callable raises an error for one of several texts, the result of that text has it as `error`; for a single
+        text it is raised.
+
         Args:
             texts: the inputs.
             **options: passed on to `model.generate`, the pipeline or the callable.
         """
         if isinstance(texts, str):
-            return self._run([texts], options)[0]
+            (result,) = self._run([texts], options)
+            if result.error is not None:
+                raise result.error
+            return result
         _check_texts(texts)
         return self._run(list(texts), options)
 
@@ -151,10 +159,16 @@ class Guard:
         accepted = [index for index, result in enumerate(results) if result.accepted]
         if accepted:
             outputs, tokens = reading.generate(accepted, options)
+            made = []
             for index, output in zip(accepted, outputs, strict=True):
-                results[index] = replace(results[index], output=output)
-            if self._output_detector is not None:
-                for index, verdict in zip(accepted, _decide(self._output_detector, tokens, "output"), strict=True):
+                if isinstance(output, Failed):
+                    reason = f"The generator raised {type(output.error).__name__}: {output.error}"
+                    results[index] = replace(results[index], error=output.error, reason=reason)
+                else:
+                    results[index] = replace(results[index], output=output)
+                    made.append(index)
+            if self._output_detector is not None and made:
+                for index, verdict in zip(made, _decide(self._output_detector, tokens, "output"), strict=True):
                     results[index] = replace(
                         results[index],
                         output=results[index].output if verdict.accepted else None,
