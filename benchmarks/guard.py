@@ -26,6 +26,7 @@ from apood.detectors.contract.registry import detector_class
 from apood.encoders.embed import reopen_encoder
 from apood.encoders.text.encoder import TextEncoder
 from apood.serving.guard import guard
+from apood.support.device import resolve_device
 
 __all__ = ["main", "measure"]
 
@@ -81,10 +82,9 @@ def _loaded(folder: Path) -> tuple[Any, Any]:
 
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-    model = kind.from_pretrained(folder, local_files_only=True).to(
-        "cuda" if torch.cuda.is_available() else "cpu", dtype
-    )
+    device = resolve_device()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = kind.from_pretrained(folder, local_files_only=True).to(device, dtype)
     if model.generation_config.pad_token_id is None:
         model.generation_config.pad_token_id = 0
     return model.eval(), transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)

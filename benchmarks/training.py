@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.ap_ood.training import log_norms, measure_spread, regularization, squared_distances
+from apood.detectors.ap_ood.training import compute_regularizer, log_norms, measure_spread, squared_distances
 from apood.fitting.optimise import Adam
 from apood.pooling import Pooled, attention_pool
 from apood.support.errors import FitWarning
@@ -117,7 +117,7 @@ def _step(tokens: TokenBatch, queries: Tensor) -> Call:
 
     def run() -> None:
         distances, _ = measure_spread(attention_pool(tokens, weights, 1.0))
-        (distances.sum() - regularization(weights, "norm")).backward()  # type: ignore[no-untyped-call]
+        (distances.sum() - compute_regularizer(weights, "norm")).backward()  # type: ignore[no-untyped-call]
         adam.step(_RATE)
 
     return run

@@ -8,16 +8,14 @@ from pathlib import Path
 import apood
 
 ROOMS = [
-    "support", "tokens", "pooling", "fitting", "decisions", "detectors", "data", "encoders", "backbones", "pipeline",
-    "evaluation", "explain", "report", "serving", "experiments", "cli",
+    "support", "tokens", "pooling", "fitting", "decisions", "detectors", "data", "encoders", "backbones", "evaluation",
+    "explain", "report", "serving", "experiments", "cli",
 ]  # fmt: skip
 PACKAGE = Path(apood.__file__).parent
 TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
 LINES = {module: len((PACKAGE / module).read_text(encoding="utf-8").splitlines()) for module in TREES}
 LONGEST, MEDIAN = 500, 200
-OPTIONAL = {
-    "datasets", "fastapi", "gguf", "jinja2", "matplotlib", "pyarrow", "sacrebleu", "sentencepiece", "soundfile",
-}  # fmt: skip
+OPTIONAL = {"datasets", "jinja2", "matplotlib", "pyarrow", "sacrebleu", "sentencepiece", "soundfile"}
 
 
 def imported_names(tree: ast.Module) -> Iterator[str]:
@@ -37,6 +35,10 @@ def imported_rooms(module: Path) -> Iterator[tuple[str, str]]:
         # The names of the package itself stand for modules of every room. Only its version belongs to no room.
         if package == "apood" and rest != ["__version__"]:
             yield name, rest[0]
+
+
+def test_rooms_are_the_folders_of_the_package():
+    assert {module.parts[0] for module in TREES if len(module.parts) > 1} == set(ROOMS)
 
 
 def test_rooms_import_only_from_themselves_and_the_rooms_above():

@@ -17,6 +17,7 @@ from apood.encoders.text.encoder import TextEncoder
 from apood.evaluation.entry import Entry
 from apood.evaluation.split import Split
 from apood.evaluation.study import run_study
+from apood.support.device import resolve_device
 from apood.support.files import atomic_file, write_json
 from apood.support.provenance import device_name
 from apood.support.version import __version__
@@ -53,7 +54,7 @@ SUPERVISED = [
     Entry("relative-mahalanobis", name="relative Mahalanobis", aux="all"),
 ]
 _SEEDS = 3
-_DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+_DEVICE = resolve_device()
 
 
 class Measured(NamedTuple):

@@ -35,7 +35,7 @@ def test_the_best_detector_can_be_used_at_once(apood, refused, stores, tmp_path)
     results = json.loads((out / "results.json").read_text())
     assert results["best"] == expected.best.settings and results["sequences"]["aux_validation"] == 40
     assert [p["settings"] for p in results["points"]] == [p.settings for p in expected.points]
-    assert [p.get("auroc") for p in results["points"]] == [p.as_json().get("auroc") for p in expected.points]
+    assert [p.get("auroc") for p in results["points"]] == [p.to_json().get("auroc") for p in expected.points]
     assert load(out / "detector").get_params() == expected.detector.get_params()
 
     lines = [line.split() for line in shown.splitlines()]

@@ -141,7 +141,7 @@ def test_without_outliers_the_settings_as_given_are_kept():
     ratios = [point.held_out.ratio for point in found.points]
     assert ratios == sorted(ratios)
     assert found.best.given and found.best.settings == {} and found.detector.beta is None
-    assert found.promise == HELD_OUT_PROMISE and "changes sign" in found.as_json()["promise"]
+    assert found.promise == HELD_OUT_PROMISE and "changes sign" in found.to_json()["promise"]
 
 
 def test_a_disaster_is_not_kept():
@@ -151,7 +151,7 @@ def test_a_disaster_is_not_kept():
     assert states == {"robust": False, "paper": True}
     assert found.best.settings == {"recipe": "robust"} and found.detector.recipe == "robust"
     alone = select(APOOD(**QUICK, recipe="paper"), far, grid={"recipe": ["paper"]})
-    assert alone.best is None and alone.detector is None and alone.as_json()["best"] is None
+    assert alone.best is None and alone.detector is None and alone.to_json()["best"] is None
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_infinite_settings_are_written():
         return TokenBatch.without_tokens(sample_logprobs=Ragged.from_lengths(samples, [4] * count))
 
     data = (sampled(count, scale) for count, scale in ((30, 5), (20, 5), (10, 9)))
-    found = select(Entropy(), *data, grid={"temperature": [math.inf]}).as_json()
+    found = select(Entropy(), *data, grid={"temperature": [math.inf]}).to_json()
     settings = [point["settings"] for point in json.loads(json.dumps(found, allow_nan=False))["points"]]
     assert {} in settings and {"temperature": {"float": "inf"}} in settings
 

@@ -13,7 +13,7 @@ import torch
 from apood.evaluation.result import MEAN, ResultRow, Run
 from apood.evaluation.split import Split
 from apood.experiments.paper.catalogue import CATALOGUE, load_experiment
-from apood.experiments.paper.claims import Check, ahead_of, best_mean, rising
+from apood.experiments.paper.claims import Check, claim_ahead_of, claim_best_mean, claim_rising
 from apood.experiments.paper.data_sets import DataSets
 from apood.experiments.paper.findings import Table
 from apood.experiments.paper.published import Published, read_published
@@ -139,21 +139,21 @@ def is_held(check: Check, results: Sequence[RowResult]) -> bool | str | None:
 
 def test_claims():
     results = [make_result("a", 90.0), make_result("b", 80.0), make_result("c", 70.0)]
-    assert is_held(best_mean("a"), results) is True
-    assert is_held(best_mean("b"), results) is False
-    assert is_held(best_mean("d"), results) == "not about these"
-    assert is_held(best_mean("b"), [*results[1:], make_result("not in the paper", 99.0, extra=True)]) is True
-    assert is_held(ahead_of(["a", "b"], ["c"]), results) is True
-    assert is_held(ahead_of(["a", "c"], ["b"]), results) is False
-    assert is_held(ahead_of(["a"], ["d"]), results) == "not about these"
+    assert is_held(claim_best_mean("a"), results) is True
+    assert is_held(claim_best_mean("b"), results) is False
+    assert is_held(claim_best_mean("d"), results) == "not about these"
+    assert is_held(claim_best_mean("b"), [*results[1:], make_result("not in the paper", 99.0, extra=True)]) is True
+    assert is_held(claim_ahead_of(["a", "b"], ["c"]), results) is True
+    assert is_held(claim_ahead_of(["a", "c"], ["b"]), results) is False
+    assert is_held(claim_ahead_of(["a"], ["d"]), results) == "not about these"
     lower = [make_result("a", 70.0, 10.0), make_result("b", 80.0, 20.0)]
-    assert is_held(ahead_of(["a"], ["b"]), lower) is False
-    assert is_held(ahead_of(["a"], ["b"], "fpr95"), lower) is True
+    assert is_held(claim_ahead_of(["a"], ["b"]), lower) is False
+    assert is_held(claim_ahead_of(["a"], ["b"], "fpr95"), lower) is True
     failed = replace(results[1], failures={1: "too little memory"})
-    assert is_held(best_mean("a"), [results[0], failed]) is None
-    assert is_held(ahead_of(["a", "b"], ["c"]), [results[0], failed, results[2]]) is None
+    assert is_held(claim_best_mean("a"), [results[0], failed]) is None
+    assert is_held(claim_ahead_of(["a", "b"], ["c"]), [results[0], failed, results[2]]) is None
     rises = {(1.0, 2.0, 2.0): True, (1.0, 0.5): False, (1.0, 1.0, 1.0): False, (1.0,): None}
-    assert {values: rising("x", values).holds for values in rises} == rises
+    assert {values: claim_rising("x", values).holds for values in rises} == rises
 
 
 def test_the_supervised_table_has_the_rows_with_most_outliers():
@@ -186,7 +186,7 @@ def test_the_claim_over_all_numbers_of_aux_sequences():
 
 @pytest.mark.parametrize("name", TABLES)
 def test_claims_hold_on_the_papers_own_tables(name: str):
-    checks = getattr(load_experiment(name), "checks", (best_mean("AP-OOD"),))
+    checks = getattr(load_experiment(name), "checks", (claim_best_mean("AP-OOD"),))
     found = []
     for mode in ("input", "output"):
         rows = [row for kind, row, column in TABLES[name].cells if kind == mode and column == MEAN]

@@ -166,7 +166,7 @@ def test_stores_and_fits_are_reused(
     prepared = prepare("summarization", options)
     assert "done" in str(prepared.cost.facts["embed, input"])
     again, _ = prepared.run()
-    assert again.as_json() == first.as_json()
+    assert again.to_json() == first.to_json()
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("fit.json")} == fits
 
 

@@ -5,7 +5,7 @@ import torch
 from builders import random_queries, random_tokens
 from torch.autograd import gradcheck
 
-from apood.detectors.ap_ood.training import regularization, squared_distances
+from apood.detectors.ap_ood.training import compute_regularizer, squared_distances
 from apood.pooling import Preprocessing, attention_pool, compute_prototype
 from apood.pooling import blocked as blocked_module
 
@@ -42,7 +42,7 @@ def test_through_the_prototype_against_finite_differences(similarity):
 
     def loss(w):
         distances = squared_distances(attention_pool(tokens, w, 0.8, similarity))
-        return distances.mean(0).sum() - regularization(w, "logdet")
+        return distances.mean(0).sum() - compute_regularizer(w, "logdet")
 
     assert gradcheck(loss, weights)
 

@@ -3,7 +3,7 @@
 import torch
 from builders import random_queries, random_tokens
 
-from apood.detectors.ap_ood.training import regularization, squared_distances
+from apood.detectors.ap_ood.training import compute_regularizer, squared_distances
 from apood.pooling import attention_pool
 
 TOKENS = random_tokens([3, 5, 1, 8, 4, 6, 2, 7], 4)
@@ -15,7 +15,7 @@ def train(weights, regularizer="norm", steps=50):
     optimizer = torch.optim.SGD([weights], lr=0.02)
     for _ in range(steps):
         loss = squared_distances(attention_pool(TOKENS, weights, 0.7)).mean(0).sum()
-        loss = loss - regularization(weights, regularizer)
+        loss = loss - compute_regularizer(weights, regularizer)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -6,7 +6,7 @@ from builders import correlated_sequences
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apood.detectors.ap_ood.training import regularization, squared_distances
+from apood.detectors.ap_ood.training import compute_regularizer, squared_distances
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.detectors.shared.mean_pooling import compute_moments, inverse_root
 from apood.pooling import attention_pool, compute_prototype, mean_pool
@@ -102,7 +102,9 @@ def test_the_root_of_a_singular_covariance_does_not_depend_on_rounding():
 
 def loss_and_gradient(train, rows, regularizer):
     queries = as_heads(rows).clone().requires_grad_()
-    loss = squared_distances(attention_pool(train, queries, 0.0)).mean(0).sum() - regularization(queries, regularizer)
+    loss = squared_distances(attention_pool(train, queries, 0.0)).mean(0).sum() - compute_regularizer(
+        queries, regularizer
+    )
     (gradient,) = torch.autograd.grad(loss, queries)
     return float(loss.detach()), float(gradient.abs().max())
 

@@ -9,10 +9,10 @@ from builders import random_queries, random_tokens
 from apood.detectors.ap_ood.recipe import Start, resolve
 from apood.detectors.ap_ood.training import (
     Training,
+    compute_regularizer,
     log1mexp,
     log_norms,
     outlier_loss,
-    regularization,
     squared_distances,
 )
 from apood.pooling import Preprocessing, attention_pool, compute_prototype
@@ -95,7 +95,7 @@ def test_both_forms_of_the_pseudocode_and_ours_agree(sequences, beta, queries):
 
     def ours(Ws):
         distances = squared_distances(attention_pool(sequences, Ws, beta))
-        return distances.sum(1).mean() - regularization(Ws, "norm")
+        return distances.sum(1).mean() - compute_regularizer(Ws, "norm")
 
     expected = with_gradient(lambda Ws: paper_loss(pool_tokens, padded(sequences), Ws, beta), weights)
     for loss in (
@@ -139,12 +139,12 @@ def test_the_mean_over_heads_is_the_sum_divided(sequences, regularizer):
 
 def test_log_det_equals_the_norms_for_orthogonal_heads_and_punishes_parallel_ones():
     heads = torch.diag(torch.tensor([0.5, 2.0, 3.0, 1.0], dtype=torch.float64)).view(2, 2, 4)
-    torch.testing.assert_close(regularization(heads, "logdet"), log_norms(heads).sum())
+    torch.testing.assert_close(compute_regularizer(heads, "logdet"), log_norms(heads).sum())
     tilted = heads + 0.5 * heads.flip(0)
-    assert regularization(tilted, "logdet") < regularization(tilted, "norm")
+    assert compute_regularizer(tilted, "logdet") < compute_regularizer(tilted, "norm")
     parallel = heads[:1].expand(2, 2, 4).clone().requires_grad_()
-    assert regularization(parallel, "logdet") == -torch.inf
-    (gradient,) = torch.autograd.grad(regularization(parallel, "logdet"), parallel)
+    assert compute_regularizer(parallel, "logdet") == -torch.inf
+    (gradient,) = torch.autograd.grad(compute_regularizer(parallel, "logdet"), parallel)
     assert gradient.isnan().all(), "which ends a fit"
 
 

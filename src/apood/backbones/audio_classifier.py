@@ -132,7 +132,7 @@ def train_audio_classifier(
         "validation sounds": len(validation),
         "tokens": model.audio_spectrogram_transformer.embeddings.position_embeddings.shape[1] - SPECIAL_TOKENS,
         "weights": sum(parameter.numel() for parameter in model.parameters()),
-        "stages": {name: history.summarise() for name, history in stages.items()},
+        "stages": {name: history.summarize() for name, history in stages.items()},
     }
     losses = {"losses": {name: history.losses for name, history in stages.items()}}
     with silence_transformers(), atomic_folder(folder) as temporary:

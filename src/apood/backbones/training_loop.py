@@ -1,6 +1,6 @@
 """The training loop of both backbones: AdamW, warm-up and cosine, clipping, bfloat16 on a GPU, checkpoints.
 
-It is not transformers' `Trainer` because that needs accelerate, which is not on the GPU machine of the trainings.
+It is not transformers' `Trainer`, which needs accelerate, an additional dependency.
 """
 
 import math
@@ -119,7 +119,7 @@ class History:
     validation: list[Point] = field(default_factory=list)
     exchanged: list[Point] = field(default_factory=list)
 
-    def summarise(self) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """Return the facts that a report lists."""
         return {"steps": self.steps, "minutes": self.seconds / 60, "loss": self.losses[-1].loss}
 

@@ -144,7 +144,7 @@ def train_translator(
             "dtype": dtype_name(dtype),
             "pairs": {"used": len(corpus), "empty": corpus.empty, "too long": corpus.too_long},
             "training": {
-                **history.summarise(),
+                **history.summarize(),
                 "epochs": history.tokens / corpus.tokens,
                 "tokens": history.tokens,
                 "tokens a second": round(history.tokens / history.seconds),

@@ -146,7 +146,7 @@ def run_experiment(
     with advise_on_interrupt(lambda: f"what is done is in {out}; run the same command again to continue."):
         findings, written = prepared.run()
     if as_json:
-        print_json(findings.as_json())
+        print_json(findings.to_json())
         return
     _show(findings)
     echo(f"\nWritten to {prepared.folder}: {', '.join(path.name for path in written)}.")

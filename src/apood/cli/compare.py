@@ -55,19 +55,19 @@ def compare(
     ] = None,
     splits: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Number of repetitions, each on a random draw of the data.", show_default="5"),
+        typer.Option(metavar="N", help="Number of repetitions, each on a random draw of the data; 5 by default."),
     ] = None,
     share: Annotated[
         float | None,
         typer.Option(
-            "--share", metavar="SHARE", help="Share of every store that a split draws at random.", show_default="0.8"
+            "--share", metavar="SHARE", help="Share of every store that a split draws at random; 0.8 by default."
         ),
     ] = None,
     test_share: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Share of the store of --id to test on.", show_default="0.2"),
+        typer.Option(metavar="SHARE", help="Share of the store of --id to test on; 0.2 by default."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the first split.", show_default="0")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the first split; 0 by default.")] = None,
     cache: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder that keeps fits and scores.", show_default="cache in --out"),

@@ -72,7 +72,7 @@ def embed(
     out: Annotated[Path, typer.Option(metavar="STORE", help="Folder of the token store to write.")],
     field: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Field or column that holds the text.", show_default="text"),
+        typer.Option(metavar="NAME", help="Field or column that holds the text, called text by default."),
     ] = None,
     mode: Annotated[
         Mode,
@@ -96,27 +96,23 @@ def embed(
         typer.Option(
             min=1,
             metavar="N",
-            help="Cut texts at N tokens, or at the model's limit if it is smaller.",
-            show_default="512",
+            help="Cut texts at N tokens, or at the model's limit if it is smaller; 512 by default.",
         ),
     ] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Cut outputs and targets at N tokens.", show_default="128"),
+        typer.Option(min=1, metavar="N", help="Cut outputs and targets at N tokens; 128 by default."),
     ] = None,
     beams: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Number of beams for --mode output; 1 is greedy search.", show_default="1"
-        ),
+        typer.Option(min=1, metavar="N", help="Number of beams for --mode output; 1, the default, is greedy search."),
     ] = None,
     samples: Annotated[
         int | None,
         typer.Option(
             min=0,
             metavar="N",
-            help="Number of outputs to sample per text; the method entropy needs them.",
-            show_default="0",
+            help="Number of outputs to sample per text, 0 by default; the method entropy needs them.",
         ),
     ] = None,
     template: Annotated[
@@ -151,7 +147,7 @@ def embed(
         typer.Option("--shuffle", help="Take the records in random order. All of them are read into memory first."),
     ] = False,
     seed: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Seed of --shuffle and --samples.", show_default="0")
+        int | None, typer.Option(min=0, metavar="N", help="Seed of --shuffle and --samples; 0 by default.")
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Skip records that cannot be used, and count them.")

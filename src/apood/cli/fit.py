@@ -21,7 +21,8 @@ def fit(
     ],
     out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of a method; `apood methods` lists them.")
+        str,
+        typer.Option(metavar="NAME", help="Name of a method; `apood methods` lists them.", show_default="a fusion"),
     ] = "default",
     aux: Annotated[
         Path | None,
@@ -35,7 +36,11 @@ def fit(
     ] = None,
     checkpoint_seconds: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Seconds between two checkpoints: at most so much work is lost."),
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Seconds between two checkpoints; an interruption loses at most this much work.",
+        ),
     ] = 5.0,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -56,12 +61,12 @@ def fit(
         raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
     checkpoint = Checkpoint(out.parent / f"{out.name}.checkpoint", checkpoint_seconds)
 
-    def advice() -> str:
+    def advise() -> str:
         if not checkpoint.exists():
             return "nothing was kept; run the same command again to start over."
         return f"run the same command again to continue from {checkpoint.path}."
 
-    with advise_on_interrupt(advice), reserve_path(out):
+    with advise_on_interrupt(advise), reserve_path(out):
         refuse_occupied(out, force)
         sequences = open_store(store, detector)
         detector.fit(sequences, None if aux is None else open_store(aux, detector), checkpoint=checkpoint)

@@ -42,7 +42,7 @@ def score(
         str, typer.Option(metavar="FILE", help="File to write: .jsonl, .csv or .parquet; - is standard output.")
     ] = "-",
     field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Field or column of the text.", show_default="text")
+        str | None, typer.Option(metavar="NAME", help="Field or column of the text, called text by default.")
     ] = None,
     target_field: Annotated[
         str | None,

@@ -3,7 +3,6 @@
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +26,10 @@ def select(
         Path, typer.Option(metavar="FOLDER", help="Folder to write results.json, heatmap.png and the detector to.")
     ],
     method: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Method whose settings are searched, such as ap-ood; required.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Method whose settings are searched, such as ap-ood or knn. It must be given."
+        ),
     ] = None,
     aux: Annotated[
         Path | None,
@@ -85,14 +87,14 @@ def select(
         )
     from apood.detectors.contract.registry import detector_class
     from apood.evaluation.selection import select as search
+    from apood.report.canvas import refuse_without_matplotlib
 
     chosen = detector_class(method)
     given = parse_settings(chosen, settings or [])
     detector = chosen(**given)
     detector.check_parameters()
     grid = _parse_grid(chosen, axes) if axes else None
-    if find_spec("matplotlib") is None:  # refuse now rather than after hours
-        raise InputError("The heat map needs matplotlib: install it with `pip install 'apood[report]'`.")
+    refuse_without_matplotlib()  # now rather than after hours
     target, kept, saving = out / "detector", cache or out / "cache", out / "saving.json"
     learns = supervised or detector.aux == "required"
     # What was searched: whoever repeats a command that was killed after saving wants the same detector.
@@ -124,7 +126,7 @@ def select(
             cache=kept,
             jobs=jobs or "auto",
         )
-        write_json(out / "results.json", found.as_json())
+        write_json(out / "results.json", found.to_json())
         _draw(found, out / "heatmap.png")
         write_json(saving, search_of)
         if found.detector is not None:
@@ -133,7 +135,7 @@ def select(
     for warning in shown.warnings:
         warnings.warn(warning, FitWarning, stacklevel=1)
     if as_json:
-        print_json(found.as_json())
+        print_json(found.to_json())
     else:
         _show(found, detector, target)
     saving.unlink(missing_ok=True)

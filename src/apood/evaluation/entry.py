@@ -21,8 +21,8 @@ class Entry:
         method: name in the registry, or class, of the detector.
         parameters: arguments of its constructor. A `seed` is added to the seed of each split.
         name: label in the results. None makes one from the method and its parameters.
-        aux: how many AUX sequences it learns from: "all", or the first so many. A method that requires AUX sequences
-            learns from all of them if this is 0.
+        aux: how many AUX sequences it learns from: "all", or a number n for the first n. A method that requires AUX
+            sequences learns from all of them if this is 0.
     """
 
     method: str | type[Detector]
@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def seeded(self) -> bool:
-        """Whether its training is random."""
+        """Whether its method has a parameter `seed`."""
         return "seed" in signature(self.kind).parameters
 
     @property

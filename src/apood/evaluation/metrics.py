@@ -97,14 +97,14 @@ def _average_precision(positive: NDArray[np.float64], negative: NDArray[np.float
     levels, ascending = np.unique(np.concatenate([positive, negative]), return_inverse=True)
     ranks = len(levels) - 1 - ascending  # 0 is the highest score
     hits, misses = ranks[: len(positive)], ranks[len(positive) :]
-    value = _precision_of_counts(_counts(hits[None], len(levels)), _counts(misses[None], len(levels)))
+    value = _precision_of_counts(_count_ranks(hits[None], len(levels)), _count_ranks(misses[None], len(levels)))
 
     generator = np.random.default_rng(_SEED)
     rows = max(1, _CACHE_FRIENDLY // len(levels))
     resampled = [
         _precision_of_counts(
-            _counts(_resample(hits, count, generator), len(levels)),
-            _counts(_resample(misses, count, generator), len(levels)),
+            _count_ranks(_resample(hits, count, generator), len(levels)),
+            _count_ranks(_resample(misses, count, generator), len(levels)),
         )
         for count in (min(rows, _RESAMPLES - start) for start in range(0, _RESAMPLES, rows))
     ]
@@ -115,7 +115,7 @@ def _resample(ranks: NDArray[np.int64], count: int, generator: np.random.Generat
     return ranks[generator.integers(len(ranks), size=(count, len(ranks)))]
 
 
-def _counts(ranks: NDArray[np.int64], levels: int) -> NDArray[np.int64]:
+def _count_ranks(ranks: NDArray[np.int64], levels: int) -> NDArray[np.int64]:
     """Return how often each rank occurs in each row of `ranks`."""
     rows = len(ranks)
     places = ranks + levels * np.arange(rows)[:, None]

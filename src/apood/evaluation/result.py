@@ -67,7 +67,7 @@ def compute_rows(method: str, id_scores: Scores, ood_scores: Mapping[str, Scores
 
 
 def compute_mean_row(rows: Sequence[ResultRow]) -> ResultRow:
-    """Return the mean of one method's rows, every dataset format_count alike; `n_ood` is their sum."""
+    """Return the mean of one method's rows; every dataset counts equally, and `n_ood` is their sum."""
     methods = sorted({row["method"] for row in rows})
     if len(methods) != 1:
         raise InputError(
@@ -110,7 +110,7 @@ class Run:
         rows: one for each OOD set and one for their mean.
         accepted: percentage of the ID test sequences that the threshold from the validation sequences accepts; None
             without validation sequences.
-        fit_seconds: seconds of the fit; work that an interruption lost after the last checkpoint is not format_count.
+        fit_seconds: seconds of the fit; work that an interruption lost after the last checkpoint is not counted.
         seconds_per_thousand: seconds to score 1000 sequences.
         artefact_bytes: size of the saved detector.
         warnings: warnings of the fit.

@@ -61,7 +61,7 @@ class Point:
         """Whether held-out ID sequences show that this is no model of them."""
         return self.held_out is not None and self.held_out.disaster
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return plain JSON: AUROC in percent, as in all results on disk, and None for values that are not finite."""
         facts: dict[str, Any] = {"settings": _to_json(self.settings), "given": self.given}
         if self.auroc is not None:
@@ -111,7 +111,7 @@ class Selection:
             "sequences that no fit has seen; other outliers may rank the settings differently."
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return everything but the detector as plain JSON."""
         return {
             "method": self.method,
@@ -119,7 +119,7 @@ class Selection:
             "sequences": self.sequences,
             "promise": self.promise,
             "best": None if self.best is None else _to_json(self.best.settings),
-            "points": [point.as_json() for point in self.points],
+            "points": [point.to_json() for point in self.points],
         }
 
 

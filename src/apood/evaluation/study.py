@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import numpy as np
-
-from apood.decisions.conformal import conformal_threshold
+from apood.decisions.conformal import Calibration
 from apood.detectors.contract.base import Scores
 from apood.evaluation.entry import Entry
 from apood.evaluation.fit_cache import CachedFit
@@ -157,7 +155,7 @@ def run_entry(entry: Entry, split: Split, cache: Path, *, tabulate: bool = True)
         seed=split.seed,
         training_seed=fit.unfitted.get_params(deep=False).get("seed"),
         rows=[*rows, compute_mean_row(rows)] if rows else [],
-        accepted=None if data.validation is None else _accepted(scores["validation"], test),
+        accepted=None if data.validation is None else _compute_accepted(scores["validation"], test),
         fit_seconds=facts["seconds"],
         seconds_per_thousand=1000
         * sum(seconds for _, seconds in scored.values())
@@ -177,6 +175,5 @@ def fit_entry(entry: Entry, split: Split, cache: Path) -> CachedFit:
     return CachedFit(entry.make_detector(split.seed), data.train, data.aux, cache)
 
 
-def _accepted(validation: Scores, test: Scores) -> float:
-    threshold = conformal_threshold(validation, ACCEPT)
-    return round(100 * float(np.mean((test >= threshold) & ~np.isneginf(test))), 4)
+def _compute_accepted(validation: Scores, test: Scores) -> float:
+    return round(100 * float(Calibration.from_scores(validation, ACCEPT).accepts(test).mean()), 4)

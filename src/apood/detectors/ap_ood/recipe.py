@@ -41,7 +41,7 @@ class Recipe:
 
     Attributes:
         queries: T, queries per head.
-        regularizer: "logdet" or "norm"; see `regularization`.
+        regularizer: "logdet" or "norm"; see `compute_regularizer`.
         head_reduction: how the loss reduces d² over heads.
         unit_tokens: whether tokens are scaled to length 1.
         steps: gradient steps.

@@ -27,6 +27,7 @@ __all__ = [
     "CorpusPool",
     "Outliers",
     "Training",
+    "compute_regularizer",
     "estimate_batch_bytes",
     "log1mexp",
     "log_norms",
@@ -34,7 +35,6 @@ __all__ = [
     "outlier_loss",
     "pool_corpus",
     "reduce_heads",
-    "regularization",
     "squared_distances",
     "warn_of_failure",
 ]
@@ -214,7 +214,7 @@ class _LogNorms(torch.autograd.Function):
         return queries * (2 * grad / squares)[:, None, None]
 
 
-def regularization(queries: Tensor, regularizer: Regularizer) -> Tensor:
+def compute_regularizer(queries: Tensor, regularizer: Regularizer) -> Tensor:
     """Return the term that keeps the heads from vanishing, to be maximised: one number for all heads.
 
     "norm" is the paper's Σ_j log |W_j|². It treats each head alone, so that all heads drift to the direction of least
@@ -315,7 +315,7 @@ class Training:
         per_head, mu = measure_spread(inside)  # μ of the ID batch, with gradient through it: Algorithm 1
         loss = per_head.sum()
         if not outside or recipe.balanced_aux:
-            loss = loss - regularization(self._weights, recipe.regularizer)
+            loss = loss - compute_regularizer(self._weights, recipe.regularizer)
         if recipe.head_reduction == "mean":
             loss = loss / len(self._weights)
         for pooled in outside:

@@ -8,7 +8,7 @@ from typing import Literal
 from apood.evaluation.result import MEAN
 from apood.experiments.paper.study_data import RowResult
 
-__all__ = ["Check", "Claim", "ahead_of", "best_mean", "check_claims", "rising"]
+__all__ = ["Check", "Claim", "check_claims", "claim_ahead_of", "claim_best_mean", "claim_rising"]
 
 Metric = Literal["auroc", "fpr95"]
 _NAMES = {"auroc": "AUROC", "fpr95": "FPR95"}
@@ -46,7 +46,7 @@ def check_claims(checks: Sequence[Check], results: Sequence[RowResult]) -> list[
     return [claim for claim in found if claim is not None]
 
 
-def best_mean(label: str) -> Check:
+def claim_best_mean(label: str) -> Check:
     """Return the check that the row has the highest mean AUROC among the paper's methods."""
 
     def check(mode: str, results: Sequence[RowResult]) -> Claim | None:
@@ -56,7 +56,7 @@ def best_mean(label: str) -> Check:
     return check
 
 
-def ahead_of(ahead: Sequence[str], behind: Sequence[str], metric: Metric = "auroc") -> Check:
+def claim_ahead_of(ahead: Sequence[str], behind: Sequence[str], metric: Metric = "auroc") -> Check:
     """Return the check that each of the first rows has a better mean than each of the second."""
 
     def check(mode: str, results: Sequence[RowResult]) -> Claim | None:
@@ -66,7 +66,7 @@ def ahead_of(ahead: Sequence[str], behind: Sequence[str], metric: Metric = "auro
     return check
 
 
-def rising(what: str, values: Sequence[float]) -> Claim:
+def claim_rising(what: str, values: Sequence[float]) -> Claim:
     """Return the claim that no value is below the one before and the last is above the first."""
     sentence = f"{what} rises steadily"
     if len(values) < 2:

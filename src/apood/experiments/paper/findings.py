@@ -42,7 +42,7 @@ class Findings:
     figures: Mapping[str, Draw] = field(default_factory=dict)
     claims: Sequence[Claim] = ()
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the results and claims as plain JSON."""
         claims = [{"claim": claim.sentence, "held": claim.holds, "because": claim.because} for claim in self.claims]
         return {**self.results, "claims": claims}
@@ -51,7 +51,7 @@ class Findings:
 def write_findings(findings: Findings, folder: Path, title: str, manifest: dict[str, Any]) -> list[Path]:
     """Write results.json, table.md, table.tex, the figures as PNG and SVG and, last, manifest.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "results.json", findings.as_json())
+    write_json(folder / "results.json", findings.to_json())
     written = [folder / "results.json"]
     if findings.tables:
         latex = "\n".join(format_latex(table.grid) for table in findings.tables)

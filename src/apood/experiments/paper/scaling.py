@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from apood.evaluation.result import MEAN
-from apood.experiments.paper.claims import Claim, rising
+from apood.experiments.paper.claims import Claim, claim_rising
 from apood.experiments.paper.experiment import Experiment, results_to_json
 from apood.experiments.paper.findings import Findings, Table
 from apood.experiments.paper.published import BEST_SCALING, read_published
@@ -88,7 +88,7 @@ def _check(best: _BestResults) -> list[Claim]:
     }
     # A claim is undecided if one of its sizes failed.
     return [
-        rising(what, [best[size].mean_auroc for size in path] if best.keys() >= {*path} else [])
+        claim_rising(what, [best[size].mean_auroc for size in path] if best.keys() >= {*path} else [])
         for what, path in paths.items()
     ]
 

@@ -206,7 +206,7 @@ class StudyData:
         return dict(best.settings)
 
     def run(self, rows: Mapping[Mode, Sequence[Row]]) -> list[RowResult]:
-        """Return the results of all rows on all splits, from the cache where they are there.
+        """Return the results of all rows on all splits; those in the cache are not computed again.
 
         A row that cannot be fitted or scored stops no other; raise InputError if all fail.
         """

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from apood.experiments.paper.claims import Claim, best_mean, check_claims, rising
+from apood.experiments.paper.claims import Claim, check_claims, claim_best_mean, claim_rising
 from apood.experiments.paper.experiment import Experiment, results_to_json
 from apood.experiments.paper.findings import Draw, Findings, Table
 from apood.experiments.paper.published import read_published
@@ -36,11 +36,11 @@ class SupervisedExperiment(Experiment):
         by_mode = {mode: [result for result in results if result.entry.mode == mode] for mode in study.modes}
         full = [result for own in by_mode.values() for result in _with_all_aux(own)]
         figures = {
-            f"figure-{mode}": _curves(study, own)
+            f"figure-{mode}": _draw_curves(study, own)
             for mode, own in by_mode.items()
             if any(not result.failures for result in own)
         }
-        claims = check_claims((best_mean(_AP_OOD),), full)
+        claims = check_claims((claim_best_mean(_AP_OOD),), full)
         claims += [claim for mode, own in by_mode.items() for claim in (_rises(mode, own), _always_best(mode, own))]
         tables = [
             _note_missing_row(table, study.context(mode))
@@ -82,7 +82,7 @@ def _note_missing_row(table: Table, context: TableContext) -> Table:
     return replace(table, grid=replace(table.grid, notes=[*table.grid.notes, note]))
 
 
-def _curves(study: StudyData, results: Sequence[RowResult]) -> Draw:
+def _draw_curves(study: StudyData, results: Sequence[RowResult]) -> Draw:
     whole = [result for result in results if not result.failures]
     labels = dict.fromkeys(result.entry.label for result in whole)
 
@@ -97,12 +97,12 @@ def _curves(study: StudyData, results: Sequence[RowResult]) -> Draw:
 def _rises(mode: str, results: Sequence[RowResult]) -> Claim:
     own = [result for result in results if result.entry.label == _AP_OOD and not result.failures]
     values = [result.mean_auroc for result in sorted(own, key=lambda result: result.entry.aux)]
-    return rising(f"The mean AUROC of {_AP_OOD} over N' ({mode})", values)
+    return claim_rising(f"The mean AUROC of {_AP_OOD} over N' ({mode})", values)
 
 
 def _always_best(mode: str, results: Sequence[RowResult]) -> Claim:
     """Return the claim of figure 3, that AP-OOD is best for every number of AUX sequences."""
-    check = best_mean(_AP_OOD)
+    check = claim_best_mean(_AP_OOD)
     reasons: dict[bool | None, list[str]] = {}
     for count in sorted({result.entry.aux for result in results}):
         claim = check(mode, [result for result in results if result.entry.aux == count])
