@@ -147,10 +147,9 @@ class TokenStoreWriter:
                 )
             index = StoreIndex.read(self._folder)
             self._refuse_other(index, wanted)
+            # Opening a shard raises an error if it was cut off or replaced, before more work goes into the store.
             for number in range(len(index.shards)):
-                Shard(
-                    self._folder, index, number, verify=False
-                )  # raises if it is damaged, before more work goes into the store
+                Shard(self._folder, index, number, verify=False)
         known = {shard.file for shard in index.shards}
         for path in self._folder.iterdir():
             if is_temporary(path) or (_SHARD_FILE.fullmatch(path.name) and path.name not in known):
