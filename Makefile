@@ -8,7 +8,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet -
 # Debian's packages of the programs that tests marked `partners` need.
 PARTNERS := texlive-latex-base texlive-latex-recommended
 
-.PHONY: demo test test-partners check format bench clean
+.PHONY: demo test test-partners break check format bench clean
 
 demo: $(DEMO_READY)
 	$(BIN)/apood demo --out demo
@@ -19,6 +19,10 @@ test: check
 test-partners: $(READY)
 	command -v pdflatex || (apt-get update && apt-get install -y --no-install-recommends $(PARTNERS))
 	$(BIN)/pytest -q -m partners
+
+# The attacks in their long form: an hour or more.
+break: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/breaking/run.py
 
 check: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks docs/images

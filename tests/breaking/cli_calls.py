@@ -13,7 +13,8 @@ from workshop import Material, Tally, watch
 
 __all__ = ["break_cli"]
 
-ALLOWED_CODES = (0, 1, 2, 130)
+ALLOWED_CODES = (0, 2)
+
 
 _WORDS = [
     "", " ", "-1", "0", "1", "2", "0.5", "0.95", "1.5", "nan", "inf", "-inf", "1e400", "true", "null", "NaN", "[]",
@@ -50,15 +51,12 @@ _GOOD_CALLS = [
 def break_cli(count: int, seed: int, folder: Path) -> Tally:
     """Make `count` random calls below `folder`, and tally how they ended."""
     # Imported here, so that every fork has them.
-    import torch
     import transformers  # noqa: F401
 
     import apood.cli.app
     import apood.detectors.fusion
     import apood.encoders.text.encoder  # noqa: F401
 
-    torch.set_num_threads(1)
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
     material, rng, tally = Material.make(folder / "good"), random.Random(seed), Tally()
     good, odd, options = (
         [str(path) for path in material.folder.iterdir()],
@@ -84,6 +82,7 @@ def break_cli(count: int, seed: int, folder: Path) -> Tally:
 def _call(arguments: list[str]) -> None:
     from apood.cli import main
 
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TERM": "dumb"}
     sys.argv = ["apood", *arguments]
     main()
 

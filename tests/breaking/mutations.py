@@ -4,7 +4,6 @@ A mutation is harmful if a detector or a store opens without an error and its sc
 """
 
 import json
-import os
 import random
 import shutil
 import warnings
@@ -24,13 +23,6 @@ _ODD_VALUES: list[Any] = [
 
 def break_files(count: int, seed: int, folder: Path) -> Tally:
     """Damage `count` copies of an artefact or a store, and tally what became of each."""
-    import torch
-
-    import apood
-    import apood.detectors.knn  # noqa: F401
-
-    torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"
     material, rng, tally = Material.make(folder / "good"), random.Random(seed), Tally()
     expected = _score(material.folder / "detector", material.folder / "held-out")
     place = folder / "damaged"

@@ -93,6 +93,9 @@ def watch(function: Callable[[], Any], patience: float = PATIENCE) -> Ending:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             code = 0
             try:
+                import torch
+
+                torch.set_num_threads(1)  # threads of the parent do not exist in a fork
                 pickle.dump(function(), os.fdopen(os.dup(result.fileno()), "wb"))
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else int(end.code is not None)
