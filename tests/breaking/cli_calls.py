@@ -68,7 +68,7 @@ def break_cli(count: int, seed: int, folder: Path) -> Tally:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         arguments = _draw_call(rng, options, good, odd, place)
-        ending = watch(lambda words=arguments: _call(words))
+        ending = watch(lambda words=arguments, place=place: _call(words, place))
         shown = shlex.join(arguments)[:300]
         if ending.code is None:
             tally.note("hangs", f"hangs: apood {shown}")
@@ -79,9 +79,10 @@ def break_cli(count: int, seed: int, folder: Path) -> Tally:
     return tally
 
 
-def _call(arguments: list[str]) -> None:
+def _call(arguments: list[str], place: Path) -> None:
     from apood.cli import main
 
+    os.chdir(place)  # some words are relative paths
     os.environ |= {"HF_HUB_OFFLINE": "1", "TERM": "dumb"}
     sys.argv = ["apood", *arguments]
     main()
