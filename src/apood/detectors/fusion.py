@@ -132,6 +132,13 @@ class Fusion(Detector):
         """A score of -inf of one member makes the sum -inf, because no member has a score of +inf."""
         return all(member.propagates_nonfinite for member in self._get_members())
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "device" and self.members is None:  # members that were given have devices of their own
+            for member in vars(self).get("members_", []):
+                if hasattr(member, "device"):
+                    member.device = value
+
     def member_scores(self, tokens: Any) -> dict[str, Scores]:
         """Return -z_k of each member by its name (`knn-1`, `knn-2` if a method repeats); they sum to the score.
 

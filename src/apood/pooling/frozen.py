@@ -227,8 +227,9 @@ def _capture(run: Callable[[], Tensor], device: torch.device) -> tuple[torch.cud
                 run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # other threads of a service may allocate meanwhile
-        with _capturing, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        # On this stream, because torch's own one for captures belongs to the first GPU that captured. Other threads of
+        # a service may allocate meanwhile.
+        with _capturing, torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             result = run()
         _retire()  # drops what was kept during the capture
     return graph, result

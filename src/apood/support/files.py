@@ -130,9 +130,13 @@ def atomic_folder(path: Path, check: Callable[[Path], None] | None = None) -> It
     reader finds either the old or the new one. Elsewhere the old folder is moved aside first, and the next writer
     restores it if the process is killed before the new one is in place. Only writers delete or restore anything.
     """
+    path = Path(os.path.abspath(path))  # noqa: PTH100 (unlike resolve, it keeps links)
+    if not path.name:
+        raise InputError(f"The folder {path} cannot be replaced: it has no name.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _hold(path.with_name(f"{path.name}{LOCK_FILE}")):
-        _tidy(path)
+    with _hold(path.with_name(f"{path.name}{LOCK_FILE}")) as alone:
+        if alone:
+            _tidy(path)
         if check is not None:
             check(path)
         temporary = _temporary(path)
@@ -146,7 +150,8 @@ def atomic_folder(path: Path, check: Callable[[Path], None] | None = None) -> It
             _flush_folder(path.parent)
         finally:
             _delete(temporary)
-            _tidy(path)
+            if alone:
+                _tidy(path)
 
 
 def _replace_folder(path: Path, new: Path) -> None:
@@ -221,15 +226,20 @@ def lock_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hold(lock_file: Path, *, wait: bool = True) -> Iterator[None]:
+def _hold(lock_file: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock during the block, and yield whether it is held: a disk without locks has none to hold."""
     from filelock import FileLock  # not above: `apood --help` has no need of it
 
     lock = FileLock(lock_file, thread_local=False)
-    # On a disk without locks nobody waits, and nothing is taken for abandoned.
-    with contextlib.suppress(OSError) if wait else contextlib.nullcontext():
-        lock.acquire(blocking=wait)
     try:
-        yield
+        lock.acquire(blocking=wait)
+    except TimeoutError:  # somebody else holds it
+        raise
+    except (OSError, NotImplementedError):
+        yield False
+        return
+    try:
+        yield True
     finally:
         if lock.is_locked:
             # It is deleted while it is held: whoever locks the deleted file notices and opens a new one.

@@ -320,13 +320,16 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def _copy_on(self, device: torch.device, name: str) -> Tensor:
         """Return the learnt tensor of that name on `device`, copied there once."""
-        learnt: Tensor = getattr(self, name)
-        return learnt if learnt.device == device else self._get_cached((name, device), lambda: learnt.to(device))
+        if getattr(self, name).device == device:
+            return cast(Tensor, getattr(self, name))
+        # Read again for the cache, because another thread may have set it meanwhile.
+        return self._get_cached((name, device), lambda: getattr(self, name).to(device))
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        # after the value is set: a thread that still computes from the old one then writes to a cache that nobody reads
-        self.__dict__.pop("_cache", None)
+        if not name.startswith("_"):  # a new calibration changes nothing that is cached
+            # after the value is set: a thread that still computes from the old one writes to a cache that nobody reads
+            self.__dict__.pop("_cache", None)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "_cache"}
