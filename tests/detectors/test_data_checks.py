@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from apood.detectors.contract.base import (
+from apood.detectors.contract.data_checks import (
     find_nonempty,
     get_required_parts,
     refuse_lacking,
@@ -59,7 +59,7 @@ def test_what_is_unfit_in_any_part_is_refused(batch, sentence):
 
 
 def test_the_additional_check_comes_last(monkeypatch):
-    monkeypatch.setattr("apood.detectors.contract.base.token_budget", lambda _: 2)
+    monkeypatch.setattr("apood.detectors.contract.data_checks.token_budget", lambda _: 2)
     asked = []
     refuse_unfit(observed(), BOTH, "AUX", lambda batch, first, where: asked.append((len(batch), first, where)))
     assert asked == [(1, 0, "the AUX data"), (1, 1, "the AUX data"), (1, 2, "the AUX data")]

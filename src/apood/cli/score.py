@@ -168,7 +168,7 @@ def _score_records(
     """Return the scores of records, encoded and scored window by window, with one warning for all empty ones."""
     import numpy as np
 
-    from apood.detectors.contract.base import find_nonempty
+    from apood.detectors.contract.data_checks import find_nonempty
     from apood.encoders.embed import encode_windows
     from apood.support.progress import progress_bar
 

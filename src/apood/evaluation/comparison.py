@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from apood.detectors.contract.base import refuse_incompatible
+from apood.detectors.contract.data_checks import refuse_incompatible
 from apood.detectors.contract.registry import list_methods
 from apood.evaluation.entry import Entry
 from apood.evaluation.result import MEAN, Result

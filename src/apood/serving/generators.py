@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from apood.data.record import Pair
-from apood.detectors.contract.base import Detector, refuse_lacking
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.data_checks import refuse_lacking
 from apood.encoders.base.model_files import find_weight_files
 from apood.encoders.base.pretrained import (
     GENERATING,

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import torch
 
-from apood.detectors.contract.base import Detector, find_nonempty, get_required_parts
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.data_checks import find_nonempty, get_required_parts
 from apood.encoders.text.encoder import TextEncoder
 from apood.serving.generators import Failed, Guardable, GuardedCallable, GuardedModel, Reading
 from apood.support.errors import InputError

@@ -1,11 +1,10 @@
 """The contract of every detector: fit, score, calibrate, decide, save; and the checks of the data."""
 
-import math
 import warnings
-from collections.abc import Callable, Collection, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,26 +14,22 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from apood.decisions.conformal import Calibration, benjamini_hochberg
+from apood.detectors.contract.data_checks import (
+    find_nonempty,
+    refuse_incompatible,
+    refuse_lacking,
+    refuse_nonfinite,
+    refuse_unfit,
+)
 from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import progress_bar
-from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.batch import TokenBatch
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source, token_budget
 from apood.tokens.store import sample_digest
 
-__all__ = [
-    "AuxUse",
-    "Detector",
-    "HeldOutFit",
-    "Scores",
-    "find_nonempty",
-    "get_required_parts",
-    "refuse_incompatible",
-    "refuse_lacking",
-    "refuse_nonfinite",
-    "refuse_unfit",
-]
+__all__ = ["AuxUse", "Detector", "HeldOutFit", "Scores"]
 
 Scores = npt.NDArray[np.float64]
 
@@ -323,7 +318,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if getattr(self, name).device == device:
             return cast(Tensor, getattr(self, name))
         # Read again for the cache, because another thread may have set it meanwhile.
-        return self._get_cached((name, device), lambda: getattr(self, name).to(device))
+        return self._get_cached((name, device), lambda: cast(Tensor, getattr(self, name)).to(device))
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -416,87 +411,3 @@ def _read_with_progress(source: TokenSource) -> Generator[TokenBatch]:
         for batch in source.batches(budget):
             yield batch
             progress.update(len(batch))
-
-
-def get_required_parts(batch: TokenBatch, requires: frozenset[str]) -> dict[str, Ragged]:
-    """Return the tokens and channels of a batch that a method requires, by name."""
-    return {name: batch if name == _TOKENS else batch.channels[name] for name in sorted(requires)}
-
-
-def find_nonempty(batch: TokenBatch, requires: frozenset[str]) -> Tensor:
-    """Return which sequences have at least one row of everything that a method requires."""
-    parts = get_required_parts(batch, requires).values()
-    bounds = [part.offsets.numpy() for part in parts]  # numpy is faster than torch on a few numbers
-    return torch.from_numpy(np.logical_and.reduce([own[1:] > own[:-1] for own in bounds]))
-
-
-def refuse_incompatible(
-    source: TokenSource, other: TokenSource, requires: Collection[str], role: str, other_role: str
-) -> None:
-    """Raise `InputError` if two sources have tokens of different dimensions or from different encoders."""
-    if _TOKENS in requires and source.dim != other.dim:
-        raise InputError(f"The {role} tokens have D={source.dim}, the {other_role} tokens have D={other.dim}.")
-    if not same_encoder(source.encoder, other.encoder):
-        raise InputError(
-            f"The {role} tokens come from another encoder ({describe_other(source.encoder, other.encoder)}) "
-            f"than the {other_role} tokens ({describe_other(other.encoder, source.encoder)})."
-        )
-
-
-def refuse_lacking(source: TokenSource, method: str, requires: frozenset[str], role: str) -> None:
-    """Raise `InputError` if data lack something that a method requires."""
-    there = [*([_TOKENS] if source.dim else []), *sorted(source.channels)]
-    for lacking in sorted(requires - set(there)):
-        raise InputError(f"The method {method} needs {lacking}, which the {role} lack; they have {', '.join(there)}.")
-
-
-def refuse_unfit(
-    source: TokenSource,
-    requires: frozenset[str],
-    role: str,
-    check: Callable[[TokenBatch, int, str], None] | None = None,
-) -> None:
-    """Raise `InputError` if data for fitting have no sequences, empty sequences, or non-finite values.
-
-    `check` is an additional check per batch; see `Detector._check_batch`.
-    """
-    if len(source) == 0:
-        raise InputError(f"There are no {role} sequences to fit on.")
-    if _TOKENS in requires:  # the lengths are known without reading any token
-        _refuse_empty(source.lengths > 0, _TOKENS, 0, role)
-    first, where = 0, f"the {role} data"
-    with progress_bar(len(source), f"check {role}", "seq") as progress:
-        for batch in source.batches(token_budget(source.dim)):
-            for name, part in get_required_parts(batch, requires).items():
-                _refuse_empty(part.lengths > 0, name, first, role)
-            refuse_nonfinite(batch, requires, first, where)
-            if check is not None:
-                check(batch, first, where)
-            first += len(batch)
-            progress.update(len(batch))
-
-
-def _refuse_empty(has_rows: Tensor, name: str, first: int, role: str) -> None:
-    if not bool(has_rows.all()):
-        index = first + int((~has_rows).nonzero()[0])
-        raise InputError(f"Sequence {index} of the {role} data has no {name}; remove empty sequences before fitting.")
-
-
-def refuse_nonfinite(batch: TokenBatch, requires: frozenset[str], first: int, where: str) -> None:
-    """Raise `InputError` at the first NaN or infinite value; `first` is the index of the batch's first sequence."""
-    for name, part in get_required_parts(batch, requires).items():
-        if _are_finite(part.values):
-            continue
-        finite_rows = part.values.isfinite().reshape(len(part.values), -1).all(1)
-        wrong = (~finite_rows).nonzero().flatten()[0].cpu()
-        sequence = int(torch.searchsorted(part.offsets, wrong, right=True)) - 1
-        row = int(wrong - part.offsets[sequence])
-        what = f"Token {row}" if name == _TOKENS else f"Row {row} of {name}"
-        raise InputError(
-            f"{what} of sequence {first + sequence} in {where} is NaN or infinite; every value must be finite."
-        )
-
-
-def _are_finite(values: Tensor) -> bool:
-    """Return whether all values are finite: a finite sum proves it in one pass; 16-bit sums that overflow need two."""
-    return math.isfinite(values.sum()) or all(map(math.isfinite, torch.aminmax(values)))
