@@ -1,4 +1,4 @@
-"""The contract of every detector: fit, score, calibrate, decide, save; and the checks of the data."""
+"""The contract of every detector: fit, score, calibrate, decide, save."""
 
 import warnings
 from collections.abc import Callable, Generator, Hashable
