@@ -1,5 +1,6 @@
 """A guarded generator reads once, generates as usual for accepted inputs, and not at all for refused ones."""
 
+import doctest
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -493,3 +494,10 @@ class TestRefusals:
             guard((model.train(), tokenizer), detector)
         with pytest.raises(InputError, match="encoder is only for"):
             guard(models("t5"), detector, encoder=TextEncoder(models("t5")))
+
+
+def test_the_example_of_guard_runs(models: Models, texts: list[str]) -> None:
+    names = {"folder": models("bert"), "texts": texts}
+    (example,) = doctest.DocTestFinder(recurse=False).find(guard, "guard", globs=names)
+    result = doctest.DocTestRunner().run(example)
+    assert result.attempted > 0 and result.failed == 0

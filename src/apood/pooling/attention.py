@@ -73,6 +73,21 @@ def attention_pool(
 
     Returns:
         Pooled values and log masses, both `[sequences, M]`.
+
+    Examples:
+        Two sequences of two tokens and of one, and two heads with one query each. β = 0 takes the mean of the
+        similarities, a large β nearly the largest.
+
+        >>> import torch
+        >>> from apood import TokenBatch, attention_pool
+        >>> tokens = TokenBatch.from_lengths(torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]]), [2, 1])
+        >>> queries = torch.eye(2)[:, None]
+        >>> attention_pool(tokens, queries, beta=0.0).value
+        tensor([[2., 0.],
+                [0., 2.]])
+        >>> attention_pool(tokens, queries, beta=100.0).value
+        tensor([[3., 0.],
+                [0., 2.]])
     """
     check_pool(queries, beta, similarity)
     check_dimensions(tokens, queries)

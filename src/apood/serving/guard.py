@@ -74,6 +74,19 @@ def guard(
             must be `output`. For a callable, its mode is `input`, to check the output alone, or `reference`, to check
             it together with its input.
         encoder: the detector's encoder, for a callable; by default it is opened from the detector's encoder identity.
+
+    Examples:
+        The folder holds a model, and the texts are in-distribution. The generator is any callable.
+
+        >>> from apood import KNN, TextEncoder, guard
+        >>> encoder = TextEncoder(folder)
+        >>> detector = KNN(k=1).fit(encoder.encode(texts[:40])).calibrate(encoder.encode(texts[40:80]))
+        >>> guarded = guard(str.upper, detector, encoder=encoder)
+        >>> known, empty = guarded([texts[0], ""])
+        >>> known.accepted, known.output == texts[0].upper()
+        (True, True)
+        >>> empty.accepted, empty.output
+        (False, None)
     """
     for found, role in ((detector, "detector"), (output_detector, "output_detector")):
         if found is not None:

@@ -63,6 +63,10 @@ class TokenStoreWriter:
         commit_seconds: the time after which a shard is committed even if it is not full; infinity for never.
         resume: whether to continue a store that exists already.
 
+    Attributes:
+        sequences: the number of committed sequences, which survive a crash.
+        tally: the last committed counts about the first `tally["sequences"]` sequences; may be empty.
+
     Examples:
         >>> import numpy as np
         >>> from apood import TokenBatch, TokenStore, TokenStoreWriter
