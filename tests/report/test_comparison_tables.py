@@ -1,4 +1,4 @@
-"""The table of a comparison: the same figures and mark_best in every format, and names that are only names."""
+"""The table of a comparison: the same figures and best values in every format, and names that are only names."""
 
 import io
 import json
