@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from apood.cli.app import app
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length
+from apood.evaluation.comparison import ComparisonPlan
 
 FILES = ["results.json", "table.html", "table.md", "table.tex"]
 
@@ -127,7 +128,9 @@ def test_a_store_that_was_interrupted_is_warned_of(apood, refused, options, plan
 
 def test_the_help_shows_the_defaults_of_the_plan(apood):
     shown = " ".join(apood("compare", "--help", env={"COLUMNS": "200", "TERM": "dumb"}).stdout.split())
-    assert "[default: (5)]" in shown and "[default: (cache in --out)]" in shown and "[[PLAN]]" not in shown
+    for name in ("splits", "share", "test_share", "seed"):
+        assert f"{getattr(ComparisonPlan, name)} by default" in shown
+    assert "[default: (cache in --out)]" in shown and "[[PLAN]]" not in shown
 
 
 def test_refusals(refused, options, plan, stores, tmp_path):
