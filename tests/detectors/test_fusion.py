@@ -18,7 +18,7 @@ from apood.detectors.length import Length
 from apood.detectors.logits import Energy
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.detectors.perplexity import Perplexity
-from apood.detectors.shared.log_distances import LengthLaw, floored_log
+from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import split
@@ -42,7 +42,7 @@ class Norm(Detector):
         return self.aux_use
 
     def log_distances(self, scores):
-        return floored_log(-scores)
+        return compute_floored_log(-scores)
 
     def _fit(self, source, aux, checkpoint):
         self.seen_ = [len(source), None if aux is None else len(aux), checkpoint and checkpoint.path.name]
@@ -99,8 +99,8 @@ def test_the_score_is_the_sum_of_standardised_log_distances(fitted, train, test_
         constant = float(member.log_norms_.double().sum()) if isinstance(member, APOOD) else 0.0
         known, new = (np.log(constant - member.score_samples(part)) for part in (held_out, test_set))
         law = LengthLaw.fit(torch.from_numpy(known)[:, None], held_out.lengths)
-        known -= law.allowances(held_out.lengths).numpy()[:, 0]
-        new -= law.allowances(test_set.lengths).numpy()[:, 0]
+        known -= law.compute_allowances(held_out.lengths).numpy()[:, 0]
+        new -= law.compute_allowances(test_set.lengths).numpy()[:, 0]
         expected -= (new - known.mean()) / known.std()
     np.testing.assert_allclose(fitted.score_samples(test_set), expected, rtol=1e-5)
 

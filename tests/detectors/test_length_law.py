@@ -22,7 +22,7 @@ def test_the_law_is_the_regression_line():
 
 def test_only_lengths_with_smaller_distances_get_an_allowance():
     law = LengthLaw(1.0, 3.0, 5.0, (-0.5, 0.2))
-    found = law.allowances(torch.tensor([1, 20, 100, 1000]))
+    found = law.compute_allowances(torch.tensor([1, 20, 100, 1000]))
     logs = np.log([np.e, 20, 100, np.exp(5.0)])
     np.testing.assert_allclose(found[:, 0], np.minimum(-0.5 * (logs - 3), 0))
     np.testing.assert_allclose(found[:, 1], np.minimum(0.2 * (logs - 3), 0))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.shared.log_distances import floored_log
+from apood.detectors.shared.log_distances import compute_floored_log
 from apood.detectors.shared.mean_pooling import Normalize, Standard, pool_means, standardize, standardize_by
 from apood.fitting.optimise import Checkpoint, Outcome, minimise, run_digest
 from apood.support.checks import check_choice, check_integer, check_number
@@ -203,7 +203,7 @@ class DeepSVDD(Detector):
 
     def log_distances(self, scores: Tensor) -> Tensor:
         """Return the logarithms of the squared distances."""
-        return floored_log(-scores)
+        return compute_floored_log(-scores)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)

@@ -13,7 +13,7 @@ from torch import Tensor
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.knn import KNN, MahalanobisKNN
-from apood.detectors.shared.log_distances import LengthLaw, floored_log
+from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.detectors.shared.mean_pooling import describe_shortage
 from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_integer
@@ -197,14 +197,14 @@ class Fusion(Detector):
         scores = [torch.from_numpy(member.score_samples(held_out)) for member in members]
         logs = _stack_log_distances(members, scores)
         # copies of training sequences say nothing about the distances of ordinary ones
-        logs = logs.where(logs > floored_log(logs.new_zeros(())), torch.nan)
+        logs = logs.where(logs > compute_floored_log(logs.new_zeros(())), torch.nan)
         for name, column in zip(_name_members(members), logs.T, strict=True):
             _refuse_without_distances(name, column)
         lower, median = logs.nanquantile(torch.tensor([0.25, 0.5], dtype=logs.dtype), 0)
         self.floors_ = median - _FLOOR * (median - lower)
         floored = torch.maximum(logs, self.floors_)
         self.length_law_ = LengthLaw.fit(floored, held_out.lengths)
-        compared = floored - self.length_law_.allowances(held_out.lengths)
+        compared = floored - self.length_law_.compute_allowances(held_out.lengths)
         self.means_ = compared.nanmean(0)
         self.spreads_ = (compared - self.means_).square().nanmean(0).sqrt()
         self.members_ = members
@@ -227,7 +227,7 @@ class Fusion(Detector):
     def _standardize(self, scores: list[Tensor], lengths: Tensor) -> Tensor:
         """Return z_k `[N, members]` from the scores of each member."""
         logs = _stack_log_distances(self.members_, scores).clamp_min(self.floors_)
-        return (logs - self.length_law_.allowances(lengths) - self.means_) / self.spreads_
+        return (logs - self.length_law_.compute_allowances(lengths) - self.means_) / self.spreads_
 
     def _scale_contributions(self, number: int, source: TokenSource) -> Tensor:
         """Return the contributions of all tokens according to one member."""

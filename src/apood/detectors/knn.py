@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.shared.log_distances import floored_log
+from apood.detectors.shared.log_distances import compute_floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
     Normalize,
@@ -77,7 +77,7 @@ class KNN(Detector):
 
     def log_distances(self, scores: Tensor) -> Tensor:
         """Return the logarithms of the distances to the k-th neighbour."""
-        return floored_log(-scores)
+        return compute_floored_log(-scores)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
         if len(source) < self.k:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, get_args
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.shared.log_distances import floored_log
+from apood.detectors.shared.log_distances import compute_floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
     Normalize,
@@ -70,7 +70,7 @@ class Mahalanobis(Detector):
 
     def log_distances(self, scores: Tensor) -> Tensor:
         """Return the logarithms of the squared distances."""
-        return floored_log(-scores)
+        return compute_floored_log(-scores)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
         if len(source) < 2:

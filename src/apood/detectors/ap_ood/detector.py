@@ -28,7 +28,7 @@ from apood.detectors.ap_ood.training import (
     warn_of_failure,
 )
 from apood.detectors.contract.base import Detector, HeldOutFit, Scores
-from apood.detectors.shared.log_distances import LengthLaw, floored_log
+from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.fitting.optimise import Checkpoint, minimise, run_digest
 from apood.pooling import FrozenPool, Pooled, Preprocessing, Similarity, round_queries
 from apood.pooling.algebra import similarities_and_logits
@@ -241,7 +241,7 @@ class APOOD(Detector):
 
     def log_distances(self, scores: Tensor) -> Tensor:
         """Return the logarithm of the best possible score minus the score, which is Σ_j d²_j for "sum"."""
-        return floored_log(self._best_score().to(scores) - scores)
+        return compute_floored_log(self._best_score().to(scores) - scores)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:
         """Return the paper's grid: β, every T that divides D, with M T = D, and λ if there are AUX sequences."""
@@ -308,7 +308,7 @@ class APOOD(Detector):
         if recipe.adapted:
             shortfall = Shortfall(self.score, self.prototype_, self.log_norms_)
             distances = shortfall.from_values(corpus.sample.cpu()).double()
-            self.length_law_ = LengthLaw.fit(floored_log(distances)[:, None], whole.lengths[sample])
+            self.length_law_ = LengthLaw.fit(compute_floored_log(distances)[:, None], whole.lengths[sample])
         nearest = training.measure_aux_distance()
         outliers = None if nearest is None else Outliers(float(nearest), self.aux_weight, recipe.head_reduction)
         warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
@@ -344,7 +344,7 @@ class APOOD(Detector):
         """Return the factor per sequence that corrects its distance for its length: 1, or more for a long sequence."""
         if not any(self.length_law_.slopes):  # a shortcut, because a single sequence is scored in microseconds
             return torch.ones(len(lengths), dtype=torch.float64)
-        return (-self.length_law_.allowances(lengths)[:, 0]).exp()
+        return (-self.length_law_.compute_allowances(lengths)[:, 0]).exp()
 
 
 def _skip_first(source: TokenSource) -> TokenSource:

@@ -7,13 +7,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-__all__ = ["LengthLaw", "floored_log"]
+__all__ = ["LengthLaw", "compute_floored_log"]
 
 _SURE = 2.0  # standard errors that a slope must be away from 0, because a few sequences can show any slope by chance
 _TAIL = 0.01  # share of the lengths at either end beyond which the law is constant
 
 
-def floored_log(distances: Tensor) -> Tensor:
+def compute_floored_log(distances: Tensor) -> Tensor:
     """Return the logarithms; a distance of 0, or below 0 by rounding, counts as the smallest positive number."""
     return distances.clamp_min(torch.finfo(distances.dtype).tiny).log()
 
@@ -50,7 +50,7 @@ class LengthLaw:
         slopes = tuple(_fit_slope(logs, column) for column in log_distances.T)
         return cls(float(shortest), float(logs.mean()), float(longest), slopes)
 
-    def allowances(self, lengths: Tensor) -> Tensor:
+    def compute_allowances(self, lengths: Tensor) -> Tensor:
         """Return how much lower log d is expected to be because of the length alone: `[N, members]`, at most 0.
 
         Only sequences that are longer than the mean get an allowance. A long sequence is near because it is long, so
