@@ -36,16 +36,22 @@ def test_what_is_made_inside_of_inference_mode_is_used_outside(detector):
     assert not moved.is_inference()
 
 
-@pytest.mark.parametrize("change", ["learn", "set", "fit", "calibrate"])
-def test_every_change_of_the_detector_empties_the_cache(detector, change):
+@pytest.mark.parametrize("change", ["learn", "set", "fit"])
+def test_every_change_of_what_scores_depend_on_empties_the_cache(detector, change):
     before, data = detector._copy_on(THERE, "mean_"), correlated_sequences(20, 3, seed=1)
     if change == "learn":
         detector.mean_ = detector.mean_ + 1
     elif change == "set":
         detector.set_params(normalize="tokens")
     else:
-        getattr(detector, change)(data)
+        detector.fit(data)
     assert detector._copy_on(THERE, "mean_") is not before
+
+
+def test_a_calibration_keeps_the_cache(detector):
+    before = detector._copy_on(THERE, "mean_")
+    detector.calibrate(correlated_sequences(20, 3, seed=1))
+    assert detector._copy_on(THERE, "mean_") is before
 
 
 def test_a_change_while_something_is_made_is_not_forgotten(detector):

@@ -10,7 +10,9 @@ The cache has one folder for each fit. Its name is a digest of the method, its p
 Files that cannot be read, or that belong to something else, are made anew.
 """
 
+import glob
 import hashlib
+import inspect
 import json
 import shutil
 import time
@@ -33,6 +35,7 @@ from apood.support.files import (
     read_json,
     refuse_irregular,
     refuse_unwritable,
+    sha256_of,
     source_digest,
     write_json,
 )
@@ -143,11 +146,19 @@ def _make_key(detector: Detector, train: TokenSource, aux: TokenSource | None) -
     content = {
         "class": f"{type(detector).__module__}.{type(detector).__qualname__}",
         "detector": describe_detector(detector),
-        "apood": [__version__, source_digest()],
+        "code": [__version__, source_digest(), _hash_source(type(detector))],
         "data": [None if source is None else content_digest(source) for source in (train, aux)],
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=_refuse_value).encode()).hexdigest()
     return f"{detector.name}-{digest[:24]}"
+
+
+def _hash_source(kind: type[Detector]) -> str | None:
+    """Return the sha256 of the file of a class, which may belong to another package; None if it has no file."""
+    try:
+        return sha256_of(Path(inspect.getfile(kind)))
+    except (OSError, TypeError, InputError):
+        return None
 
 
 def _refuse_value(value: Any) -> Any:
@@ -176,7 +187,7 @@ def _begin(path: Path, checkpoint: Checkpoint) -> float:
     checkpoint that cannot be read is deleted.
     """
     noted, before = _read_object(path), 0.0
-    for file in checkpoint.path.parent.glob(f"{checkpoint.path.name}*"):
+    for file in checkpoint.path.parent.glob(f"{glob.escape(checkpoint.path.name)}*"):
         try:
             refuse_irregular(file)
             with safe_open(file, "np"):

@@ -1,5 +1,6 @@
 """The optimisation loop of the trained detectors: Adam, cosine schedule, progress, and checkpoints on disk."""
 
+import glob
 import hashlib
 import json
 import math
@@ -71,7 +72,7 @@ class Checkpoint:
 
     def load(self, run: str) -> tuple[int, dict[str, Tensor]] | None:
         """Return the step and the tensors of the last state of this `run` (see `run_digest`), None if there is none."""
-        for leftover in self.path.parent.glob(f"{self.path.name}.*"):
+        for leftover in self.path.parent.glob(f"{glob.escape(self.path.name)}.*"):
             if is_temporary(leftover):  # of a killed process
                 leftover.unlink()
         if not self.path.exists():

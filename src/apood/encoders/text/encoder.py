@@ -353,13 +353,6 @@ def _check_texts(texts: Sequence[Any]) -> None:
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"Texts must be strings, got {type(text).__name__} at index {index}.")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"The text at index {index} has half of a surrogate pair, which is no character, "
-                f"at position {error.start}."
-            ) from error
 
 
 def _check_pairs(pairs: Sequence[Any]) -> None:
