@@ -34,7 +34,8 @@ def evaluate(
 ) -> None:
     """Measure how well detectors separate in-distribution from out-of-distribution sequences.
 
-    The table has AUROC, FPR95 and AUPR in percent for each detector and OOD set, and their mean over the sets.
+    The table has AUROC and FPR95 in percent for each detector and OOD set, and their mean over the sets; --json adds
+    AUPR.
     """
     if as_json and markdown:
         raise InputError("Choose one of --json and --markdown.")
