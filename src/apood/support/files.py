@@ -236,10 +236,9 @@ def _hold(lock_file: Path, *, wait: bool = True) -> Iterator[bool]:
     except TimeoutError:  # somebody else holds it
         raise
     except (OSError, NotImplementedError):
-        yield False
-        return
+        pass  # a disk without locks, or a folder that is read-only
     try:
-        yield True
+        yield lock.is_locked
     finally:
         if lock.is_locked:
             # It is deleted while it is held: whoever locks the deleted file notices and opens a new one.
@@ -347,8 +346,6 @@ def reserve_path(path: Path) -> Iterator[None]:
             raise InputError(
                 f"Another process is writing to {path}: choose another place, or wait until it has ended."
             ) from error
-        except OSError:  # a disk without locks, or a folder in one that is read-only
-            pass
         yield
 
 
