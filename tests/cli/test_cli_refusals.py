@@ -46,6 +46,7 @@ EMBED = "--model m --out o"
         ("fit a.txt --out o", ["a.txt", "folder"]),
         (f"{FIT_KNN} --aux x", ["knn", "leave out --aux"]),
         (f"{FIT_KNN} --set k", ["--set takes key=value, got 'k'"]),
+        ("fit no --out o --method ap-ood --set temperature=1", ["(it is called 'sharpness' now)", "sharpness=null"]),
         (f"{FIT_KNN} --set kk=3", ["knn has no parameter 'kk' (did you mean 'k'?)", "k=5, normalize=pooled."]),
         (f"{FIT_KNN} --set normalize=token", ["tokens or pooled or none, got 'token' (did you mean 'tokens'?)"]),
         (f"{FIT_KNN} --set k=0", ["k must be at least 1, got 0"]),

@@ -74,14 +74,14 @@ def test_a_euclidean_start_is_at_tokens(train):
     assert start.whitening is None and float(gaps.max()) < 1e-6
 
 
-@pytest.mark.parametrize("temperature", [0.7, 3.0])
-def test_a_temperature_is_the_spread_of_the_logits(train, temperature):
+@pytest.mark.parametrize("sharpness", [0.7, 3.0])
+def test_the_sharpness_is_the_spread_of_the_logits(train, sharpness):
     for factor in (1.0, 1000.0):
         source = moved(train, factor)
-        start = prepare_start(source, resolve("robust", unit_tokens=False, temperature=temperature), generator(), CPU)
+        start = prepare_start(source, resolve("robust", unit_tokens=False, sharpness=sharpness), generator(), CPU)
         z = start.preprocessing.apply(source.values)
         logits = start.beta * torch.einsum("sd,mtd->mts", z, start.queries(start.weights))
-        assert float(logits.std()) == pytest.approx(temperature, rel=1e-3)
+        assert float(logits.std()) == pytest.approx(sharpness, rel=1e-3)
 
 
 def test_the_robust_recipe_ignores_scale_and_offset(train, test_set):

@@ -48,11 +48,11 @@ def test_the_recipes_are_what_the_docstring_says(recipe):
     assert says["heads"] == {1: "D // queries", 2: "2D // queries, at most D"}[resolved.queries_per_dim]
     assert resolved.heads is None and resolved.beta is None
     if recipe == "robust":
-        assert resolved.temperature == number(says["temperature"])
+        assert resolved.sharpness == number(says["sharpness"])
         assert says["beta warm-up"] == "from 0 over the first half" and resolved.warm_up == 0.5
         assert "2²⁷" in says["batch_size"] and resolved.batch_elements == 2**27
     else:
-        assert says["beta"] == "1 / √D" and resolved.temperature is None
+        assert says["beta"] == "1 / √D" and resolved.sharpness is None
         assert says["beta warm-up"] == "none" and resolved.warm_up == 0
         assert resolved.batch_elements is None
     assert resolved.adapted == (says["tokens"] != "as they are") == (says["start"] != "N(0, 1)")
@@ -96,6 +96,11 @@ def test_the_number_of_heads_follows_from_the_queries(train, queries, paper, rob
         assert start.weights.shape == (heads, queries, 8)
 
 
+def test_the_former_name_of_the_sharpness_is_answered_with_the_new_one():
+    with pytest.raises(InputError, match=r"ap-ood has no parameter 'temperature': it is called 'sharpness' now\."):
+        APOOD(temperature=0.7)
+
+
 REFUSED = [
     ({"heads": 0}, "heads must be at least 1, got 0."),
     ({"heads": -1}, "heads must be at least 1, got -1."),
@@ -113,10 +118,10 @@ REFUSED = [
     ({"aux_weight": -1.0}, "aux_weight must be a finite number >= 0, got -1.0."),
     ({"aux_weight": math.nan}, "aux_weight must be a finite number >= 0, got nan."),
     ({"aux_weight": math.inf}, "aux_weight must be a finite number >= 0, got inf."),
-    ({"temperature": -1.0}, "temperature must be a finite number >= 0, got -1.0."),
+    ({"sharpness": -1.0}, "sharpness must be a finite number >= 0, got -1.0."),
     (
-        {"temperature": 1.0, "beta": 1.0},
-        "beta and temperature say the same thing in different units: give one of them.",
+        {"sharpness": 1.0, "beta": 1.0},
+        "beta and sharpness say the same thing in different units: give one of them.",
     ),
     ({"seed": -1}, "seed must be at least 0, got -1."),
     ({"seed": 0.5}, "seed must be a whole number, got 0.5."),

@@ -186,6 +186,7 @@ MISTAKES = {
     'methods = [{method = "knn", aux = 1}]\n': "aux in method 1 must be true or false, got 1",
     'methods = [{method = "knn", aux = true}]\n': "Method 1: knn learns from in-distribution data alone",
     'methods = [{method = "ap-ood", aux = true}]\n': "Method 1, ap-ood, AUX, learns from AUX sequences, and aux is not",
+    'methods = [{method = "ap-ood", parameters = {temperature = 3.0}}]\n': "(it is called 'sharpness' now); there are ",
     'methods = [{method = "knn", parameters = {q = 3}}]\n': "knn has no parameter 'q'; there are k, normalize",
     'methods = [{method = "knn", parameters = {k = 0}}]\n': "parameters of knn are not allowed: k must be at least 1",
     'methods = [{method = "ap-ood", parameters = {seed = "a"}}]\n': "Method 1: The parameters of ap-ood are not",

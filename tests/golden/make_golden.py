@@ -40,7 +40,7 @@ DETECTORS = {
     "ap-ood": APOOD(steps=20),
     "ap-ood-paper": APOOD(recipe="paper", queries=2, steps=20),
     "ap-ood-euclidean": APOOD(similarity="euclidean", score="student", steps=20),
-    "ap-ood-aux": APOOD(score="min", temperature=1.5, steps=20),
+    "ap-ood-aux": APOOD(score="min", sharpness=1.5, steps=20),
     "mahalanobis": Mahalanobis(),
     "mahalanobis-pooled": Mahalanobis(normalize="pooled"),
     "knn": KNN(),
@@ -55,6 +55,7 @@ DETECTORS = {
     "msp": MSP(),
     "energy": Energy(),
     "fusion": Fusion([APOOD(steps=20), KNN(), Mahalanobis(normalize="pooled")]),
+    "fusion-temperature": Fusion([APOOD(steps=20, sharpness=1.5), KNN()]),  # the name of the argument when it was saved
 }
 
 

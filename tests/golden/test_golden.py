@@ -30,6 +30,16 @@ def test_old_artefact_saved_again_is_the_same_detector(name, tmp_path):
     np.testing.assert_array_equal(again.score_samples(store), detector.score_samples(store))
 
 
+def test_a_former_name_of_a_parameter_is_read_as_the_new_one(tmp_path):
+    """AP-OOD's `sharpness` was called `temperature`, alone and as a member of a fusion."""
+    alone = apood.load(GOLDEN / "detectors" / "ap-ood-aux")
+    fusion = apood.load(GOLDEN / "detectors" / "fusion-temperature")
+    for detector in (alone, fusion.members[0], fusion.members_[0]):
+        assert detector.sharpness == 1.5 and not hasattr(detector, "temperature")
+    fusion.save(tmp_path / "again")
+    assert "temperature" not in (tmp_path / "again" / "config.json").read_text(encoding="utf-8")
+
+
 def test_every_registered_method_has_a_golden_artefact():
     from apood.detectors.contract.registry import METHODS
 

@@ -77,3 +77,8 @@ def test_counts_are_formatted_with_their_noun():
 def test_similar_names_are_suggested(given, name):
     hint = suggest_name(given, ("ap-ood", "Mahalanobis", "knn"))
     assert hint == ("" if name is None else f" (did you mean {name!r}?)")
+
+
+def test_a_former_name_is_answered_with_the_new_one():
+    assert suggest_name("heat", ("head", "warmth"), {"heat": "warmth"}) == " (it is called 'warmth' now)"
+    assert suggest_name("head", ("heads",), {"heat": "warmth"}) == " (did you mean 'heads'?)"

@@ -73,9 +73,8 @@ def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[st
         if key not in allowed:
             listed = ", ".join(f"{name}={format_parameter(value)}" for name, value in allowed.items())
             choice = f"choose from {listed}" if listed else "it has none"
-            raise InputError(
-                f"The method {method.name} has no parameter {key!r}{suggest_name(key, allowed)}: {choice}."
-            )
+            hint = suggest_name(key, allowed, method.renamed_parameters)
+            raise InputError(f"The method {method.name} has no parameter {key!r}{hint}: {choice}.")
         if key in parsed:
             raise InputError(f"The parameter {key!r} is set twice.")
         parsed[key] = _parse_value(key, text, annotations[key])

@@ -32,7 +32,7 @@ _CONSTANT = 1e-9  # relative spread of equal scores by rounding alone
 def _recommend_members(seed: int, device: str) -> list[Detector]:
     """Return the members of a fusion whose `members` is None."""
     # many queries per head, because AP-OOD is to find what mean pooling cannot: a few foreign tokens
-    apood = APOOD(queries=8, temperature=1.5, score="student", seed=seed, device=device)
+    apood = APOOD(queries=8, sharpness=1.5, score="student", seed=seed, device=device)
     return [apood, MahalanobisKNN(), KNN(k=1)]
 
 

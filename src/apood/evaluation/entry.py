@@ -79,7 +79,8 @@ class Entry:
         for key in self.parameters:
             if key not in allowed:
                 there = f"there are {', '.join(allowed)}" if allowed else "it has none"
-                raise InputError(f"{kind.name} has no parameter {key!r}{suggest_name(key, allowed)}; {there}.")
+                hint = suggest_name(key, allowed, kind.renamed_parameters)
+                raise InputError(f"{kind.name} has no parameter {key!r}{hint}; {there}.")
         try:
             detector = self.make_detector()
             detector.check_parameters()

@@ -3,7 +3,7 @@
 import importlib
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
@@ -74,8 +74,13 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def suggest_name(given: object, known: Iterable[object]) -> str:
-    """Return a hint to put after an unknown name, such as ` (did you mean 'knn'?)`; empty if no name is similar."""
+def suggest_name(given: object, known: Iterable[object], renamed: Mapping[str, str] | None = None) -> str:
+    """Return a hint to put after an unknown name, such as ` (did you mean 'knn'?)`; empty if no name is similar.
+
+    `renamed` has the new names of former ones.
+    """
+    if (now := (renamed or {}).get(str(given))) is not None:
+        return f" (it is called {now!r} now)"
     names = {str(name).casefold(): name for name in known}
     similar = get_close_matches(str(given).casefold(), names, n=1)
     return f" (did you mean {names[similar[0]]!r}?)" if similar else ""

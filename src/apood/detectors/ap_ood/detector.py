@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 import torch
@@ -27,7 +28,7 @@ from apood.detectors.ap_ood.training import (
     pool_corpus,
     warn_of_failure,
 )
-from apood.detectors.contract.base import Detector, HeldOutFit, Scores
+from apood.detectors.contract.base import Detector, HeldOutFit, Scores, name_renamed
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.fitting.optimise import Checkpoint, minimise, run_digest
 from apood.pooling import FrozenPool, Pooled, Preprocessing, Similarity, round_queries
@@ -68,8 +69,8 @@ class APOOD(Detector):
     | ----------------- | ------------------------------------------- | ------------------------------ |
     | `heads`           | 2D // queries, at most D                    | D // queries                   |
     | `queries`         | 2                                           | 1                              |
-    | `beta`            | `temperature` / spread of the similarities  | 1 / √D                         |
-    | `temperature`     | 0.7                                         | none                           |
+    | `beta`            | `sharpness` / spread of the similarities    | 1 / √D                         |
+    | `sharpness`       | 0.7                                         | none                           |
     | `similarity`      | dot                                         | dot                            |
     | `regularizer`     | logdet: keeps heads apart                   | norm: Σ log of squared norms   |
     | `normalize`       | tokens                                      | none                           |
@@ -95,7 +96,8 @@ class APOOD(Detector):
         heads: M, or "auto" for the number that the recipe sets.
         queries: T, queries per head.
         beta: inverse temperature of the attention; 0 is mean pooling.
-        temperature: beta without a unit: beta times the standard deviation of the token similarities at the start.
+        sharpness: beta without a unit: beta times the standard deviation of the token similarities at the start. Larger
+            is sharper: 0 is mean pooling.
         similarity: "dot" or "euclidean".
         score: "sum" over heads; "student", its robust variant, in which no single head can decide alone, for many
             queries per head, which overfit; or "min", which has a provable bound but is weaker in practice.
@@ -137,6 +139,7 @@ class APOOD(Detector):
     aux = "optional"
     has_held_out_fit = True
     propagates_nonfinite = True
+    renamed_parameters = MappingProxyType({"temperature": "sharpness"})
 
     queries_: Annotated[Tensor, "M T D"]
     prototype_: Annotated[Tensor, "M"]
@@ -148,12 +151,13 @@ class APOOD(Detector):
     mean_distance_: float
     length_law_: LengthLaw
 
+    @name_renamed
     def __init__(
         self,
         heads: int | Literal["auto"] = "auto",
         queries: int | None = None,
         beta: float | None = None,
-        temperature: float | None = None,
+        sharpness: float | None = None,
         similarity: Similarity = "dot",
         score: ScoreName = "sum",
         regularizer: Regularizer | None = None,
@@ -170,7 +174,7 @@ class APOOD(Detector):
         self.heads = heads
         self.queries = queries
         self.beta = beta
-        self.temperature = temperature
+        self.sharpness = sharpness
         self.similarity = similarity
         self.score = score
         self.regularizer = regularizer
@@ -217,7 +221,7 @@ class APOOD(Detector):
             heads=None if self.heads == "auto" else self.heads,
             queries=self.queries,
             beta=self.beta,
-            temperature=self.temperature,
+            sharpness=self.sharpness,
             similarity=self.similarity,
             regularizer=self.regularizer,
             head_reduction=self.head_reduction,
@@ -231,8 +235,8 @@ class APOOD(Detector):
         """Raise `InputError` if a constructor argument is not allowed."""
         self._resolve_recipe()
         check_choice("score", self.score, get_args(ScoreName))
-        if self.beta is not None and self.temperature is not None:
-            raise InputError("beta and temperature say the same thing in different units: give one of them.")
+        if self.beta is not None and self.sharpness is not None:
+            raise InputError("beta and sharpness say the same thing in different units: give one of them.")
         if self.normalize is not None:
             check_choice("normalize", self.normalize, ("tokens", "none"))
         check_number("aux_weight", self.aux_weight, least=0)

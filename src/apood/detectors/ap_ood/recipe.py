@@ -48,12 +48,12 @@ class Recipe:
         batch_size: sequences per step.
         learning_rate: peak learning rate of Adam.
         heads: M; None for `queries_per_dim` * D // queries, at most D.
-        beta: inverse temperature of the attention; None for the value that `temperature` gives.
+        beta: inverse temperature of the attention; None for the value that `sharpness` gives.
         similarity: "dot" or "euclidean".
         queries_per_dim: queries of all heads, divided by D. With 1, a detector has as many parameters as a covariance.
         adapted: whether the start depends on the data: sinks are skipped, tokens are centred and whitened, and the
             weights start from a rotation.
-        temperature: beta times the standard deviation of the similarities at the start; None for beta = 1/√D.
+        sharpness: beta times the standard deviation of the similarities at the start; None for beta = 1/√D.
         warm_up: share of the steps during which beta rises from 0.
         batch_elements: most numbers in a batch, which limits the memory for long sequences; None for no limit.
         mean_prototype: whether the score uses the plain mean of h as the prototype, not the attention-weighted one.
@@ -72,7 +72,7 @@ class Recipe:
     similarity: Similarity = "dot"
     queries_per_dim: int = 1
     adapted: bool = False
-    temperature: float | None = None
+    sharpness: float | None = None
     warm_up: float = 0.0
     batch_elements: int | None = None
     mean_prototype: bool = False
@@ -89,7 +89,7 @@ ROBUST = Recipe(
     learning_rate=0.001,
     queries_per_dim=2,  # M = D with T = 2; fewer heads would cover fewer directions than Mahalanobis does
     adapted=True,
-    temperature=0.7,
+    sharpness=0.7,
     warm_up=0.5,
     batch_elements=2**27,
     mean_prototype=True,
@@ -120,8 +120,8 @@ def resolve(recipe: RecipeName, **arguments: Any) -> Recipe:
             check_integer(name, getattr(chosen, name), least=1)
     if chosen.beta is not None:
         check_beta(chosen.beta)
-    if chosen.temperature is not None:
-        check_number("temperature", chosen.temperature, least=0)
+    if chosen.sharpness is not None:
+        check_number("sharpness", chosen.sharpness, least=0)
     check_number("learning_rate", chosen.learning_rate, above=0)
     return chosen
 
@@ -202,14 +202,14 @@ def _draw_rotations(shape: tuple[int, int, int], generator: torch.Generator) -> 
 
 
 def _choose_beta(source: TokenSource, recipe: Recipe, start: Start, generator: torch.Generator) -> float:
-    """Return beta so that the logits at the start have the standard deviation `recipe.temperature`, or 1/√D."""
-    if recipe.temperature is None:
+    """Return beta so that the logits at the start have the standard deviation `recipe.sharpness`, or 1/√D."""
+    if recipe.sharpness is None:
         return float(source.dim**-0.5)
     tokens = start.preprocessing.apply(_draw_probe(source, generator).values.float().to(start.weights.device))
     some = start.weights.flatten(0, 1)[: source.dim].unsqueeze(0)  # D queries are enough to measure the spread
     _, logits = similarities_and_logits(tokens, start.queries(some), 1.0, recipe.similarity)
     spread = float(logits.std())
-    return recipe.temperature / spread if spread > 0 else 0.0
+    return recipe.sharpness / spread if spread > 0 else 0.0
 
 
 def _draw_probe(source: TokenSource, generator: torch.Generator) -> TokenBatch:

@@ -303,9 +303,10 @@ def describe_detector(detector: Detector) -> dict[str, Any]:
 
 
 def build_detector(description: dict[str, Any]) -> Detector:
-    """Return the detector that `describe_detector` described, not fitted."""
-    parameters = {key: from_json(value) for key, value in description["parameters"].items()}
-    return detector_class(description["method"])(**parameters)
+    """Return the detector that `describe_detector` described, not fitted; former names of parameters are read too."""
+    kind = detector_class(description["method"])
+    parameters = description["parameters"].items()
+    return kind(**{kind.renamed_parameters.get(key, key): from_json(value) for key, value in parameters})
 
 
 def to_json(value: Any) -> Any:

@@ -1,10 +1,12 @@
 """The contract of every detector: fit, score, calibrate, decide, save."""
 
 import warnings
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Mapping
 from contextlib import closing
+from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
+from types import MappingProxyType
+from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +31,7 @@ from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source, token_budget
 from apood.tokens.store import sample_digest
 
-__all__ = ["AuxUse", "Detector", "HeldOutFit", "Scores"]
+__all__ = ["AuxUse", "Detector", "HeldOutFit", "Scores", "name_renamed"]
 
 Scores = npt.NDArray[np.float64]
 
@@ -37,6 +39,8 @@ AuxUse = Literal["unused", "optional", "required"]
 """Whether a method learns from auxiliary outliers."""
 
 T = TypeVar("T")
+P = ParamSpec("P")
+D = TypeVar("D", bound="Detector")
 
 _TOKENS = "tokens"
 _FAR = 4.0  # squared distance per head, and its ratio between held-out and training sequences; both should be about 1
@@ -85,6 +89,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         propagates_nonfinite: True promises that a sequence with a non-finite value has no finite score. Such values are
             then searched only after a score that is not finite, instead of reading all values before each batch.
         has_held_out_fit: whether the method implements `held_out_fit`.
+        renamed_parameters: new names of constructor arguments that had another name before. Saved detectors are read
+            with either.
 
     Attributes:
         dim_: D, the dimension of the tokens; 0 if there are none.
@@ -102,6 +108,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     aux: ClassVar[AuxUse] = "unused"
     propagates_nonfinite: ClassVar[bool] = False
     has_held_out_fit: ClassVar[bool] = False
+    renamed_parameters: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     dim_: int
     encoder_: EncoderIdentity | None
@@ -388,6 +395,19 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if "tokens" in self.requires and source.dim != self.dim_:
             raise InputError(f"The tokens have D={source.dim}, this {self.name} detector was fitted on D={self.dim_}.")
         return source
+
+
+def name_renamed(constructor: Callable[Concatenate[D, P], None]) -> Callable[Concatenate[D, P], None]:
+    """Return a constructor that answers the former name of an argument with the new one."""
+
+    @wraps(constructor)
+    def construct(self: D, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        for former, now in self.renamed_parameters.items():
+            if former in kwargs:
+                raise InputError(f"{self.name} has no parameter {former!r}: it is called {now!r} now.")
+        constructor(self, *args, **kwargs)
+
+    return construct
 
 
 def _describe_parameters(value: Any) -> Any:
