@@ -8,6 +8,7 @@ from builders import correlated_sequences, random_queries
 
 from apood.detectors.ap_ood import detector as ap_ood
 from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.ap_ood.recipe import resolve
 from apood.detectors.ap_ood.training import Outliers, warn_of_failure
 from apood.fitting.optimise import Checkpoint, Outcome
 from apood.support.errors import FitWarning
@@ -30,6 +31,11 @@ def messages(**changes):
         warn_of_failure(**HEALTHY | changes)
     assert all(issubclass(w.category, FitWarning) for w in caught)
     return [str(w.message) for w in caught]
+
+
+def aux_at(distance, weight=1.0, reduction="sum", **settings):
+    """AUX sequences at that distance, of a fit by the paper's recipe."""
+    return {"outliers": Outliers(distance, resolve("paper", aux_weight=weight, head_reduction=reduction, **settings))}
 
 
 def test_a_healthy_fit_is_silent(train):
@@ -58,12 +64,14 @@ def heads_with_cosine(cosine, count=8):
         ({"weights": heads_with_cosine(1.0, count=9)}, ["11% of the 9", "collapsed"]),
         ({"variances": torch.tensor([0.0, 9e-7, *[1.0] * 6])}, ["2 of the 8 heads are dead"]),
         ({"variances": torch.zeros(8)}, ["8 of the 8 heads are dead"]),
-        ({"outliers": Outliers(14.1, 1.0, "sum")}, ["taught nothing", "8 heads is at least 14.1", "beyond about 14"]),
-        ({"outliers": Outliers(23.3, 1e4, "sum")}, ["taught nothing", "beyond about 23", "head_reduction='mean'"]),
+        (aux_at(14.1), ["taught nothing", "8 heads is at least 14.1", "beyond about 14", "use start='scaled', "]),
+        (aux_at(23.3, 1e4), ["taught nothing", "beyond about 23", "recipe='reference' or recipe='robust'"]),
+        (aux_at(14.1, start="scaled"), ["taught nothing", "use normalize='tokens'."]),
+        (aux_at(14.1, start="scaled", unit_tokens=True), ["taught nothing", "use more steps or a smaller beta."]),
         # their mean over heads would be too large as well
-        ({"outliers": Outliers(400.0, 1.0, "sum")}, ["differ from ID anyway", "is at least 50", "that of ID 1"]),
-        ({"outliers": Outliers(50.0, 1.0, "mean")}, ["differ from ID anyway", "is at least 50"]),
-        ({"outliers": Outliers(float("inf"), 1.0, "sum")}, ["differ from ID anyway"]),
+        (aux_at(400.0), ["differ from ID anyway", "is at least 50", "that of ID 1"]),
+        (aux_at(50.0, reduction="mean"), ["differ from ID anyway", "is at least 50"]),
+        (aux_at(float("inf")), ["differ from ID anyway"]),
     ],
 )
 def test_each_failure_has_its_message(changes, facts):
@@ -79,9 +87,9 @@ def test_each_failure_has_its_message(changes, facts):
         {"weights": heads_with_cosine(-0.989)},
         {"weights": heads_with_cosine(1.0, count=11)},  # a share of 9%
         {"variances": torch.tensor([1.1e-6, *[1.0] * 7])},
-        {"outliers": Outliers(13.9, 1e-3, "sum")},
-        {"outliers": Outliers(13.9, 1.0, "mean")},
-        {"outliers": Outliers(23.1, 1e4, "sum")},  # a large weight makes up for the distance
+        aux_at(13.9, 1e-3),
+        aux_at(13.9, reduction="mean"),
+        aux_at(23.1, 1e4),  # a large weight makes up for the distance
     ],
 )
 def test_what_is_only_near_a_failure_is_silent(changes):
@@ -93,7 +101,7 @@ def test_what_is_only_near_a_failure_is_silent(changes):
     [("sum", "summed over 8 heads is at least 400 "), ("mean", "per head is at least 400 ")],
 )
 def test_aux_do_not_differ_from_id_for_a_training_that_has_not_settled(reduction, sentence):
-    unsettled, unfelt = messages(distance=400.0, outliers=Outliers(400.0, 1.0, reduction))
+    unsettled, unfelt = messages(distance=400.0, **aux_at(400.0, reduction=reduction))
     assert "not settled" in unsettled
     assert "taught nothing:" in unfelt and sentence in unfelt
 
@@ -171,7 +179,9 @@ def test_aux_sequences_that_taught_nothing(train, shift):
     assert torch.equal(weak[0].queries_, strong[0].queries_), "whatever they weigh"
 
 
-@pytest.mark.parametrize("remedy", [{"head_reduction": "mean", "steps": 400}, {"recipe": "robust", "heads": "auto"}])
+@pytest.mark.parametrize(
+    "remedy", [{"start": "scaled"}, {"recipe": "reference"}, {"recipe": "robust", "heads": "auto"}], ids=str
+)
 def test_the_remedies_help(train, remedy):
     arguments = MANY_HEADS | remedy
     (weak, *said), (strong, *more) = (

@@ -10,7 +10,7 @@ from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.recipe import prepare_start, resolve
 from apood.support.errors import InputError
 
-RECIPES = ("robust", "paper")
+RECIPES = ("robust", "paper", "reference")
 
 
 def documented():
@@ -40,31 +40,38 @@ def test_the_table_names_every_argument_that_a_recipe_sets():
 def test_the_recipes_are_what_the_docstring_says(recipe):
     resolved = APOOD(recipe=recipe)._resolve_recipe()
     says = {name: cells[recipe] for name, cells in TABLE.items()}
-    for name in ("queries", "steps", "batch_size", "learning_rate"):
+    for name in ("queries", "steps", "batch_size", "learning_rate", "aux_weight"):
         assert getattr(resolved, name) == number(says[name]), name
     for name in ("regularizer", "head_reduction", "similarity"):
         assert getattr(resolved, name) == says[name].split(":")[0], name
     assert resolved.unit_tokens == (says["normalize"] == "tokens")
     assert says["heads"] == {1: "D // queries", 2: "2D // queries, at most D"}[resolved.queries_per_dim]
-    assert resolved.heads is None and resolved.beta is None
+    assert resolved.heads is None
     if recipe == "robust":
-        assert resolved.sharpness == number(says["sharpness"])
+        assert resolved.sharpness == number(says["sharpness"]) and resolved.beta is None
         assert says["beta warm-up"] == "from 0 over the first half" and resolved.warm_up == 0.5
         assert "2²⁷" in says["batch_size"] and resolved.batch_elements == 2**27
     else:
-        assert says["beta"] == "1 / √D" and resolved.sharpness is None
+        assert says["beta"] == ("1 / √D" if resolved.beta is None else f"{resolved.beta:g}")
+        assert says["sharpness"] == "none" and resolved.sharpness is None
         assert says["beta warm-up"] == "none" and resolved.warm_up == 0
         assert resolved.batch_elements is None
-    assert resolved.adapted == (says["tokens"] != "as they are") == (says["start"] != "N(0, 1)")
+    assert resolved.adapted == (says["tokens"] != "as they are") == (resolved.start == "mahalanobis")
+    assert resolved.adapted == (says["long sequences"] != "as they are")
+    supervised = APOOD(recipe=recipe)._resolve_recipe(supervised=True)
+    different = "" if supervised.start == resolved.start else f"; with AUX {supervised.start}"
+    assert says["start"] == resolved.start + different
+    assert vars(supervised) | {"start": resolved.start} == vars(resolved), "only the start depends on AUX sequences"
+    assert resolved.pools_logits == (says["h"] == "Σ p β a")
     assert resolved.mean_prototype == ("mean of h" in says["μ in the score"])
-    assert resolved.balanced_aux == ("regulariser" in says["loss with AUX"])
+    assert resolved.balanced_aux == says["loss with AUX"].startswith("mean of ID + λ mean of AUX")
+    assert resolved.regularized_aux == says["loss with AUX"].endswith("- R")
 
 
 OVERRIDES = {
     "heads": ("heads", 3, 3),
     "queries": ("queries", 5, 5),
-    "beta": ("beta", 0.0, 0.0),
-    "similarity": ("similarity", "euclidean", "euclidean"),
+    "beta": ("beta", 0.25, 0.25),
     "regularizer logdet": ("regularizer", "logdet", "logdet"),
     "regularizer norm": ("regularizer", "norm", "norm"),
     "head_reduction mean": ("head_reduction", "mean", "mean"),
@@ -72,6 +79,10 @@ OVERRIDES = {
     "steps": ("steps", 7, 7),
     "batch_size": ("batch_size", 9, 9),
     "learning_rate": ("learning_rate", 0.5, 0.5),
+    "aux_weight": ("aux_weight", 0.0, 0.0),
+    "start normal": ("start", "normal", "normal"),
+    "start scaled": ("start", "scaled", "scaled"),
+    "start mahalanobis": ("start", "mahalanobis", "mahalanobis"),
 }
 
 
@@ -87,6 +98,40 @@ def test_an_argument_overrides_the_recipe_and_nothing_else(recipe, name, given, 
 def test_normalize_overrides_too(recipe):
     assert APOOD(recipe=recipe, normalize="tokens")._resolve_recipe().unit_tokens
     assert not APOOD(recipe=recipe, normalize="none")._resolve_recipe().unit_tokens
+
+
+@pytest.mark.parametrize("recipe", ["robust", "paper"])
+def test_similarity_and_mean_pooling_override_too(recipe):
+    assert APOOD(recipe=recipe, similarity="euclidean")._resolve_recipe().similarity == "euclidean"
+    assert APOOD(recipe=recipe, beta=0.0)._resolve_recipe().beta == 0.0
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("start", "deviation"), [("normal", 1.0), ("scaled", 8**-0.5)])
+def test_a_random_start_has_its_deviation_in_every_recipe(train, recipe, start, deviation):
+    resolved = resolve(recipe, start=start, heads=500, regularizer="norm")
+    found = prepare_start(train, resolved, torch.Generator().manual_seed(0), torch.device("cpu"))
+    assert found.whitening is None and found.preprocessing.origin is None
+    assert float(found.weights.std()) == pytest.approx(deviation, rel=0.05)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_mahalanobis_start_is_orthogonal_and_whitened_in_every_recipe(train, recipe):
+    found = prepare_start(
+        train, resolve(recipe, start="mahalanobis", heads=8, queries=1), torch.Generator(), torch.device("cpu")
+    )
+    assert found.whitening is not None and found.preprocessing.origin is not None
+    torch.testing.assert_close(found.weights[:, 0] @ found.weights[:, 0].T, torch.eye(8), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_sharpness_gives_beta_in_every_recipe(train, recipe):
+    found = [
+        prepare_start(train, resolve(recipe, sharpness=s), torch.Generator().manual_seed(0), torch.device("cpu"))
+        for s in (0.5, 1.0)
+    ]
+    half, whole = (start.beta * start.scale for start in found)
+    assert whole == pytest.approx(2 * half) and whole > 0
 
 
 @pytest.mark.parametrize(("queries", "paper", "robust"), [(1, 8, 8), (2, 4, 8), (3, 2, 5), (8, 1, 2), (17, 1, 1)])
@@ -128,7 +173,28 @@ REFUSED = [
     ({"similarity": "cosine"}, "similarity must be one of dot, euclidean, got 'cosine'."),
     ({"score": "max"}, "score must be one of sum, student, min, got 'max'."),
     ({"regularizer": "l2"}, "regularizer must be one of logdet, norm, got 'l2'."),
-    ({"recipe": "magic"}, "recipe must be one of robust, paper, got 'magic'."),
+    ({"recipe": "magic"}, "recipe must be one of robust, paper, reference, got 'magic'."),
+    ({"start": "zero"}, "start must be one of mahalanobis, normal, scaled, got 'zero'."),
+    (
+        {"start": "mahalanobis", "similarity": "euclidean"},
+        "start='mahalanobis' is for similarity='dot': it whitens the tokens, which changes euclidean neighbourhoods; "
+        "leave start out, or use 'normal' or 'scaled'.",
+    ),
+    (
+        {"recipe": "reference", "similarity": "euclidean"},
+        "recipe='reference' pools beta times the dot products, so it has similarity='dot' only; "
+        "use recipe='paper' or 'robust' for 'euclidean'.",
+    ),
+    (
+        {"recipe": "reference", "beta": 0.0},
+        "recipe='reference' pools beta times the dot products, and with beta = 0 they are all 0; "
+        "use recipe='paper' or 'robust' for mean pooling.",
+    ),
+    (
+        {"recipe": "reference", "sharpness": 0.0},
+        "recipe='reference' pools beta times the dot products, and with beta = 0 they are all 0; "
+        "use recipe='paper' or 'robust' for mean pooling.",
+    ),
     ({"normalize": "pooled"}, "normalize must be one of tokens, none, got 'pooled'."),
     ({"head_reduction": "max"}, "head_reduction must be one of mean, sum, got 'max'."),
     (

@@ -23,7 +23,7 @@ def losses(source, aux, recipe, steps):
     """Return the losses of some steps with constant weights, and the gradient of the last one."""
     start = prepare_start(source, recipe, torch.Generator().manual_seed(0), CPU)
     weights = start.weights.clone().requires_grad_()
-    training = Training(source, aux, recipe, start, weights, 0.5, seed=3)
+    training = Training(source, aux, recipe, start, weights, seed=3)
     try:
         found = [training(step) for step in steps]
     finally:
@@ -32,11 +32,11 @@ def losses(source, aux, recipe, steps):
     return torch.tensor([[float(x.detach()) for x in pair] for pair in found]), weights.grad
 
 
-@pytest.mark.parametrize("recipe", ["robust", "paper"])
+@pytest.mark.parametrize("recipe", ["robust", "paper", "reference"])
 @pytest.mark.parametrize("kind", LENGTHS)
 @pytest.mark.parametrize("skip", [False, True])
 def test_a_resident_corpus_is_learnt_in_the_same_batches(recipe, kind, skip):
-    resolved = resolve(recipe, batch_size=12, steps=10)
+    resolved = resolve(recipe, batch_size=12, steps=10, aux_weight=0.5)
     streamed, resident = sources(kind), copy_to_device(sources(kind), CPU)
     if skip:
         streamed, resident = [SkipFirst(own) for own in streamed], [own.skip_first() for own in resident]
@@ -62,12 +62,12 @@ def test_the_pass_over_a_resident_corpus_is_that_over_its_source(kind):
     torch.testing.assert_close(found.sample, pooled.value)
 
 
-def training_of(source, aux, recipe, device=CPU, aux_weight=1.0):
+def training_of(source, aux, recipe, device=CPU):
     start = prepare_start(source, recipe, torch.Generator().manual_seed(0), device)
-    return Training(source, aux, recipe, start, start.weights.clone().requires_grad_(), aux_weight, seed=3), start
+    return Training(source, aux, recipe, start, start.weights.clone().requires_grad_(), seed=3), start
 
 
-@pytest.mark.parametrize("recipe", ["robust", "paper"])
+@pytest.mark.parametrize("recipe", ["robust", "paper", "reference"])
 @pytest.mark.parametrize("now", [0.05, 20.0])
 def test_the_distance_of_aux_sequences_is_the_lesser_of_start_and_end(recipe, now):
     source, aux = sources("ragged")
@@ -83,7 +83,7 @@ def test_the_distance_of_aux_sequences_is_the_lesser_of_start_and_end(recipe, no
             for own in (source, aux)
         ]
         distances = squared_distances(pools[1], compute_prototype(pools[0])).double()
-        distances = distances.mean(1) if recipe == "robust" else distances.sum(1)
+        distances = distances.sum(1) if recipe == "paper" else distances.mean(1)
         found.append(-(-distances).exp().mean().log())
     nearest = training.measure_aux_distance()
     torch.testing.assert_close(nearest, min(found).float(), rtol=1e-3, atol=1e-4)
@@ -93,7 +93,7 @@ def test_the_distance_of_aux_sequences_is_the_lesser_of_start_and_end(recipe, no
 def test_there_is_no_distance_without_aux_sequences_in_the_loss():
     source, aux = sources("ragged")
     for others, weight in ((None, 1.0), (aux, 0.0)):
-        assert training_of(source, others, resolve("paper"), aux_weight=weight)[0].measure_aux_distance() is None
+        assert training_of(source, others, resolve("paper", aux_weight=weight))[0].measure_aux_distance() is None
 
 
 @pytest.mark.gpu

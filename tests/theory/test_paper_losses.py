@@ -77,11 +77,11 @@ def with_gradient(loss, weights):
     return value.detach(), gradient
 
 
-def trained_loss(sequences, aux, weights, beta, recipe, aux_weight=1.0, **arguments):
+def trained_loss(sequences, aux, weights, beta, recipe, **arguments):
     """The loss of a step of `Training` on a batch that holds all sequences, in float64."""
     resolved = resolve(recipe, batch_size=N, steps=1, **arguments)
     start = Start(Preprocessing(), None, weights, beta)
-    training = Training(sequences, aux, resolved, start, weights, aux_weight, seed=0)
+    training = Training(sequences, aux, resolved, start, weights, seed=0)
     try:
         return training(1)[0]  # step 1 of 1: any warm-up is over
     finally:
@@ -112,7 +112,9 @@ def test_the_supervised_loss_of_the_paper(sequences, outliers, aux_weight):
     expected = with_gradient(
         lambda Ws: paper_supervised_loss(padded(sequences), padded(outliers), Ws, beta, aux_weight), weights
     )
-    found = with_gradient(lambda Ws: trained_loss(sequences, outliers, Ws, beta, "paper", aux_weight), weights)
+    found = with_gradient(
+        lambda Ws: trained_loss(sequences, outliers, Ws, beta, "paper", aux_weight=aux_weight), weights
+    )
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
 
 
@@ -123,7 +125,7 @@ def test_the_robust_supervised_loss_is_the_unsupervised_one_and_a_mean_over_aux(
     per_sequence = squared_distances(attention_pool(outliers, weights, beta), mu).mean(1)
     penalty = -torch.log(1 - torch.exp(-per_sequence)).mean()
     unsupervised = trained_loss(sequences, None, weights, beta, "robust")
-    found = trained_loss(sequences, outliers, weights, beta, "robust", aux_weight)
+    found = trained_loss(sequences, outliers, weights, beta, "robust", aux_weight=aux_weight)
     torch.testing.assert_close(found, unsupervised + aux_weight * penalty, rtol=1e-10, atol=0)
 
 

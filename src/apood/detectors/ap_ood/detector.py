@@ -16,6 +16,7 @@ from apood.detectors.ap_ood.recipe import (
     RecipeName,
     Regularizer,
     ScoreName,
+    StartName,
     has_sink,
     prepare_start,
     resolve,
@@ -33,7 +34,7 @@ from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.fitting.optimise import Checkpoint, minimise, run_digest
 from apood.pooling import FrozenPool, Pooled, Preprocessing, Similarity, round_queries
 from apood.pooling.algebra import similarities_and_logits
-from apood.support.checks import check_choice, check_integer, check_number
+from apood.support.checks import check_choice, check_integer
 from apood.support.device import check_device, resolve_device
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch, upload
@@ -62,28 +63,32 @@ class APOOD(Detector):
     The heads minimise mean_n Σ_j d²_j(Z_n) - Σ_j log |W_j|², with μ of each batch and gradient through it. AUX
     sequences add λ mean -log(1 - exp(-d²)). At β = 0 this can represent the Mahalanobis distance.
 
-    `recipe="paper"` follows the publication to the letter. `recipe="robust"`, the default, departs from it so that it
-    works on any backbone without tuning. Each argument that is not None overrides a setting of the recipe:
+    `recipe="paper"` follows the publication to the letter, and `recipe="reference"` the code that its authors published
+    (github.com/ml-jku/ap-ood), which pools β a where the paper pools a. `recipe="robust"`, the default, departs from
+    both so that it works on any backbone without tuning. Each argument that is not None overrides a setting of the
+    recipe:
 
-    | argument          | robust                                      | paper                          |
-    | ----------------- | ------------------------------------------- | ------------------------------ |
-    | `heads`           | 2D // queries, at most D                    | D // queries                   |
-    | `queries`         | 2                                           | 1                              |
-    | `beta`            | `sharpness` / spread of the similarities    | 1 / √D                         |
-    | `sharpness`       | 0.7                                         | none                           |
-    | `similarity`      | dot                                         | dot                            |
-    | `regularizer`     | logdet: keeps heads apart                   | norm: Σ log of squared norms   |
-    | `normalize`       | tokens                                      | none                           |
-    | `head_reduction`  | mean: loss per head                         | sum                            |
-    | `steps`           | 300                                         | 1000                           |
-    | `batch_size`      | 64 (fewer if they exceed 2²⁷ numbers)       | 512                            |
-    | `learning_rate`   | 0.001, cosine                               | 0.01, cosine                   |
-    | (start)           | Mahalanobis under a random rotation         | N(0, 1)                        |
-    | (tokens)          | sink skipped, centred, whitened             | as they are                    |
-    | (beta warm-up)    | from 0 over the first half                  | none                           |
-    | (μ in the score)  | mean of h over sequences                    | attention over the corpus      |
-    | (loss with AUX)   | + regulariser, mean of ID + λ mean of AUX   | both sums over N + N'          |
-    | (long sequences)  | distance in proportion to ID ones as long   | as they are                    |
+    | argument         | robust                               | paper                 | reference                  |
+    | ---------------- | ------------------------------------ | --------------------- | -------------------------- |
+    | `heads`          | 2D // queries, at most D             | D // queries          | D // queries               |
+    | `queries`        | 2                                    | 1                     | 1                          |
+    | `beta`           | `sharpness` / spread of similarities | 1 / √D                | 1                          |
+    | `sharpness`      | 0.7                                  | none                  | none                       |
+    | `similarity`     | dot                                  | dot                   | dot                        |
+    | `regularizer`    | logdet: keeps heads apart            | norm                  | norm                       |
+    | `normalize`      | tokens                               | none                  | none                       |
+    | `head_reduction` | mean: loss per head                  | sum                   | mean                       |
+    | `aux_weight`     | 1                                    | 1                     | 10                         |
+    | `steps`          | 300                                  | 1000                  | 1000                       |
+    | `batch_size`     | 64 (at most 2²⁷ numbers)             | 512                   | 512                        |
+    | `learning_rate`  | 0.001, cosine                        | 0.01, cosine          | 0.01, cosine               |
+    | `start`          | mahalanobis                          | normal                | normal; with AUX scaled    |
+    | (tokens)         | sink skipped, centred, whitened      | as they are           | as they are                |
+    | (h)              | Σ p a                                | Σ p a                 | Σ p β a                    |
+    | (beta warm-up)   | from 0 over the first half           | none                  | none                       |
+    | (μ in the score) | mean of h over sequences             | attention over corpus | attention over corpus      |
+    | (loss with AUX)  | mean of ID + λ mean of AUX - R       | sums over N + N'      | mean of ID + λ mean of AUX |
+    | (long sequences) | distance relative to ID ones as long | as they are           | as they are                |
 
     The more tokens a sequence averages over, the nearer it is: log d falls with log S. The robust recipe learns that
     slope from the training sequences and corrects the distances of long sequences by it; otherwise long foreign
@@ -101,23 +106,26 @@ class APOOD(Detector):
         similarity: "dot" or "euclidean".
         score: "sum" over heads; "student", its robust variant, in which no single head can decide alone, for many
             queries per head, which overfit; or "min", which has a provable bound but is weaker in practice.
-        regularizer: "logdet" or "norm".
-        recipe: "robust" or "paper".
+        regularizer: "norm", Σ log |W_j|², or "logdet", which also keeps heads apart.
+        recipe: "robust", "paper" or "reference".
         normalize: "tokens" (scale each to length 1) or "none".
         aux_weight: λ, the weight of AUX sequences in the loss.
         head_reduction: "mean" or "sum" of d² over heads in the loss.
         steps: number of gradient steps.
         batch_size: sequences per step.
         learning_rate: peak learning rate of Adam.
+        start: where W starts. "mahalanobis": the Mahalanobis distance of centred and whitened tokens under a random
+            rotation; "normal": N(0, 1); "scaled": N(0, 1/D), from where AUX sequences are near enough to teach.
         seed: seed of the initial weights and of the batches.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
 
     Attributes:
-        queries_: W `[M, T, D]` in the space of the preprocessed tokens, with the whitening included.
+        queries_: W `[M, T, D]` in the space of the preprocessed tokens, with the whitening included, and for
+            recipe="reference" multiplied by β: Σ p β a is the attention of β W at an inverse temperature of 1.
         prototype_: μ `[M]`.
         log_norms_: log |W_j|² `[M]` of the weights in the whitened space.
         origin_: the mean token `[D]` that is subtracted; zeros if tokens are not centred.
-        beta_: β after the warm-up.
+        beta_: β after the warm-up; 1 for recipe="reference", where β is part of `queries_`.
         unit_tokens_: whether tokens are scaled to length 1.
         skips_first_: whether the first token of each sequence is left out because it is a sink.
         mean_distance_: mean d² per head over the ID sequences; about 1 after a good fit.
@@ -163,11 +171,12 @@ class APOOD(Detector):
         regularizer: Regularizer | None = None,
         recipe: RecipeName = "robust",
         normalize: Literal["tokens", "none"] | None = None,
-        aux_weight: float = 1.0,
+        aux_weight: float | None = None,
         head_reduction: HeadReduction | None = None,
         steps: int | None = None,
         batch_size: int | None = None,
         learning_rate: float | None = None,
+        start: StartName | None = None,
         seed: int = 0,
         device: str = "auto",
     ) -> None:
@@ -185,6 +194,7 @@ class APOOD(Detector):
         self.steps = steps
         self.batch_size = batch_size
         self.learning_rate = learning_rate
+        self.start = start
         self.seed = seed
         self.device = device
 
@@ -215,9 +225,10 @@ class APOOD(Detector):
         contributions[skipped:] = (temper(squares, self.score) / squares * deviation * pull).sum(0).cpu()
         return contributions
 
-    def _resolve_recipe(self) -> Recipe:
+    def _resolve_recipe(self, *, supervised: bool = False) -> Recipe:
         return resolve(
             self.recipe,
+            supervised=supervised,
             heads=None if self.heads == "auto" else self.heads,
             queries=self.queries,
             beta=self.beta,
@@ -225,6 +236,8 @@ class APOOD(Detector):
             similarity=self.similarity,
             regularizer=self.regularizer,
             head_reduction=self.head_reduction,
+            aux_weight=self.aux_weight,
+            start=self.start,
             unit_tokens=None if self.normalize is None else self.normalize == "tokens",
             steps=self.steps,
             batch_size=self.batch_size,
@@ -239,7 +252,6 @@ class APOOD(Detector):
             raise InputError("beta and sharpness say the same thing in different units: give one of them.")
         if self.normalize is not None:
             check_choice("normalize", self.normalize, ("tokens", "none"))
-        check_number("aux_weight", self.aux_weight, least=0)
         check_integer("seed", self.seed, least=0)
         check_device(self.device)
 
@@ -274,7 +286,8 @@ class APOOD(Detector):
         return own, (outliers[0] if outliers else None)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
-        recipe, device, whole = self._resolve_recipe(), resolve_device(self.device), source
+        recipe = self._resolve_recipe(supervised=aux is not None)
+        device, whole = resolve_device(self.device), source
         run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)
         generator = torch.Generator().manual_seed(int(self.seed))
         self.skips_first_ = recipe.adapted and has_sink(source, recipe.unit_tokens, generator)
@@ -282,7 +295,7 @@ class APOOD(Detector):
             source, aux = _skip_first(source), None if aux is None else _skip_first(aux)
         start = prepare_start(source, recipe, generator, device)
         weights = start.weights.clone().requires_grad_()
-        training = Training(source, aux, recipe, start, weights, self.aux_weight, int(self.seed))
+        training = Training(source, aux, recipe, start, weights, int(self.seed))
         place = f"tokens in the memory of {device}" if isinstance(source, Resident) else "tokens streamed"
         try:
             outcome = minimise(
@@ -314,7 +327,7 @@ class APOOD(Detector):
             distances = shortfall.from_values(corpus.sample.cpu()).double()
             self.length_law_ = LengthLaw.fit(compute_floored_log(distances)[:, None], whole.lengths[sample])
         nearest = training.measure_aux_distance()
-        outliers = None if nearest is None else Outliers(float(nearest), self.aux_weight, recipe.head_reduction)
+        outliers = None if nearest is None else Outliers(float(nearest), recipe)
         warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
 
     def _score(self, tokens: TokenBatch) -> Tensor:

@@ -21,15 +21,17 @@ __all__ = [
     "Regularizer",
     "ScoreName",
     "Start",
+    "StartName",
     "has_sink",
     "prepare_start",
     "resolve",
 ]
 
-RecipeName = Literal["robust", "paper"]
+RecipeName = Literal["robust", "paper", "reference"]
 ScoreName = Literal["sum", "student", "min"]
 Regularizer = Literal["logdet", "norm"]
 HeadReduction = Literal["mean", "sum"]
+StartName = Literal["mahalanobis", "normal", "scaled"]
 
 _PROBE_SEQUENCES, _PROBE_ELEMENTS = 256, 2**24  # most sequences and numbers that a spread is measured on
 _SINK_SPREAD = 0.1  # a first token is a sink if its variance is below this share of the variance of all tokens
@@ -47,17 +49,21 @@ class Recipe:
         steps: gradient steps.
         batch_size: sequences per step.
         learning_rate: peak learning rate of Adam.
+        start: where the weights start. "mahalanobis": rows of random rotations of centred and whitened tokens, which is
+            the Mahalanobis distance if T = 1 and beta = 0; "normal": N(0, 1); "scaled": N(0, 1/D).
         heads: M; None for `queries_per_dim` * D // queries, at most D.
         beta: inverse temperature of the attention; None for the value that `sharpness` gives.
         similarity: "dot" or "euclidean".
         queries_per_dim: queries of all heads, divided by D. With 1, a detector has as many parameters as a covariance.
-        adapted: whether the start depends on the data: sinks are skipped, tokens are centred and whitened, and the
-            weights start from a rotation.
+        adapted: whether sinks are skipped, and the distances of long sequences corrected.
         sharpness: beta times the standard deviation of the similarities at the start; None for beta = 1/√D.
         warm_up: share of the steps during which beta rises from 0.
         batch_elements: most numbers in a batch, which limits the memory for long sequences; None for no limit.
         mean_prototype: whether the score uses the plain mean of h as the prototype, not the attention-weighted one.
-        balanced_aux: whether a loss with AUX keeps the regulariser and weighs the mean over AUX like the mean over ID.
+        aux_weight: λ, the weight of AUX sequences in the loss.
+        balanced_aux: whether the mean over AUX weighs like the mean over ID, not by the number of sequences.
+        regularized_aux: whether a loss with AUX keeps the regulariser.
+        pools_logits: whether a head pools the logits beta * a, not the similarities a.
     """
 
     queries: int
@@ -67,6 +73,7 @@ class Recipe:
     steps: int
     batch_size: int
     learning_rate: float
+    start: StartName
     heads: int | None = None
     beta: float | None = None
     similarity: Similarity = "dot"
@@ -76,7 +83,10 @@ class Recipe:
     warm_up: float = 0.0
     batch_elements: int | None = None
     mean_prototype: bool = False
+    aux_weight: float = 1.0
     balanced_aux: bool = False
+    regularized_aux: bool = False
+    pools_logits: bool = False
 
 
 ROBUST = Recipe(
@@ -87,6 +97,7 @@ ROBUST = Recipe(
     steps=300,
     batch_size=64,
     learning_rate=0.001,
+    start="mahalanobis",
     queries_per_dim=2,  # M = D with T = 2; fewer heads would cover fewer directions than Mahalanobis does
     adapted=True,
     sharpness=0.7,
@@ -94,6 +105,7 @@ ROBUST = Recipe(
     batch_elements=2**27,
     mean_prototype=True,
     balanced_aux=True,
+    regularized_aux=True,
 )
 
 PAPER = Recipe(
@@ -104,14 +116,28 @@ PAPER = Recipe(
     steps=1000,
     batch_size=512,
     learning_rate=0.01,
+    start="normal",
 )
 
+REFERENCE = replace(PAPER, head_reduction="mean", beta=1.0, aux_weight=10.0, balanced_aux=True, pools_logits=True)
 
-def resolve(recipe: RecipeName, **arguments: Any) -> Recipe:
-    """Return the recipe, in which every argument that is not None replaces a setting, after checking all settings."""
+_RECIPES = {"robust": ROBUST, "paper": PAPER, "reference": REFERENCE}
+_WITH_AUX = _RECIPES | {"reference": replace(REFERENCE, start="scaled")}
+
+
+def resolve(recipe: RecipeName, *, supervised: bool = False, **arguments: Any) -> Recipe:
+    """Return the recipe, in which every argument that is not None replaces a setting, after checking all settings.
+
+    Args:
+        recipe: name of the recipe.
+        supervised: whether the fit has AUX sequences.
+        **arguments: settings by name.
+    """
     check_choice("recipe", recipe, get_args(RecipeName))
-    base = ROBUST if recipe == "robust" else PAPER
-    chosen = replace(base, **{name: value for name, value in arguments.items() if value is not None})
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if "sharpness" in given:
+        given.setdefault("beta", None)  # the sharpness gives it
+    chosen = replace((_WITH_AUX if supervised else _RECIPES)[recipe], **given)
     check_choice("similarity", chosen.similarity, get_args(Similarity))
     check_choice("regularizer", chosen.regularizer, get_args(Regularizer))
     check_choice("head_reduction", chosen.head_reduction, get_args(HeadReduction))
@@ -123,7 +149,30 @@ def resolve(recipe: RecipeName, **arguments: Any) -> Recipe:
     if chosen.sharpness is not None:
         check_number("sharpness", chosen.sharpness, least=0)
     check_number("learning_rate", chosen.learning_rate, above=0)
+    check_number("aux_weight", chosen.aux_weight, least=0)
+    check_choice("start", chosen.start, get_args(StartName))
+    _refuse_contradictions(chosen, recipe, given)
     return chosen
+
+
+def _refuse_contradictions(chosen: Recipe, recipe: RecipeName, given: dict[str, Any]) -> None:
+    """Raise `InputError` for settings that are allowed alone and mean nothing together."""
+    if chosen.similarity == "euclidean":
+        if chosen.pools_logits:
+            raise InputError(
+                f"recipe={recipe!r} pools beta times the dot products, so it has similarity='dot' only; "
+                "use recipe='paper' or 'robust' for 'euclidean'."
+            )
+        if given.get("start") == "mahalanobis":
+            raise InputError(
+                "start='mahalanobis' is for similarity='dot': it whitens the tokens, which changes euclidean "
+                "neighbourhoods; leave start out, or use 'normal' or 'scaled'."
+            )
+    if chosen.pools_logits and 0 in (chosen.beta, chosen.sharpness):
+        raise InputError(
+            f"recipe={recipe!r} pools beta times the dot products, and with beta = 0 they are all 0; "
+            "use recipe='paper' or 'robust' for mean pooling."
+        )
 
 
 @dataclass(frozen=True)
@@ -133,21 +182,27 @@ class Start:
     Weights W stand for the queries W P, with P the whitening. Whitening the tokens or the queries is the same for dot
     products, (P z)ᵀ w = zᵀ (Pᵀ w), so the whitened space costs nothing. In it one learning rate fits all backbones.
 
+    Pooling the logits β a, with weights softmax(β a), is pooling the similarities of the queries β W at an inverse
+    temperature of 1. So a recipe that does has that β, and β as a factor of the queries.
+
     Attributes:
         preprocessing: of the tokens: scaling to length 1, and centring.
         whitening: P `[D, D]`, or None.
         weights: W `[M, T, D]` before the first step.
         beta: inverse temperature of the attention after the warm-up.
+        scale: factor of the queries.
     """
 
     preprocessing: Preprocessing
     whitening: Tensor | None
     weights: Tensor
     beta: float
+    scale: float = 1.0
 
     def queries(self, weights: Tensor) -> Tensor:
         """Return the queries that `weights` stand for."""
-        return weights if self.whitening is None else weights @ self.whitening
+        queries = weights if self.whitening is None else weights @ self.whitening
+        return queries if self.scale == 1 else queries * self.scale
 
 
 def has_sink(source: TokenSource, unit: bool, generator: torch.Generator) -> bool:
@@ -175,7 +230,7 @@ def prepare_start(source: TokenSource, recipe: Recipe, generator: torch.Generato
         )
     whitening = None
     preprocessing = Preprocessing(recipe.unit_tokens)
-    if recipe.adapted:
+    if recipe.start == "mahalanobis":
         _, mean, covariance = compute_moments(source, "tokens" if recipe.unit_tokens else "none")
         preprocessing = Preprocessing(recipe.unit_tokens, mean.float().to(device))
         if recipe.similarity == "dot":
@@ -185,12 +240,11 @@ def prepare_start(source: TokenSource, recipe: Recipe, generator: torch.Generato
             tokens = preprocessing.apply(_draw_probe(source, generator).values.float().to(device)).cpu()
             weights = tokens[torch.randint(len(tokens), shape[:2], generator=generator)]
     else:
-        weights = torch.randn(shape, generator=generator)
-    weights = weights.to(device)
-    start = Start(preprocessing, whitening, weights, recipe.beta or 0.0)
-    if recipe.beta is not None:
-        return start
-    return Start(preprocessing, whitening, weights, _choose_beta(source, recipe, start, generator))
+        weights = torch.randn(shape, generator=generator) * (dim**-0.5 if recipe.start == "scaled" else 1.0)
+    start = Start(preprocessing, whitening, weights.to(device), recipe.beta or 0.0)
+    if recipe.beta is None:
+        start = replace(start, beta=_choose_beta(source, recipe, start, generator))
+    return replace(start, beta=1.0, scale=start.beta) if recipe.pools_logits else start
 
 
 def _draw_rotations(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:

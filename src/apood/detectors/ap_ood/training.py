@@ -53,13 +53,11 @@ class Outliers(NamedTuple):
 
     Attributes:
         distance: -log of their mean exp(-d²), at the start or at the end, whichever is nearer.
-        weight: λ.
-        reduction: how the loss reduces d² over heads.
+        recipe: the settings of the fit.
     """
 
     distance: float
-    weight: float
-    reduction: HeadReduction
+    recipe: Recipe
 
 
 def warn_of_failure(
@@ -127,20 +125,23 @@ def _measure_collapse(weights: Tensor) -> float:
 
 def _find_unfelt(outliers: Outliers, heads: int, inside: float) -> str | None:
     """Return a message if AUX sequences were too far away to learn from; `inside` is the mean d² per head of ID."""
-    distance, weight, reduction = outliers
-    limit = _UNFELT + math.log(max(weight, 1.0))
+    distance, recipe = outliers
+    limit = _UNFELT + math.log(max(recipe.aux_weight, 1.0))
     if not distance > limit:
         return None
-    per_head = distance / heads if reduction == "sum" else distance
+    summed = recipe.head_reduction == "sum"
+    per_head = distance / heads if summed else distance
     if per_head > limit and inside <= _UNSETTLED:
         return (
             "The AUX sequences taught nothing because they differ from ID anyway: their mean squared distance per head "
             f"is at least {per_head:.3g} at the start and at the end, that of ID {inside:.3g}; "
             "use AUX sequences that are more like ID ones, or none."
         )
-    which, remedy = "per head", "more steps or a smaller beta"
-    if reduction == "sum":
-        which, remedy = f"summed over {heads} heads", "recipe='robust' or head_reduction='mean'"
+    which = f"summed over {heads} heads" if summed else "per head"
+    if recipe.start == "normal":
+        remedy = "start='scaled', recipe='reference' or recipe='robust', which begin nearer"
+    else:
+        remedy = "normalize='tokens'" if not recipe.unit_tokens else "more steps or a smaller beta"
     return (
         f"The AUX sequences taught nothing: their squared distance {which} is at least {distance:.3g} at the start and "
         f"at the end, and exp(-d²) leaves no gradient beyond about {limit:.0f}; use {remedy}."
@@ -272,7 +273,8 @@ class _Log1mexp(torch.autograd.Function):
 def outlier_loss(distances: Tensor, reduction: HeadReduction) -> Tensor:
     """Return the mean over AUX sequences of -log(1 - exp(-d²)), which is small if their d² are large.
 
-    With d² summed over hundreds of heads, exp(-d²) and the gradient vanish; the mean over heads stays of order 1.
+    The gradient vanishes with exp(-d²), so a training must begin with d² of order 1, by its start or by the mean over
+    heads.
     """
     return -log1mexp(reduce_heads(distances, reduction)).mean()
 
@@ -298,10 +300,9 @@ class Training:
         recipe: Recipe,
         start: Start,
         weights: Tensor,
-        aux_weight: float,
         seed: int,
     ) -> None:
-        self._recipe, self._start, self._weights, self._aux_weight = recipe, start, weights, aux_weight
+        self._recipe, self._start, self._weights = recipe, start, weights
         self._sources, self._seed = [source] if aux is None else [source, aux], seed
         self._aux_share = len(aux) / (len(source) + len(aux)) if aux is not None else 0.0
         self._batches: Generator[tuple[list[TokenBatch], int]] | None = None
@@ -314,12 +315,12 @@ class Training:
         inside, *outside = self._pool(*next(self._batches), self._weights, step)
         per_head, mu = measure_spread(inside)  # μ of the ID batch, with gradient through it: Algorithm 1
         loss = per_head.sum()
-        if not outside or recipe.balanced_aux:
+        if not outside or recipe.regularized_aux:
             loss = loss - compute_regularizer(self._weights, recipe.regularizer)
         if recipe.head_reduction == "mean":
             loss = loss / len(self._weights)
         for pooled in outside:
-            outliers = self._aux_weight * outlier_loss(squared_distances(pooled, mu), recipe.head_reduction)
+            outliers = recipe.aux_weight * outlier_loss(squared_distances(pooled, mu), recipe.head_reduction)
             if not recipe.balanced_aux:  # the paper divides both sums by N + N'; batches give their means
                 loss, outliers = (1 - self._aux_share) * loss, self._aux_share * outliers
             loss = loss + outliers
@@ -332,7 +333,7 @@ class Training:
         This is how far away AUX sequences are to the loss: at the start or now, whichever is nearer. It is measured on
         the first batch of the fit, so that it does not depend on interruptions. None if the loss ignores AUX sequences.
         """
-        if len(self._sources) < 2 or self._aux_weight == 0:
+        if len(self._sources) < 2 or self._recipe.aux_weight == 0:
             return None
         with contextlib.closing(self._read(0)) as reading:
             first = next(reading)
