@@ -132,12 +132,36 @@ def test_curves_go_from_no_outliers_to_all(name: str, run: Callable[[str], Path]
 
 def test_settings_are_selected_from_the_grid_and_used(run: Callable[[str], Path]) -> None:
     results = results_of(run("summarization"))
-    best = {selection["mode"]: selection["best"] for selection in results["selections"]}
+    searches = [selection for selection in results["selections"] if selection["method"] == "ap-ood"]
+    best = {selection["mode"]: selection["best"] for selection in searches}
     assert best["input"]["queries"] == 4 and best["input"]["beta"] in (0.5, 0.25)  # D is 16
-    assert all(len(selection["points"]) == 2 for selection in results["selections"])
+    assert all(len(selection["points"]) == 2 for selection in searches)
     used = [row["parameters"] for row in results["rows"] if row["row"] == "AP-OOD"]
     assert [own["beta"] for own in used] == [best["input"]["beta"], best["output"]["beta"]]
     assert {own["recipe"] for own in used} == {"paper"} and {own["steps"] for own in used} == {4}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("summarization", {"Mahalanobis": 3, "KNN": 12, "Deep SVDD": 3}),
+        ("summarization-supervised", {"Binary logits": 12, "Relative Mahalanobis": 3, "Deep SAD": 9}),
+    ],
+)
+def test_other_methods_are_selected_on_the_same_sequences(
+    name: str, sizes: dict[str, int], run: Callable[[str], Path]
+) -> None:
+    results = results_of(run(name))
+    searches = {(s["mode"], s["method"], s["supervised"]): s for s in results["selections"]}
+    text = (run(name) / "table.md").read_text(encoding="utf-8")
+    for row in results["rows"]:
+        if row["row"] in sizes and (row["aux"] or name == "summarization"):
+            own = searches[row["mode"], row["method"], row["aux"] > 0]
+            assert len(own["points"]) == sizes[row["row"]] and own["best"].items() <= row["parameters"].items()
+            assert own["sequences"] == searches[row["mode"], "ap-ood", row["aux"] > 0]["sequences"]
+            assert row["parameters"].get("steps", 4) == 4, "the steps of the manifest"
+    assert all(f"{label}: " in text for label in sizes)
+    assert {row["parameters"]["shrinkage"] for row in results["rows"] if "shrinkage" in row["parameters"]} <= {0.01}
 
 
 def test_scaling_has_every_size_with_its_best_beta(run: Callable[[str], Path]) -> None:

@@ -117,7 +117,9 @@ def test_scaling_decides_nothing_if_a_size_failed():
     assert [claim.holds for claim in _check(best)] == [None, True]
 
 
-@pytest.mark.parametrize(("recipe", "beta"), [("paper", "1/√D"), ("robust", "set by the spread of the similarities")])
+@pytest.mark.parametrize(
+    ("recipe", "beta"), [("paper", "1/√D"), ("reference", "1"), ("robust", "set by the spread of the similarities")]
+)
 def test_a_note_names_given_settings_and_the_defaults_of_the_recipe(recipe: str, beta: str):
     sounds = make_result("AP-OOD", 90.0, method="ap-ood", parameters={"heads": 128, "queries": 8})
     (table,) = make_tables(make_study(recipe=recipe), [sounds], None)

@@ -136,7 +136,7 @@ def test_a_model_that_cannot_generate_has_no_mode_output(
     assert {embedding.mode for embedding in prepared.embeddings} == {"input"}
     assert "it generates nothing, so output is left out" in str(prepared.cost.facts["model"])
     assert prepared.seeds == 5 and "6 rows on 5 splits" in str(prepared.cost.facts["fit, input"])
-    assert "2 settings of AP-OOD" in str(prepared.cost.facts["fit, input"])
+    assert "2 settings of AP-OOD and 18 of other methods" in str(prepared.cost.facts["fit, input"])
     assert str(prepared.cost.facts["left out"]) == "Newsroom, Reddit, Samsum"
     assert not (tmp_path / "summarization").exists(), "a dry run leaves nothing behind"
 
@@ -154,6 +154,45 @@ def test_the_robust_recipe_selects_no_settings(texts: Path, models: Callable[[st
     findings, _ = prepared.run()
     assert findings.results["selections"] == []
     assert {row["parameters"]["recipe"] for row in findings.results["rows"]} == {"robust"}
+
+
+def test_the_reference_recipe_is_selected_like_the_papers(
+    texts: Path, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    options = BenchOptions(data=texts, model=str(models("bert")), recipe="reference", seeds=1, out=tmp_path)
+    assert "--recipe reference" in options.command("beta-ablation")
+    findings, _ = prepare("beta-ablation", options).run()
+    assert [selection["method"] for selection in findings.results["selections"]] == ["ap-ood"]
+    rows = {row["row"]: row for row in findings.results["rows"]}
+    without_attention = rows.pop("β = 0")
+    assert "with beta = 0 they are all 0" in without_attention["failures"][0]
+    assert {row["parameters"]["recipe"] for row in rows.values()} == {"reference"}
+    assert all(row["failures"] == [] for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("own", "older", "expected"), [(None, None, None), (3, None, 3), (None, 2, 2), (3, 2, 3), (1, 2, None)]
+)
+def test_the_profile_paper_generates_with_the_models_own_beams(
+    texts: Path, models: Callable[[str], Path], tmp_path: Path, own: int | None, older: int | None, expected: int | None
+) -> None:
+    """The model's generation settings say how many; an older model has them in its configuration."""
+    model = tmp_path / "model"
+    shutil.copytree(models("pegasus"), model)
+    settings = model / "generation_config.json"
+    if own is not None:
+        settings.write_text(json.dumps(json.loads(settings.read_text("utf-8")) | {"num_beams": own}), "utf-8")
+    elif older is not None:
+        settings.unlink()
+    if older is not None:
+        config = model / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"num_beams": older}), "utf-8")
+    options = BenchOptions(profile="paper", model=str(model), skip=["Newsroom"], out=tmp_path / "out")
+    stores = prepare("summarization", options, dry_run=True).embeddings
+    assert {store.options.get("beams") for store in stores if store.mode == "output"} == {expected}
+    assert all("beams" not in store.options for store in stores if store.mode == "input")
+    local = prepare("summarization", BenchOptions(data=texts, model=str(model), out=tmp_path / "out"), dry_run=True)
+    assert all("beams" not in store.options for store in local.embeddings)
 
 
 def test_stores_and_fits_are_reused(

@@ -49,6 +49,7 @@ class RecipeName(StrEnum):
     """How AP-OOD is fitted."""
 
     paper = "paper"
+    reference = "reference"
     robust = "robust"
 
 
@@ -110,7 +111,8 @@ def run_experiment(
         typer.Option(
             "--recipe",
             metavar="RECIPE",
-            help="paper: the paper's settings, selected from its grid on AUX sequences; robust: apood's defaults.",
+            help="paper: the paper's settings, selected from its grid on AUX sequences; reference: the same with the "
+            "authors' code; robust: apood's defaults.",
         ),
     ] = RecipeName.paper,
     skip: Annotated[

@@ -126,7 +126,7 @@ def _describe_set(embedding: Embedding, size: Size) -> str:
 def _count_operations(embedding: Embedding, size: Size, model: ModelFacts) -> float:
     if embedding.mode == "input":
         return 2 * model.parameters * size.sequences * size.tokens
-    outputs = 1 + int(embedding.options["samples"])
+    outputs = int(embedding.options.get("beams", 1)) + int(embedding.options["samples"])
     slower = _GENERATING[resolve_device().type]
     tokens = float(embedding.options["max_tokens"]) + slower * outputs * size.tokens
     return 2 * model.parameters * size.sequences * tokens
@@ -139,10 +139,14 @@ def _estimate_fits(
     settings, aux = data.settings, sizes.get((mode, "aux"))
     train = sizes.get((mode, "id_train")) or sizes[mode, "id"]
     rows = experiment.rows(TableContext(mode, dim, round(SHARE * aux.sequences) if aux else 0, settings))
-    grid_points = 0
-    if recipe == "paper" and aux is not None:
-        for supervised in {row.aux > 0 for row in rows if row.selected}:
-            grid_points += math.prod(map(len, search_grid(settings, dim, supervised=supervised).values()))
+    grid_points = others = 0
+    if recipe != "robust" and aux is not None:
+        for row in {(row.kind, row.aux > 0): row for row in rows if row.selected}.values():
+            points = math.prod(map(len, search_grid(row, settings, dim).values()))
+            if issubclass(row.kind, APOOD):
+                grid_points += points
+            else:
+                others += points
     fitted = resolve(recipe)
     queries = grid_points * dim
     queries += seeds * sum(_count_queries(row, dim) for row in rows if issubclass(row.kind, _TRAINED_ON_TOKENS))
@@ -150,11 +154,12 @@ def _estimate_fits(
     operations = 6 * dim * queries * steps * batch * train.tokens
     text = f"{format_count(len(rows), 'row')} on {format_count(seeds, 'split')}"
     if grid_points:
-        text = f"{format_count(grid_points, 'setting')} of AP-OOD to choose from, then {text}"
+        also = f" and {others:,} of other methods" if others else ""
+        text = f"{format_count(grid_points, 'setting')} of AP-OOD{also} to choose from, then {text}"
     vectors = [
         round(SHARE * train.sequences) if issubclass(row.kind, KNN) else 4 * _count_queries(row, dim) for row in rows
     ]
-    seconds = operations / _speed(_FITTING) + _EACH_FIT * (grid_points + seeds * len(rows))
+    seconds = operations / _speed(_FITTING) + _EACH_FIT * (grid_points + others + seeds * len(rows))
     return text, seconds, 4 * dim * (seeds * sum(vectors) + 4 * grid_points * dim)
 
 

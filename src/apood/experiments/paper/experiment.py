@@ -97,7 +97,7 @@ def results_to_json(
             for metric, figures in metrics.items():
                 figures["paper"] = None if theirs is None else getattr(theirs, metric)
         rows.append(content)
-    selections = [{"mode": mode, **selection.to_json()} for (mode, _), selection in study.selections.items()]
+    selections = [{"mode": mode, **selection.to_json()} for (mode, *_), selection in study.selections.items()]
     return {"rows": rows, "selections": selections}
 
 

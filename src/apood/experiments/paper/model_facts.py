@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from apood.encoders.base.model_files import find_weight_files
 from apood.encoders.base.pretrained import (
@@ -32,6 +33,7 @@ class ModelFacts:
         found: its files, if they are on this machine.
         dim: D; that of the paper's model if it is not known yet.
         parameters: about how many it has.
+        beams: the number of beams that its own generation settings ask for.
         modes: the modes that it can be used in.
     """
 
@@ -40,6 +42,7 @@ class ModelFacts:
     found: Pretrained | None
     dim: int
     parameters: int
+    beams: int
     modes: tuple[Mode, ...]
 
 
@@ -60,7 +63,7 @@ def inspect_model(given: str | None, task: Task, *, fetch: bool) -> ModelFacts |
             "folder as --model."
         )
     if not fetch and not (Path(name).exists() or Path(name).is_absolute() or name.startswith((".", "~"))):
-        return ModelFacts(name, name, None, task.dim, task.parameters, task.modes)
+        return ModelFacts(name, name, None, task.dim, task.parameters, task.beams, task.modes)
     try:
         found = find_pretrained(name)
     except InputError as error:
@@ -77,4 +80,13 @@ def inspect_model(given: str | None, task: Task, *, fetch: bool) -> ModelFacts |
     cannot_generate = "output" in task.modes and find_kind(load_config(found)) not in GENERATING
     modes: tuple[Mode, ...] = ("input",) if cannot_generate else task.modes
     identity = fingerprint(found.folder) if found.revision is None else name
-    return ModelFacts(name, identity, found, dim, size // (2 if half else 4), modes)
+    beams = _read_beams(found.folder, config)
+    return ModelFacts(name, identity, found, dim, size // (2 if half else 4), beams, modes)
+
+
+def _read_beams(folder: Path, config: dict[str, Any]) -> int:
+    """Return the number of beams in a model's generation settings, which older models have in their `config`."""
+    path = folder / "generation_config.json"
+    own = read_json(path) if path.is_file() else config
+    beams = own.get("num_beams") if isinstance(own, dict) else None
+    return beams if isinstance(beams, int) and beams > 1 else 1

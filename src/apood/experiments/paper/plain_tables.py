@@ -12,9 +12,9 @@ __all__ = ["EXPERIMENTS"]
 
 _PERPLEXITY, _ENTROPY = Row("perplexity", name="Perplexity"), Row("entropy", name="Entropy")
 _BASELINES = (
-    Row("mahalanobis", name="Mahalanobis"),
-    Row("knn", name="KNN"),
-    Row("deep-svdd", name="Deep SVDD"),
+    Row("mahalanobis", name="Mahalanobis", selected=True),
+    Row("knn", name="KNN", selected=True),
+    Row("deep-svdd", name="Deep SVDD", selected=True),
 )
 _BASELINE_LABELS = [row.label for row in _BASELINES]
 _DEFAULT = Row("default", name="apood's default", extra=True)

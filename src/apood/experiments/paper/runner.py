@@ -36,7 +36,7 @@ class BenchOptions:
         data: that folder; with "paper", the folder with the sets that were downloaded by hand.
         model: folder or hub id, instead of the paper's model.
         seeds: the number of splits; None for the paper's number.
-        recipe: the recipe of AP-OOD; "robust" is apood's default and selects no settings.
+        recipe: the recipe of AP-OOD; "robust" is apood's default and selects no settings, for no method.
         skip: OOD sets to leave out.
         out: the folder for stores, fits and results, which experiments may share.
         jobs: the number of fits at once, each in its own process.
@@ -159,7 +159,10 @@ def prepare(name: str, options: BenchOptions, *, dry_run: bool = False) -> Prepa
         modes = experiment.modes_of(model)
         rows = [row for mode in modes for row in experiment.rows(TableContext(mode, model.dim, 0, data.settings))]
         sampled = any("sample_logprobs" in row.kind().requires for row in rows)
-        embeddings = list_embeddings(experiment.task, data, model, options.out / "stores", modes, sampled=sampled)
+        beams = model.beams if options.profile == "paper" else 1  # the authors generate with the model's own settings
+        embeddings = list_embeddings(
+            experiment.task, data, model, options.out / "stores", modes, sampled=sampled, beams=beams
+        )
     if not dry_run:
         _refuse_to_replace(options.out / name, _describe(options, data, model))
     cost = estimate_cost(experiment, data, model, embeddings, seeds=seeds, recipe=options.recipe, out=options.out)

@@ -120,16 +120,17 @@ class Embedding:
 
 
 def list_embeddings(
-    task: Task, data: DataSets, model: ModelFacts, folder: Path, modes: Sequence[Mode], *, sampled: bool
+    task: Task, data: DataSets, model: ModelFacts, folder: Path, modes: Sequence[Mode], *, sampled: bool, beams: int = 1
 ) -> list[Embedding]:
     """Return every store that an experiment needs below `folder`.
 
-    Outputs are sampled only if the experiment needs samples (`sampled`), but stores with samples are reused.
+    Outputs are sampled only if the experiment needs samples (`sampled`), but stores with samples are reused. They are
+    generated with `beams` beams.
     """
     wanted = {"id": data.settings.train, "id_train": data.settings.train, "aux": data.settings.aux}
 
     def embedding(mode: Mode, role: str, samples: int) -> Embedding:
-        own, options = data.by_role[role], _encoder_options(task, data, mode, samples)
+        own, options = data.by_role[role], _encoder_options(task, data, mode, samples, beams)
         limit = math.ceil(wanted.get(role, data.settings.evaluated) / SHARE)  # a split draws a share of the store
         known = [model.identity, options, _describe_set(own), _describe_limit(own, task, limit)]
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
@@ -159,7 +160,7 @@ def _describe_limit(own: DataSet, task: Task, limit: int) -> int | list[int | st
     return [limit, "drawn"] if own.sampled else limit  # stores of the first `limit` records were made before
 
 
-def _encoder_options(task: Task, data: DataSets, mode: Mode, samples: int) -> dict[str, Any]:
+def _encoder_options(task: Task, data: DataSets, mode: Mode, samples: int, beams: int) -> dict[str, Any]:
     if task.items == "sounds":
         return {}
     settings = data.settings
@@ -167,7 +168,8 @@ def _encoder_options(task: Task, data: DataSets, mode: Mode, samples: int) -> di
         return {"mode": mode, "max_tokens": settings.max_tokens, "logprobs": None if task.input_logprobs else False}
     prompt = {} if data.prompt is None else {"template": data.prompt}
     limits = {"max_tokens": settings.max_tokens, "max_new_tokens": settings.max_new_tokens}
-    return {"mode": mode, **limits, "samples": samples, **prompt}
+    search = {"beams": beams} if beams > 1 else {}
+    return {"mode": mode, **limits, "samples": samples, **search, **prompt}
 
 
 def embed_all(wanted: Sequence[Embedding], task: Task, model: ModelFacts) -> None:

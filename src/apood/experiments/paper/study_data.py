@@ -26,7 +26,7 @@ from apood.tokens.store import TokenStore
 
 __all__ = ["RecipeChoice", "Row", "RowResult", "StudyData", "TableContext", "search_grid"]
 
-RecipeChoice = Literal["paper", "robust"]
+RecipeChoice = Literal["paper", "reference", "robust"]
 _TEST_SHARE = 0.2  # of an ID set that comes in one piece
 
 
@@ -35,7 +35,7 @@ class Row(Entry):
     """A row of a table: an entry of the study, under the name that the paper gives it.
 
     Attributes:
-        selected: whether it takes the settings of AP-OOD that were selected on AUX validation sequences.
+        selected: whether it takes the settings of its method that were selected on AUX validation sequences.
         extra: whether the paper lacks it, so that no claim is about it.
         mode: the mode that it is run in; set by `StudyData.run`.
         settings: the recipe, the steps and the selected settings, which `parameters` override; set by `StudyData.run`.
@@ -118,7 +118,7 @@ class StudyData:
         jobs: the number of fits at once.
         train_share: the share of the ID training store that a split draws.
         model: the model that the tokens come from.
-        selections: the searches for settings so far, by mode and whether they learn from AUX sequences.
+        selections: the searches for settings so far, by mode, method and whether they learn from AUX sequences.
     """
 
     data: DataSets
@@ -129,7 +129,7 @@ class StudyData:
     jobs: int = 1
     train_share: float = SHARE
     model: ModelFacts | None = None
-    selections: dict[tuple[Mode, bool], Selection] = field(default_factory=dict)
+    selections: dict[tuple[Mode, str, bool], Selection] = field(default_factory=dict)
     _splits: dict[tuple[Mode, int], Split] = field(default_factory=dict)
 
     @property
@@ -177,23 +177,26 @@ class StudyData:
             settings["steps"] = self.data.settings.steps
         if issubclass(row.kind, APOOD):
             settings["recipe"] = self.recipe
-        selected = self._select(mode, supervised=row.aux > 0) if row.selected else {}
-        return replace(row, mode=mode, settings={**settings, **selected})
+        row = replace(row, mode=mode, settings=settings)
+        return replace(row, settings=settings | self._select(row)) if row.selected else row
 
-    def _select(self, mode: Mode, *, supervised: bool) -> dict[str, Any]:
-        """Return the settings of AP-OOD in the paper's grid that separate ID from AUX validation sequences best.
+    def _select(self, row: Row) -> dict[str, Any]:
+        """Return the settings in the grid of a row that separate ID from AUX validation sequences best.
 
-        They are selected once, on the first split. The robust recipe needs no selection, and without AUX sequences
-        none is possible: both keep the defaults of the recipe.
+        They are selected once per method, on the first split. With the robust recipe, nothing is selected for any
+        method, and without AUX sequences nothing can be: all keep their defaults.
         """
-        if self.recipe == "robust" or (mode, "aux") not in self.stores:
+        if self.recipe == "robust" or (row.mode, "aux") not in self.stores:
             return {}
-        if (mode, supervised) not in self.selections:
-            data = self.split(mode, 0)
-            grid = search_grid(self.data.settings, data.train.dim, supervised=supervised)
+        supervised = row.aux > 0
+        key = (row.mode, row.kind.name, supervised)
+        if key not in self.selections:
+            data = self.split(row.mode, 0)
+            grid = search_grid(row, self.data.settings, data.train.dim)
             first = {name: values[0] for name, values in grid.items()}
-            self.selections[mode, supervised] = select(
-                APOOD(recipe="paper", steps=self.data.settings.steps, **first),
+            fixed = {} if issubclass(row.kind, APOOD) else row.parameters  # ablations share the settings of AP-OOD
+            self.selections[key] = select(
+                row.kind(**{**row.settings, **first, **fixed}),
                 data.train,
                 aux=data.aux,
                 supervised=supervised,
@@ -201,7 +204,7 @@ class StudyData:
                 cache=self.cache,
                 jobs=self.jobs if self.jobs > 1 else None,
             )
-        best = self.selections[mode, supervised].best
+        best = self.selections[key].best
         assert best is not None  # with AUX sequences to judge by, there is a best one or an error
         return dict(best.settings)
 
@@ -240,7 +243,20 @@ def _drop_empty(source: TokenSource) -> TokenSource:
     return source if bool(torch.all(nonempty)) else Subset(source, nonempty)
 
 
-def search_grid(settings: Settings, dim: int, *, supervised: bool) -> dict[str, list[Any]]:
+def search_grid(row: Row, settings: Settings, dim: int) -> dict[str, list[Any]]:
+    """Return the settings to choose from for the method of a row: the paper's grid for AP-OOD, else the method's own.
+
+    The paper selects settings of AP-OOD only. Here every method that is cheap to fit gets the same chance.
+    """
+    if issubclass(row.kind, APOOD):
+        return _search_grid_of_the_paper(settings, dim, supervised=row.aux > 0)
+    space = row.make_detector().hyperparameter_space(dim, supervised=row.aux > 0)
+    grid = {name: list(dict.fromkeys(point[name] for point in space)) for name in space[0]}
+    fixed = {*row.parameters, *(() if settings.steps is None else ("steps",))}
+    return {name: values for name, values in grid.items() if name not in fixed}
+
+
+def _search_grid_of_the_paper(settings: Settings, dim: int, *, supervised: bool) -> dict[str, list[Any]]:
     """Return the paper's grid, restricted to values of T that divide D; M is D / T by the recipe."""
     queries = [count for count in settings.queries if dim % count == 0]
     if not queries:

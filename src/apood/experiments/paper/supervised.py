@@ -59,11 +59,15 @@ def _rows_with(count: int, dim: int) -> list[Row]:
 
     As in the paper, relative Mahalanobis is left out if there are fewer than D of them.
     """
-    rows = [Row("deep-sad", name="Deep SAD", aux=count), Row("ap-ood", name=_AP_OOD, aux=count, selected=True)]
+    rows = [
+        Row("deep-sad", name="Deep SAD", aux=count, selected=True),
+        Row("ap-ood", name=_AP_OOD, aux=count, selected=True),
+    ]
     if count >= dim:
-        rows.insert(0, Row("relative-mahalanobis", {"shrinkage": _SHRINKAGE}, "Relative Mahalanobis", count))
+        settings = {"shrinkage": _SHRINKAGE}
+        rows.insert(0, Row("relative-mahalanobis", settings, "Relative Mahalanobis", count, selected=True))
     if count:
-        rows.insert(0, Row("binary-logits", name="Binary logits", aux=count))
+        rows.insert(0, Row("binary-logits", name="Binary logits", aux=count, selected=True))
     return rows
 
 

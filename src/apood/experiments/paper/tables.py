@@ -13,7 +13,7 @@ from apood.report.grid import Block, Cell, Figure, Grid, mark_best
 __all__ = ["describe_left_out", "describe_rows", "format_spread", "make_tables"]
 
 _SYMBOLS = {"heads": "M", "queries": "T", "beta": "β"}
-_DEFAULT_BETA = {"paper": "1/√D", "robust": "set by the spread of the similarities"}
+_DEFAULT_BETA = {"paper": "1/√D", "reference": "1", "robust": "set by the spread of the similarities"}
 
 
 def make_tables(study: StudyData, results: Sequence[RowResult], paper: Published | None) -> list[Table]:
@@ -78,10 +78,12 @@ def describe_left_out(study: StudyData) -> list[str]:
 
 
 def describe_rows(study: StudyData, results: Sequence[RowResult]) -> list[str]:
-    """Return notes on the settings of AP-OOD, and on warnings and failures of rows."""
+    """Return notes on the settings that were selected, and on warnings and failures of rows."""
     notes = []
-    if any(result.entry.selected for result in results) and study.recipe == "paper":
-        notes.append(_describe_selected(study, results))
+    if study.recipe != "robust":
+        kinds = dict.fromkeys(result.entry.kind for result in results if result.entry.selected)
+        for kind in kinds:
+            notes += _describe_selected(study, [result for result in results if result.entry.kind is kind])
     for result in results:
         if result.entry.kind is APOOD and not result.entry.selected:
             own = [f"{_SYMBOLS.get(name, name)} = {value}" for name, value in result.entry.parameters.items()]
@@ -90,21 +92,25 @@ def describe_rows(study: StudyData, results: Sequence[RowResult]) -> list[str]:
     return [*notes, *describe_fits(results)]
 
 
-def _describe_selected(study: StudyData, results: Sequence[RowResult]) -> str:
-    found = []
+def _describe_selected(study: StudyData, results: Sequence[RowResult]) -> list[str]:
+    """Return a note on the settings that were selected for a method, the method of all `results`, if any were."""
+    found, kind = [], results[0].entry.kind
+    name = "AP-OOD" if kind is APOOD else results[0].entry.label
     others = any(result.entry.parameters.get("similarity", "dot") != "dot" for result in results)
     similarity = " of the dot product" if others else ""
     for supervised in dict.fromkeys(result.entry.aux > 0 for result in results if result.entry.selected):
-        selection = study.selections.get((results[0].entry.mode, supervised))
+        selection = study.selections.get((results[0].entry.mode, kind.name, supervised))
         if selection is not None and selection.best is not None:
-            settings = ", ".join(f"{name} {_format_value(value)}" for name, value in selection.best.settings.items())
+            chosen = [f"{setting} {_format_value(value)}" for setting, value in selection.best.settings.items()]
+            settings = ", ".join(chosen) or "its defaults"
             failed = sum(point.failure is not None for point in selection.points)
             lost = f" ({failed} could not be fitted)" if failed else ""
             tried = f"{len(selection.points)} settings{similarity}{lost}"
             found.append(f"{settings}, the best of {tried} by AUROC against AUX sequences")
     if not found:
-        return "AP-OOD has the defaults of its recipe: there are no AUX sequences to select settings with."
-    return f"AP-OOD, but for what a row says: {'; '.join(found)}."
+        none = "AP-OOD has the defaults of its recipe: there are no AUX sequences to select settings with."
+        return [none] if kind is APOOD else []
+    return [f"{name}{', but for what a row says' if kind is APOOD else ''}: {'; '.join(found)}."]
 
 
 def _format_value(value: object) -> str:

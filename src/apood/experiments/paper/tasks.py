@@ -95,6 +95,7 @@ class Task:
         train_with: the command that trains such a model.
         dim: D of that model, for estimates.
         parameters: the number of its parameters, for estimates.
+        beams: the number of beams that it generates with, for estimates.
         sets: an input of `apood embed` per role (`id`, `id_train`, `id_test`, `aux`, or `ood.` and the name in the
             tables): a preset with a split, or with a place below the folder of sets that are downloaded by hand.
         unknown: why `sets` is not complete.
@@ -109,6 +110,7 @@ class Task:
     train_with: str = ""
     dim: int = 512
     parameters: int = 0
+    beams: int = 1
     sets: Mapping[str, str] = field(default_factory=dict)
     unknown: str = ""
     input_logprobs: bool = False
@@ -129,6 +131,7 @@ SUMMARIZATION = Task(
     model="google/pegasus-xsum",
     dim=1024,
     parameters=570_000_000,
+    beams=8,
     sets={
         "id_train": "xsum:train",
         "id_test": "xsum:test",
