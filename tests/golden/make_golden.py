@@ -41,6 +41,7 @@ DETECTORS = {
     "ap-ood-paper": APOOD(recipe="paper", queries=2, steps=20),
     "ap-ood-euclidean": APOOD(similarity="euclidean", score="student", steps=20),
     "ap-ood-aux": APOOD(score="min", sharpness=1.5, steps=20),
+    "ap-ood-reference": APOOD(recipe="reference", start="scaled", beta=0.5, queries=2, steps=20),
     "mahalanobis": Mahalanobis(),
     "mahalanobis-pooled": Mahalanobis(normalize="pooled"),
     "knn": KNN(),
