@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apood.encoders.audio.encoder import SPECIAL_TOKENS
+from apood.encoders.audio.spectrogram_transformer import SPECIAL_TOKENS
 
 __all__ = ["MaskedAutoencoder", "grid_positions", "patches_of"]
 

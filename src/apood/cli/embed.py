@@ -87,10 +87,15 @@ def embed(
         str | None,
         typer.Option(metavar="NAME", help="Field or column that holds the target, for --mode reference."),
     ] = None,
-    layer: Annotated[
-        int,
-        typer.Option(metavar="N", help="Hidden layer that tokens are taken from: -1 is the last, 0 the embeddings."),
-    ] = -1,
+    layers: Annotated[
+        str,
+        typer.Option(
+            metavar="LAYERS",
+            help="Hidden layers that tokens are made of. -1: the last one, or the number of another (0: the "
+            "embeddings). mix: the mean of all. mix:4,5,6: the mean of these. auto: mix, but -1 for an "
+            "encoder-decoder model.",
+        ),
+    ] = "auto",
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -187,7 +192,7 @@ def embed(
 
     options = {
         "mode": mode.value,
-        "layer": layer,
+        "layers": layers,
         "max_tokens": max_tokens,
         "max_new_tokens": max_new_tokens,
         "beams": beams,

@@ -18,7 +18,7 @@ from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch, decode_texts
-from apood.tokens.identity import FOLDER, SAMPLING, EncoderIdentity, describe_encoder, same_encoder
+from apood.tokens.identity import FOLDER, SAMPLING, EncoderIdentity, describe_encoder, same_encoder, update_identity
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import COMMIT_SECONDS, TokenStoreWriter
 
@@ -35,8 +35,8 @@ __all__ = [
     "reopen_encoder",
 ]
 
-_AUDIO_OPTIONS = {"mode", "layer", "special_tokens", "device", "dtype"}
-_IDENTITY_OPTIONS = ("mode", "layer", "max_tokens", "max_new_tokens", "beams", "template", "special_tokens")
+_AUDIO_OPTIONS = {"mode", "layers", "special_tokens", "device", "dtype"}
+_IDENTITY_OPTIONS = ("mode", "layers", "max_tokens", "max_new_tokens", "beams", "template", "special_tokens")
 
 
 def open_encoder(model: str | Path | Pretrained, **options: Any) -> "TextEncoder | AudioEncoder":
@@ -62,7 +62,8 @@ def reopen_encoder(
     folder of the same name in the working directory; `model` names any other place. Raise InputError if the model
     found there is another one.
     """
-    if not (isinstance(identity.get("model"), str) and isinstance(identity.get("layer"), int)):
+    identity = update_identity(identity)
+    if not (isinstance(identity.get("model"), str) and isinstance(identity.get("layers"), str)):
         raise InputError(
             f"The tokens came from {describe_encoder(identity)}, which apood cannot open as an encoder: "
             "give a token store instead."

@@ -15,6 +15,7 @@ from torch import Tensor
 from apood.data.record import Pair
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_lacking
+from apood.encoders.base.hidden import LayerReader
 from apood.encoders.base.model_files import find_weight_files
 from apood.encoders.base.pretrained import (
     GENERATING,
@@ -36,7 +37,7 @@ from apood.encoders.text.tokenising import Tokeniser, batch_by_length, choose_ba
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
+from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder, update_identity
 
 __all__ = ["Failed", "Guardable", "GuardedCallable", "GuardedModel", "Reading"]
 
@@ -200,8 +201,8 @@ class GuardedModel:
         self._fill, self._context, self._name = loaded.padding_id, loaded.context, name
         self._max_tokens, self._template = int(identity["max_tokens"] or 0), None if template is None else str(template)
         self._tokeniser = Tokeniser(self._tokenizer, name, self._max_tokens, self._template)
-        self._input_pass = self._make_pass(detector, identity, loaded)
-        self._reader = TextModel(model, loaded.kind, int(identity["layer"] or 0))
+        self._input_pass, layers = self._make_pass(detector, identity, loaded)
+        self._reader = TextModel(model, loaded.kind, layers)
         self._detector, self._output_detector = detector, output_detector
         self._output_pass: TextPass | None = None
         self._defaults: dict[str, Any] = {}
@@ -212,7 +213,7 @@ class GuardedModel:
                     f"The detector was fitted with the template {template!r}, but the output_detector with the "
                     f"template {identity.get('template')!r}: they must be the same."
                 )
-            self._output_pass = self._make_pass(output_detector, identity, loaded)
+            self._output_pass, _ = self._make_pass(output_detector, identity, loaded)
             beams = identity.get("beams", 1)
             self._defaults = {"max_new_tokens": identity["max_new_tokens"], "num_beams": beams, "do_sample": False}
 
@@ -318,7 +319,10 @@ class GuardedModel:
         own = [getattr(self._pipeline, name, None) for name in names]
         return [options, options.get("generation_config"), *own, self._model.generation_config]
 
-    def _make_pass(self, detector: Detector, identity: EncoderIdentity, loaded: LoadedTextModel) -> TextPass:
+    def _make_pass(
+        self, detector: Detector, identity: EncoderIdentity, loaded: LoadedTextModel
+    ) -> tuple[TextPass, LayerReader]:
+        """Return the pass that gives the tokens of the detector, and what reads the layers that they are made of."""
         mode: Mode = "input" if identity["mode"] == "input" else "output"
         available = {"tokens"} | ({"token_logprobs"} if mode == "output" or loaded.kind == "causal" else set())
         if lacking := sorted(detector.requires - available):
@@ -327,22 +331,22 @@ class GuardedModel:
                 f"model only gives {', '.join(sorted(available))}."
             )
         logprobs = "token_logprobs" in detector.requires
-        layer = int(identity["layer"] or 0)
-        probe = probe_model(loaded, self._name, mode, layer, with_head=logprobs)
+        probe = probe_model(loaded, self._name, mode, str(identity["layers"]), with_head=logprobs)
         if "tokens" in detector.requires and probe.dim != detector.dim_:
             raise InputError(
                 f"The states of {self._name!r} have D={probe.dim}, but the detector was fitted on D={detector.dim_}."
             )
         _check_same_model(loaded.model, identity)
-        return TextPass(
+        made = TextPass(
             loaded.model,
             loaded.kind,
             mode=mode,
-            layer=layer,
+            reader=probe.reader,
             fill=self._fill,
             special_ids=None if identity.get("special_tokens", True) else self._tokeniser.special_ids,
             logprobs=logprobs,
         )
+        return made, probe.reader
 
 
 def _wrap_model(model: Any) -> LoadedTextModel:
@@ -363,8 +367,8 @@ def _wrap_model(model: Any) -> LoadedTextModel:
 
 
 def _get_identity(detector: Detector, mode: str, role: str) -> EncoderIdentity:
-    identity = detector.encoder_
-    if identity is None or not {"layer", "max_tokens"} <= identity.keys():
+    identity = None if detector.encoder_ is None else update_identity(detector.encoder_)
+    if identity is None or not {"layers", "max_tokens"} <= identity.keys():
         raise InputError(
             f"The {role} does not know which encoder its tokens came from: fit it on tokens of a TextEncoder."
         )

@@ -69,7 +69,7 @@ def guard(
     Args:
         generator: a text generation pipeline of transformers; a pair `(model, tokenizer)`; a model folder or hub id; or
             any callable `text -> output`, whose inputs take an extra pass through the detector's own encoder.
-        detector: a detector of mode `input`, fitted on the same model at any layer.
+        detector: a detector of mode `input`, fitted on the same model, on tokens of any layers.
         output_detector: a detector that checks outputs; out-of-distribution outputs are withheld. For a model, its mode
             must be `output`. For a callable, its mode is `input`, to check the output alone, or `reference`, to check
             it together with its input.

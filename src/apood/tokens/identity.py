@@ -10,16 +10,25 @@ __all__ = [
     "describe_other",
     "drop_location",
     "same_encoder",
+    "update_identity",
 ]
 
 EncoderIdentity = Mapping[str, str | int | bool | None]
-"""The settings that make two encoders interchangeable: model, revision, layer, mode, max_tokens, ..."""
+"""The settings that make two encoders interchangeable: model, revision, layers, mode, max_tokens, ..."""
 
 FOLDER = "folder"
 """The key of the local folder that a model was loaded from. It is a hint and never compared."""
 
 SAMPLING = ("samples", "sample_tokens", "seed")
 """The keys that describe how the channel `sample_logprobs` was sampled."""
+
+
+def update_identity(encoder: EncoderIdentity) -> EncoderIdentity:
+    """Return an identity with the keys of today. One that was written earlier has the number of one layer as `layer`."""
+    layer = encoder.get("layer")
+    if "layers" in encoder or isinstance(layer, bool) or not isinstance(layer, int):
+        return encoder
+    return {("layers" if key == "layer" else key): (str(layer) if key == "layer" else encoder[key]) for key in encoder}
 
 
 def same_encoder(first: EncoderIdentity | None, second: EncoderIdentity | None, *, same_samples: bool = False) -> bool:
@@ -31,6 +40,7 @@ def same_encoder(first: EncoderIdentity | None, second: EncoderIdentity | None, 
     """
     if first is None or second is None:
         return True
+    first, second = update_identity(first), update_identity(second)
     if first.get("fingerprint") and second.get("fingerprint"):
         first, second = drop_location(first), drop_location(second)
     ignored = {FOLDER} if same_samples else {FOLDER, *SAMPLING}
@@ -48,6 +58,7 @@ def describe_encoder(encoder: EncoderIdentity | None) -> str:
     """Return an encoder in one line, for messages."""
     if encoder is None:
         return "an unknown encoder"
+    encoder = update_identity(encoder)
     return ", ".join(_format_setting(key, encoder) for key in encoder if encoder[key] is not None and key != FOLDER)
 
 
@@ -55,6 +66,7 @@ def describe_other(encoder: EncoderIdentity | None, other: EncoderIdentity | Non
     """Return the settings of `encoder` that differ from those of `other`, for messages."""
     if encoder is None or other is None:
         return describe_encoder(encoder)
+    encoder, other = update_identity(encoder), update_identity(other)
     if encoder.get("fingerprint") == other.get("fingerprint"):
         encoder, other = drop_location(encoder), drop_location(other)
     keys = [key for key in {**encoder, **other} if encoder.get(key) != other.get(key) and key != FOLDER]

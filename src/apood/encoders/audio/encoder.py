@@ -1,68 +1,74 @@
-"""The audio encoder: from sounds to the patch states of a frozen audio spectrogram transformer."""
+"""The audio encoder: from sounds to the states of a frozen transformer."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from apood.data.record import Sound
 from apood.data.sounds import find_sound_problem
-from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE, LogMel
+from apood.encoders.audio.model import SoundModel
+from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE
+from apood.encoders.audio.spectrogram_transformer import SpectrogramTransformer
+from apood.encoders.audio.whisper import Whisper
+from apood.encoders.base.hidden import LayerReader, StackSearch
+from apood.encoders.base.layers import LayersLike, check_layers, resolve_layers
 from apood.encoders.base.pretrained import (
-    AUDIO_MODEL_TYPE,
+    AUDIO_MODEL_TYPES,
     Pretrained,
     check_dtype,
     find_pretrained,
+    get_model_type,
     is_audio_model,
-    load_config,
-    load_model,
-    resolve_layer,
 )
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.identity import EncoderIdentity
 
-__all__ = ["SPECIAL_TOKENS", "AudioEncoder", "Spectrograms"]
-
-SPECIAL_TOKENS = 2
-"""The number of tokens that AST adds before the patches: the class token and the distillation token."""
+__all__ = ["AudioEncoder", "Features"]
 
 _CPU_BATCH_TOKENS = 4096
 _GPU_BATCH_TOKENS = 65536
 
 
-class Spectrograms(NamedTuple):
+class Features(NamedTuple):
     """Sounds as the model takes them.
 
     Attributes:
-        features: log-mel values, `[sounds, frames, mel_bins]`.
-        frames: the number of frames per sound that are not padding.
+        values: the features of all sounds, one after the other.
+        kept: per sound, the indices of the states that are not padding.
         cut: the number of sounds that were longer than the model's window.
     """
 
-    features: Tensor
-    frames: list[int]
+    values: Tensor
+    kept: list[Tensor]
     cut: int
 
 
 class AudioEncoder:
-    """An encoder of sounds: the patch states of one hidden layer of an audio spectrogram transformer (AST).
+    """An encoder of sounds: the states of the hidden layers of an audio spectrogram transformer (AST) or of Whisper.
 
-    A sound becomes a log-mel spectrogram, the spectrogram a grid of patches, and each patch a token. Tokens are ordered
-    by row, low frequencies first, and within a row by time. Patches of padding are left out, so a sound that is
-    shorter than the model's window has fewer tokens. States do not depend on the other sounds of a call.
+    AST: a sound becomes a log-mel spectrogram, the spectrogram a grid of patches, and each patch a token. Tokens are
+    ordered by row, low frequencies first, and within a row by time. A classifier also gives its logits, in the channel
+    `logits`, one row per sound, from the same pass.
 
-    A classifier also gives its logits, in the channel `logits`, one row per sound, from the same pass.
+    Whisper: its encoder gives 50 tokens per second, in the order of time.
+
+    Padding is left out, so a sound that is shorter than the model's window has fewer tokens. States do not depend on
+    the other sounds of a call.
 
     Args:
         model: a folder with config.json, safetensors weights and preprocessor_config.json, or a hub id (`owner/name`
             or `owner/name@revision`).
-        layer: -1 for the last hidden state, after the final norm. Any other number picks from the model's
-            `hidden_states`, where 0 is the embedding layer and the highest number is the last layer before the norm.
-        special_tokens: whether to add the class token and the distillation token, before the patches.
+        layers: the hidden layers that tokens are made of. One number: -1 for the last hidden state, after the final
+            norm; any other picks from the model's `hidden_states`, where 0 is the embedding layer and the highest
+            number of AST is the last layer before the norm. `mix`: the mean over all layers except the embedding
+            layer of the states, each scaled to length 1, the last after the final norm. A list of numbers, or a text
+            like `mix:4,5,6`: the mix of these layers. By default `auto`: mix for AST, -1 for Whisper.
+        special_tokens: whether to add AST's class token and distillation token, before the patches.
         device: the device of the model; by default a GPU if there is one. States are always returned on the CPU.
         dtype: the dtype of the computation and of the states; float32 by default.
 
@@ -71,7 +77,7 @@ class AudioEncoder:
         device: the device of the model.
         dim: D, the length of a token.
         identity: the settings that another encoder must share to give the same tokens.
-        least_samples: the smallest number of samples of a sound, which must fill a patch.
+        least_samples: the smallest number of samples of a sound, which must fill a patch of AST, or a state of Whisper.
         max_tokens: the number of tokens of a sound that fills the model's window.
         rate: the number of samples per second that sounds must have.
         truncated: the number of sounds so far that were cut because they were longer than the window.
@@ -92,113 +98,88 @@ class AudioEncoder:
         self,
         model: str | Path | Pretrained,
         *,
-        layer: int = -1,
+        layers: LayersLike = "auto",
         special_tokens: bool = False,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         self._dtype = dtype or torch.float32
         check_dtype(self._dtype)
+        check_layers(layers)
         self.device = resolve_device(device)
         pretrained = find_pretrained(model)
-        self._spectrogram = LogMel.load(pretrained.folder)
-        loaded = _load_model(pretrained, self._dtype).to(self.device).eval()
-        config = loaded.config
-        self._check_shape(pretrained, config)
-        self._model = getattr(loaded, "audio_spectrogram_transformer", loaded)
-        self._head = getattr(loaded, "classifier", None)
-        self.classes = [] if self._head is None else [config.id2label[i] for i in range(config.num_labels)]
-        self.dim: int = config.hidden_size
-        self.rate = self._spectrogram.rate
+        self._model = _load_model(pretrained, self.device, self._dtype, special_tokens=special_tokens)
+        self._reader = self._find_reader(layers, pretrained.name)
+        self.classes, self.dim, self.max_tokens = self._model.classes, self._model.dim, self._model.max_tokens
+        self.least_samples, self.rate = self._model.least_samples, self._model.rate
         self.truncated = 0
-        self._layer = resolve_layer(layer, config.num_hidden_layers + 1, pretrained.name)
-        self._patch, self._stride = config.patch_size, config.time_stride
-        self._rows = (config.num_mel_bins - config.patch_size) // config.frequency_stride + 1
-        self._columns = (config.max_length - config.patch_size) // config.time_stride + 1
-        self._first = 0 if special_tokens else SPECIAL_TOKENS
-        self.max_tokens = self._rows * self._columns + SPECIAL_TOKENS - self._first
-        self.least_samples = self._spectrogram.count_samples(self._patch)
         self.identity: EncoderIdentity = {
-            **pretrained.identify(self._layer, "input", self.max_tokens, PREPROCESSOR_FILE),
+            **pretrained.identify(str(self._reader.layers), "input", self.max_tokens, PREPROCESSOR_FILE),
             **({"special_tokens": True} if special_tokens else {}),
         }
 
-    def prepare(self, sounds: Sequence[Sound]) -> Spectrograms:
-        """Return the spectrograms of the sounds, on the CPU. Another thread may call it."""
-        features = torch.empty(len(sounds), self._spectrogram.frames, self._spectrogram.mel_bins)
-        window = self._spectrogram.count_samples(self._spectrogram.frames)
-        frames, cut = [], 0
+    def _find_reader(self, layers: LayersLike, name: str) -> LayerReader:
+        resolved = resolve_layers(layers, self._model.kind, self._model.depth, name)
+        if str(resolved) == "-1":
+            return LayerReader()
+        search = StackSearch(self._model.module)
+        features = torch.zeros(1, *self._model.shape, device=self.device, dtype=self._dtype)
+        with torch.inference_mode(), search.watch():
+            output = self._model.module(features, output_hidden_states=True, return_dict=True)
+        return search.find(resolved, output.last_hidden_state, output.hidden_states)
+
+    def prepare(self, sounds: Sequence[Sound]) -> Features:
+        """Return the features of the sounds, on the CPU. Another thread may call it."""
+        values = torch.empty(len(sounds), *self._model.shape)
+        kept, cut = [], 0
         for index, sound in enumerate(sounds):
             if not isinstance(sound, Sound):
                 raise InputError(f"An audio encoder takes sounds, got {type(sound).__name__} at index {index}.")
             why = find_sound_problem(sound, f"Sound {index}", rate=self.rate, least_samples=self.least_samples)
             if why is not None:
                 raise InputError(why)
-            cut += self._spectrogram.count_frames(len(sound.samples)) > self._spectrogram.frames
-            log_mel = self._spectrogram.compute(sound.samples[:window])
-            features[index] = self._spectrogram.pad(log_mel)
-            frames.append(len(log_mel))
-        return Spectrograms(features, frames, cut)
+            cut += self._model.is_cut(len(sound.samples))
+            values[index] = self._model.compute_features(sound.samples)
+            kept.append(self._model.find_kept(len(sound.samples)))
+        return Features(values, kept, cut)
 
-    def run(self, prepared: Spectrograms) -> TokenBatch:
+    def run(self, prepared: Features) -> TokenBatch:
         """Return the states of every sound, in the order given, and the channel `logits` of a classifier."""
-        count = len(prepared.frames)
-        kept = [self._find_kept(frames) for frames in prepared.frames]
+        kept = prepared.kept
         rows = Ragged.from_lengths(
             torch.empty(sum(map(len, kept)), self.dim, dtype=self._dtype), [len(places) for places in kept]
         )
         # Tensors made in inference mode could not be trained on.
-        logits = torch.empty(count, len(self.classes))
+        logits = torch.empty(len(kept), len(self.classes))
         size = max(1, (_CPU_BATCH_TOKENS if self.device.type == "cpu" else _GPU_BATCH_TOKENS) // self.max_tokens)
         with torch.inference_mode():
-            for start in range(0, count, size):
+            for start in range(0, len(kept), size):
                 chosen = slice(start, start + size)
-                output = self._model(
-                    prepared.features[chosen].to(self.device, self._dtype),
-                    output_hidden_states=self._layer != -1,
-                    return_dict=True,
-                )
-                states = output.last_hidden_state if self._layer == -1 else output.hidden_states[self._layer]
+                features = prepared.values[chosen].to(self.device, self._dtype)
+                states, own_logits = self._model.run(features, self._reader)
                 for index, own in enumerate(states.cpu(), start):
                     rows.sequence(index).copy_(own[kept[index]])
-                if self._head is not None:
-                    logits[chosen] = self._head(output.pooler_output).float().cpu()
+                if own_logits is not None:
+                    logits[chosen] = own_logits.float().cpu()
         self.truncated += prepared.cut
-        channels = {"logits": Ragged.from_lengths(logits, [1] * count)} if self._head is not None else {}
+        channels = {"logits": Ragged.from_lengths(logits, [1] * len(kept))} if self.classes else {}
         return TokenBatch(rows.values, rows.offsets, channels, self.identity)
 
     def encode(self, sounds: Sequence[Sound]) -> TokenBatch:
         """Return the states and channels of every sound, in the order given."""
         return self.run(self.prepare(sounds))
 
-    def _find_kept(self, frames: int) -> Tensor:
-        """Return the indices of the model's tokens that are kept: patches of sound, and perhaps special tokens."""
-        columns = min(self._columns, 1 + (frames - 1) // self._stride)
-        patches = torch.arange(self._rows * self._columns).view(self._rows, self._columns)[:, :columns].flatten()
-        return torch.cat([torch.arange(self._first, SPECIAL_TOKENS), patches + SPECIAL_TOKENS])
 
-    def _check_shape(self, pretrained: Pretrained, config: Any) -> None:
-        model, features = (
-            (config.max_length, config.num_mel_bins),
-            (self._spectrogram.frames, self._spectrogram.mel_bins),
-        )
-        if model != features:
-            raise InputError(
-                f"The model {pretrained.name!r} takes {model[0]} frames of {model[1]} mel bins, "
-                f"but its {PREPROCESSOR_FILE} makes {features[0]} of {features[1]}."
-            )
-
-
-def _load_model(pretrained: Pretrained, dtype: torch.dtype) -> Any:
-    """Return the model, with its classifier if it has one."""
+def _load_model(
+    pretrained: Pretrained, device: torch.device, dtype: torch.dtype, *, special_tokens: bool
+) -> SoundModel:
     if not is_audio_model(pretrained.folder):
         raise InputError(
-            f"The model {pretrained.name!r} is not an audio spectrogram transformer: its config.json must have the "
-            f"model_type {AUDIO_MODEL_TYPE!r}."
+            f"The model {pretrained.name!r} is neither an audio spectrogram transformer nor Whisper: its config.json "
+            f"must have the model_type {' or '.join(map(repr, AUDIO_MODEL_TYPES))}."
         )
-    config = load_config(pretrained)
-    import transformers
-
-    classifies = (config.architectures or [""])[0] == "ASTForAudioClassification"
-    kind = transformers.ASTForAudioClassification if classifies else transformers.ASTModel
-    return load_model(pretrained, kind, config, dtype)
+    if get_model_type(pretrained.folder) != "whisper":
+        return SpectrogramTransformer(pretrained, device, dtype, special_tokens=special_tokens)
+    if special_tokens:
+        raise InputError(f"The model {pretrained.name!r} is Whisper, whose encoder has no special tokens.")
+    return Whisper(pretrained, device, dtype)

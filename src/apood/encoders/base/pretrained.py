@@ -24,7 +24,7 @@ from apood.tokens.batch import FLOAT_DTYPES, dtype_name
 from apood.tokens.identity import FOLDER
 
 __all__ = [
-    "AUDIO_MODEL_TYPE",
+    "AUDIO_MODEL_TYPES",
     "GENERATING",
     "Kind",
     "LoadedTextModel",
@@ -34,20 +34,20 @@ __all__ = [
     "find_kind",
     "find_pretrained",
     "fingerprint",
+    "get_model_type",
     "is_audio_model",
     "load_config",
     "load_model",
     "load_text_model",
     "load_tokenizer",
-    "resolve_layer",
     "silence_transformers",
 ]
 
 Kind = Literal["encoder", "classifier", "causal", "encoder-decoder"]
 GENERATING: tuple[Kind, ...] = ("causal", "encoder-decoder")
 """The kinds of models that can generate."""
-AUDIO_MODEL_TYPE = "audio-spectrogram-transformer"
-"""The `model_type` of the audio models that can be encoders."""
+AUDIO_MODEL_TYPES = ("audio-spectrogram-transformer", "whisper")
+"""The values of `model_type` of the audio models that can be encoders."""
 
 _PATH_PREFIXES = ("./", "../", "~")  # hub ids never start like this
 _NEEDED_FILES = ["*.json", "*.txt", "*.model", "*.spm", "model.safetensors", "model-*.safetensors"]
@@ -83,12 +83,12 @@ class Pretrained:
     name: str
     revision: str | None
 
-    def identify(self, layer: int, mode: str, max_tokens: int, *files: str) -> dict[str, str | int | bool | None]:
+    def identify(self, layers: str, mode: str, max_tokens: int, *files: str) -> dict[str, str | int | bool | None]:
         """Return the identity of an encoder that runs the model; `files` are further files that decide its tokens."""
         return {
             "model": self.name,
             "revision": self.revision,
-            "layer": layer,
+            "layers": layers,
             "mode": mode,
             "max_tokens": max_tokens,
             "fingerprint": fingerprint(self.folder, *files),
@@ -144,10 +144,16 @@ def _download(model: str) -> Pretrained:
 
 def is_audio_model(folder: Path) -> bool:
     """Return whether the model in `folder` takes sounds, according to its configuration."""
+    return get_model_type(folder) in AUDIO_MODEL_TYPES
+
+
+def get_model_type(folder: Path) -> str | None:
+    """Return the `model_type` in the configuration of the model in `folder`; None if it cannot be read."""
     try:
-        return bool(read_json(folder / "config.json").get("model_type") == AUDIO_MODEL_TYPE)
+        found = read_json(folder / "config.json").get("model_type")
     except (OSError, ValueError, AttributeError):
-        return False
+        return None
+    return found if isinstance(found, str) else None
 
 
 def fingerprint(folder: Path, *also: str) -> str:
@@ -373,16 +379,6 @@ def _get_dtype_argument() -> str:
     """Return the name of `from_pretrained`'s dtype argument, which changed in transformers 4.56."""
     major, minor = (int(part) for part in _import_transformers().__version__.split(".")[:2])
     return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
-
-
-def resolve_layer(layer: int, layers: int, name: str) -> int:
-    """Return the number of a hidden layer of the model `name`, which has `layers` of them.
-
-    -1 stays; all other layers are counted from the bottom, so that each has one number.
-    """
-    if not -layers <= layer < layers:
-        raise InputError(f"Layer {layer} of {name!r} does not exist: allowed are {-layers} to {layers - 1}.")
-    return layer if layer >= -1 else layer + layers
 
 
 def check_dtype(dtype: torch.dtype) -> None:

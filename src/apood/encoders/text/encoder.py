@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from apood.data.record import Pair
+from apood.encoders.base.layers import LayersLike, check_layers
 from apood.encoders.base.pretrained import (
     GENERATING,
     LoadedTextModel,
@@ -75,7 +76,7 @@ class PreparedTexts:
 
 
 class TextEncoder:
-    """An encoder of texts: the token states of one hidden layer of a Hugging Face model.
+    """An encoder of texts: the token states of the hidden layers of a Hugging Face model.
 
     In mode `input` the states are those of the text itself. The model may be an encoder (BERT, RoBERTa, a
     sentence-transformers folder), a classifier, a causal language model (Llama, GPT-NeoX, GPT-2, OPT) or an
@@ -102,9 +103,11 @@ class TextEncoder:
         model: a folder with config.json, safetensors weights and tokenizer files, or a hub id (`owner/name`
             or `owner/name@revision`).
         mode: `input`, `output` or `reference`; the items of `reference` are `Pair(source, target)`.
-        layer: -1 for the last hidden state as the model returns it (after the final norm, if it has one). Any other
-            number picks from the `hidden_states` of the encoder, decoder or causal model, where 0 is the embedding
-            layer.
+        layers: the hidden layers that tokens are made of. One number: -1 for the last hidden state as the model returns
+            it (after the final norm, if it has one); any other picks from the `hidden_states` of the encoder, decoder
+            or causal model, where 0 is the embedding layer. `mix`: the mean over all layers except the embedding
+            layer of the states, each scaled to length 1, the last after the final norm. A list of numbers, or a text
+            like `mix:4,5,6`: the mix of these layers. By default `auto`: mix, but -1 for an encoder-decoder model.
         max_tokens: longer texts are cut at their end. The model's own limit applies if it is smaller.
         max_new_tokens: the largest number of tokens of an output; longer targets are cut.
         beams: the number of beams; 1 for greedy search. The model's other generation settings apply, but its output is
@@ -144,7 +147,7 @@ class TextEncoder:
         model: str | Path | Pretrained,
         *,
         mode: Mode = "input",
-        layer: int = -1,
+        layers: LayersLike = "auto",
         max_tokens: int = 512,
         max_new_tokens: int = 128,
         beams: int = 1,
@@ -157,6 +160,7 @@ class TextEncoder:
         dtype: torch.dtype | None = None,
     ) -> None:
         check_choice("mode", mode, get_args(Mode))
+        check_layers(layers)
         check_integer("max_tokens", max_tokens, 1)
         check_integer("max_new_tokens", max_new_tokens, 1)
         check_integer("beams", beams, 1)
@@ -196,13 +200,13 @@ class TextEncoder:
         self.max_tokens = min(max_tokens, room, tokenizer.model_max_length)
         self._tokeniser = Tokeniser(tokenizer, pretrained.name, self.max_tokens, template)
 
-        probe = probe_model(loaded, pretrained.name, mode, layer, with_head=logprobs)
+        probe = probe_model(loaded, pretrained.name, mode, layers, with_head=logprobs)
         self.dim = probe.dim
         self._pass = TextPass(
             loaded.model,
             loaded.kind,
             mode=mode,
-            layer=probe.layer,
+            reader=probe.reader,
             fill=fill,
             special_ids=None if special_tokens else self._tokeniser.special_ids,
             logprobs=logprobs,
@@ -217,16 +221,15 @@ class TextEncoder:
             **({"sample_logprobs": ((2,), torch.float32)} if samples else {}),
             **({"logits": ((probe.classes,), torch.float32)} if probe.classes else {}),
         }
-        # A model that returns its hidden states keeps those of all layers until the end of the pass.
-        layers = probe.layers if probe.layer != -1 else 1
-        most = _BATCH_STATE_BYTES // (layers * self.dim * self._dtype.itemsize)
+        most = _BATCH_STATE_BYTES // (probe.reader.count_kept() * self.dim * self._dtype.itemsize)
         self._budget = Budget(min(choose_batch_tokens(self.device), most), 0)
         if outputs := max(beams if beams > 1 else 0, samples + (mode == "output")):
             self._budget = estimate_generation_budget(loaded.model, outputs, self.max_new_tokens)
         # A classifier with a causal model needs a padding id to find the last token of each row.
         self._max_sequences = 1 if probe.classes and loaded.config.pad_token_id is None else None
+        chosen = str(probe.reader.layers)
         self.identity: EncoderIdentity = {
-            **pretrained.identify(probe.layer, mode, self.max_tokens, *find_generation_files(pretrained.folder, mode)),
+            **pretrained.identify(chosen, mode, self.max_tokens, *find_generation_files(pretrained.folder, mode)),
             **({"max_new_tokens": self.max_new_tokens} if mode != "input" else {}),
             **({"beams": beams} if beams > 1 else {}),
             **({"template": template} if template is not None else {}),

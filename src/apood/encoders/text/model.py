@@ -7,7 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from apood.encoders.base.pretrained import Kind, LoadedTextModel, resolve_layer
+from apood.encoders.base.hidden import LayerReader, StackSearch
+from apood.encoders.base.layers import LayersLike, resolve_layers
+from apood.encoders.base.pretrained import Kind, LoadedTextModel
 from apood.encoders.text.tokenising import Padded
 from apood.support.errors import InputError
 
@@ -23,29 +25,28 @@ class Hidden:
     """Hidden states of a padded batch, `[sequences, longest, D]` each.
 
     Attributes:
-        states: the states of the requested layer.
+        states: the states of the requested layers.
         last: the states that the model's head reads.
-        layers: the number of hidden layers that the model returned.
         logits: the class logits `[sequences, classes]` of a classifier.
     """
 
     states: Tensor
     last: Tensor
-    layers: int = 1
     logits: Tensor | None = None
 
 
 class TextModel:
-    """A loaded model and the layer that states are taken from.
+    """A loaded model and the layers that states are made of.
 
     Args:
         model: a model of transformers.
         kind: what the model does with text.
-        layer: -1 for the last hidden state as the model returns it; any other number picks from `hidden_states`.
+        reader: makes the states of the layers while the model runs; by default those of the last one. It belongs to one
+            module: the decoder, if states are those of a decoder, else the encoder or causal model.
     """
 
-    def __init__(self, model: Any, kind: Kind, layer: int = -1) -> None:
-        self.model, self.kind, self.layer = model, kind, layer
+    def __init__(self, model: Any, kind: Kind, reader: LayerReader | None = None) -> None:
+        self.model, self.kind, self._reader = model, kind, reader or LayerReader()
 
     @property
     def device(self) -> torch.device:
@@ -60,17 +61,15 @@ class TextModel:
         """
         if self.kind == "classifier":
             return self._classify(prompts)
+        module = _find_module(self.model, self.kind, "input")
         if self.kind == "causal":
             # A mask of padding on the right would change nothing, and rule out the fastest attention.
-            return self._run(self.model.base_model, input_ids=prompts.ids, use_cache=False)
-        reader = self.model.get_encoder() if self.model.config.is_encoder_decoder else self.model
-        return self._run(reader, input_ids=prompts.ids, attention_mask=prompts.mask)
+            return self._run(module, input_ids=prompts.ids, use_cache=False)
+        return self._run(module, input_ids=prompts.ids, attention_mask=prompts.mask)
 
     def read_with_cache(self, prompts: Padded) -> tuple[Hidden, Any]:
         """Return the states of a causal model's prompts, padded on the left, and the cache of keys and values."""
-        output = self._run_cached(prompts.ids, prompts.full_mask, None)
-        cache = getattr(output, "past_key_values", None)  # a recurrent model has another kind of memory
-        return self._pick(output.last_hidden_state, output.hidden_states), cache
+        return self._run_cached(prompts.ids, prompts.full_mask, None)
 
     def read_on(self, prompts: Padded, cache: Any, ids: Tensor) -> Hidden:
         """Return the states of a causal model that predict each of `ids [sequences, tokens]`, which follow the prompts.
@@ -80,9 +79,9 @@ class TextModel:
         known = 0 if cache is None else int(cache.get_seq_length())
         # Nothing is predicted from the last token.
         whole, ones = torch.cat([prompts.ids, ids[:, :-1]], 1), torch.ones_like(ids[:, :-1])
-        output = self._run_cached(whole[:, known:], torch.cat([prompts.full_mask, ones], 1), cache)
-        hidden, count = self._pick(output.last_hidden_state, output.hidden_states), ids.shape[1]
-        return Hidden(hidden.states[:, -count:], hidden.last[:, -count:], hidden.layers)
+        hidden, _ = self._run_cached(whole[:, known:], torch.cat([prompts.full_mask, ones], 1), cache)
+        count = ids.shape[1]
+        return Hidden(hidden.states[:, -count:], hidden.last[:, -count:])
 
     def run_decoder(self, encoded: Tensor, prompts: Padded, decoder_ids: Tensor) -> Hidden:
         """Return the states of an encoder-decoder model's decoder, which predict the token after each of `decoder_ids`.
@@ -98,45 +97,63 @@ class TextModel:
         )
 
     def _run(self, part: Any, **inputs: Any) -> Hidden:
-        output = part(**inputs, output_hidden_states=self.layer != -1, return_dict=True)
-        return self._pick(output.last_hidden_state, output.hidden_states)
+        with self._reader.watch() as finish:
+            output = part(**inputs, output_hidden_states=self._reader.needs_all, return_dict=True)
+        last = output.last_hidden_state
+        return Hidden(finish(last, output.hidden_states), last)
 
-    def _run_cached(self, ids: Tensor, mask: Tensor, cache: Any) -> Any:
-        """Run a causal model over the tokens after those in the cache. The mask covers both; padding is on the left."""
+    def _run_cached(self, ids: Tensor, mask: Tensor, cache: Any) -> tuple[Hidden, Any]:
+        """Run a causal model over the tokens after those in the cache, and return their states and the cache.
+
+        The mask covers both; padding is on the left.
+        """
         base = self.model.base_model
         # Models that bias the attention instead of adding positions have no such argument.
         takes_positions = "position_ids" in inspect.signature(base.forward).parameters
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        return base(
-            input_ids=ids,
-            attention_mask=mask,
-            **({"position_ids": positions} if takes_positions else {}),
-            past_key_values=cache,
-            output_hidden_states=self.layer != -1,
-            use_cache=True,
-            return_dict=True,
-        )
-
-    def _pick(self, last: Tensor, hidden: Any, logits: Tensor | None = None) -> Hidden:
-        states = last if self.layer == -1 else hidden[self.layer]
-        return Hidden(states, last, 1 if hidden is None else len(hidden), logits)
-
-    def _classify(self, prompts: Padded) -> Hidden:
-        """Compute logits and states in one pass: a hook sees the last state, which the classifier does not return."""
-        seen: list[Any] = []
-        hook = self.model.base_model.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
-        try:
-            output = self.model(
-                input_ids=prompts.ids,
-                attention_mask=prompts.mask,
-                output_hidden_states=self.layer != -1,
+        with self._reader.watch() as finish:
+            output = base(
+                input_ids=ids,
+                attention_mask=mask,
+                **({"position_ids": positions} if takes_positions else {}),
+                past_key_values=cache,
+                output_hidden_states=self._reader.needs_all,
+                use_cache=True,
                 return_dict=True,
             )
-        finally:
-            hook.remove()
-        if "encoder_last_hidden_state" in seen[0]:
-            return self._pick(seen[0].encoder_last_hidden_state, seen[0].encoder_hidden_states, output.logits)
-        return self._pick(seen[0].last_hidden_state, seen[0].hidden_states, output.logits)
+        last = output.last_hidden_state
+        # A recurrent model has another kind of memory.
+        return Hidden(finish(last, output.hidden_states), last), getattr(output, "past_key_values", None)
+
+    def _classify(self, prompts: Padded) -> Hidden:
+        """Compute logits and states in one pass."""
+        with self._reader.watch() as finish:
+            last, hidden, logits = _classify(self.model, prompts.ids, prompts.mask, all_layers=self._reader.needs_all)
+        return Hidden(finish(last, hidden), last, logits)
+
+
+def _find_module(model: Any, kind: Kind, mode: Mode) -> Any:
+    """Return the part of a model that makes the states of a mode."""
+    whole = model.base_model if kind in ("causal", "classifier") else model
+    if not model.config.is_encoder_decoder:
+        return whole
+    return whole.get_encoder() if mode == "input" else whole.get_decoder()
+
+
+def _classify(model: Any, ids: Tensor, mask: Tensor | None, *, all_layers: bool) -> tuple[Tensor, Any, Tensor]:
+    """Return the last state, the states of all layers if they are wanted, and the logits of a classifier.
+
+    A hook sees the last state, which the classifier does not return.
+    """
+    seen: list[Any] = []
+    hook = model.base_model.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    try:
+        output = model(input_ids=ids, attention_mask=mask, output_hidden_states=all_layers, return_dict=True)
+    finally:
+        hook.remove()
+    if "encoder_last_hidden_state" in seen[0]:
+        return seen[0].encoder_last_hidden_state, seen[0].encoder_hidden_states, output.logits
+    return seen[0].last_hidden_state, seen[0].hidden_states, output.logits
 
 
 def compute_token_logprobs(model: Any, states: Tensor, tokens: Tensor) -> Tensor:
@@ -189,47 +206,60 @@ class Probe:
     """The shape of a model.
 
     Attributes:
-        dim: D of the requested layer.
-        layer: the number of that layer, as returned by `resolve_layer`.
-        layers: the number of hidden layers.
+        dim: D of the requested layers.
+        reader: makes the states of the layers.
         classes: the number of logits of a classifier; 0 for other models.
     """
 
     dim: int
-    layer: int
-    layers: int
+    reader: LayerReader
     classes: int
 
 
-def probe_model(loaded: LoadedTextModel, name: str, mode: Mode, layer: int, *, with_head: bool) -> Probe:
-    """Return the shape of a model, found by a pass over one token, because configurations name it in many ways.
+def probe_model(loaded: LoadedTextModel, name: str, mode: Mode, layers: LayersLike, *, with_head: bool) -> Probe:
+    """Return the shape of a model, found by a pass over a few tokens, because configurations name it in many ways.
 
-    Raise InputError if the model has no states for token ids, or no such layer, or, `with_head`, an unknown head.
+    Raise InputError if the model has no states for token ids, or no such layers, or, `with_head`, an unknown head.
     """
-    # Some classifiers need an end-of-sequence token.
-    end = getattr(loaded.config, "eos_token_id", None) if loaded.kind == "classifier" else 0
-    one = torch.full((1, 1), end if isinstance(end, int) else 0, dtype=torch.int64, device=loaded.model.device)
+    model, kind = loaded.model, loaded.kind
     try:
-        with torch.inference_mode():
-            layers = _read_one(loaded, mode, 0, one).layers
+        ids = _make_probe_ids(loaded)
+        search = StackSearch(_find_module(model, kind, mode))
+        with torch.inference_mode(), search.watch():
+            last, hidden, logits = _run_probe(model, kind, mode, ids)
+        depth = len(hidden) - 1
     except Exception as error:  # a model for other inputs may fail in any way
         raise InputError(
-            f"The model {name!r} ({type(loaded.model).__name__}) gives no hidden states for token ids: "
+            f"The model {name!r} ({type(model).__name__}) gives no hidden states for token ids: "
             "allowed are text encoders, causal language models and encoder-decoder models."
         ) from error
-    layer = resolve_layer(layer, layers, name)
+    reader = search.find(resolve_layers(layers, kind, depth, name), last, hidden)
     with torch.inference_mode():
-        hidden = _read_one(loaded, mode, layer, one)
         if with_head:
-            inputs = {"input_ids": one} if loaded.kind == "causal" else {"input_ids": one, "decoder_input_ids": one}
-            logits = loaded.model(**inputs, return_dict=True).logits
-            _check_head(loaded.model, hidden.last.flatten(0, 1), logits.flatten(0, 1), name)
-    classes = 0 if hidden.logits is None else hidden.logits.shape[-1]
-    return Probe(hidden.states.shape[-1], layer, layers, classes)
+            inputs = {"input_ids": ids} if kind == "causal" else {"input_ids": ids, "decoder_input_ids": ids}
+            own = model(**inputs, return_dict=True).logits
+            _check_head(model, last.flatten(0, 1), own.flatten(0, 1), name)
+    return Probe(hidden[reader.layers.numbers[0]].shape[-1], reader, 0 if logits is None else logits.shape[-1])
 
 
-def _read_one(loaded: LoadedTextModel, mode: Mode, layer: int, one: Tensor) -> Hidden:
-    model, padded = TextModel(loaded.model, loaded.kind, layer), Padded(one, None, torch.ones(1, dtype=torch.int64))
-    if mode == "input" or loaded.kind == "causal":
-        return model.read(padded)
-    return model.run_decoder(TextModel(loaded.model, loaded.kind).read(padded).last, padded, one)
+def _make_probe_ids(loaded: LoadedTextModel) -> Tensor:
+    """Return a few token ids `[1, N]`, not one alone, because the embedding of a padding token may be zero."""
+    known = loaded.model.get_input_embeddings().num_embeddings
+    ids = [token % known for token in range(min(3, loaded.context))]
+    # Some classifiers need an end-of-sequence token.
+    end = getattr(loaded.config, "eos_token_id", None) if loaded.kind == "classifier" else None
+    return torch.tensor([[*ids[:-1], end] if isinstance(end, int) else ids], device=loaded.model.device)
+
+
+def _run_probe(model: Any, kind: Kind, mode: Mode, ids: Tensor) -> tuple[Tensor, Any, Tensor | None]:
+    """Return the last state, the states of all layers, and the logits of a classifier."""
+    if kind == "classifier":
+        return _classify(model, ids, None, all_layers=True)
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if kind == "encoder-decoder" and mode != "input":
+        read = _find_module(model, kind, "input")(input_ids=ids, return_dict=True)
+        inputs |= {"encoder_hidden_states": read.last_hidden_state, "use_cache": False}
+    elif kind == "causal":
+        inputs["use_cache"] = False
+    output = _find_module(model, kind, mode)(**inputs, output_hidden_states=True, return_dict=True)
+    return output.last_hidden_state, output.hidden_states, None

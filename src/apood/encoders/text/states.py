@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from apood.encoders.base.hidden import LayerReader
 from apood.encoders.base.pretrained import Kind
 from apood.encoders.text.generation import Generated, Generator, Prompt, Samples, draw_numbers, read_prompts
 from apood.encoders.text.model import Hidden, Mode, TextModel, compute_token_logprobs
@@ -30,7 +31,7 @@ class TextPass:
         model: a model of transformers.
         kind: what the model does with text.
         mode: `input` for the states of the text, `output` for those of the output, `reference` for those of a target.
-        layer: the layer that states are taken from.
+        reader: makes the states of the chosen layers, found by `probe_model` for the same mode.
         fill: the id to pad with.
         special_ids: tokens whose states are left out.
         logprobs: whether to compute the channel `token_logprobs`.
@@ -45,7 +46,7 @@ class TextPass:
         kind: Kind,
         *,
         mode: Mode,
-        layer: int,
+        reader: LayerReader,
         fill: int,
         special_ids: Tensor | None,
         logprobs: bool,
@@ -53,7 +54,7 @@ class TextPass:
         samples: int = 0,
         seed: int = 0,
     ) -> None:
-        self._model = TextModel(model, kind, layer)
+        self._model = TextModel(model, kind, reader)
         self._reader = TextModel(model, kind)  # a decoder always attends to the encoder's last state
         self._mode, self._fill, self._special_ids, self._logprobs = mode, fill, special_ids, logprobs
         self._generator, self._samples, self._seed = generator, samples, seed
@@ -65,7 +66,7 @@ class TextPass:
         return self._run_output(sources) if targets is None else self._run_reference(sources, targets)
 
     def compute_input(self, prompt: Prompt, sources: Ragged) -> dict[str, Rows]:
-        """Return the states and channels of mode `input` from prompts that were read at this layer."""
+        """Return the states and channels of mode `input` from prompts that were read at these layers."""
         width = prompt.padded.ids.shape[1]
         first = None if prompt.encoder_decoder else width - sources.lengths
         return self._compute_sources(prompt.hidden, sources, width, first)
