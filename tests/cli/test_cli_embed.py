@@ -211,7 +211,7 @@ def test_a_text_without_predicted_tokens_is_reported(apood, language_model, file
 
 
 def test_an_encoder_is_reproduced_with_all_its_settings(apood, language_model, files, tmp_path):
-    options = ("--layer", 1, "--template", "word1 {text} word2", "--max-tokens", 9, "--dtype", "float32")
+    options = ("--layers", 1, "--template", "word1 {text} word2", "--max-tokens", 9, "--dtype", "float32")
     apood("embed", files / "train.jsonl", "--model", language_model, "--out", tmp_path / "store", *options)
     apood("fit", tmp_path / "store", "--method", "mahalanobis", "--out", tmp_path / "detector")
     rows = rows_of(apood("score", tmp_path / "detector", files / "train.jsonl"))
@@ -278,7 +278,7 @@ def test_score_refuses_input_without_any_good_record(refused, calibrated, tmp_pa
         (["--samples", "2"], "no samples"),
         (["--logprobs"], "no logprobs in mode input"),
         (["--mode", "reference"], "does not say where its targets are"),
-        (["--layer", "9"], "Layer 9 of 'tiny-bert' does not exist"),
+        (["--layers", "9"], "Layer 9 of 'tiny-bert' does not exist"),
         (["--template", "no place"], "{text}"),
     ],
 )

@@ -37,11 +37,11 @@ def test_embed_options_reach_the_encoder(apood, model, texts, tmp_path):
     out = tmp_path / "store"
     result = apood(
         "embed", tmp_path / "texts.csv", "--field", "body", "--model", model, "--out", out, "--max-tokens", 5,
-        "--layer", 1, "--dtype", "float32", "--limit", 7,
+        "--layers", 1, "--dtype", "float32", "--limit", 7,
     )  # fmt: skip
     store = TokenStore(out)
     assert len(store) == 7 and store.dtype == torch.float32 and int(store.lengths.max()) == 5
-    assert store.encoder["layer"] == 1 and store.encoder["max_tokens"] == 5
+    assert store.encoder["layers"] == "1" and store.encoder["max_tokens"] == 5
     long = sum(len(text.split()) > 5 for text in texts["test"][:7])
     assert f"{long} cut at 5 tokens" in result.stdout
 

@@ -17,7 +17,7 @@ from apood.support.errors import DataWarning, InputError
 from apood.tokens.batch import TokenBatch
 
 DIM = 8
-ENCODER = {"model": "a/model", "layer": -1, "mode": "input"}
+ENCODER = {"model": "a/model", "layers": "-1", "mode": "input"}
 CHANNELS = set(side_channels(1))
 TOKENS_ALONE = {"tokens"}
 
@@ -176,10 +176,10 @@ def test_another_encoder_is_refused(new, fit, train, test_set, stored):
     assert detector.encoder_ == ENCODER
     same = detector.score_samples(stored(test_set, ENCODER, "same"))
     assert np.array_equal(detector.score_samples(test_set), same), "tokens in memory are trusted"
-    other = stored(test_set, ENCODER | {"layer": 3}, "other")
+    other = stored(test_set, ENCODER | {"layers": "3"}, "other")
     sentence = (
-        r"^The tokens come from another encoder \(layer 3\) than those that this [a-z-]+ detector was fitted on "
-        r"\(layer -1\)\.$"
+        r"^The tokens come from another encoder \(layers 3\) than those that this [a-z-]+ detector was fitted on "
+        r"\(layers -1\)\.$"
     )
     for action in (detector.score_samples, detector.calibrate):
         with pytest.raises(InputError, match=sentence):
@@ -221,8 +221,8 @@ def test_aux_where_it_is_used(new, train, test_set, aux, stored, looks_at):
     if "tokens" in looks_at:
         with pytest.raises(InputError, match=r"^The AUX tokens have D=5, the ID tokens have D=8\.$"):
             new().fit(train, replace(aux, values=aux.values[:, :5]))
-    stores = stored(train, ENCODER, "id"), stored(aux, ENCODER | {"layer": 3}, "other")
+    stores = stored(train, ENCODER, "id"), stored(aux, ENCODER | {"layers": "3"}, "other")
     with pytest.raises(
-        InputError, match=r"^The AUX tokens come from another encoder \(layer 3\) than the ID tokens \(layer -1\)\.$"
+        InputError, match=r"^The AUX tokens come from another encoder \(layers 3\) than the ID tokens \(layers -1\)\.$"
     ):
         new().fit(*stores)

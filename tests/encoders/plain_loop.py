@@ -1,5 +1,6 @@
 """The expected results of the encoder, from transformers alone: one text at a time, without padding."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,22 +17,32 @@ class Plain(NamedTuple):
     loss: float | None
 
 
-class PlainLoop:
-    """A model of transformers that can generate."""
+def pick_states(last: torch.Tensor, hidden: Sequence[torch.Tensor], layers: int | str) -> torch.Tensor:
+    """Return the states of one layer, or the mix of several, from the states of all layers."""
+    if isinstance(layers, int):
+        return last if layers == -1 else hidden[layers]
+    everything = [*hidden[:-1], last]
+    named = layers.removeprefix("mix").removeprefix(":")
+    numbers = map(int, named.split(",")) if named else range(1, len(hidden))
+    return torch.stack([torch.nn.functional.normalize(everything[number], dim=-1) for number in numbers]).mean(0)
 
-    def __init__(self, folder: Path, layer: int = -1) -> None:
+
+class PlainLoop:
+    """A model of transformers that can generate; its states are those of the default layers, or of others."""
+
+    def __init__(self, folder: Path, layers: int | str | None = None) -> None:
         self.causal = folder.name in CAUSAL
         kind = transformers.AutoModelForCausalLM if self.causal else transformers.AutoModelForSeq2SeqLM
         self.model: Any = kind.from_pretrained(folder)
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-        self.layer = layer
+        self.layers = ("mix" if self.causal else -1) if layers is None else layers
 
     @torch.no_grad()
     def input(self, text: str) -> Plain:
         ids = self.tokenizer(text)["input_ids"]
         if not self.causal:
             output = self.model.get_encoder()(torch.tensor([ids]), output_hidden_states=True)
-            states = output.last_hidden_state if self.layer == -1 else output.hidden_states[self.layer]
+            states = pick_states(output.last_hidden_state, output.hidden_states, self.layers)
             return Plain(states[0], ids, None)
         both = torch.tensor([ids])
         loss = float(self.model(both, labels=both).loss) if len(ids) > 1 else None
@@ -67,9 +78,9 @@ class PlainLoop:
             prompt, labels=torch.tensor([new]), decoder_input_ids=torch.tensor([[start, *new[:-1]]]),
             output_hidden_states=True,
         )  # fmt: skip
-        return Plain(output.decoder_hidden_states[self.layer][0], new, float(output.loss))
+        hidden = output.decoder_hidden_states
+        return Plain(pick_states(hidden[-1], hidden, self.layers)[0], new, float(output.loss))
 
     def _causal(self, ids: torch.Tensor) -> torch.Tensor:
         output = self.model.base_model(ids, output_hidden_states=True)
-        states: torch.Tensor = output.last_hidden_state if self.layer == -1 else output.hidden_states[self.layer]
-        return states
+        return pick_states(output.last_hidden_state, output.hidden_states, self.layers)

@@ -51,7 +51,7 @@ def reference(folder: Path, sound: Sound, layer: int) -> tuple[torch.Tensor, tor
 
 @pytest.mark.parametrize("layer", [-1, 0, 3])
 def test_states_and_logits_equal_batches_of_one(folder: Path, sounds: list[Sound], layer: int) -> None:
-    batch = AudioEncoder(folder, layer=layer, device="cpu").encode(sounds)
+    batch = AudioEncoder(folder, layers=layer, device="cpu").encode(sounds)
     assert (len(batch), batch.dim, batch.dtype) == (len(sounds), 16, torch.float32)
     logits = batch.channels["logits"]
     assert set(logits.lengths.tolist()) == {1}
@@ -62,10 +62,10 @@ def test_states_and_logits_equal_batches_of_one(folder: Path, sounds: list[Sound
 
 
 def test_the_last_layer_is_normalised_and_the_one_with_its_number_is_not(folder: Path, sounds: list[Sound]) -> None:
-    last, before = (AudioEncoder(folder, layer=layer, device="cpu").encode(sounds[:2]) for layer in (-1, 3))
+    last, before = (AudioEncoder(folder, layers=layer, device="cpu").encode(sounds[:2]) for layer in (-1, 3))
     assert not torch.allclose(last.values, before.values, atol=0.1)
-    assert torch.equal(before.values, AudioEncoder(folder, layer=3, device="cpu").encode(sounds[:2]).values)
-    assert AudioEncoder(folder, layer=-3, device="cpu").identity["layer"] == 1
+    assert torch.equal(before.values, AudioEncoder(folder, layers=3, device="cpu").encode(sounds[:2]).values)
+    assert AudioEncoder(folder, layers=-3, device="cpu").identity["layers"] == "1"
 
 
 def test_padding_gives_no_tokens(folder: Path, sounds: list[Sound]) -> None:
@@ -130,9 +130,9 @@ def test_the_identity_knows_the_spectrogram(folder: Path, tmp_path: Path) -> Non
     config = json.loads((other / "preprocessor_config.json").read_text())
     (other / "preprocessor_config.json").write_text(json.dumps(config | {"mean": -5.0}))
     identity = AudioEncoder(folder, device="cpu").identity
-    assert {key: identity[key] for key in ("model", "layer", "mode", "max_tokens")} == {
+    assert {key: identity[key] for key in ("model", "layers", "mode", "max_tokens")} == {
         "model": "tiny-ast",
-        "layer": -1,
+        "layers": "mix",
         "mode": "input",
         "max_tokens": 21,
     }
@@ -164,7 +164,7 @@ def test_models_that_cannot_be_used_are_refused(folder: Path, tmp_path: Path) ->
         return Path(shutil.copytree(folder, tmp_path / name))
 
     copy("good")
-    assert "Layer 4 of 'good' does not exist" in refused("good", layer=4)
+    assert "Layer 4 of 'good' does not exist" in refused("good", layers=4)
     assert "computes in float16" in refused("good", dtype=torch.int32)
     (copy("unprepared") / "preprocessor_config.json").unlink()
     assert "has no preprocessor_config.json" in refused("unprepared")
@@ -176,7 +176,7 @@ def test_models_that_cannot_be_used_are_refused(folder: Path, tmp_path: Path) ->
     assert "cannot be loaded" in refused("cut")
     bert = copy("text")
     (bert / "config.json").write_text('{"model_type": "bert"}')
-    assert "not an audio spectrogram transformer" in refused("text")
+    assert "neither an audio spectrogram transformer nor Whisper" in refused("text")
     assert (is_audio_model(tmp_path / "good"), is_audio_model(bert), is_audio_model(tmp_path)) == (True, False, False)
 
 

@@ -30,11 +30,11 @@ def change_one_weight(folder: Path) -> None:
 
 
 def test_identity_names_everything_that_decides_the_tokens(models: Models) -> None:
-    found = TextEncoder(models("bert"), max_tokens=20, layer=-2, device="cpu").identity
+    found = TextEncoder(models("bert"), max_tokens=20, layers=-2, device="cpu").identity
     assert found == {
         "model": "bert",
         "revision": None,
-        "layer": 2,
+        "layers": "2",
         "mode": "input",
         "max_tokens": 20,
         "fingerprint": fingerprint(models("bert")),
@@ -50,9 +50,9 @@ def test_a_copy_elsewhere_is_the_same_encoder(models: Models, tmp_path: Path) ->
     assert there["model"] == "other name"
     assert same_encoder(here, there)
     assert same_encoder(
-        TextEncoder(copy, layer=-2, device="cpu").identity, TextEncoder(copy, layer=2, device="cpu").identity
+        TextEncoder(copy, layers=-2, device="cpu").identity, TextEncoder(copy, layers=2, device="cpu").identity
     )
-    assert not same_encoder(here, TextEncoder(copy, layer=2, device="cpu").identity)
+    assert not same_encoder(here, TextEncoder(copy, layers=2, device="cpu").identity)
     assert not same_encoder(here, TextEncoder(copy, max_tokens=5, device="cpu").identity)
 
 
@@ -114,12 +114,12 @@ def test_another_tokenizer_or_configuration_is_another_encoder(models: Models, t
 
 
 def test_names_decide_without_a_fingerprint() -> None:
-    described = {"model": "a", "layer": -1}
+    described = {"model": "a", "layers": "-1"}
     assert same_encoder(described, dict(described))
-    assert not same_encoder(described, {"model": "b", "layer": -1})
+    assert not same_encoder(described, {"model": "b", "layers": "-1"})
     assert not same_encoder(described, {"model": "a"})
     assert not same_encoder(described, described | {"fingerprint": "0"})
-    assert same_encoder(described | {"fingerprint": "0"}, {"model": "b", "layer": -1, "fingerprint": "0"})
+    assert same_encoder(described | {"fingerprint": "0"}, {"model": "b", "layers": "-1", "fingerprint": "0"})
 
 
 def test_weights_in_several_files_are_loaded_and_counted(models: Models, tmp_path: Path) -> None:

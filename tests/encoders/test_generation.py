@@ -9,16 +9,26 @@ from typing import Any
 
 import pytest
 import torch
-from plain_loop import PlainLoop
+from plain_loop import PlainLoop, pick_states
 from tiny_models import CAUSAL, ENCODER_DECODER
 
+from apood.encoders.base.pretrained import Kind, LoadedTextModel
 from apood.encoders.text import generation
 from apood.encoders.text.encoder import TextEncoder
 from apood.encoders.text.generation import Prompt, draw_numbers, read_prompts
-from apood.encoders.text.model import TextModel
+from apood.encoders.text.model import TextModel, probe_model
 from apood.tokens.batch import Ragged
 
 Models = Callable[[str], Path]
+
+
+def make_text_model(loop: PlainLoop) -> TextModel:
+    """Return the model of a loop, which makes states of the same layers."""
+    kind: Kind = "causal" if loop.causal else "encoder-decoder"
+    probe = probe_model(
+        LoadedTextModel(loop.model, loop.model.config, kind), "a", "input", loop.layers, with_head=False
+    )
+    return TextModel(loop.model, kind, probe.reader)
 
 
 def get_states(prompt: Prompt, index: int) -> torch.Tensor:
@@ -28,12 +38,13 @@ def get_states(prompt: Prompt, index: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("family", "layer"), [*((family, -1) for family in (*CAUSAL, *ENCODER_DECODER)), ("llama", 1), ("t5", 1)]
+    ("family", "layers"),
+    [(family, layers) for family in (*CAUSAL, *ENCODER_DECODER) for layers in (-1, "mix")] + [("llama", 1), ("t5", 1)],
 )
 def test_a_prompt_is_read_once_for_its_states_and_for_generation(
-    models: Models, texts: list[str], family: str, layer: int
+    models: Models, texts: list[str], family: str, layers: int | str
 ) -> None:
-    loop = PlainLoop(models(family), layer)
+    loop = PlainLoop(models(family), layers)
     rows = [loop.tokenizer(text)["input_ids"] for text in texts[:6]]
     tokens = Ragged.from_lengths(torch.tensor(list(chain.from_iterable(rows))), [len(row) for row in rows])
     read: list[int] = []
@@ -42,9 +53,10 @@ def test_a_prompt_is_read_once_for_its_states_and_for_generation(
         lambda _module, inputs, options, _output: read.append((inputs or [options["input_ids"]])[0].shape[1]),
         with_kwargs=True,
     )
-    kind = "causal" if loop.causal else "encoder-decoder"
+    model = make_text_model(loop)
+    read.clear()
     with torch.inference_mode():
-        prompt = read_prompts(TextModel(loop.model, kind, layer), tokens, fill=0)  # type: ignore[arg-type]
+        prompt = read_prompts(model, tokens, fill=0)
         beams = loop.model.generate(**prompt.make_arguments(2), num_beams=2, max_new_tokens=4, pad_token_id=0)
         greedy = loop.model.generate(**prompt.make_arguments(), max_new_tokens=4, pad_token_id=0)
     hook.remove()
@@ -68,9 +80,8 @@ def test_generation_continues_from_selected_prompts(
     loop = PlainLoop(models(family))
     rows = [loop.tokenizer(text)["input_ids"] for text in texts[:6]]
     tokens = Ragged.from_lengths(torch.tensor(list(chain.from_iterable(rows))), [len(row) for row in rows])
-    kind = "causal" if loop.causal else "encoder-decoder"
     with torch.inference_mode():
-        prompt = read_prompts(TextModel(loop.model, kind), tokens, fill=0)  # type: ignore[arg-type]
+        prompt = read_prompts(make_text_model(loop), tokens, fill=0)
         some = prompt.select(chosen)
         generated = loop.model.generate(**some.make_arguments(), max_new_tokens=4, pad_token_id=0)
         after = loop.model.generate(**prompt.make_arguments(), max_new_tokens=4, pad_token_id=0)
@@ -83,14 +94,16 @@ def test_generation_continues_from_selected_prompts(
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["after a cache", "without a cache"])
-@pytest.mark.parametrize(("family", "layer"), [*((family, -1) for family in CAUSAL), ("llama", 1)])
+@pytest.mark.parametrize(
+    ("family", "layers"), [*((family, layers) for family in CAUSAL for layers in (-1, "mix")), ("llama", 1)]
+)
 def test_a_causal_model_reads_on_after_prompts(
-    models: Models, texts: list[str], family: str, known: bool, layer: int
+    models: Models, texts: list[str], family: str, known: bool, layers: int | str
 ) -> None:
-    loop = PlainLoop(models(family), layer)
+    loop = PlainLoop(models(family), layers)
     rows = [loop.tokenizer(text)["input_ids"] for text in texts[:5]]
     tokens = Ragged.from_lengths(torch.tensor(list(chain.from_iterable(rows))), [len(row) for row in rows])
-    model = TextModel(loop.model, "causal", layer)
+    model = make_text_model(loop)
     after = torch.randint(4, 44, (5, 3), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         prompt = read_prompts(model, tokens, fill=0)
@@ -98,7 +111,7 @@ def test_a_causal_model_reads_on_after_prompts(
         for number, row in enumerate(rows):
             whole = torch.tensor([*row, *after[number].tolist()])[None]
             hidden = loop.model.base_model(whole, output_hidden_states=True, use_cache=False)
-            states = hidden.last_hidden_state if layer == -1 else hidden.hidden_states[layer]
+            states = pick_states(hidden.last_hidden_state, hidden.hidden_states, layers)
             wanted = states[0, len(row) - 1 : len(row) + 2]
             torch.testing.assert_close(found[number], wanted, atol=1e-5, rtol=1e-5)
 

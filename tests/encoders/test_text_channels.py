@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from plain_loop import PlainLoop
+from plain_loop import PlainLoop, pick_states
 from tiny_models import ENDS, word_tokenizer
 
 from apood.detectors.entropy import Entropy
@@ -193,10 +193,10 @@ def test_an_unknown_head_is_refused(models: Models, monkeypatch: pytest.MonkeyPa
     TextEncoder(models("llama"), logprobs=False, device="cpu")
 
 
-@pytest.mark.parametrize("layer", [-1, 1])
-def test_a_classifier_gives_logits_beside_its_tokens(models: Models, texts: list[str], layer: int) -> None:
+@pytest.mark.parametrize("layers", [-1, 1, "mix"])
+def test_a_classifier_gives_logits_beside_its_tokens(models: Models, texts: list[str], layers: int | str) -> None:
     folder = models("bert_classifier")
-    batch = TextEncoder(folder, layer=layer, device="cpu").encode(texts)
+    batch = TextEncoder(folder, layers=layers, device="cpu").encode(texts)
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
     model: Any = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     assert batch.channels["logits"].values.shape == (300, 5)
@@ -205,30 +205,35 @@ def test_a_classifier_gives_logits_beside_its_tokens(models: Models, texts: list
         for text, logits, states in zip(texts[:20], batch.channels["logits"], batch, strict=False):
             output = model(torch.tensor([tokenizer(text)["input_ids"]]), output_hidden_states=True)
             torch.testing.assert_close(logits, output.logits, atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(states, output.hidden_states[layer][0], atol=1e-5, rtol=1e-5)
+            expected = pick_states(output.hidden_states[-1], output.hidden_states, layers)
+            torch.testing.assert_close(states, expected[0], atol=1e-5, rtol=1e-5)
     assert len(MSP().fit(batch).score_samples(batch)) == 300
 
 
+@pytest.mark.parametrize("layers", [-1, "mix"])
 @pytest.mark.parametrize("pad", [None, 0])
 def test_a_causal_classifier_with_and_without_padding_token(
-    models: Models, texts: list[str], tmp_path: Path, pad: int | None
+    models: Models, texts: list[str], tmp_path: Path, pad: int | None, layers: int | str
 ) -> None:
     config = transformers.AutoConfig.from_pretrained(models("llama"))
     config.pad_token_id, config.num_labels = pad, 3
     model: Any = transformers.LlamaForSequenceClassification(config).eval()
     model.save_pretrained(tmp_path)
     word_tokenizer().save_pretrained(tmp_path)
-    batch = TextEncoder(tmp_path, device="cpu").encode(texts[:20])
+    batch = TextEncoder(tmp_path, layers=layers, device="cpu").encode(texts[:20])
     with torch.no_grad():
         for text, logits, states in zip(texts[:20], batch.channels["logits"], batch, strict=True):
             output = model(torch.tensor([word_tokenizer()(text)["input_ids"]]))
             torch.testing.assert_close(logits, output.logits, atol=1e-5, rtol=1e-5)
-            hidden = model.base_model(torch.tensor([word_tokenizer()(text)["input_ids"]])).last_hidden_state
-            torch.testing.assert_close(states, hidden[0], atol=1e-5, rtol=1e-5)
+            ids = torch.tensor([word_tokenizer()(text)["input_ids"]])
+            inner = model.base_model(ids, output_hidden_states=True)
+            expected = pick_states(inner.last_hidden_state, inner.hidden_states, layers)
+            torch.testing.assert_close(states, expected[0], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("layers", [-1, 1, "mix"])
 def test_an_encoder_decoder_classifier_gives_its_encoder_and_logits(
-    models: Models, texts: list[str], tmp_path: Path
+    models: Models, texts: list[str], tmp_path: Path, layers: int | str
 ) -> None:
     config = transformers.AutoConfig.from_pretrained(models("bart"))
     config.num_labels = 3
@@ -236,12 +241,13 @@ def test_an_encoder_decoder_classifier_gives_its_encoder_and_logits(
     model.save_pretrained(tmp_path)
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(models("bart"))
     tokenizer.save_pretrained(tmp_path)
-    batch = TextEncoder(tmp_path, device="cpu").encode(texts[:20])
+    batch = TextEncoder(tmp_path, layers=layers, device="cpu").encode(texts[:20])
     with torch.no_grad():
         for text, logits, states in zip(texts[:20], batch.channels["logits"], batch, strict=True):
-            output = model(torch.tensor([tokenizer(text)["input_ids"]]))
+            output = model(torch.tensor([tokenizer(text)["input_ids"]]), output_hidden_states=True)
             torch.testing.assert_close(logits, output.logits, atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(states, output.encoder_last_hidden_state[0], atol=1e-5, rtol=1e-5)
+            expected = pick_states(output.encoder_last_hidden_state, output.encoder_hidden_states, layers)
+            torch.testing.assert_close(states, expected[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.gpu

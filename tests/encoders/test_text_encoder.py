@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from plain_loop import pick_states
 from tiny_models import FAMILIES, WORDS, word_tokenizer
 
 from apood.encoders.text.encoder import TextEncoder
@@ -20,7 +21,7 @@ from apood.tokens.batch import decode_texts
 Models = Callable[[str], Path]
 
 
-def reference(folder: Path, texts: list[str], layer: int) -> list[torch.Tensor]:
+def reference(folder: Path, texts: list[str], layers: int | str) -> list[torch.Tensor]:
     """Return the states of single texts, without padding, from the model of transformers."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder)
@@ -29,20 +30,32 @@ def reference(folder: Path, texts: list[str], layer: int) -> list[torch.Tensor]:
     with torch.no_grad():
         for text in texts:
             output = model(torch.tensor([tokenizer(text)["input_ids"]]), output_hidden_states=True)
-            states.append((output.last_hidden_state if layer == -1 else output.hidden_states[layer])[0])
+            states.append(pick_states(output.last_hidden_state, output.hidden_states, layers)[0])
     return states
 
 
 @pytest.mark.parametrize(
-    ("family", "layer"),
-    [("bert", -1), ("bert", 1), ("bert_classifier", -1), ("roberta", -1), ("llama", -1), ("llama", 1), ("t5", -1)],
+    ("family", "layers"),
+    [
+        ("bert", -1),
+        ("bert", 1),
+        ("bert_classifier", -1),
+        ("roberta", -1),
+        ("llama", -1),
+        ("llama", 1),
+        ("t5", -1),
+        *((family, "mix") for family in FAMILIES),
+        ("distilbert", "mix:0,3"),
+        ("modern_bert", 2),
+        ("albert", 2),
+    ],
 )
 def test_states_equal_those_of_single_texts_in_the_order_given(
-    models: Models, texts: list[str], family: str, layer: int
+    models: Models, texts: list[str], family: str, layers: int | str
 ) -> None:
     folder = models(family)
-    batch = TextEncoder(folder, layer=layer, device="cpu").encode(texts)
-    expected = reference(folder, texts[:60], layer)
+    batch = TextEncoder(folder, layers=layers, device="cpu").encode(texts)
+    expected = reference(folder, texts[:60], layers)
     assert len(batch) == len(texts)
     assert batch.dim == 16
     for states, one in zip(batch, expected, strict=False):
@@ -138,10 +151,10 @@ def test_dtype_is_that_of_the_states(models: Models, texts: list[str]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layer", [-1, 1])
-def test_a_gpu_gives_the_same_states(models: Models, texts: list[str], layer: int) -> None:
-    on_gpu = TextEncoder(models("llama"), layer=layer, device="cuda", dtype=torch.float32).encode(texts)
-    on_cpu = TextEncoder(models("llama"), layer=layer, device="cpu").encode(texts)
+@pytest.mark.parametrize("layers", [-1, 1, "mix"])
+def test_a_gpu_gives_the_same_states(models: Models, texts: list[str], layers: int | str) -> None:
+    on_gpu = TextEncoder(models("llama"), layers=layers, device="cuda", dtype=torch.float32).encode(texts)
+    on_cpu = TextEncoder(models("llama"), layers=layers, device="cpu").encode(texts)
     assert on_gpu.values.device.type == "cpu"
     torch.testing.assert_close(on_gpu.values, on_cpu.values, atol=1e-4, rtol=1e-4)
 
@@ -197,8 +210,8 @@ def test_bad_arguments_are_refused(models: Models, tmp_path: Path) -> None:
     bert = models("bert")
     assert "max_tokens" in refused(bert, max_tokens=0)
     assert "at least 3 for 'bert'" in refused(bert, max_tokens=2)
-    assert "Layer 4 of 'bert' does not exist" in refused(bert, layer=4)
-    assert "Layer -5 " in refused(bert, layer=-5)
+    assert "Layer 4 of 'bert' does not exist" in refused(bert, layers=4)
+    assert "Layer -5 " in refused(bert, layers=-5)
     assert "float32" in refused(bert, dtype=torch.int64)
     assert "'nonsense'" in refused(bert, device="nonsense")
     assert "'cuda:99'" in refused(bert, device="cuda:99")

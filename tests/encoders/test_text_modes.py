@@ -20,7 +20,7 @@ from apood.tokens.identity import same_encoder
 
 Models = Callable[[str], Path]
 GENERATING = (*CAUSAL, *ENCODER_DECODER)
-LAST = [(family, -1) for family in GENERATING]
+LAST_AND_MIX: list[tuple[str, int | str]] = [(family, layers) for family in GENERATING for layers in (-1, "mix")]
 NEW = 9
 
 
@@ -44,9 +44,12 @@ def mean_losses(batch: Any) -> torch.Tensor:
     return torch.stack([-row.mean() for row in batch.channels["token_logprobs"]])
 
 
-@pytest.mark.parametrize(("family", "layer"), [*LAST, ("llama", 0), ("llama", 1), ("t5", 0), ("t5", 1)])
-def test_input(models: Models, few: list[str], family: str, layer: int) -> None:
-    encoder, loop = TextEncoder(models(family), layer=layer, device="cpu"), PlainLoop(models(family), layer)
+@pytest.mark.parametrize(
+    ("family", "layers"),
+    [*LAST_AND_MIX, *((family, layers) for family in ("llama", "t5") for layers in (0, 1, 3, "mix:0,2", "mix:2,3"))],
+)
+def test_input(models: Models, few: list[str], family: str, layers: int | str) -> None:
+    encoder, loop = TextEncoder(models(family), layers=layers, device="cpu"), PlainLoop(models(family), layers)
     batch, expected = encoder.encode(few), [loop.input(text) for text in few]
     close(batch, expected)
     assert ("token_logprobs" in batch.channels) == (family in CAUSAL)
@@ -60,20 +63,22 @@ def test_input(models: Models, few: list[str], family: str, layer: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "layer", "beams"),
+    ("family", "layers", "beams"),
     [
-        *((family, -1, 1) for family in GENERATING),
+        *((family, layers, 1) for family, layers in LAST_AND_MIX),
         ("llama", 1, 1),
         ("t5", 0, 1),
         ("t5", 1, 1),
         ("llama", -1, 3),
         ("t5", -1, 3),
+        ("llama", "mix:1,2", 3),
+        ("t5", "mix", 3),
     ],
 )
-def test_output(models: Models, few: list[str], family: str, layer: int, beams: int) -> None:
+def test_output(models: Models, few: list[str], family: str, layers: int | str, beams: int) -> None:
     folder = models(family)
-    encoder = TextEncoder(folder, mode="output", layer=layer, beams=beams, max_new_tokens=NEW, device="cpu")
-    loop = PlainLoop(folder, layer)
+    encoder = TextEncoder(folder, mode="output", layers=layers, beams=beams, max_new_tokens=NEW, device="cpu")
+    loop = PlainLoop(folder, layers)
     batch, expected = encoder.encode(few), [loop.output(text, beams, NEW) for text in few]
     close(batch, expected)
     torch.testing.assert_close(
@@ -85,10 +90,10 @@ def test_output(models: Models, few: list[str], family: str, layer: int, beams: 
     assert decode_texts(batch.channels["text"]) == few
 
 
-@pytest.mark.parametrize(("family", "layer"), [*LAST, ("llama", 1), ("t5", 1)])
-def test_reference(models: Models, pairs: list[Pair], family: str, layer: int) -> None:
-    encoder = TextEncoder(models(family), mode="reference", layer=layer, device="cpu", max_new_tokens=32)
-    loop = PlainLoop(models(family), layer)
+@pytest.mark.parametrize(("family", "layers"), [*LAST_AND_MIX, ("llama", 1), ("t5", 1), ("t5", "mix:0,2")])
+def test_reference(models: Models, pairs: list[Pair], family: str, layers: int | str) -> None:
+    encoder = TextEncoder(models(family), mode="reference", layers=layers, device="cpu", max_new_tokens=32)
+    loop = PlainLoop(models(family), layers)
     batch, expected = encoder.encode(pairs), [loop.reference(*pair) for pair in pairs]
     close(batch, expected)
     torch.testing.assert_close(
@@ -250,7 +255,7 @@ def test_the_models_own_settings_apply_to_its_output(
 def test_the_identity_holds_all_that_changes_the_states(models: Models) -> None:
     folder = models("t5")
     plain = TextEncoder(folder, device="cpu").identity
-    assert set(plain) == {"model", "revision", "layer", "mode", "max_tokens", "fingerprint", "folder"}
+    assert set(plain) == {"model", "revision", "layers", "mode", "max_tokens", "fingerprint", "folder"}
     assert same_encoder(plain, TextEncoder(folder, logprobs=False, samples=2, device="cpu").identity)
     output = {"mode": "output", "device": "cpu"}
     others: list[dict[str, Any]] = [
@@ -293,7 +298,7 @@ def test_bad_arguments_of_modes_are_refused(models: Models) -> None:
     assert "{text} exactly once" in refused(t5, template="Summarise:")
     assert "{text} exactly once" in refused(t5, template="{text} {text}")
     assert "special tokens and tokens of the template" in refused(t5, template="word1 word2 {text}", max_tokens=3)
-    assert "Layer 3 of 'bart' does not exist" in refused(models("bart"), mode="output", layer=3)
+    assert "Layer 3 of 'bart' does not exist" in refused(models("bart"), mode="output", layers=3)
 
 
 @pytest.mark.parametrize("given", [["word1"], [Pair("word1", 5)], [("word1", "word2")]])

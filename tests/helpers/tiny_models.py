@@ -63,6 +63,36 @@ def _roberta() -> tuple[Any, Any]:
     return RobertaModel(config), word_tokenizer("[A]", "[B]")
 
 
+def _distilbert() -> tuple[Any, Any]:
+    from transformers import DistilBertConfig, DistilBertModel
+
+    config = DistilBertConfig(
+        vocab_size=44, dim=16, n_layers=3, n_heads=2, hidden_dim=32, max_position_embeddings=32, initializer_range=0.2
+    )
+    return DistilBertModel(config), word_tokenizer("[A]", "[B]", pad_token="[PAD]")
+
+
+def _modern_bert() -> tuple[Any, Any]:
+    from transformers import ModernBertConfig, ModernBertModel
+
+    config = ModernBertConfig(
+        vocab_size=44, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=32, initializer_range=0.2, pad_token_id=0, cls_token_id=2, sep_token_id=3,
+        bos_token_id=2, eos_token_id=3,
+    )  # fmt: skip
+    return ModernBertModel(config), word_tokenizer("[A]", "[B]", pad_token="[PAD]")
+
+
+def _albert() -> tuple[Any, Any]:
+    from transformers import AlbertConfig, AlbertModel  # all of its layers are one module
+
+    config = AlbertConfig(
+        vocab_size=44, embedding_size=8, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=32, initializer_range=0.2,
+    )  # fmt: skip
+    return AlbertModel(config), word_tokenizer("[A]", "[B]", pad_token="[PAD]")
+
+
 def _llama() -> tuple[Any, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -146,6 +176,9 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "bert": _bert,
     "bert_classifier": _bert_classifier,
     "roberta": _roberta,
+    "distilbert": _distilbert,
+    "modern_bert": _modern_bert,
+    "albert": _albert,
     "llama": _llama,
     "gpt_neox": _gpt_neox,
     "gpt2": _gpt2,

@@ -142,10 +142,10 @@ def test_a_causal_model_reads_a_prompt_once_and_adds_nothing_to_a_refused_one(
 @pytest.mark.parametrize("family", ["t5", "marian", "llama"])
 def test_outputs_are_checked_as_their_encoder_would(models: Models, texts: list[str], family: str) -> None:
     model, tokenizer = load(models(family))
-    detector = fit(TextEncoder(models(family), layer=1), texts)
+    detector = fit(TextEncoder(models(family), layers=1), texts)
     # The outputs of this T5 often end at once, and fitting refuses sequences without tokens.
     encoder = TextEncoder(
-        models(family), mode="output", layer=2, max_new_tokens=5, beams=2, special_tokens=family == "t5"
+        models(family), mode="output", layers=2, max_new_tokens=5, beams=2, special_tokens=family == "t5"
     )
     checker = fit(encoder, texts)
     scores = checker.score_samples(encoder.encode(texts[80:100]))
@@ -400,7 +400,7 @@ def test_the_outputs_of_a_callable_can_be_checked(models: Models, texts: list[st
 
 
 def test_threads_share_a_guard(models: Models, texts: list[str]) -> None:
-    guarded = guard(models("bart"), fit(TextEncoder(models("bart"), layer=1), texts))
+    guarded = guard(models("bart"), fit(TextEncoder(models("bart"), layers=1), texts))
     alone = [guarded(text, max_new_tokens=3) for text in texts[80:100]]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda text: guarded(text, max_new_tokens=3), texts[80:100]))

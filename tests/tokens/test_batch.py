@@ -183,7 +183,7 @@ def test_concatenate_keeps_the_channels_that_all_have():
 
 def test_concatenate_keeps_the_encoder_that_all_name():
     one, moved, other = (
-        {"model": model, "fingerprint": fingerprint, "layer": 3}
+        {"model": model, "fingerprint": fingerprint, "layers": "3"}
         for model, fingerprint in (("small", "a1"), ("elsewhere/small", "a1"), ("large", "b2"))
     )
 
@@ -194,7 +194,7 @@ def test_concatenate_keeps_the_encoder_that_all_name():
     assert joined(one, None) is joined(None, one) is joined(None, None) is None
     for encoders in ((one, other), (one, None, other)):
         with pytest.raises(
-            InputError, match=r"of one encoder.*from model small, .* and from model large, .*layer 3\.$"
+            InputError, match=r"of one encoder.*from model small, .* and from model large, .*layers 3\.$"
         ):
             joined(*encoders)
 

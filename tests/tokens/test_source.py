@@ -15,7 +15,7 @@ from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
 COUNT = 20
-ENCODER = {"model": "small", "layer": 3}
+ENCODER = {"model": "small", "layers": "3"}
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,10 @@ def test_first_tokens_are_skipped():
     ("first", "second", "same"),
     [
         (None, {"model": "a"}, True),
-        ({"model": "a", "layer": 1}, {"layer": 1, "model": "a"}, True),
+        ({"model": "a", "layers": "1"}, {"layers": "1", "model": "a"}, True),
+        ({"model": "a", "layers": "1"}, {"model": "a", "layers": "2"}, False),
+        ({"model": "a", "layer": -1}, {"model": "a", "layers": "-1"}, True),
+        ({"model": "a", "layer": -1}, {"model": "a", "layers": "mix"}, False),
         ({"model": "a", "layer": 1}, {"model": "a", "layer": 2}, False),
         ({"model": "a"}, {"model": "b"}, False),
         ({"model": "a"}, {"model": "a", "mode": None}, True),
@@ -215,7 +218,7 @@ def test_how_samples_were_drawn_can_be_compared():
 
 def test_encoders_are_described_in_one_line():
     assert describe_encoder(None) == "an unknown encoder"
-    assert describe_encoder({"model": "a/b", "revision": None, "layer": -1}) == "model a/b, layer -1"
+    assert describe_encoder({"model": "a/b", "revision": None, "layers": "mix"}) == "model a/b, layers mix"
     one, other = {"model": "a", "layer": 1, "fingerprint": "f" * 20}, {"model": "b", "fingerprint": "g"}
-    assert describe_other(one, other) == f"model a, layer 1, fingerprint {'f' * 12}…"
-    assert describe_other(other, one) == "model b, fingerprint g, no layer"
+    assert describe_other(one, other) == f"model a, layers 1, fingerprint {'f' * 12}…"
+    assert describe_other(other, one) == "model b, fingerprint g, no layers"

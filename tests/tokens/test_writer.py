@@ -21,7 +21,7 @@ from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
 DIM = 8
-ENCODER = {"model": "a", "layer": 3}
+ENCODER = {"model": "a", "layers": "3"}
 
 
 def corpus(first, last):
@@ -366,8 +366,8 @@ def test_an_existing_store_is_not_overwritten(tmp_path):
     [
         ({"dim": 9}, "dim: it has 8, got 9"),
         ({"dtype": torch.float16}, "dtype: it has float32, got float16"),
-        ({"encoder": None}, "it has model a, layer 3, got an unknown encoder"),
-        ({"encoder": ENCODER | {"layer": 4}}, "it has layer 3, got layer 4."),
+        ({"encoder": None}, "it has model a, layers 3, got an unknown encoder"),
+        ({"encoder": ENCODER | {"layers": "4"}}, "it has layers 3, got layers 4."),
         ({"encoder": ENCODER | {"template": "a {text}"}}, "it has no template, got template a {text}."),
     ],
 )

@@ -16,8 +16,8 @@ from apood.backbones.sound_batches import Augmentation, SoundBatches, Spectra
 from apood.backbones.training_loop import History, Schedule, seed_weights, train, write_report
 from apood.data.record import Sound
 from apood.data.sounds import find_sound_problem
-from apood.encoders.audio.spectrogram_transformer import SPECIAL_TOKENS
 from apood.encoders.audio.spectrogram import LogMel
+from apood.encoders.audio.spectrogram_transformer import SPECIAL_TOKENS
 from apood.encoders.base.pretrained import silence_transformers
 from apood.fitting.optimise import Checkpoint, run_digest
 from apood.support.checks import check_integer, check_number

@@ -10,7 +10,15 @@ from typing import Any
 
 from apood.support.errors import InputError
 
-__all__ = ["check_choice", "check_integer", "check_number", "format_count", "import_optional", "suggest_name"]
+__all__ = [
+    "check_choice",
+    "check_integer",
+    "check_number",
+    "format_count",
+    "import_optional",
+    "shorten",
+    "suggest_name",
+]
 
 _LARGEST = 2**63 - 1  # torch and numpy take no larger integers
 _LONGEST = 200  # characters of a value in a message
@@ -19,11 +27,11 @@ _LONGEST = 200  # characters of a value in a message
 def check_integer(name: str, value: Any, least: int) -> None:
     """Raise InputError if `value` is not an integer (of Python or numpy) of at least `least` that fits into 64 bits."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{name} must be a whole number, got {_shorten(value)}.")
+        raise InputError(f"{name} must be a whole number, got {shorten(value)}.")
     if int(value) < least:
-        raise InputError(f"{name} must be at least {least}, got {_shorten(value, str)}.")
+        raise InputError(f"{name} must be at least {least}, got {shorten(value, str)}.")
     if int(value) > _LARGEST:
-        raise InputError(f"{name} must be at most {_LARGEST}, got {_shorten(value, str)}.")
+        raise InputError(f"{name} must be at most {_LARGEST}, got {shorten(value, str)}.")
 
 
 def check_number(
@@ -41,10 +49,10 @@ def check_number(
     if not (real and not too_large and least <= value <= most and above < value < below):
         signs = ((">=", least), (">", above), ("<=", most), ("<", below))
         bounds = " and ".join(f"{sign} {bound:g}" for sign, bound in signs if math.isfinite(bound))
-        raise InputError(f"{name} must be a finite number{' ' if bounds else ''}{bounds}, got {_shorten(value)}.")
+        raise InputError(f"{name} must be a finite number{' ' if bounds else ''}{bounds}, got {shorten(value)}.")
 
 
-def _shorten(value: Any, show: Callable[[Any], str] = repr) -> str:
+def shorten(value: Any, show: Callable[[Any], str] = repr) -> str:
     """Return a value for a message: only its beginning if it is long."""
     try:
         text = show(value)
@@ -57,7 +65,7 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raise InputError if `value` is not one of `allowed`."""
     if value not in allowed:
         hint = suggest_name(value, allowed)
-        raise InputError(f"{name} must be one of {', '.join(allowed)}, got {_shorten(value)}{hint}.")
+        raise InputError(f"{name} must be one of {', '.join(allowed)}, got {shorten(value)}{hint}.")
 
 
 def import_optional(module: str, extra: str, purpose: str) -> Any:

@@ -1,12 +1,13 @@
 """Which hidden layers tokens are made of: how they are named, and what `auto` chooses for a kind of model."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
 from apood.encoders.base.pretrained import Kind
+from apood.support.checks import shorten
 from apood.support.errors import InputError
 
 __all__ = ["LAST", "Layers", "LayersLike", "check_layers", "resolve_layers"]
@@ -95,20 +96,23 @@ def _parse(given: Any) -> tuple[tuple[int, ...] | None, bool]:
         return tuple(map(int, parts)), True
     if _is_number(given):
         return (int(given),), False
-    if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray | dict | set | frozenset):
+    if isinstance(given, bytes | bytearray | dict | set | frozenset):
         raise _make_error(given)
-    numbers = tuple(given)
+    try:
+        numbers = tuple(given)
+    except TypeError as error:
+        raise _make_error(given) from error
     if not numbers or not all(map(_is_number, numbers)):
         raise _make_error(given)
     return tuple(map(int, numbers)), True
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) < 10**9
+    return not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) < 10**9
 
 
 def _make_error(given: Any) -> InputError:
     return InputError(
         "layers must be auto, mix, the number of a layer, or several numbers as a list or as a text like mix:4,5,6, "
-        f"got {given!r:.100}."
+        f"got {shorten(given)}."
     )
