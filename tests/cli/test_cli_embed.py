@@ -278,7 +278,10 @@ def test_score_refuses_input_without_any_good_record(refused, calibrated, tmp_pa
         (["--samples", "2"], "no samples"),
         (["--logprobs"], "no logprobs in mode input"),
         (["--mode", "reference"], "does not say where its targets are"),
-        (["--layers", "9"], "Layer 9 of 'tiny-bert' does not exist"),
+        (["--layers", "9"], "Layer 9 of 'tiny-bert' does not exist: allowed are -3 to 2."),
+        (["--layers", "mix:1,9"], "Layer 9 of 'tiny-bert' does not exist: allowed are -3 to 2."),
+        (["--layers", "1,2"], "layers must be auto, mix, the number of a layer, or several"),
+        (["--layers", "mix:"], "layers must be auto, mix, the number of a layer, or several"),
         (["--template", "no place"], "{text}"),
     ],
 )

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from apood.detectors.contract.artefact import load
+from apood.detectors.knn import KNN
 from apood.encoders.text.encoder import TextEncoder
 from apood.evaluation.result import compute_mean_row, compute_rows
 from apood.tokens.batch import decode_texts
@@ -138,6 +140,20 @@ def test_empty_texts_of_all_windows_give_one_warning(apood, calibrated, model, m
     )
 
 
+@pytest.mark.parametrize("layer", [-1, 1])
+def test_a_detector_from_before_layers_could_be_mixed_scores_texts_with_its_layer(apood, model, files, tmp_path, layer):
+    store = tmp_path / "store"
+    apood("embed", files / "test.jsonl", "--model", model, "--out", store, "--layers", layer, "--dtype", "float32")
+    tokens = TokenStore(store).select(slice(None))
+    old = {("layer" if key == "layers" else key): value for key, value in tokens.encoder.items()} | {"layer": layer}
+    detector = KNN(k=1).fit(replace(tokens, encoder=old))
+    detector.save(tmp_path / "detector")
+    assert "layers" not in load(tmp_path / "detector").encoder_
+    rows = read_rows(apood("score", tmp_path / "detector", files / "test.jsonl"))
+    assert_same_rows(rows, detector.score_samples(TokenStore(store)))
+    assert_same_rows(read_rows(apood("score", tmp_path / "detector", store)), detector.score_samples(tokens))
+
+
 def test_texts_with_tokens_too_large_for_float16_are_scored(apood, model, files, tmp_path):
     from transformers import BertModel
 
@@ -147,7 +163,8 @@ def test_texts_with_tokens_too_large_for_float16_are_scored(apood, model, files,
         bert.encoder.layer[-1].output.LayerNorm.weight.fill_(1e6)
     bert.save_pretrained(large)
     store, detector = tmp_path / "store", tmp_path / "detector"
-    apood("embed", files / "train.jsonl", "--model", large, "--out", store, "--dtype", "bfloat16")
+    options = ("--layers", -1, "--dtype", "bfloat16")
+    apood("embed", files / "train.jsonl", "--model", large, "--out", store, *options)
     assert TokenStore(store).select([0]).values.abs().max() > torch.finfo(torch.float16).max
     apood("fit", store, "--method", "mahalanobis", "--out", detector)
     scores = [row["score"] for row in read_rows(apood("score", detector, files / "train.jsonl", "--model", large))]

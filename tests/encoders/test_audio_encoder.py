@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from plain_loop import pick_states
 from tiny_audio import make_audio_model, noise, tone
 
 from apood.data.record import Sound
@@ -33,30 +34,31 @@ def sounds() -> list[Sound]:
     return [Sound(samples[: lengths[i % 6]], 16_000) for i, samples in enumerate(made)]
 
 
-def reference(folder: Path, sound: Sound, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(folder: Path, sound: Sound, layers: int | str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the patch states and logits of a single sound, from the model of transformers."""
     extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
     model = transformers.AutoModelForAudioClassification.from_pretrained(folder)
     values = extractor(sound.samples, sampling_rate=sound.rate, return_tensors="pt")["input_values"]
     with torch.no_grad():
         output = model(values, output_hidden_states=True)
-        states = output.hidden_states[layer]
-        if layer == -1:
-            states = model.audio_spectrogram_transformer(values).last_hidden_state
+        last = model.audio_spectrogram_transformer(values).last_hidden_state
+        states = pick_states(last, output.hidden_states, layers)
     frames = 1 + (len(sound.samples) - 400) // 160
     columns = sum(8 * column < frames for column in range(COLUMNS))
     grid = states[0, 2:].view(ROWS, COLUMNS, -1)[:, :columns]
     return grid.flatten(0, 1), output.logits
 
 
-@pytest.mark.parametrize("layer", [-1, 0, 3])
-def test_states_and_logits_equal_batches_of_one(folder: Path, sounds: list[Sound], layer: int) -> None:
-    batch = AudioEncoder(folder, layers=layer, device="cpu").encode(sounds)
+@pytest.mark.parametrize("layers", [-1, 0, 2, 3, "mix", "mix:0,3"])
+def test_states_and_logits_equal_batches_of_one(folder: Path, sounds: list[Sound], layers: int | str) -> None:
+    encoder = AudioEncoder(folder, layers=layers, device="cpu")
+    assert not encoder._reader.needs_all
+    batch = encoder.encode(sounds)
     assert (len(batch), batch.dim, batch.dtype) == (len(sounds), 16, torch.float32)
     logits = batch.channels["logits"]
     assert set(logits.lengths.tolist()) == {1}
     for states, own, sound in list(zip(batch, logits, sounds, strict=True))[:12]:
-        expected, expected_logits = reference(folder, sound, layer)
+        expected, expected_logits = reference(folder, sound, layers)
         torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(own, expected_logits, atol=1e-5, rtol=1e-5)
 

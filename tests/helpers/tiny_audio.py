@@ -35,6 +35,28 @@ def labelled_sounds(count: int, seconds: float = 0.8, seed: int = 0) -> list[Sou
     ]
 
 
+def make_whisper(folder: Path, seed: int = 0) -> Path:
+    """Save a Whisper model of windows of one second, with 3 layers in its encoder; return its folder."""
+    import transformers
+
+    config = transformers.WhisperConfig(
+        vocab_size=44, d_model=16, encoder_layers=3, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, num_mel_bins=20, max_source_positions=50,
+        max_target_positions=16, init_std=0.2, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        decoder_start_token_id=3,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = transformers.WhisperForConditionalGeneration(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 1:
+                    parameter.add_(0.3 * torch.randn(parameter.shape))
+    model.save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(feature_size=20, chunk_length=1).save_pretrained(folder)
+    return folder
+
+
 def make_audio_model(folder: Path, kind: str = "ASTForAudioClassification", seed: int = 0) -> Path:
     """Save a model with 64 frames and overlapping patches of 16, a grid of 3 rows and 7 columns; return its folder."""
     import transformers

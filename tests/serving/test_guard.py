@@ -139,13 +139,39 @@ def test_a_causal_model_reads_a_prompt_once_and_adds_nothing_to_a_refused_one(
     assert seen == {True, False}
 
 
-@pytest.mark.parametrize("family", ["t5", "marian", "llama"])
-def test_outputs_are_checked_as_their_encoder_would(models: Models, texts: list[str], family: str) -> None:
+@pytest.mark.parametrize("layers", [-1, 1, "mix", "mix:0,2"])
+@pytest.mark.parametrize("family", ["t5", "bart", "llama", "gpt2"])
+def test_inputs_get_the_scores_of_their_encoder(models: Models, texts: list[str], family: str, layers: Any) -> None:
+    model, tokenizer = load(models(family))
+    encoder = TextEncoder(models(family), layers=layers)
+    detector = fit(encoder, texts)
+    results = guard((model, tokenizer), detector)(texts[80:100], max_new_tokens=3)
+    scores = detector.score_samples(encoder.encode(texts[80:100]))
+    np.testing.assert_allclose([result.score for result in results], scores, atol=1e-4)
+    assert {result.accepted for result in results} == {True, False}
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_detector_from_before_layers_could_be_mixed_guards_with_its_layer(models: Models, texts: list[str]) -> None:
+    encoder = TextEncoder(models("llama"), layers=-1)
+    detector = fit(encoder, texts)
+    detector.encoder_ = {key: value for key, value in encoder.identity.items() if key != "layers"} | {"layer": -1}
+    results = guard(models("llama"), detector)(texts[80:90], max_new_tokens=2)
+    scores = detector.score_samples(encoder.encode(texts[80:90]))
+    np.testing.assert_allclose([result.score for result in results], scores, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "layers"), [("t5", 2), ("marian", 2), ("llama", 2), ("t5", "mix"), ("marian", "mix"), ("llama", "mix")]
+)
+def test_outputs_are_checked_as_their_encoder_would(
+    models: Models, texts: list[str], family: str, layers: int | str
+) -> None:
     model, tokenizer = load(models(family))
     detector = fit(TextEncoder(models(family), layers=1), texts)
     # The outputs of this T5 often end at once, and fitting refuses sequences without tokens.
     encoder = TextEncoder(
-        models(family), mode="output", layers=2, max_new_tokens=5, beams=2, special_tokens=family == "t5"
+        models(family), mode="output", layers=layers, max_new_tokens=5, beams=2, special_tokens=family == "t5"
     )
     checker = fit(encoder, texts)
     scores = checker.score_samples(encoder.encode(texts[80:100]))

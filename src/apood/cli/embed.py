@@ -90,6 +90,7 @@ def embed(
     layers: Annotated[
         str,
         typer.Option(
+            "--layers",
             metavar="LAYERS",
             help="Hidden layers that tokens are made of. -1: the last one, or the number of another (0: the "
             "embeddings). mix: the mean of all. mix:4,5,6: the mean of these. auto: mix, but -1 for an "

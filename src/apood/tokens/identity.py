@@ -24,7 +24,7 @@ SAMPLING = ("samples", "sample_tokens", "seed")
 
 
 def update_identity(encoder: EncoderIdentity) -> EncoderIdentity:
-    """Return an identity with the keys of today. One that was written earlier has the number of one layer as `layer`."""
+    """Return an identity with the keys of today. An earlier one has the number of a single layer as `layer`."""
     layer = encoder.get("layer")
     if "layers" in encoder or isinstance(layer, bool) or not isinstance(layer, int):
         return encoder
