@@ -149,9 +149,9 @@ def test_a_detector_from_before_layers_could_be_mixed_scores_texts_with_its_laye
     detector = KNN(k=1).fit(replace(tokens, encoder=old))
     detector.save(tmp_path / "detector")
     assert "layers" not in load(tmp_path / "detector").encoder_
-    rows = read_rows(apood("score", tmp_path / "detector", files / "test.jsonl"))
-    assert_same_rows(rows, detector.score_samples(TokenStore(store)))
-    assert_same_rows(read_rows(apood("score", tmp_path / "detector", store)), detector.score_samples(tokens))
+    expected = pytest.approx(detector.score_samples(tokens).tolist(), rel=1e-3)
+    for inputs in (files / "test.jsonl", store):
+        assert [row["score"] for row in read_rows(apood("score", tmp_path / "detector", inputs))] == expected
 
 
 def test_texts_with_tokens_too_large_for_float16_are_scored(apood, model, files, tmp_path):
