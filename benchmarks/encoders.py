@@ -278,9 +278,7 @@ def main() -> None:
     options = {"device": given.device, "max_tokens": given.max_tokens}
     with _model_folder(given.model) as folder:
         slower = mixing(folder, texts, rounds=max(5, given.rounds), **options)
-        print(
-            f"\n{given.device}: encoder.run with the mix of all layers takes {slower:.3f} times as long as with the last"
-        )
+        print(f"\n{given.device}: encoder.run with the mix of layers takes {slower:.3f} times as long as with the last")
         for logprobs in (False, True) if _is_causal(folder) else (False,):
             title = f"{given.device}, {len(texts):,} texts{', with token log-probabilities' if logprobs else ''}"
             _print_rates(title, throughput(folder, texts, logprobs=logprobs, rounds=given.rounds, **options))
