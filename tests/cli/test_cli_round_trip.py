@@ -251,7 +251,7 @@ def test_inspect_a_store(apood, stores, texts):
     assert facts["sequences"] == 120 and facts["tokens"] == sum(lengths) and facts["dim"] == 16
     assert facts["dtype"] == "float16" and facts["shards"] == 1
     assert facts["lengths"] == {"min": min(lengths), "median": np.median(lengths), "max": max(lengths)}
-    assert facts["channels"] == {"input_ids": "int32", "text": "uint8"}
+    assert facts["channels"] == {"input_ids": "int32", "summary": "float32 of shape [16]", "text": "uint8"}
     assert facts["encoder"]["model"] == "tiny-bert"
     assert facts["bytes"] == sum(file.stat().st_size for file in (stores / "train").glob("*.safetensors"))
     assert "float16" in apood("inspect", stores / "train").stdout

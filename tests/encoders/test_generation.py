@@ -220,7 +220,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved(models: Models, texts: 
         if sizes[-1] > 3:
             raise torch.OutOfMemoryError
 
-    model = encoder._pass._model.model.base_model
+    model = encoder._pass.model.model.base_model
     hook = model.register_forward_pre_hook(refuse_many, with_kwargs=True)
     found = encoder.encode(texts[:20])
     hook.remove()
@@ -235,6 +235,6 @@ def test_one_text_that_does_not_fit_into_memory_is_an_error(models: Models) -> N
     def refuse(_model: Any, _inputs: Any) -> None:
         raise torch.OutOfMemoryError
 
-    encoder._pass._model.model.register_forward_pre_hook(refuse)
+    encoder._pass.model.model.register_forward_pre_hook(refuse)
     with pytest.raises(torch.OutOfMemoryError):
         encoder.encode(["word1", "word2"])

@@ -111,7 +111,7 @@ def test_no_pass_is_asked_for_the_states_of_all_layers(
 ) -> None:
     depth = 2 if mode == "output" and family in ("bart", "marian", "pegasus") else 3
     encoder = TextEncoder(models(family), mode=mode, layers=depth if layers == 3 else layers, max_new_tokens=4)
-    model, asked = encoder._pass._model.model, []
+    model, asked = encoder._pass.model.model, []
 
     def note(_module: Any, _inputs: Any, options: dict[str, Any]) -> None:
         asked.append(options.get("output_hidden_states"))
@@ -124,8 +124,8 @@ def test_no_pass_is_asked_for_the_states_of_all_layers(
 
 def test_a_model_whose_layers_are_one_module_returns_all_of_them(models: Models) -> None:
     encoder = TextEncoder(models("albert"), layers="mix", device="cpu")
-    assert encoder._pass._model._reader.needs_all
-    assert not TextEncoder(models("albert"), layers=-1, device="cpu")._pass._model._reader.needs_all
+    assert encoder._pass.model._reader.needs_all
+    assert not TextEncoder(models("albert"), layers=-1, device="cpu")._pass.model._reader.needs_all
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "t5", "bert_classifier"])

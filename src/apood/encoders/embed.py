@@ -76,6 +76,7 @@ def reopen_encoder(
         arguments.pop("max_tokens", None)  # follows from the model
     else:
         arguments["logprobs"] = None if "token_logprobs" in channels else False
+        arguments["summary"] = "summary" in channels
     encoder = open_encoder(found, **arguments, **options)
     if not same_encoder(identity, encoder.identity):
         raise InputError(

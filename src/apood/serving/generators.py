@@ -15,7 +15,6 @@ from torch import Tensor
 from apood.data.record import Pair
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_lacking
-from apood.encoders.base.hidden import LayerReader
 from apood.encoders.base.model_files import find_weight_files
 from apood.encoders.base.pretrained import (
     GENERATING,
@@ -31,7 +30,7 @@ from apood.encoders.base.pretrained import (
 from apood.encoders.embed import reopen_encoder
 from apood.encoders.text.encoder import TextEncoder, find_generation_files
 from apood.encoders.text.generation import Generated, Prompt, cut_outputs, read_prompts
-from apood.encoders.text.model import Mode, TextModel, probe_model
+from apood.encoders.text.model import Mode, probe_model
 from apood.encoders.text.states import Rows, TextPass
 from apood.encoders.text.tokenising import Tokeniser, batch_by_length, choose_batch_tokens
 from apood.support.device import resolve_device
@@ -201,8 +200,8 @@ class GuardedModel:
         self._fill, self._context, self._name = loaded.padding_id, loaded.context, name
         self._max_tokens, self._template = int(identity["max_tokens"] or 0), None if template is None else str(template)
         self._tokeniser = Tokeniser(self._tokenizer, name, self._max_tokens, self._template)
-        self._input_pass, layers = self._make_pass(detector, identity, loaded)
-        self._reader = TextModel(model, loaded.kind, layers)
+        self._input_pass = self._make_pass(detector, identity, loaded)
+        self._reader = self._input_pass.model
         self._detector, self._output_detector = detector, output_detector
         self._output_pass: TextPass | None = None
         self._defaults: dict[str, Any] = {}
@@ -213,7 +212,7 @@ class GuardedModel:
                     f"The detector was fitted with the template {template!r}, but the output_detector with the "
                     f"template {identity.get('template')!r}: they must be the same."
                 )
-            self._output_pass, _ = self._make_pass(output_detector, identity, loaded)
+            self._output_pass = self._make_pass(output_detector, identity, loaded)
             beams = identity.get("beams", 1)
             self._defaults = {"max_new_tokens": identity["max_new_tokens"], "num_beams": beams, "do_sample": False}
 
@@ -319,12 +318,11 @@ class GuardedModel:
         own = [getattr(self._pipeline, name, None) for name in names]
         return [options, options.get("generation_config"), *own, self._model.generation_config]
 
-    def _make_pass(
-        self, detector: Detector, identity: EncoderIdentity, loaded: LoadedTextModel
-    ) -> tuple[TextPass, LayerReader]:
-        """Return the pass that gives the tokens of the detector, and what reads the layers that they are made of."""
+    def _make_pass(self, detector: Detector, identity: EncoderIdentity, loaded: LoadedTextModel) -> TextPass:
         mode: Mode = "input" if identity["mode"] == "input" else "output"
-        available = {"tokens"} | ({"token_logprobs"} if mode == "output" or loaded.kind == "causal" else set())
+        available = {"tokens", "summary"} | (
+            {"token_logprobs"} if mode == "output" or loaded.kind == "causal" else set()
+        )
         if lacking := sorted(detector.requires - available):
             raise InputError(
                 f"The method {detector.name} needs {lacking[0]}, but the pass over the {mode} of a {loaded.kind} "
@@ -337,7 +335,7 @@ class GuardedModel:
                 f"The states of {self._name!r} have D={probe.dim}, but the detector was fitted on D={detector.dim_}."
             )
         _check_same_model(loaded.model, identity)
-        made = TextPass(
+        return TextPass(
             loaded.model,
             loaded.kind,
             mode=mode,
@@ -345,8 +343,8 @@ class GuardedModel:
             fill=self._fill,
             special_ids=None if identity.get("special_tokens", True) else self._tokeniser.special_ids,
             logprobs=logprobs,
+            summary="summary" in detector.requires,
         )
-        return made, probe.reader
 
 
 def _wrap_model(model: Any) -> LoadedTextModel:

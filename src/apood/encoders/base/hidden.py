@@ -69,6 +69,10 @@ class LayerReader:
         """Whether the model must return the states of all layers."""
         return self._stack is None and self.layers.numbers != (-1,)
 
+    def make_other(self) -> "LayerReader":
+        """Return the reader of the other view of the same module, for summaries."""
+        return LayerReader(self.layers.other_view, self._stack, last_is_top=self._last_is_top)
+
     def count_kept(self) -> int:
         """Return about how many tensors of states a pass holds until its end."""
         if self.needs_all:

@@ -50,6 +50,13 @@ class Layers:
             return "mix"
         return f"mix:{','.join(map(str, self.numbers))}"
 
+    @property
+    def other_view(self) -> "Layers":
+        """The layers that a summary is made of: the last one beside a mix, and the mix of all beside a single one."""
+        if self.mixed or self.depth == 0:
+            return LAST
+        return Layers(tuple(range(1, self.depth + 1)), True, self.depth)
+
 
 LAST = Layers((-1,), False, 1)
 """The last hidden state as the model returns it."""

@@ -98,6 +98,9 @@ class TextEncoder:
       each token except the first.
     - `sample_logprobs`: log-probability and length of each sampled output.
     - `logits`: the class logits of a classifier.
+    - `summary`: one vector of D numbers per sequence, another view of it from the same pass: the mean over its tokens
+      of the last layer's states if tokens are a mix of layers, and of the mix of all layers if they are of one layer.
+      In mode `input` of a causal model, the first token, a sink, is left out unless it is the only one.
 
     Args:
         model: a folder with config.json, safetensors weights and tokenizer files, or a hub id (`owner/name`
@@ -118,6 +121,7 @@ class TextEncoder:
         special_tokens: False leaves out the states and ids of special tokens, but not their log-probabilities.
         logprobs: False leaves out `token_logprobs`, which cost a product with the vocabulary. True raises an error if
             the model has none. By default they are computed if the model has them.
+        summary: whether to compute `summary`.
         device: the device of the model; by default a GPU if there is one. States are always returned on the CPU, from
             a GPU mostly in pinned memory.
         dtype: the dtype of the computation and of the states; by default float32 on a CPU and bfloat16 on a GPU.
@@ -139,7 +143,7 @@ class TextEncoder:
         >>> len(batch), batch.dim == encoder.dim
         (2, True)
         >>> sorted(batch.channels)
-        ['input_ids', 'text']
+        ['input_ids', 'summary', 'text']
     """
 
     def __init__(
@@ -156,6 +160,7 @@ class TextEncoder:
         template: str | None = None,
         special_tokens: bool = True,
         logprobs: bool | None = None,
+        summary: bool = True,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -213,15 +218,18 @@ class TextEncoder:
             generator=Generator(loaded.model, self.max_new_tokens, beams, fill) if generates else None,
             samples=samples,
             seed=seed,
+            summary=summary,
         )
         self._rows: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "states": ((self.dim,), self._dtype),
             "input_ids": ((), torch.int32),
             **({"token_logprobs": ((), torch.float32)} if logprobs else {}),
             **({"sample_logprobs": ((2,), torch.float32)} if samples else {}),
+            **({"summary": ((self.dim,), torch.float32)} if summary else {}),
             **({"logits": ((probe.classes,), torch.float32)} if probe.classes else {}),
         }
-        most = _BATCH_STATE_BYTES // (probe.reader.count_kept() * self.dim * self._dtype.itemsize)
+        held = probe.reader.count_kept() + (probe.reader.make_other().count_kept() if summary else 0)
+        most = _BATCH_STATE_BYTES // (held * self.dim * self._dtype.itemsize)
         self._budget = Budget(min(choose_batch_tokens(self.device), most), 0)
         if outputs := max(beams if beams > 1 else 0, samples + (mode == "output")):
             self._budget = estimate_generation_budget(loaded.model, outputs, self.max_new_tokens)

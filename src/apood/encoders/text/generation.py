@@ -4,7 +4,7 @@ import copy
 import hashlib
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,13 +51,12 @@ class Prompt:
             return self
         chosen = torch.tensor(indices, dtype=torch.int64)
         rows = chosen.to(self.padded.ids.device)
-        hidden = replace(self.hidden, states=self.hidden.states[rows], last=self.hidden.last[rows])
         mask = None if self.padded.mask is None else self.padded.mask[rows]
         cache = copy.deepcopy(self.cache)
         if cache is not None:
             cache.batch_select_indices(rows)
         padded = Padded(self.padded.ids[rows], mask, self.padded.lengths[chosen])
-        return Prompt(hidden, padded, cache, self.encoder_decoder)
+        return Prompt(self.hidden.select(rows), padded, cache, self.encoder_decoder)
 
     def make_arguments(self, outputs: int = 1, *, repeat: bool = False) -> dict[str, Any]:
         """Return the arguments of `model.generate` that continue from the prompts, with `outputs` beams per prompt.

@@ -1,7 +1,9 @@
 """A text model of any family: its passes over padded token ids, the log-probabilities of its head, and its shape."""
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -27,12 +29,18 @@ class Hidden:
     Attributes:
         states: the states of the requested layers.
         last: the states that the model's head reads.
+        other: the states of the other view, for summaries, if they are wanted.
         logits: the class logits `[sequences, classes]` of a classifier.
     """
 
     states: Tensor
     last: Tensor
+    other: Tensor | None = None
     logits: Tensor | None = None
+
+    def select(self, rows: Any) -> "Hidden":
+        """Return some of the sequences, or the same places of all of them; without logits."""
+        return Hidden(self.states[rows], self.last[rows], None if self.other is None else self.other[rows])
 
 
 class TextModel:
@@ -43,10 +51,14 @@ class TextModel:
         kind: what the model does with text.
         reader: makes the states of the layers while the model runs; by default those of the last one. It belongs to one
             module: the decoder, if states are those of a decoder, else the encoder or causal model.
+        other: makes the states of the other view in the same pass; None if no summaries are wanted.
     """
 
-    def __init__(self, model: Any, kind: Kind, reader: LayerReader | None = None) -> None:
-        self.model, self.kind, self._reader = model, kind, reader or LayerReader()
+    def __init__(
+        self, model: Any, kind: Kind, reader: LayerReader | None = None, other: LayerReader | None = None
+    ) -> None:
+        self.model, self.kind, self._reader, self._other = model, kind, reader or LayerReader(), other
+        self._all_layers = self._reader.needs_all or (other is not None and other.needs_all)
 
     @property
     def device(self) -> torch.device:
@@ -80,8 +92,7 @@ class TextModel:
         # Nothing is predicted from the last token.
         whole, ones = torch.cat([prompts.ids, ids[:, :-1]], 1), torch.ones_like(ids[:, :-1])
         hidden, _ = self._run_cached(whole[:, known:], torch.cat([prompts.full_mask, ones], 1), cache)
-        count = ids.shape[1]
-        return Hidden(hidden.states[:, -count:], hidden.last[:, -count:])
+        return hidden.select((slice(None), slice(-ids.shape[1], None)))
 
     def run_decoder(self, encoded: Tensor, prompts: Padded, decoder_ids: Tensor) -> Hidden:
         """Return the states of an encoder-decoder model's decoder, which predict the token after each of `decoder_ids`.
@@ -97,10 +108,17 @@ class TextModel:
         )
 
     def _run(self, part: Any, **inputs: Any) -> Hidden:
-        with self._reader.watch() as finish:
-            output = part(**inputs, output_hidden_states=self._reader.needs_all, return_dict=True)
-        last = output.last_hidden_state
-        return Hidden(finish(last, output.hidden_states), last)
+        with self._watch() as finish:
+            output = part(**inputs, output_hidden_states=self._all_layers, return_dict=True)
+        return finish(output.last_hidden_state, output.hidden_states)
+
+    @contextmanager
+    def _watch(self) -> Iterator[Callable[[Tensor, Any], Hidden]]:
+        """Watch a pass; yield a function of `last_hidden_state` and `hidden_states` that returns the states."""
+        with self._reader.watch() as finish, self._other.watch() if self._other else nullcontext() as finish_other:
+            yield lambda last, hidden: Hidden(
+                finish(last, hidden), last, None if finish_other is None else finish_other(last, hidden)
+            )
 
     def _run_cached(self, ids: Tensor, mask: Tensor, cache: Any) -> tuple[Hidden, Any]:
         """Run a causal model over the tokens after those in the cache, and return their states and the cache.
@@ -111,25 +129,24 @@ class TextModel:
         # Models that bias the attention instead of adding positions have no such argument.
         takes_positions = "position_ids" in inspect.signature(base.forward).parameters
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        with self._reader.watch() as finish:
+        with self._watch() as finish:
             output = base(
                 input_ids=ids,
                 attention_mask=mask,
                 **({"position_ids": positions} if takes_positions else {}),
                 past_key_values=cache,
-                output_hidden_states=self._reader.needs_all,
+                output_hidden_states=self._all_layers,
                 use_cache=True,
                 return_dict=True,
             )
-        last = output.last_hidden_state
-        # A recurrent model has another kind of memory.
-        return Hidden(finish(last, output.hidden_states), last), getattr(output, "past_key_values", None)
+        hidden = finish(output.last_hidden_state, output.hidden_states)
+        return hidden, getattr(output, "past_key_values", None)  # a recurrent model has another kind of memory
 
     def _classify(self, prompts: Padded) -> Hidden:
         """Compute logits and states in one pass."""
-        with self._reader.watch() as finish:
-            last, hidden, logits = _classify(self.model, prompts.ids, prompts.mask, all_layers=self._reader.needs_all)
-        return Hidden(finish(last, hidden), last, logits)
+        with self._watch() as finish:
+            last, hidden, logits = _classify(self.model, prompts.ids, prompts.mask, all_layers=self._all_layers)
+        return replace(finish(last, hidden), logits=logits)
 
 
 def _find_module(model: Any, kind: Kind, mode: Mode) -> Any:

@@ -27,11 +27,14 @@ class Rows(NamedTuple):
 class TextPass:
     """Runs batches through a model, in one mode.
 
+    The attribute `model` is the model, which makes states of the chosen layers.
+
     Args:
         model: a model of transformers.
         kind: what the model does with text.
         mode: `input` for the states of the text, `output` for those of the output, `reference` for those of a target.
         reader: makes the states of the chosen layers, found by `probe_model` for the same mode.
+        summary: whether to compute the channel `summary`.
         fill: the id to pad with.
         special_ids: tokens whose states are left out.
         logprobs: whether to compute the channel `token_logprobs`.
@@ -53,8 +56,9 @@ class TextPass:
         generator: Generator | None = None,
         samples: int = 0,
         seed: int = 0,
+        summary: bool = False,
     ) -> None:
-        self._model = TextModel(model, kind, reader)
+        self.model = TextModel(model, kind, reader, reader.make_other() if summary else None)
         self._reader = TextModel(model, kind)  # a decoder always attends to the encoder's last state
         self._mode, self._fill, self._special_ids, self._logprobs = mode, fill, special_ids, logprobs
         self._generator, self._samples, self._seed = generator, samples, seed
@@ -74,9 +78,9 @@ class TextPass:
     def compute_output(self, prompt: Prompt, generated: Generated) -> dict[str, Rows]:
         """Return the states and channels of mode `output` from generated outputs, without reading the prompts again."""
         if prompt.encoder_decoder:
-            hidden = self._model.run_decoder(prompt.hidden.last, prompt.padded, generated.before)
+            hidden = self.model.run_decoder(prompt.hidden.last, prompt.padded, generated.before)
         else:
-            hidden = self._model.read_on(prompt.padded, copy.deepcopy(prompt.cache), generated.padded)
+            hidden = self.model.read_on(prompt.padded, copy.deepcopy(prompt.cache), generated.padded)
         places = find_places(generated.tokens.lengths, generated.padded.shape[1])
         return self._compute_targets(hidden, generated.tokens, places)
 
@@ -88,18 +92,18 @@ class TextPass:
         return Ragged(kept.nonzero().flatten(), torch.cat([torch.zeros(1).long(), kept.cumsum(0)])[tokens.offsets])
 
     def _run_input(self, sources: Ragged) -> dict[str, Rows]:
-        if self._samples and self._model.kind == "causal":
-            prompt = read_prompts(self._model, sources, self._fill)
+        if self._samples and self.model.kind == "causal":
+            prompt = read_prompts(self.model, sources, self._fill)
             if prompt.cache is not None:  # without a cache, states must not come from prompts padded on the left
                 return self._add_samples(self.compute_input(prompt, sources), prompt, sources)
-        padded = Padded.pad(sources, self._model.device, fill=self._fill)
-        hidden = self._model.read(padded)
+        padded = Padded.pad(sources, self.model.device, fill=self._fill)
+        hidden = self.model.read(padded)
         found = self._compute_sources(hidden, sources, padded.ids.shape[1])
         if hidden.logits is not None:
             found["logits"] = Rows(torch.ones_like(sources.lengths), hidden.logits)
         if not self._samples:
             return found
-        encoded = self._model.kind == "encoder-decoder"
+        encoded = self.model.kind == "encoder-decoder"
         prompt = Prompt(hidden, padded, None, encoder_decoder=True) if encoded else self._read(sources)
         return self._add_samples(found, prompt, sources)
 
@@ -130,14 +134,14 @@ class TextPass:
         return found if samples is None else found | {"sample_logprobs": self._make_sample_rows(samples)}
 
     def _run_reference(self, sources: Ragged, targets: Ragged) -> dict[str, Rows]:
-        if self._model.kind == "causal":
+        if self.model.kind == "causal":
             found = self._continue_sources(sources, targets)
             return self._add_samples(found, self._read(sources), sources) if self._samples else found
         prompt = self._read(sources)
         # The decoder's input is the target shifted by one, after the model's start token.
-        labels = Padded.pad(targets, self._model.device, fill=-100).ids
-        decoder_ids: Tensor = self._model.model.prepare_decoder_input_ids_from_labels(labels=labels)
-        hidden = self._model.run_decoder(prompt.hidden.last, prompt.padded, decoder_ids)
+        labels = Padded.pad(targets, self.model.device, fill=-100).ids
+        decoder_ids: Tensor = self.model.model.prepare_decoder_input_ids_from_labels(labels=labels)
+        hidden = self.model.run_decoder(prompt.hidden.last, prompt.padded, decoder_ids)
         found = self._compute_targets(hidden, targets, find_places(targets.lengths, decoder_ids.shape[1]))
         return self._add_samples(found, prompt, sources) if self._samples else found
 
@@ -146,9 +150,9 @@ class TextPass:
         # Nothing is predicted from the last token of a target.
         both = [torch.cat([source, target[:-1]]) for source, target in zip(sources, targets, strict=True)]
         tokens = Ragged.from_lengths(torch.cat(both), [len(row) for row in both])
-        padded = Padded.pad(tokens, self._model.device, fill=self._fill)
+        padded = Padded.pad(tokens, self.model.device, fill=self._fill)
         places = find_places(targets.lengths, padded.ids.shape[1], first=sources.lengths - 1)
-        return self._compute_targets(self._model.read(padded), targets, places)
+        return self._compute_targets(self.model.read(padded), targets, places)
 
     def _compute_targets(self, hidden: Hidden, targets: Ragged, places: Tensor) -> dict[str, Rows]:
         found = self._select_states(hidden, targets, places)
@@ -175,15 +179,31 @@ class TextPass:
 
     def _select_states(self, hidden: Hidden, tokens: Ragged, places: Tensor) -> dict[str, Rows]:
         kept = self.find_kept(tokens)
-        return {
+        found = {
             "states": Rows(kept.lengths, self._select(hidden.states, places[kept.values])),
             "input_ids": Rows(kept.lengths, tokens.values[kept.values]),
         }
+        if hidden.other is not None:
+            found["summary"] = self._summarise(hidden.other, tokens, kept, places)
+        return found
+
+    def _summarise(self, states: Tensor, tokens: Ragged, kept: Ragged, places: Tensor) -> Rows:
+        """Return the mean kept state of each sequence that has any, without the sink at the start of a causal text."""
+        taken = torch.ones(len(kept.values), dtype=torch.bool)
+        if self.model.kind == "causal" and self._mode == "input":
+            taken = kept.values != tokens.offsets[:-1].repeat_interleave(kept.lengths)
+            taken |= (kept.lengths == 1).repeat_interleave(kept.lengths)
+        counts = torch.cat([torch.zeros(1, dtype=torch.int64), taken.cumsum(0)])[kept.offsets].diff()
+        rows = self._select(states, places[kept.values[taken]]).float()
+        # The rows of a sequence are added in their order, so the sum does not depend on its neighbours.
+        filled = counts[counts > 0]
+        means = torch.segment_reduce(rows, "mean", lengths=upload(filled, rows.device)) if len(filled) else rows
+        return Rows((counts > 0).long(), means)
 
     def _compute_logprobs(self, hidden: Hidden, ids: Tensor, lengths: Tensor, places: Tensor) -> Rows:
         last = self._select(hidden.last, places)
-        ids = upload(ids.to(torch.int64), self._model.device)
-        return Rows(lengths, compute_token_logprobs(self._model.model, last, ids))
+        ids = upload(ids.to(torch.int64), self.model.device)
+        return Rows(lengths, compute_token_logprobs(self.model.model, last, ids))
 
     def _select(self, states: Tensor, places: Tensor) -> Tensor:
-        return states.flatten(0, 1).index_select(0, upload(places, self._model.device))
+        return states.flatten(0, 1).index_select(0, upload(places, self.model.device))
