@@ -11,6 +11,7 @@ from tiny_models import CAUSAL, ENCODER_DECODER, FAMILIES
 from apood.data.record import Pair
 from apood.encoders.embed import embed_to_store, reopen_encoder
 from apood.encoders.text.encoder import TextEncoder
+from apood.encoders.text.generation import read_prompts
 from apood.tokens.identity import same_encoder
 from apood.tokens.store import TokenStore
 
@@ -97,3 +98,19 @@ def test_a_store_keeps_summaries_and_an_encoder_is_reopened_with_them(
     torch.testing.assert_close(held.values, encoder.encode(texts[:10]).channels["summary"].values)
     assert "summary" in reopen_encoder(encoder.identity, channels={"summary"}).encode(["word1"]).channels
     assert "summary" not in reopen_encoder(encoder.identity).encode(["word1"]).channels
+
+
+@pytest.mark.parametrize("layers", ["mix", -1])
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_the_pass_that_generation_uses_gives_the_same_summary(
+    models: Models, texts: list[str], family: str, layers: Any
+) -> None:
+    encoder = TextEncoder(models(family), layers=layers, logprobs=False, device="cpu")
+    sources = encoder.prepare(texts[:9]).sources
+    with torch.inference_mode():
+        prompt = read_prompts(encoder._pass.model, sources, fill=0)  # a causal model's are padded on the left
+        found = encoder._pass.compute_input(prompt, sources)["summary"]
+        some = encoder._pass.compute_input(prompt.select([7, 2]), sources.select([7, 2]))["summary"]
+    expected = encoder.encode(texts[:9]).channels["summary"].values
+    torch.testing.assert_close(found.values, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(some.values, expected[[7, 2]], atol=1e-5, rtol=1e-5)
