@@ -10,7 +10,8 @@ from comparisons import with_parameters
 from sklearn.exceptions import NotFittedError
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.ap_ood.recipe import has_sink, prepare_start, resolve
+from apood.detectors.ap_ood.recipe import prepare_start, resolve
+from apood.detectors.shared.sinks import find_sinks
 from apood.detectors.ap_ood.training import pool_corpus, squared_distances
 from apood.detectors.contract.artefact import load
 from apood.detectors.mahalanobis import Mahalanobis
@@ -116,25 +117,41 @@ def test_a_constant_first_token_is_found_and_skipped(train, test_set):
     assert np.isfinite(detector.score_samples([sink[None]])).all(), "a sequence of one token keeps it"
 
 
-@pytest.mark.parametrize("unit", [False, True])
-def test_a_sink_is_a_first_token_that_hardly_varies(train, unit):
+def test_a_sink_is_a_first_or_last_token_that_hardly_varies(train):
     noise = 0.02 * torch.randn(len(train), DIM, generator=generator())
-    nearly = TokenBatch.from_sequences(
-        [torch.cat([torch.ones(1, DIM) + n, z]) for n, z in zip(noise, train, strict=True)]
-    )
-    assert has_sink(nearly, unit, generator())
-    assert not has_sink(train, unit, generator())
-    assert not has_sink(TokenBatch.from_padded(torch.ones(20, 1, DIM)), unit, generator()), "nothing would be left"
+    ends = [(torch.ones(1, DIM) + n, z) for n, z in zip(noise, train, strict=True)]
+    assert find_sinks(TokenBatch.from_sequences([torch.cat([end, z]) for end, z in ends])) == (True, False)
+    assert find_sinks(TokenBatch.from_sequences([torch.cat([z, end]) for end, z in ends])) == (False, True)
+    assert find_sinks(TokenBatch.from_sequences([torch.cat([end, z, -end]) for end, z in ends])) == (True, True)
+    assert find_sinks(train) == (False, False)
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.095, True), (0.105, False)])
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_token_is_no_sink_if_nothing_would_be_left(length):
+    constant = TokenBatch.from_padded(torch.ones(20, length, DIM))
+    constant.values[:] += torch.randn(1, DIM, generator=generator())
+    assert not all(find_sinks(constant))
+
+
+def test_the_length_of_a_sink_may_vary(train):
+    sizes = torch.rand(len(train), 1, generator=generator()) * 100 + 1
+    scaled = [torch.cat([size * torch.ones(1, DIM), z]) for size, z in zip(sizes, train, strict=True)]
+    assert find_sinks(TokenBatch.from_sequences(scaled)) == (True, False)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.09, True), (0.11, False)])
 def test_a_sink_varies_less_than_a_tenth_as_much_as_all_tokens(share, expected):
     batch = correlated_sequences(200, DIM, lengths=(8, 8))
-    first = batch.offsets[:-1]
-    for _ in range(20):  # their variance is a part of that of all tokens
-        found = batch.values[first].var(0).sum() / batch.values.var(0).sum()
-        batch.values[first] *= (share / found).sqrt()
-    assert has_sink(batch, False, generator()) is expected
+    unit = torch.nn.functional.normalize
+    first, centre = batch.offsets[:-1], unit(torch.ones(DIM), dim=0)
+    directions = unit(batch.values[first], dim=1)
+    low, high = 0.0, 1.0
+    for _ in range(40):  # how much of another direction a constant one needs to vary that much
+        mixed = (low + high) / 2
+        batch.values[first] = unit(centre + mixed * directions, dim=1)
+        z = unit(batch.values, dim=1)
+        low, high = (mixed, high) if z[first].var(0).sum() < share * z.var(0).sum() else (low, mixed)
+    assert find_sinks(batch).first is expected
 
 
 @any_fit

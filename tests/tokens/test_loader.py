@@ -21,7 +21,7 @@ from apood.tokens.loader import (
     prefetch,
     shuffle_batches,
 )
-from apood.tokens.source import SkipFirst, Subset, TokenSource
+from apood.tokens.source import Subset, TokenSource, Trimmed
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
@@ -284,7 +284,7 @@ def test_a_resident_source_skips_first_tokens(lengths, data):
     source = random_tokens(lengths, 3)
     (own,) = copy_to_device([as_subset(source)], CPU)
     chosen = data.draw(st.lists(st.integers(0, len(lengths) - 1)))
-    found, expected = own.skip_first(), SkipFirst(source)
+    found, expected = own.trim(first=True, last=False), Trimmed(source, first=True, last=False)
     assert same(found.select(chosen), expected.select(chosen))
     assert torch.equal(found.lengths, expected.lengths) and found.values is own.values, "nothing is copied"
     assert torch.equal(
@@ -334,7 +334,7 @@ def test_batches_are_gathered_on_a_gpu_without_waiting_for_it(lengths, skip):
     device = torch.device("cuda", torch.cuda.current_device())
     sources = [as_subset(random_tokens(lengths, 16, seed=seed, dtype=torch.bfloat16)) for seed in (0, 1)]
     assert has_room_for(sources, device, spare=0) and not has_room_for(sources, device, spare=2**50)
-    parts = [part.skip_first() if skip else part for part in copy_to_device(sources, device)]
+    parts = [part.trim(first=True, last=False) if skip else part for part in copy_to_device(sources, device)]
     chosen = [torch.randperm(50)[:20].sort().values for _ in sources]
     gather_sequences(parts, chosen)
     torch.cuda.synchronize()
@@ -343,6 +343,8 @@ def test_batches_are_gathered_on_a_gpu_without_waiting_for_it(lengths, skip):
         (found,) = gather_sequences(parts, chosen)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    expected = [(SkipFirst(s) if skip else s).select(own) for s, own in zip(sources, chosen, strict=True)]
+    expected = [
+        (Trimmed(s, first=True, last=False) if skip else s).select(own) for s, own in zip(sources, chosen, strict=True)
+    ]
     assert same(found.to("cpu"), TokenBatch.concatenate(expected))
     assert isinstance(parts[0], Resident)

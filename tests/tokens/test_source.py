@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.identity import describe_encoder, describe_other, same_encoder
-from apood.tokens.source import SkipFirst, Subset, TokenSource, as_source, split
+from apood.tokens.source import Subset, TokenSource, Trimmed, as_source, split
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
@@ -68,7 +68,7 @@ def test_every_form_of_the_same_tokens(form, batch):
 
 
 def test_a_source_is_returned_unchanged(batch, store):
-    for source in (batch, store, Subset(store, [0]), SkipFirst(store)):
+    for source in (batch, store, Subset(store, [0]), Trimmed(store, first=True, last=False)):
         assert isinstance(source, TokenSource) and as_source(source) is source
 
 
@@ -181,7 +181,7 @@ def test_a_split_keeps_the_channels(store, batch):
 
 def test_first_tokens_are_skipped():
     batch = TokenBatch.from_sequences([torch.arange(float(n))[:, None] for n in (3, 1, 0, 2)])
-    skipped = SkipFirst(batch)
+    skipped = Trimmed(batch, first=True, last=False)
     assert skipped.lengths.tolist() == [2, 1, 0, 1] and skipped.channels == ()
     assert skipped.select(slice(None)).values.flatten().tolist() == [1, 2, 0, 1]
     assert [part.values.flatten().tolist() for part in skipped.batches(3)] == [[1, 2], [0, 1]]

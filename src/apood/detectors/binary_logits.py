@@ -57,6 +57,7 @@ class BinaryLogits(Detector):
     """
 
     name = "binary-logits"
+    pools_tokens = True
     aux = "required"
 
     weight_: Annotated[Tensor, "D"]

@@ -154,6 +154,7 @@ class DeepSVDD(Detector):
     """
 
     name = "deep-svdd"
+    pools_tokens = True
 
     aux_weight: float = 0.0  # an argument of Deep SAD
 

@@ -11,29 +11,53 @@ from sklearn.base import clone
 from torch import Tensor
 
 from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.binary_logits import BinaryLogits
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.detectors.shared.mean_pooling import describe_shortage
 from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_integer
-from apood.support.errors import InputError
+from apood.support.errors import DataWarning, InputError
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.source import TokenSource, split
+from apood.tokens.source import Subset, TokenSource, split
 
 __all__ = ["Fusion", "default_detector"]
 
-_HELD_OUT_SHARE = 0.1
+_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.1, 2048  # more would not make a scale or a law of the length much better
 _LEAST_HELD_OUT = 20  # fewer are too few for a mean and a standard deviation
+_LEFT_OUT = 4096  # most training sequences that a member scores as if it had not seen them
+_LEAST_KNOWN = 5  # distances that a scale needs
 _FLOOR = 6.0  # in units of median minus lower quartile: 4 standard deviations of a normal distribution
+_SUMMARY = "summary"
+_FEW_COPIES = 0.01  # share of the ID sequences that is not worth a warning
 _CONSTANT = 1e-9  # relative spread of equal scores by rounding alone
 
 
-def _recommend_members(seed: int, device: str) -> list[Detector]:
-    """Return the members of a fusion whose `members` is None."""
-    # many queries per head, because AP-OOD is to find what mean pooling cannot: a few foreign tokens
-    apood = APOOD(queries=8, sharpness=1.5, score="student", seed=seed, device=device)
-    return [apood, MahalanobisKNN(), KNN(k=1)]
+def _recommend_members(seed: int, device: str, *, summary: bool = False, supervised: bool = False) -> list[Detector]:
+    """Return the members of a fusion whose `members` is None.
+
+    Attention finds a few foreign tokens. Neighbours find what is unlike every training sequence, in the Mahalanobis
+    metric by directions of low variance. The summary is another view of the model. A classifier knows on which side of
+    the ID sequences the AUX sequences lie.
+    """
+    members: list[Detector] = [
+        APOOD(seed=seed, device=device),
+        MahalanobisKNN(k=3, average=True),
+        KNN(k=3, average=True),
+    ]
+    if summary:
+        members.append(KNN(k=3, average=True, view="summary"))
+    if supervised:
+        members.append(BinaryLogits(normalize="pooled"))
+    return members
+
+
+def _weigh(member: Detector, aux: TokenSource | None, dim: int) -> float:
+    """Return the weight of a member: 1, but less if it knows ID sequences only by how they differ from few outliers."""
+    if member.aux != "required" or aux is None:
+        return 1.0
+    return len(aux) / (len(aux) + dim)
 
 
 def _combine(z: Tensor) -> Tensor:
@@ -57,38 +81,41 @@ def default_detector(seed: int = 0, device: str = "auto") -> Detector:
 
 
 class Fusion(Detector):
-    """s(Z) = -Σ_k z_k, z_k = (log d_k(Z) - a_k(S) - mean_k) / std_k: several methods as one, on a common scale.
+    """s(Z) = -Σ_k w_k z_k, z_k = (log d_k(Z) - a_k(S) - mean_k) / std_k: several methods as one, on a common scale.
 
-    No single method is best everywhere. d_k is the distance behind the score of member k. Each member is fitted on 90%
-    of the ID sequences. mean_k and std_k are those of log d_k over the other 10%, which no member has seen, so that z_k
-    says how unusual a sequence is for the member. There is nothing to tune and no outlier is needed. Logarithms are
-    used because distances of ID sequences are skewed and their logarithms are nearly normal; the scale of a distance
-    then cancels. A method whose score is not a distance takes part with log d = -score.
+    No single method is best everywhere. d_k is the distance behind the score of member k. mean_k and std_k are those of
+    log d_k over ID sequences that the member has not seen, so that z_k says how unusual a sequence is for the member.
+    There is nothing to tune and no outlier is needed. Logarithms are used because distances of ID sequences are skewed
+    and their logarithms are nearly normal; the scale of a distance then cancels. A method whose score is not a distance
+    takes part with log d = -score.
 
-    a_k(S) <= 0 is the part of log d_k that is due to length alone: more tokens average out, so a long sequence is near
-    whatever it contains. It is the regression line of log d_k over log S through the held-out sequences, minus its
-    mean, where that is negative, and 0 elsewhere: a long sequence is compared with long ones, a short one gets no
-    allowance.
+    a_k(S) is the part of log d_k that is due to length alone: more tokens average out, so a long sequence is near and a
+    short one far, whatever they contain. It is a parabola in log S, learnt from the same sequences, and flatter if they
+    are few (see `LengthLaw`). A fusion of one member is that member, given the length.
 
-    At least 20 sequences are held out, which is more than 10% if there are fewer than 200; `fit` refuses fewer than 40.
-    log d is floored at 4 standard deviations below its median (estimated from the lower quartile), because a near copy
-    has d near 0, and how near says nothing about ID, but would outweigh all other members. Held-out sequences that are
-    exact copies of training sequences do not count for means and standard deviations.
+    Neighbours learn from all ID sequences and score each of them among the others. Other members are fitted on 90%, and
+    score the other 10% (at least 20; at most 2,048). `fit` refuses fewer than 40. Sequences that are near copies of
+    others say nothing about the distances of new ones, so they do not count for means, standard deviations and a_k.
+    log d is floored at 4 standard deviations below its median (estimated from the lower quartile), because how near a
+    near copy is says nothing about ID, but would outweigh all other members.
+
+    w_k is 1, except for members that need AUX sequences: N' / (N' + D), because few outliers tell little about others.
 
     Not a published method.
 
     Args:
-        members: detectors, copies of which are fitted; None for AP-OOD with eight queries per head, the nearest
-            neighbour in the Mahalanobis metric, and the nearest neighbour.
+        members: detectors, copies of which are fitted; None for the recommended ones: AP-OOD, the mean distance to
+            three neighbours in the Mahalanobis and in the Euclidean metric, the latter also of the channel `summary` if
+            the data have it, and binary logits if there are AUX sequences.
         seed: seed of the split, and of the recommended members.
         device: device of the recommended members: "auto" (a GPU if there is one), "cpu", "cuda", ...
 
     Attributes:
         members_: the fitted members.
         means_: mean_k `[members]`, float64.
-        spreads_: std_k `[members]`, float64.
+        spreads_: std_k / w_k `[members]`, float64.
         floors_: the floor of log d_k `[members]`, float64.
-        length_law_: the lines behind a_k(S).
+        length_law_: the curves a_k(S).
 
     Examples:
         >>> import torch
@@ -122,9 +149,16 @@ class Fusion(Detector):
         return frozenset().union(*(member.requires for member in self._get_members()))
 
     @property
+    def welcomes(self) -> frozenset[str]:  # type: ignore[override]
+        """What the recommended members make use of."""
+        return frozenset({_SUMMARY}) if self.members is None else frozenset()
+
+    @property
     def aux(self) -> AuxUse:  # type: ignore[override]
         """AUX sequences are for the members that can learn from them."""
-        uses = {member.aux for member in self._get_members()}
+        if self.members is None:
+            return "optional"
+        uses = {member.aux for member in self.members}
         return "required" if "required" in uses else "optional" if "optional" in uses else "unused"
 
     @property
@@ -178,7 +212,16 @@ class Fusion(Detector):
             member.check_parameters()
 
     def _get_members(self) -> list[Detector]:
+        """Return the fitted members, or the ones to fit, as far as they are known before."""
+        if "members_" in vars(self):
+            return self.members_
         return _recommend_members(self.seed, self.device) if self.members is None else self.members
+
+    def _choose_members(self, source: TokenSource, aux: TokenSource | None) -> list[Detector]:
+        if self.members is not None:
+            return [clone(member) for member in self.members]
+        summary, supervised = _SUMMARY in source.channels, aux is not None
+        return _recommend_members(self.seed, self.device, summary=summary, supervised=supervised)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         if len(source) < 2 * _LEAST_HELD_OUT:
@@ -186,36 +229,49 @@ class Fusion(Detector):
                 f"A fusion learns from at least half of the ID sequences and holds out at least {_LEAST_HELD_OUT}, "
                 f"so it needs {2 * _LEAST_HELD_OUT}, got {len(source)}; fit one of its members alone instead."
             )
-        held_out_count = max(_LEAST_HELD_OUT, round(_HELD_OUT_SHARE * len(source)))
+        held_out_count = max(_LEAST_HELD_OUT, min(_MOST_HELD_OUT, round(_HELD_OUT_SHARE * len(source))))
         rest, held_out = split(source, held_out_count / len(source), self.seed)
-        members: list[Detector] = [clone(member) for member in self._get_members()]
+        left_out = _draw_left_out(len(source), held_out.indices)
+        members, names = self._choose_members(source, aux), _name_members(self._choose_members(source, aux))
+        samples: list[tuple[Tensor, Tensor]] = []  # scores of sequences that the member has not seen, and their numbers
         few = describe_shortage(len(rest), source.dim)
         with _merge_warnings({few: _rephrase_shortage(few, len(rest), source)} if few is not None else {}):
             for number, member in enumerate(members):
                 part = None if checkpoint is None else checkpoint.part(number)
-                member.fit(rest, None if member.aux == "unused" else aux, checkpoint=part)
-        scores = [torch.from_numpy(member.score_samples(held_out)) for member in members]
-        logs = _stack_log_distances(members, scores)
-        # copies of training sequences say nothing about the distances of ordinary ones
-        logs = logs.where(logs > compute_floored_log(logs.new_zeros(())), torch.nan)
-        for name, column in zip(_name_members(members), logs.T, strict=True):
-            _refuse_without_distances(name, column)
-        lower, median = logs.nanquantile(torch.tensor([0.25, 0.5], dtype=logs.dtype), 0)
-        self.floors_ = median - _FLOOR * (median - lower)
-        floored = torch.maximum(logs, self.floors_)
-        self.length_law_ = LengthLaw.fit(floored, held_out.lengths)
-        compared = floored - self.length_law_.compute_allowances(held_out.lengths)
-        self.means_ = compared.nanmean(0)
-        self.spreads_ = (compared - self.means_).square().nanmean(0).sqrt()
-        self.members_ = members
-        for name, mean, spread in zip(
-            _name_members(members), self.means_.tolist(), self.spreads_.tolist(), strict=True
-        ):
+                samples.append(_fit_member(member, (source, rest, held_out), aux, left_out, part))
+        copies = _find_copies(members, samples, len(source))
+        columns = []
+        for name, member, (scores, numbers) in zip(names, members, samples, strict=True):
+            logs = member.log_distances(scores)
+            # an exact copy has a distance of 0
+            known = ~copies[numbers] & (logs > compute_floored_log(logs.new_zeros(())))
+            _refuse_without_distances(name, logs, known)
+            columns.append((logs[known], source.lengths[numbers[known]]))
+        quartiles = [logs.quantile(torch.tensor([0.25, 0.5], dtype=logs.dtype)) for logs, _ in columns]
+        self.floors_ = torch.stack([median - _FLOOR * (median - lower) for lower, median in quartiles])
+        columns = [(logs.clamp_min(floor), own) for (logs, own), floor in zip(columns, self.floors_, strict=True)]
+        self.length_law_ = LengthLaw.fit(columns)
+        compared = [
+            logs - self.length_law_.compute_allowances(lengths)[:, number]
+            for number, (logs, lengths) in enumerate(columns)
+        ]
+        self.means_ = torch.stack([one.mean() for one in compared])
+        spreads = torch.stack([one.std(correction=0) for one in compared])
+        for name, mean, spread in zip(names, self.means_.tolist(), spreads.tolist(), strict=True):
             if spread <= _CONSTANT * abs(mean):
                 raise InputError(
                     f"The member {name} gives all held-out ID sequences the same score, so there is no scale to "
                     "compare it with the others; leave it out."
                 )
+        self.spreads_ = spreads / torch.tensor([_weigh(member, aux, source.dim) for member in members]).double()
+        self.members_ = members
+        if (count := int(copies.sum())) > _FEW_COPIES * len(source):
+            warnings.warn(
+                f"{count} of the {len(source)} ID sequences are near copies of others. They are left out where the "
+                "usual distances of new sequences are learnt; if new inputs are not copies, remove them.",
+                DataWarning,
+                stacklevel=4,
+            )
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         for member in self._get_members():
@@ -236,9 +292,51 @@ class Fusion(Detector):
         sequence = torch.arange(len(source)).repeat_interleave(contributions.lengths)
         sums = torch.zeros(len(source)).double().index_add_(0, sequence, contributions.values.double())
         logs = member.log_distances(torch.from_numpy(member.score_samples(source)))
+        logs = logs - self.length_law_.compute_allowances(source.lengths)[:, number]
         wanted = (logs - self.means_[number]).exp() / self.spreads_[number]
         factors = torch.where(sums > 0, wanted / sums, 0.0)  # at a distance of 0 no token contributes
         return contributions.values.double() * factors[sequence]
+
+
+def _draw_left_out(count: int, held_out: Tensor) -> Tensor:
+    """Return the training sequences that members score as if they had not seen them: those held out, and others."""
+    chosen = torch.zeros(count, dtype=torch.bool)
+    chosen[held_out] = True
+    chosen[torch.linspace(0, count - 1, min(count, _LEFT_OUT)).long()] = True
+    return chosen.nonzero().flatten()
+
+
+def _fit_member(
+    member: Detector,
+    sources: tuple[TokenSource, TokenSource, Subset],
+    aux: TokenSource | None,
+    left_out: Tensor,
+    checkpoint: Checkpoint | None,
+) -> tuple[Tensor, Tensor]:
+    """Fit a member, and return scores of sequences that it has not seen, with their numbers in the first source.
+
+    Args:
+        member: the detector to fit.
+        sources: all ID sequences, those to fit on, and those held out.
+        aux: AUX sequences, for members that can learn from them.
+        left_out: numbers of the sequences to score if the member can leave out sequences that it was fitted on.
+        checkpoint: where a long fit saves its state.
+    """
+    source, rest, held_out = sources
+    leaves_out = type(member).score_training is not Detector.score_training
+    member.fit(source if leaves_out else rest, None if member.aux == "unused" else aux, checkpoint=checkpoint)
+    scores = member.score_training(left_out)
+    if scores is not None:
+        return scores, left_out
+    return torch.from_numpy(member.score_samples(held_out)), held_out.indices
+
+
+def _find_copies(members: list[Detector], samples: list[tuple[Tensor, Tensor]], count: int) -> Tensor:
+    """Return which of all ID sequences are near copies of others, according to any member."""
+    copies = torch.zeros(count, dtype=torch.bool)
+    for member, (scores, numbers) in zip(members, samples, strict=True):
+        copies[numbers] |= member.find_near_copies(scores)
+    return copies
 
 
 @contextlib.contextmanager
@@ -264,12 +362,12 @@ def _stack_log_distances(members: list[Detector], scores: list[Tensor]) -> Tenso
     return torch.stack([member.log_distances(own) for member, own in zip(members, scores, strict=True)], 1)
 
 
-def _refuse_without_distances(name: str, logs: Tensor) -> None:
-    """Raise `InputError` if log distances are all NaN, which stands for copies, or infinite."""
-    if bool(logs.isnan().all()):
+def _refuse_without_distances(name: str, logs: Tensor, known: Tensor) -> None:
+    """Raise `InputError` if too few log distances are known (the others are of copies), or if one is infinite."""
+    if int(known.sum()) < _LEAST_KNOWN:
         raise InputError(
-            f"The member {name} finds no distance between held-out ID sequences and those it learnt from: every one is "
-            "a copy of a training sequence; remove copies, or leave this member out."
+            f"The member {name} finds no distance between held-out ID sequences and those it learnt from: nearly every "
+            "one is a copy of a training sequence; remove copies, or leave this member out."
         )
     if bool(logs.isposinf().any()):
         raise InputError(f"The member {name} finds held-out ID sequences infinitely far outside; leave it out.")

@@ -1,7 +1,7 @@
-"""Distance to the k-th nearest training sequence, in the Euclidean and in the Mahalanobis metric."""
+"""Distance to the nearest training sequences, in the Euclidean and in the Mahalanobis metric."""
 
 import math
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,10 +14,12 @@ from apood.detectors.shared.mean_pooling import (
     compute_moments,
     inverse_root,
     pool_means,
+    shrink,
     warn_of_few,
 )
 from apood.fitting.optimise import Checkpoint
-from apood.support.checks import check_choice, check_integer
+from apood.pooling import Preprocessing
+from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch
@@ -26,12 +28,20 @@ from apood.tokens.source import TokenSource, token_budget
 __all__ = ["KNN", "MahalanobisKNN"]
 
 _CHUNK = 2**22  # numbers in any temporary of the search: 32 MB of float64
+_COPY = 0.1  # a near copy is nearer than this share of the usual distance between two training sequences
+_PAIRED = 256  # training vectors whose distances to each other are measured
+
+
+View = Literal["tokens", "summary"]
+"""What a sequence is compared by: its mean token, or the vector in its channel `summary`."""
 
 
 class KNN(Detector):
     """s(Z) = -|z̄ - z̄₍ₖ₎|, the distance of the mean token to its k-th nearest neighbour in the training set.
 
-    Sun et al. 2022 (arXiv 2204.06507), who scale the features to length 1: `normalize="pooled"`.
+    Sun et al. 2022 (arXiv 2204.06507), who scale the features to length 1: `normalize="pooled"`. With `average`, it is
+    the mean of the distances to the k nearest ones (Angiulli and Pizzuti 2002), which a single foreign or copied
+    sequence in the training set changes less.
 
     Departures: none in the score. The search is exact, up to ties within the rounding of float64: it uses no index,
     compares every training vector in float64, and computes the distances of the k nearest ones again from the
@@ -41,12 +51,16 @@ class KNN(Detector):
     on a GPU with a copy of the vectors there, if there is room.
 
     Args:
-        k: which neighbour.
+        k: which neighbour, or the number of neighbours to average over.
         normalize: "pooled" as published; "tokens" or "none".
+        average: whether to average over the k nearest neighbours.
+        view: "tokens" for the mean token; "summary" for the channel of that name, in which encoders keep the mean of
+            the layers that the tokens are not made of.
 
     Attributes:
         centre_: the vector `[D]`, float64, that the training vectors are stored relative to.
         bank_: the training vectors `[N, D]`, float32, minus `centre_`.
+        typical_distance_: median distance between two training vectors.
 
     Examples:
         >>> import torch
@@ -54,36 +68,68 @@ class KNN(Detector):
         >>> points = [torch.tensor([[x, 0.0]]) for x in (0.0, 1.0, 2.0)]
         >>> KNN(k=2, normalize="none").fit(points).score_samples([torch.tensor([[5.0, 0.0]])])
         array([-4.])
+        >>> KNN(k=2, normalize="none", average=True).fit(points).score_samples([torch.tensor([[5.0, 0.0]])])
+        array([-3.5])
     """
 
     name = "knn"
     propagates_nonfinite = True
+    view: View
 
     centre_: Annotated[Tensor, "D"]
     bank_: Annotated[Tensor, "N D"]
+    typical_distance_: float = math.nan  # unknown in detectors that were saved before this existed
 
-    def __init__(self, k: int = 5, normalize: Normalize = "pooled") -> None:
+    def __init__(
+        self, k: int = 5, normalize: Normalize = "pooled", average: bool = False, view: View = "tokens"
+    ) -> None:
         self.k = k
         self.normalize = normalize
+        self.average = average
+        self.view = view
+
+    # Class attributes of other detectors; here they depend on the view.
+
+    @property
+    def requires(self) -> frozenset[str]:  # type: ignore[override]
+        """The view."""
+        return frozenset({self.view})
+
+    @property
+    def pools_tokens(self) -> bool:  # type: ignore[override]
+        """Whether the view is the mean token."""
+        return self.view == "tokens"
 
     def check_parameters(self) -> None:
         """Raise `InputError` if a constructor argument is not allowed."""
         check_choice("normalize", self.normalize, get_args(Normalize))
+        check_choice("view", self.view, get_args(View))
         check_integer("k", self.k, least=1)
+        if not isinstance(self.average, bool):
+            raise InputError(f"average must be True or False, got {self.average!r}.")
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """Return near and far neighbours, each with every normalization."""
         return [{"k": k, "normalize": normalize} for k in (1, 5, 10, 50) for normalize in get_args(Normalize)]
 
     def log_distances(self, scores: Tensor) -> Tensor:
-        """Return the logarithms of the distances to the k-th neighbour."""
+        """Return the logarithms of the distances to the neighbours."""
         return compute_floored_log(-scores)
+
+    def score_training(self, chosen: Tensor) -> Tensor:
+        """Return the scores of training sequences among the other ones."""
+        # the nearest neighbour of a training vector is the vector itself
+        return -self._measure(self.bank_[chosen], self.bank_, skipped=1)
+
+    def find_near_copies(self, scores: Tensor) -> Tensor:
+        """Return which distances are below a tenth of the usual one between two training sequences."""
+        return -scores < _COPY * self.typical_distance_
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
         if len(source) < self.k:
             raise InputError(f"k={self.k} neighbours need at least as many ID sequences, got {len(source)}.")
         # any point near the vectors will do; the first vector does not depend on the batches
-        self.centre_ = pool_means(source.select([0]), self.normalize).cpu()[0]
+        self.centre_ = self._pool(source.select([0])).cpu()[0]
         self._keep(source)
 
     def _keep(self, source: TokenSource) -> None:
@@ -94,11 +140,25 @@ class KNN(Detector):
                 parts.append(self._pool_vectors(batch).cpu())
                 progress.update(len(batch))
         self.bank_ = torch.cat(parts)
+        some = self.bank_[torch.linspace(0, len(self.bank_) - 1, min(len(self.bank_), _PAIRED)).long()].double()
+        self.typical_distance_ = float(torch.pdist(some).median()) if len(some) > 1 else 0.0
+
+    def _pool(self, tokens: TokenBatch) -> Tensor:
+        """Return one vector per sequence `[N, D]`, float64, in the view."""
+        if self.view == "tokens":
+            return pool_means(tokens, self.normalize)
+        rows = tokens.channels["summary"].values.double()
+        return rows if self.normalize == "none" else Preprocessing(unit=True).apply(rows)
 
     def _pool_vectors(self, tokens: TokenBatch) -> Tensor:
         """Return the pooled sequences as they are compared, `[N, D]`, float32, on the device of the tokens."""
-        vectors = pool_means(tokens, self.normalize)
+        vectors = self._pool(tokens)
         return (vectors - self._copy_on(vectors.device, "centre_")).float()
+
+    def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
+        if self.view == "summary" and not bool((batch.channels["summary"].lengths <= 1).all()):
+            wrong = first + int((batch.channels["summary"].lengths > 1).nonzero()[0])
+            raise InputError(f"Sequence {wrong} of {where} has several rows of summary; a sequence has one.")
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         vectors = self._pool_vectors(tokens)
@@ -107,38 +167,43 @@ class KNN(Detector):
         except torch.OutOfMemoryError:  # an encoder may take most of the memory
             return -self._measure(vectors.cpu(), self.bank_)
 
-    def _measure(self, vectors: Tensor, bank: Tensor) -> Tensor:
-        """Return the distance of each vector to its k-th nearest neighbour, on the device of both."""
+    def _measure(self, vectors: Tensor, bank: Tensor, skipped: int = 0) -> Tensor:
+        """Return the distance of each vector to its neighbours after the `skipped` nearest, on the device of both."""
+        count = min(self.k + skipped, len(bank))
         # square tiles of distances, or fewer rows if a vector or its k neighbours are long
-        rows = max(1, min(math.isqrt(_CHUNK), _CHUNK // max(vectors.shape[1], self.k)))
-        return torch.cat([self._measure_tile(chunk.double(), bank) for chunk in torch.split(vectors, rows)])
+        rows = max(1, min(math.isqrt(_CHUNK), _CHUNK // max(vectors.shape[1], count)))
+        tiles = [_measure_tile(chunk.double(), bank, count) for chunk in torch.split(vectors, rows)]
+        nearest = torch.cat(tiles)[:, min(skipped, count - 1) :]
+        return nearest.mean(1) if self.average else nearest[:, -1]
 
-    def _measure_tile(self, vectors: Tensor, bank: Tensor) -> Tensor:
-        """Return the same for vectors that fit into one tile: the largest distance among the k nearest."""
-        rows, dim = vectors.shape
-        neighbours = self._find_nearest(vectors, bank).flatten()
-        owners = torch.arange(rows, device=bank.device)[:, None].expand(-1, self.k).flatten()
-        pairs = max(1, _CHUNK // dim)
-        distances = [
-            torch.linalg.vector_norm(bank[theirs].double() - vectors[own], dim=1)
-            for theirs, own in zip(torch.split(neighbours, pairs), torch.split(owners, pairs), strict=True)
-        ]
-        return torch.cat(distances).view(rows, self.k).amax(1)
 
-    def _find_nearest(self, vectors: Tensor, bank: Tensor) -> Tensor:
-        """Return the rows of the k nearest training vectors, `[rows, k]`, in no order."""
-        rows, dim = vectors.shape
-        smallest = vectors.new_full((rows, self.k), torch.inf)
-        nearest = torch.zeros(rows, self.k, dtype=torch.int64, device=bank.device)
-        part_rows = max(1, _CHUNK // max(rows, dim))
-        for start in range(0, len(bank), part_rows):
-            part = bank[start : start + part_rows].double()
-            # |x - y|² = |y|² - 2 x·y, up to |x|², which does not change the order
-            rough = torch.addmm(part.square().sum(1), vectors, part.T, alpha=-2)
-            numbers = torch.arange(start, start + len(part), device=bank.device).expand(rows, -1)
-            smallest, places = torch.cat([smallest, rough], 1).topk(self.k, largest=False, sorted=False)
-            nearest = torch.cat([nearest, numbers], 1).gather(1, places)
-        return nearest
+def _measure_tile(vectors: Tensor, bank: Tensor, count: int) -> Tensor:
+    """Return the distances of each vector to its nearest neighbours, `[rows, count]`, in ascending order."""
+    rows, dim = vectors.shape
+    neighbours = _find_nearest(vectors, bank, count).flatten()
+    owners = torch.arange(rows, device=bank.device)[:, None].expand(-1, count).flatten()
+    pairs = max(1, _CHUNK // dim)
+    distances = [
+        torch.linalg.vector_norm(bank[theirs].double() - vectors[own], dim=1)
+        for theirs, own in zip(torch.split(neighbours, pairs), torch.split(owners, pairs), strict=True)
+    ]
+    return torch.cat(distances).view(rows, count).sort(1).values
+
+
+def _find_nearest(vectors: Tensor, bank: Tensor, count: int) -> Tensor:
+    """Return the rows of the nearest training vectors, `[rows, count]`, in no order."""
+    rows, dim = vectors.shape
+    smallest = vectors.new_full((rows, count), torch.inf)
+    nearest = torch.zeros(rows, count, dtype=torch.int64, device=bank.device)
+    part_rows = max(1, _CHUNK // max(rows, dim))
+    for start in range(0, len(bank), part_rows):
+        part = bank[start : start + part_rows].double()
+        # |x - y|² = |y|² - 2 x·y, up to |x|², which does not change the order
+        rough = torch.addmm(part.square().sum(1), vectors, part.T, alpha=-2)
+        numbers = torch.arange(start, start + len(part), device=bank.device).expand(rows, -1)
+        smallest, places = torch.cat([smallest, rough], 1).topk(count, largest=False, sorted=False)
+        nearest = torch.cat([nearest, numbers], 1).gather(1, places)
+    return nearest
 
 
 class MahalanobisKNN(KNN):
@@ -147,11 +212,14 @@ class MahalanobisKNN(KNN):
     Not a published method. It joins two classical ones. Mahalanobis (1936) knows that a small step in a direction of
     low variance says more than a large step in a direction of high variance, but has only one centre. Nearest
     neighbours (Sun et al. 2022, arXiv 2204.06507) fit any shape, but weigh all directions alike. Σ is the covariance of
-    the mean-pooled ID sequences; eigenvalues below 10⁻⁴ of their mean are raised to it.
+    the mean-pooled ID sequences, mixed with its mean variance in all directions: with few sequences the smallest
+    variances of the sample are far too small. Eigenvalues below 10⁻⁴ of their mean are raised to it.
 
     Args:
-        k: which neighbour.
+        k: which neighbour, or the number of neighbours to average over.
         normalize: "tokens", "pooled" or "none".
+        average: whether to average over the k nearest neighbours.
+        shrinkage: share of the mean variance in Σ.
 
     Attributes:
         centre_: mean `[D]` of the training vectors, float64.
@@ -162,28 +230,39 @@ class MahalanobisKNN(KNN):
         >>> import torch
         >>> from apood import MahalanobisKNN
         >>> corners = [torch.tensor([[x, y]]) for x in (-2.0, 2.0) for y in (-1.0, 1.0)]
-        >>> detector = MahalanobisKNN(normalize="none").fit(corners)
+        >>> detector = MahalanobisKNN(normalize="none", shrinkage=0.0).fit(corners)
         >>> detector.score_samples([torch.tensor([[2.0, 3.0]]), torch.tensor([[4.0, 1.0]])]).round(4)
         array([-2., -1.])
     """
 
     name = "mahalanobis-knn"
+    view = "tokens"
 
     whitening_: Annotated[Tensor, "D D"]
 
-    def __init__(self, k: int = 1, normalize: Normalize = "tokens") -> None:
-        super().__init__(k, normalize)
+    def __init__(
+        self, k: int = 1, normalize: Normalize = "tokens", average: bool = False, shrinkage: float = 0.1
+    ) -> None:
+        self.k = k
+        self.normalize = normalize
+        self.average = average
+        self.shrinkage = shrinkage
+
+    def check_parameters(self) -> None:
+        """Raise `InputError` if a constructor argument is not allowed."""
+        super().check_parameters()
+        check_number("shrinkage", self.shrinkage, least=0, most=1)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
         if len(source) < max(self.k, 2):
             least = max(self.k, 2)
             raise InputError(f"A covariance and {self.k} neighbours need {least} ID sequences, got {len(source)}.")
         _, self.centre_, covariance = compute_moments(source, self.normalize)
-        self.whitening_ = inverse_root(covariance, EIGENVALUE_FLOOR)
+        self.whitening_ = inverse_root(shrink(covariance, self.shrinkage), EIGENVALUE_FLOOR)
         self._keep(source)
         warn_of_few(source)
 
     def _pool_vectors(self, tokens: TokenBatch) -> Tensor:
-        vectors = pool_means(tokens, self.normalize)
+        vectors = self._pool(tokens)
         centre, whitening = (self._copy_on(vectors.device, name) for name in ("centre_", "whitening_"))
         return ((vectors - centre) @ whitening).float()

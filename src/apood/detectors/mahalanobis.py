@@ -50,6 +50,7 @@ class Mahalanobis(Detector):
     """
 
     name = "mahalanobis"
+    pools_tokens = True
     propagates_nonfinite = True
 
     mean_: Annotated[Tensor, "D"]

@@ -53,6 +53,7 @@ class RelativeMahalanobis(Detector):
     """
 
     name = "relative-mahalanobis"
+    pools_tokens = True
     propagates_nonfinite = True
     aux = "required"
 

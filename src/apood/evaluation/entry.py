@@ -51,8 +51,13 @@ class Entry:
 
     @property
     def requires(self) -> frozenset[str]:
-        """The parts of the data that it reads: tokens, channels, or both."""
+        """The parts of the data that it needs: tokens, channels, or both."""
         return self.make_detector().requires
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The parts of the data that it needs, and those that it uses if the data have them."""
+        return self.requires | self.make_detector().welcomes
 
     @property
     def seeded(self) -> bool:

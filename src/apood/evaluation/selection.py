@@ -168,7 +168,7 @@ def select(
     learns = supervised or detector.aux == "required"
     given = {"ID": train, "ID validation": validation, _AUX: aux}
     opened = {role: as_source(data) for role, data in given.items() if data is not None}
-    sources = {role: narrow_channels(source, detector.requires) for role, source in opened.items()}
+    sources = {role: narrow_channels(source, detector.requires | detector.welcomes) for role, source in opened.items()}
     candidates = _list_candidates(detector, grid, sources["ID"].dim, learns)
     _check_seeds(detector, candidates, seeds)
     _refuse_useless(detector, sources, learns)

@@ -34,7 +34,7 @@ class Split:
 
     def read_for(self, entry: Entry) -> "Split":
         """Return the split with only the channels that an entry reads and the AUX sequences that it learns from."""
-        channels = entry.requires
+        channels = entry.reads
 
         def narrow(source: TokenSource) -> TokenSource:
             return narrow_channels(source, channels)

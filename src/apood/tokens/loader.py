@@ -18,7 +18,7 @@ from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch, as_indices, pin, upload
 from apood.tokens.identity import EncoderIdentity
-from apood.tokens.source import BaseSource, TokenSource, token_budget
+from apood.tokens.source import BaseSource, TokenSource, count_trimmed, token_budget
 
 __all__ = [
     "Resident",
@@ -160,10 +160,10 @@ class Resident(BaseSource):
         (batch,) = gather_sequences([self], [as_indices(indices, len(self))])
         return batch
 
-    def skip_first(self) -> "Resident":
-        """Return the same sequences without their first token; a single token is kept. Nothing is copied."""
-        cut = (self.lengths > 1).long()
-        return Resident(self.values, self.starts + cut, self.lengths - cut, self.encoder)
+    def trim(self, *, first: bool, last: bool) -> "Resident":
+        """Return the same sequences without their first or last token, or both; nothing is copied."""
+        before, after = count_trimmed(self.lengths, first=first, last=last)
+        return Resident(self.values, self.starts + before, self.lengths - before - after, self.encoder)
 
 
 def gather_sequences(sources: Sequence[TokenSource], indices: Sequence[Tensor]) -> list[TokenBatch]:

@@ -10,7 +10,17 @@ from apood.support.errors import InputError
 from apood.tokens.batch import FROM_TEXTS, TokenBatch, as_indices, cut_by_budget, upload
 from apood.tokens.identity import EncoderIdentity
 
-__all__ = ["BaseSource", "SkipFirst", "Subset", "TokenSource", "as_source", "drop_first_token", "split", "token_budget"]
+__all__ = [
+    "BaseSource",
+    "Subset",
+    "TokenSource",
+    "Trimmed",
+    "as_source",
+    "count_trimmed",
+    "split",
+    "token_budget",
+    "trim_ends",
+]
 
 
 @runtime_checkable
@@ -108,38 +118,48 @@ def split(source: TokenSource, share: float, seed: int) -> tuple[Subset, Subset]
     return Subset(source, ~taken), Subset(source, taken)
 
 
-class SkipFirst(BaseSource):
-    """A source without the first token of each sequence (see `drop_first_token`).
-
-    Causal models park attention on the first token (the sink), which says nothing about the text.
+class Trimmed(BaseSource):
+    """A source without the first or the last token of each sequence, or without both (see `trim_ends`).
 
     Attributes:
         source: the source with all tokens.
+        first: whether first tokens are left out.
+        last: whether last tokens are left out.
     """
 
-    def __init__(self, source: TokenSource) -> None:
-        self.source = source
-        lengths = source.lengths - (source.lengths > 1).long()
-        super().__init__(source.dim, source.dtype, lengths, source.encoder)
+    def __init__(self, source: TokenSource, *, first: bool, last: bool) -> None:
+        self.source, self.first, self.last = source, first, last
+        before, after = count_trimmed(source.lengths, first=first, last=last)
+        super().__init__(source.dim, source.dtype, source.lengths - before - after, source.encoder)
 
     def batches(self, token_budget: int) -> Iterator[TokenBatch]:
-        """Yield consecutive batches that had at most `token_budget` tokens before the first ones were dropped."""
-        return map(drop_first_token, self.source.batches(token_budget))
+        """Yield consecutive batches that had at most `token_budget` tokens before they were trimmed."""
+        return map(self._trim, self.source.batches(token_budget))
 
     def select(self, indices: Any) -> TokenBatch:
         """Return the sequences `indices` (a slice, integers or booleans) in that order."""
-        return drop_first_token(self.source.select(indices))
+        return self._trim(self.source.select(indices))
+
+    def _trim(self, tokens: TokenBatch) -> TokenBatch:
+        return trim_ends(tokens, first=self.first, last=self.last)
 
 
-def drop_first_token(tokens: TokenBatch) -> TokenBatch:
-    """Return the sequences without their first token and without channels; a single token is kept."""
+def count_trimmed(lengths: Tensor, *, first: bool, last: bool) -> tuple[Tensor, Tensor]:
+    """Return how many tokens each sequence loses at its beginning and at its end; one token always stays."""
+    before = (lengths > 1).long() * first
+    return before, (lengths - before > 1).long() * last
+
+
+def trim_ends(tokens: TokenBatch, *, first: bool, last: bool) -> TokenBatch:
+    """Return the sequences without their first or last token, or both, and without channels; one token stays."""
+    before, after = count_trimmed(tokens.lengths, first=first, last=last)
     if len(tokens) == 1:
-        return TokenBatch.from_sequences([tokens.values[1:] if len(tokens.values) > 1 else tokens.values])
-    cut = tokens.lengths > 1
+        return TokenBatch.from_sequences([tokens.values[int(before) : len(tokens.values) - int(after)]])
     keep = torch.ones(len(tokens.values), dtype=torch.bool)
-    keep[tokens.offsets[:-1][cut]] = False
+    keep[tokens.offsets[:-1][before > 0]] = False
+    keep[tokens.offsets[1:][after > 0] - 1] = False
     rows = upload(keep.nonzero().flatten(), tokens.values.device)  # a mask on a GPU would make it wait
-    return TokenBatch.from_lengths(tokens.values[rows], tokens.lengths - cut.long())
+    return TokenBatch.from_lengths(tokens.values[rows], tokens.lengths - before - after)
 
 
 def token_budget(dim: int) -> int:

@@ -4,7 +4,7 @@ import copy
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from apood.detectors.ap_ood.recipe import (
     Regularizer,
     ScoreName,
     StartName,
-    has_sink,
     prepare_start,
     resolve,
 )
@@ -37,9 +36,9 @@ from apood.pooling.algebra import similarities_and_logits
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import check_device, resolve_device
 from apood.support.errors import InputError
-from apood.tokens.batch import Ragged, TokenBatch, upload
+from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.loader import Resident, place_on_device
-from apood.tokens.source import SkipFirst, TokenSource, drop_first_token, token_budget
+from apood.tokens.source import TokenSource, token_budget
 
 __all__ = ["APOOD"]
 
@@ -70,12 +69,13 @@ class APOOD(Detector):
 
     | argument         | robust                               | paper                 | reference                  |
     | ---------------- | ------------------------------------ | --------------------- | -------------------------- |
-    | `heads`          | 2D // queries, at most D             | D // queries          | D // queries               |
-    | `queries`        | 2                                    | 1                     | 1                          |
+    | `heads`          | 2D // queries; on a GPU D            | D // queries          | D // queries               |
+    | `queries`        | 8; on a GPU 16                       | 1                     | 1                          |
     | `beta`           | `sharpness` / spread of similarities | 1 / √D                | 1                          |
-    | `sharpness`      | 0.7                                  | none                  | none                       |
+    | `sharpness`      | ½ log median length, 0.7 to 3        | none                  | none                       |
     | `similarity`     | dot                                  | dot                   | dot                        |
     | `regularizer`    | logdet: keeps heads apart            | norm                  | norm                       |
+    | `score`          | student                              | sum                   | sum                        |
     | `normalize`      | tokens                               | none                  | none                       |
     | `head_reduction` | mean: loss per head                  | sum                   | mean                       |
     | `aux_weight`     | 1                                    | 1                     | 10                         |
@@ -83,16 +83,17 @@ class APOOD(Detector):
     | `batch_size`     | 64 (at most 2²⁷ numbers)             | 512                   | 512                        |
     | `learning_rate`  | 0.001, cosine                        | 0.01, cosine          | 0.01, cosine               |
     | `start`          | mahalanobis                          | normal                | normal; with AUX scaled    |
-    | (tokens)         | sink skipped, centred, whitened      | as they are           | as they are                |
+    | (tokens)         | sinks left out, centred, whitened    | as they are           | as they are                |
     | (h)              | Σ p a                                | Σ p a                 | Σ p β a                    |
     | (beta warm-up)   | from 0 over the first half           | none                  | none                       |
     | (μ in the score) | mean of h over sequences             | attention over corpus | attention over corpus      |
     | (loss with AUX)  | mean of ID + λ mean of AUX - R       | sums over N + N'      | mean of ID + λ mean of AUX |
-    | (long sequences) | distance relative to ID ones as long | as they are           | as they are                |
+    | (lengths)        | distance relative to ID ones as long | as they are           | as they are                |
 
-    The more tokens a sequence averages over, the nearer it is: log d falls with log S. The robust recipe learns that
-    slope from the training sequences and corrects the distances of long sequences by it; otherwise long foreign
-    documents look more ordinary than short ID ones.
+    The more tokens a sequence averages over, the nearer it is: log d falls with log S. The robust recipe learns how
+    from the training sequences and compares each sequence with ID sequences of its length; otherwise long foreign
+    documents look more ordinary than short ID ones. Attention is sharp for long sequences, in which few tokens may be
+    foreign, and mild for short ones. More heads and queries find more, but take a CPU eight times as long.
 
     The euclidean similarity attends by -|z - w|²/2; its robust start is at random tokens, without whitening. W and its
     norms live in the space of the tokens after preprocessing.
@@ -104,8 +105,8 @@ class APOOD(Detector):
         sharpness: beta without a unit: beta times the standard deviation of the token similarities at the start. Larger
             is sharper: 0 is mean pooling.
         similarity: "dot" or "euclidean".
-        score: "sum" over heads; "student", its robust variant, in which no single head can decide alone, for many
-            queries per head, which overfit; or "min", which has a provable bound but is weaker in practice.
+        score: "sum" over heads; "student", its robust variant, in which no single head can decide alone; or "min",
+            which has a provable bound but is weaker in practice.
         regularizer: "norm", Σ log |W_j|², or "logdet", which also keeps heads apart.
         recipe: "robust", "paper" or "reference".
         normalize: "tokens" (scale each to length 1) or "none".
@@ -127,9 +128,8 @@ class APOOD(Detector):
         origin_: the mean token `[D]` that is subtracted; zeros if tokens are not centred.
         beta_: β after the warm-up; 1 for recipe="reference", where β is part of `queries_`.
         unit_tokens_: whether tokens are scaled to length 1.
-        skips_first_: whether the first token of each sequence is left out because it is a sink.
         mean_distance_: mean d² per head over the ID sequences; about 1 after a good fit.
-        length_law_: how log distances of ID sequences fall with their length.
+        length_law_: how log distances of ID sequences depend on their length.
 
     Examples:
         >>> import torch
@@ -155,7 +155,6 @@ class APOOD(Detector):
     origin_: Annotated[Tensor, "D"]
     beta_: float
     unit_tokens_: bool
-    skips_first_: bool
     mean_distance_: float
     length_law_: LengthLaw
 
@@ -167,7 +166,7 @@ class APOOD(Detector):
         beta: float | None = None,
         sharpness: float | None = None,
         similarity: Similarity = "dot",
-        score: ScoreName = "sum",
+        score: ScoreName | None = None,
         regularizer: Regularizer | None = None,
         recipe: RecipeName = "robust",
         normalize: Literal["tokens", "none"] | None = None,
@@ -207,32 +206,44 @@ class APOOD(Detector):
         """
         source = self._check_for_scoring(tokens)
         batches = source.batches(token_budget(source.dim))
-        factors = self._length_factors(source.lengths).float().repeat_interleave(source.lengths)
+        kept = torch.tensor([len(range(n)[self.find_kept(n)]) for n in source.lengths.tolist()], dtype=torch.int64)
+        factors = self._length_factors(kept).float().repeat_interleave(source.lengths)
         rows = [self._explain_sequence(sequence) for batch in batches for sequence in batch]
         return Ragged.from_lengths(factors * torch.cat([torch.empty(0), *rows]), source.lengths)
 
     def _explain_sequence(self, sequence: Tensor) -> Tensor:
         device = resolve_device(self.device)
         queries, prototype = (self._copy_on(device, name) for name in ("queries_", "prototype_"))
-        skipped = int(self.skips_first_ and len(sequence) > 1)
-        z = self._make_preprocessing(device).apply(sequence[skipped:].to(device, torch.float32))
+        kept = self.find_kept(len(sequence))
+        z = self._make_preprocessing(device).apply(sequence[kept].to(device, torch.float32))
         a, logits = similarities_and_logits(z, queries, self.beta_, self.similarity)
         weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
         pull = (weights * (a - prototype[:, None, None])).sum(1)
         deviation = pull.sum(1, keepdim=True)
         squares = deviation.square().clamp_min(torch.finfo(pull.dtype).tiny)
         contributions = torch.zeros(len(sequence))
-        contributions[skipped:] = (temper(squares, self.score) / squares * deviation * pull).sum(0).cpu()
+        contributions[kept] = (temper(squares, self._score_name) / squares * deviation * pull).sum(0).cpu()
         return contributions
+
+    @property
+    def pools_tokens(self) -> bool:  # type: ignore[override]
+        """Whether sinks are left out: by the robust recipe, because the others are followed to the letter."""
+        return self._resolve_recipe().adapted
+
+    @property
+    def _score_name(self) -> ScoreName:
+        return self._resolve_recipe().score
 
     def _resolve_recipe(self, *, supervised: bool = False) -> Recipe:
         return resolve(
             self.recipe,
             supervised=supervised,
+            on_gpu=resolve_device(self.device).type == "cuda",
             heads=None if self.heads == "auto" else self.heads,
             queries=self.queries,
             beta=self.beta,
             sharpness=self.sharpness,
+            score=self.score,
             similarity=self.similarity,
             regularizer=self.regularizer,
             head_reduction=self.head_reduction,
@@ -246,14 +257,13 @@ class APOOD(Detector):
 
     def check_parameters(self) -> None:
         """Raise `InputError` if a constructor argument is not allowed."""
+        check_device(self.device)
         self._resolve_recipe()
-        check_choice("score", self.score, get_args(ScoreName))
         if self.beta is not None and self.sharpness is not None:
             raise InputError("beta and sharpness say the same thing in different units: give one of them.")
         if self.normalize is not None:
             check_choice("normalize", self.normalize, ("tokens", "none"))
         check_integer("seed", self.seed, least=0)
-        check_device(self.device)
 
     def log_distances(self, scores: Tensor) -> Tensor:
         """Return the logarithm of the best possible score minus the score, which is Σ_j d²_j for "sum"."""
@@ -268,7 +278,7 @@ class APOOD(Detector):
 
     def held_out_fit(self, tokens: TokenSource, scores: Scores) -> HeldOutFit:
         """Return the paper's loss and the mean d² per head of held-out ID sequences, given their scores."""
-        if self.score != "sum":
+        if self._score_name != "sum":
             summed = copy.copy(self)
             summed.score = "sum"
             summed._remember_parameters()
@@ -287,12 +297,9 @@ class APOOD(Detector):
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         recipe = self._resolve_recipe(supervised=aux is not None)
-        device, whole = resolve_device(self.device), source
+        device = resolve_device(self.device)
         run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)
         generator = torch.Generator().manual_seed(int(self.seed))
-        self.skips_first_ = recipe.adapted and has_sink(source, recipe.unit_tokens, generator)
-        if self.skips_first_:
-            source, aux = _skip_first(source), None if aux is None else _skip_first(aux)
         start = prepare_start(source, recipe, generator, device)
         weights = start.weights.clone().requires_grad_()
         training = Training(source, aux, recipe, start, weights, int(self.seed))
@@ -323,17 +330,15 @@ class APOOD(Detector):
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
         self.length_law_ = LengthLaw()
         if recipe.adapted:
-            shortfall = Shortfall(self.score, self.prototype_, self.log_norms_)
+            shortfall = Shortfall(recipe.score, self.prototype_, self.log_norms_)
             distances = shortfall.from_values(corpus.sample.cpu()).double()
-            self.length_law_ = LengthLaw.fit(compute_floored_log(distances)[:, None], whole.lengths[sample])
+            self.length_law_ = LengthLaw.fit([(compute_floored_log(distances), source.lengths[sample])])
         nearest = training.measure_aux_distance()
         outliers = None if nearest is None else Outliers(float(nearest), recipe)
         warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
-        distances = self._pool(tokens.dtype).finish(drop_first_token(tokens) if self.skips_first_ else tokens)
-        if self.skips_first_:  # a non-finite value must show in the score even if it is in the skipped token
-            distances = distances + _mark_nonfinite_first(tokens).to(distances, non_blocking=True)
+        distances = self._pool(tokens.dtype).finish(tokens)
         best, factors = self._best_score(), self._length_factors(tokens.lengths)  # computed while the GPU is busy
         return best - distances.cpu() * factors
 
@@ -346,7 +351,7 @@ class APOOD(Detector):
         queries, prototype, norms = (self._copy_on(device, name) for name in ("queries_", "prototype_", "log_norms_"))
         # queries that were learnt from tokens of another dtype keep all digits, so that scores are the same everywhere
         exact = not torch.equal(round_queries(self.queries_, dtype), self.queries_)
-        shortfall = Shortfall(self.score, prototype, norms)
+        shortfall = Shortfall(self._score_name, prototype, norms)
         preprocessing = self._make_preprocessing(device)
         return FrozenPool(queries, self.beta_, self.similarity, preprocessing, exact=exact, finish=shortfall)
 
@@ -355,23 +360,14 @@ class APOOD(Detector):
 
     def _best_score(self) -> Tensor:
         """Return the score at a distance of 0."""
-        return self.log_norms_.amin() if self.score == "min" else self.log_norms_.sum()
+        key = "best score"
+        return self._get_cached(key, lambda: (torch.amin if self._score_name == "min" else torch.sum)(self.log_norms_))
 
     def _length_factors(self, lengths: Tensor) -> Tensor:
-        """Return the factor per sequence that corrects its distance for its length: 1, or more for a long sequence."""
-        if not any(self.length_law_.slopes):  # a shortcut, because a single sequence is scored in microseconds
+        """Return the factor per sequence that corrects its distance for its length: above 1 for a long sequence."""
+        if self.length_law_.is_flat:  # a shortcut, because a single sequence is scored in microseconds
             return torch.ones(len(lengths), dtype=torch.float64)
         return (-self.length_law_.compute_allowances(lengths)[:, 0]).exp()
-
-
-def _skip_first(source: TokenSource) -> TokenSource:
-    return source.skip_first() if isinstance(source, Resident) else SkipFirst(source)
-
-
-def _mark_nonfinite_first(tokens: TokenBatch) -> Tensor:
-    """Return 0 per sequence, or NaN if its first token is not finite."""
-    first = tokens.values[:1] if len(tokens) == 1 else tokens.values[upload(tokens.offsets[:-1], tokens.values.device)]
-    return (first * 0).sum(1)
 
 
 def temper(squares: Tensor, score: ScoreName) -> Tensor:

@@ -1,17 +1,18 @@
 """The recipes of AP-OOD, and the start of a training by a recipe: preprocessing of the tokens, weights, beta."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from apood.detectors.shared.mean_pooling import EIGENVALUE_FLOOR, compute_moments, inverse_root
+from apood.detectors.shared.mean_pooling import EIGENVALUE_FLOOR, compute_moments, inverse_root, shrink
+from apood.detectors.shared.sinks import draw_probe
 from apood.pooling import Preprocessing, Similarity, check_beta
 from apood.pooling.algebra import similarities_and_logits
 from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.errors import InputError
-from apood.tokens.batch import TokenBatch
 from apood.tokens.source import TokenSource
 
 __all__ = [
@@ -22,7 +23,6 @@ __all__ = [
     "ScoreName",
     "Start",
     "StartName",
-    "has_sink",
     "prepare_start",
     "resolve",
 ]
@@ -33,8 +33,8 @@ Regularizer = Literal["logdet", "norm"]
 HeadReduction = Literal["mean", "sum"]
 StartName = Literal["mahalanobis", "normal", "scaled"]
 
-_PROBE_SEQUENCES, _PROBE_ELEMENTS = 256, 2**24  # most sequences and numbers that a spread is measured on
-_SINK_SPREAD = 0.1  # a first token is a sink if its variance is below this share of the variance of all tokens
+_SHARPNESS = 0.7, 3.0  # least and most that the length of the sequences gives
+_SHRINKAGE = 0.1  # of the whitening with very few sequences
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Recipe:
         similarity: "dot" or "euclidean".
         queries_per_dim: queries of all heads, divided by D. With 1, a detector has as many parameters as a covariance.
         adapted: whether sinks are skipped, and the distances of long sequences corrected.
+        score: how the score reduces d² over heads.
         sharpness: beta times the standard deviation of the similarities at the start; None for beta = 1/√D.
         warm_up: share of the steps during which beta rises from 0.
         batch_elements: most numbers in a batch, which limits the memory for long sequences; None for no limit.
@@ -79,7 +80,8 @@ class Recipe:
     similarity: Similarity = "dot"
     queries_per_dim: int = 1
     adapted: bool = False
-    sharpness: float | None = None
+    score: ScoreName = "sum"
+    sharpness: float | Literal["length"] | None = None
     warm_up: float = 0.0
     batch_elements: int | None = None
     mean_prototype: bool = False
@@ -90,7 +92,7 @@ class Recipe:
 
 
 ROBUST = Recipe(
-    queries=2,
+    queries=8,
     regularizer="logdet",
     head_reduction="mean",
     unit_tokens=True,
@@ -98,9 +100,10 @@ ROBUST = Recipe(
     batch_size=64,
     learning_rate=0.001,
     start="mahalanobis",
-    queries_per_dim=2,  # M = D with T = 2; fewer heads would cover fewer directions than Mahalanobis does
+    queries_per_dim=2,
     adapted=True,
-    sharpness=0.7,
+    score="student",
+    sharpness="length",
     warm_up=0.5,
     batch_elements=2**27,
     mean_prototype=True,
@@ -123,21 +126,27 @@ REFERENCE = replace(PAPER, head_reduction="mean", beta=1.0, aux_weight=10.0, bal
 
 _RECIPES = {"robust": ROBUST, "paper": PAPER, "reference": REFERENCE}
 _WITH_AUX = _RECIPES | {"reference": replace(REFERENCE, start="scaled")}
+_GPU_QUERIES = 16  # per head, and per dimension: eight times the work, for which a CPU has no time
 
 
-def resolve(recipe: RecipeName, *, supervised: bool = False, **arguments: Any) -> Recipe:
+def resolve(recipe: RecipeName, *, supervised: bool = False, on_gpu: bool = False, **arguments: Any) -> Recipe:
     """Return the recipe, in which every argument that is not None replaces a setting, after checking all settings.
 
     Args:
         recipe: name of the recipe.
         supervised: whether the fit has AUX sequences.
+        on_gpu: whether the fit runs on a GPU, for which the robust recipe has more queries.
         **arguments: settings by name.
     """
     check_choice("recipe", recipe, get_args(RecipeName))
     given = {name: value for name, value in arguments.items() if value is not None}
     if "sharpness" in given:
         given.setdefault("beta", None)  # the sharpness gives it
-    chosen = replace((_WITH_AUX if supervised else _RECIPES)[recipe], **given)
+    base = (_WITH_AUX if supervised else _RECIPES)[recipe]
+    if on_gpu and base.adapted:
+        base = replace(base, queries=_GPU_QUERIES, queries_per_dim=_GPU_QUERIES)
+    chosen = replace(base, **given)
+    check_choice("score", chosen.score, get_args(ScoreName))
     check_choice("similarity", chosen.similarity, get_args(Similarity))
     check_choice("regularizer", chosen.regularizer, get_args(Regularizer))
     check_choice("head_reduction", chosen.head_reduction, get_args(HeadReduction))
@@ -146,7 +155,7 @@ def resolve(recipe: RecipeName, *, supervised: bool = False, **arguments: Any) -
             check_integer(name, getattr(chosen, name), least=1)
     if chosen.beta is not None:
         check_beta(chosen.beta)
-    if chosen.sharpness is not None:
+    if chosen.sharpness is not None and chosen.sharpness != "length":
         check_number("sharpness", chosen.sharpness, least=0)
     check_number("learning_rate", chosen.learning_rate, above=0)
     check_number("aux_weight", chosen.aux_weight, least=0)
@@ -205,19 +214,6 @@ class Start:
         return queries if self.scale == 1 else queries * self.scale
 
 
-def has_sink(source: TokenSource, unit: bool, generator: torch.Generator) -> bool:
-    """Return whether the first token is a sink: nearly the same in all sequences, as in causal language models.
-
-    A sink contributes a share of 1/S to a mean, but takes all the attention of every query that is similar to it.
-    """
-    tokens = _draw_probe(source, generator)
-    if len(tokens) < 2 or float((tokens.lengths > 1).double().mean()) < 0.5:
-        return False
-    z = Preprocessing(unit).apply(tokens.values.float())
-    first = z[tokens.offsets[:-1].to(z.device)]
-    return float(first.var(0).sum()) < _SINK_SPREAD * float(z.var(0).sum())
-
-
 def prepare_start(source: TokenSource, recipe: Recipe, generator: torch.Generator, device: torch.device) -> Start:
     """Return the start of a training by `recipe`, on `device`."""
     dim = source.dim
@@ -234,10 +230,14 @@ def prepare_start(source: TokenSource, recipe: Recipe, generator: torch.Generato
         _, mean, covariance = compute_moments(source, "tokens" if recipe.unit_tokens else "none")
         preprocessing = Preprocessing(recipe.unit_tokens, mean.float().to(device))
         if recipe.similarity == "dot":
-            whitening = inverse_root(covariance, EIGENVALUE_FLOOR).float().to(device)
+            whitening = (
+                inverse_root(shrink(covariance, _choose_shrinkage(len(source), dim)), EIGENVALUE_FLOOR)
+                .float()
+                .to(device)
+            )
             weights = _draw_rotations(shape, generator)
         else:  # a euclidean query attends to its neighbourhood, so it starts at a token
-            tokens = preprocessing.apply(_draw_probe(source, generator).values.float().to(device)).cpu()
+            tokens = preprocessing.apply(draw_probe(source, generator).values.float().to(device)).cpu()
             weights = tokens[torch.randint(len(tokens), shape[:2], generator=generator)]
     else:
         weights = torch.randn(shape, generator=generator) * (dim**-0.5 if recipe.start == "scaled" else 1.0)
@@ -259,16 +259,24 @@ def _choose_beta(source: TokenSource, recipe: Recipe, start: Start, generator: t
     """Return beta so that the logits at the start have the standard deviation `recipe.sharpness`, or 1/√D."""
     if recipe.sharpness is None:
         return float(source.dim**-0.5)
-    tokens = start.preprocessing.apply(_draw_probe(source, generator).values.float().to(start.weights.device))
+    tokens = start.preprocessing.apply(draw_probe(source, generator).values.float().to(start.weights.device))
     some = start.weights.flatten(0, 1)[: source.dim].unsqueeze(0)  # D queries are enough to measure the spread
     _, logits = similarities_and_logits(tokens, start.queries(some), 1.0, recipe.similarity)
     spread = float(logits.std())
-    return recipe.sharpness / spread if spread > 0 else 0.0
+    sharpness = choose_sharpness(source.lengths) if recipe.sharpness == "length" else recipe.sharpness
+    return sharpness / spread if spread > 0 else 0.0
 
 
-def _draw_probe(source: TokenSource, generator: torch.Generator) -> TokenBatch:
-    """Return some random sequences: fewer if they are long, but at least one."""
-    chosen = torch.randperm(len(source), generator=generator)[:_PROBE_SEQUENCES]
-    fits = source.lengths[chosen].cumsum(0) * source.dim <= _PROBE_ELEMENTS
-    fits[0] = True
-    return source.select(chosen[fits].sort().values)
+def choose_sharpness(lengths: Tensor) -> float:
+    """Return half the logarithm of the median length, within bounds: the more tokens, the sharper the attention.
+
+    The largest of S similarities grows with log S, so more tokens need a larger contrast to single out a few. In short
+    sequences, every token counts.
+    """
+    mildest, sharpest = _SHARPNESS
+    return min(max(0.5 * math.log(max(1.0, float(lengths.double().median()))), mildest), sharpest)
+
+
+def _choose_shrinkage(sequences: int, dim: int) -> float:
+    """Return the share of the mean variance in the whitening: small, and less with more sequences."""
+    return _SHRINKAGE * dim / (sequences + dim)

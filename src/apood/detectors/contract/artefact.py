@@ -142,7 +142,7 @@ def _read(folder: Path, config: dict[str, Any]) -> Detector:
     learnable = _find_learnable(type(detector))
     if unknown := sorted(learnt.keys() - learnable.keys()):
         raise ArtefactError(f"{folder} holds {unknown[0]!r}, which {detector.name} does not learn.")
-    if missing := sorted(learnable.keys() - learnt.keys()):
+    if missing := sorted(key for key in learnable.keys() - learnt.keys() if not hasattr(type(detector), key)):
         raise ArtefactError(f"{folder} is incomplete: it does not hold {missing[0]}.")
     sizes = {"D": learnt["dim_"], "members": len(members)}
     for key, value in learnt.items():

@@ -23,12 +23,13 @@ from apood.detectors.contract.data_checks import (
     refuse_nonfinite,
     refuse_unfit,
 )
+from apood.detectors.shared.sinks import Sinks, find_sinks, leave_out, mark_nonfinite_ends
 from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
-from apood.tokens.source import TokenSource, as_source, token_budget
+from apood.tokens.source import TokenSource, as_source, count_trimmed, token_budget, trim_ends
 from apood.tokens.store import sample_digest
 
 __all__ = ["AuxUse", "Detector", "HeldOutFit", "Scores", "name_renamed"]
@@ -85,15 +86,19 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     Class attributes that a subclass sets:
         name: the name of the method.
         requires: what the method reads: "tokens", names of channels, or both.
+        welcomes: channels that it also reads if the data have them.
         aux: whether it learns from auxiliary outliers: "unused", "optional" or "required".
         propagates_nonfinite: True promises that a sequence with a non-finite value has no finite score. Such values are
             then searched only after a score that is not finite, instead of reading all values before each batch.
+        pools_tokens: whether the method pools tokens, so that sinks are left out: `_fit` and `_score` do not see them.
         has_held_out_fit: whether the method implements `held_out_fit`.
         renamed_parameters: new names of constructor arguments that had another name before. Saved detectors are read
             with either.
 
     Attributes:
         dim_: D, the dimension of the tokens; 0 if there are none.
+        skips_first_: whether the first token of each sequence is left out because it is a sink.
+        skips_last_: whether the last token of each sequence is left out because it is a sink.
         encoder_: identity of the encoder of the ID sequences; None if unknown.
         fitted_on_: digest of the ID sequences.
         accept_: accept rate of the calibration.
@@ -105,12 +110,16 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     name: ClassVar[str]
     requires: ClassVar[frozenset[str]] = frozenset({"tokens"})
+    welcomes: ClassVar[frozenset[str]] = frozenset()
     aux: ClassVar[AuxUse] = "unused"
     propagates_nonfinite: ClassVar[bool] = False
+    pools_tokens: ClassVar[bool] = False
     has_held_out_fit: ClassVar[bool] = False
     renamed_parameters: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     dim_: int
+    skips_first_: bool = False  # detectors that were saved before this existed skip nothing
+    skips_last_: bool = False
     encoder_: EncoderIdentity | None
     fitted_on_: str
     _calibration: Calibration
@@ -135,6 +144,27 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         """Raise `InputError` if a finite value is not allowed; `first` is the index of the batch's first sequence."""
+
+    def score_training(self, chosen: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return the scores that training sequences would have if the detector had not seen them, or None.
+
+        Args:
+            chosen: the indices of the training sequences.
+
+        Returns:
+            Scores `[chosen]`, float64, or None if the method cannot leave a sequence out without another fit. Then a
+            fusion holds sequences out.
+        """
+        return None
+
+    def find_near_copies(self, scores: Tensor) -> Tensor:
+        """Return which scores are those of near copies of training sequences: none, unless the method can tell."""
+        return torch.zeros(len(scores), dtype=torch.bool)
+
+    def find_kept(self, length: int) -> slice:
+        """Return which tokens of a sequence of `length` tokens are pooled: all, or all but the sinks."""
+        before, after = count_trimmed(torch.tensor([length]), first=self.skips_first_, last=self.skips_last_)
+        return slice(int(before), length - int(after))
 
     def log_distances(self, scores: Tensor) -> Tensor:
         """Return the logarithms of the distances behind the scores; higher means more out-of-distribution.
@@ -178,7 +208,9 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 refuse_unfit(data, self.requires, role, self._check_batch)
         for learnt in [key for key in vars(self) if key.endswith("_") or key in ("_calibration", "_fitted_with")]:
             delattr(self, learnt)
-        self._fit(source, outliers, checkpoint)
+        sinks = find_sinks(source) if self.pools_tokens else Sinks()
+        self.skips_first_, self.skips_last_ = sinks
+        self._fit(leave_out(sinks, source), None if outliers is None else leave_out(sinks, outliers), checkpoint)
         self._remember_parameters()
         self.encoder_ = dict(source.encoder) if source.encoder is not None else None
         self.fitted_on_ = self._digest(source)
@@ -338,7 +370,13 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def _score_batch(self, batch: TokenBatch) -> Tensor:
         """Return scores in float64; a score that overflows is -inf."""
-        return self._score(batch).cpu().double().nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+        if self.skips_first_ or self.skips_last_:
+            marks = mark_nonfinite_ends(batch)  # a value that is not finite must show even in a token that is left out
+            scores = self._score(trim_ends(batch, first=self.skips_first_, last=self.skips_last_))
+            scores = scores.cpu().double() + marks.cpu()
+        else:
+            scores = self._score(batch).cpu().double()
+        return scores.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
     def _digest(self, source: TokenSource) -> str:
         return sample_digest(source, self.requires - {"tokens"})

@@ -1,6 +1,6 @@
-"""Distances on a logarithmic scale: their floor, and how they fall with the length of a sequence."""
+"""Distances on a logarithmic scale: their floor, and how they depend on the length of a sequence."""
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 __all__ = ["LengthLaw", "compute_floored_log"]
 
-_SURE = 2.0  # standard errors that a slope must be away from 0, because a few sequences can show any slope by chance
-_TAIL = 0.01  # share of the lengths at either end beyond which the law is constant
+_PRIOR = 40.0  # sequences that the absence of a law weighs as much as, because a few sequences can show any by chance
+_TAIL = 0.01  # share of the lengths at either end beyond which no ID sequence tells how the law goes on
+_VERSION = -1.0  # first number of the stored form; the former one began with a length
 
 
 def compute_floored_log(distances: Tensor) -> Tensor:
@@ -20,68 +21,93 @@ def compute_floored_log(distances: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LengthLaw:
-    """A line per distance that says how log d of ID sequences falls with log S, the logarithm of their length.
+    """A curve per distance that says how log d of ID sequences depends on log S, the logarithm of their length.
 
-    More tokens average out, so a long sequence is near whatever it contains.
+    More tokens average out, so a long sequence is near and a short one is far, whatever they contain. The law is a
+    parabola, a(S) = b u + c u² - constant with u = (log S - mean) / spread, and 0 on average over the ID sequences.
+    Below the shortest 1% it is constant. Beyond the longest 1% it goes on as a line if it falls there, so that nothing
+    looks nearer because ordinary text was appended to it, and is constant otherwise.
 
     Attributes:
         shortest: log length below which the law is constant.
-        mean: mean log length of the ID sequences; the law says nothing about a sequence of this length.
-        longest: log length above which the law is constant.
-        slopes: slope of log d over log S per distance; 0 if it does not differ significantly from 0.
+        mean: mean log length of the ID sequences.
+        longest: log length above which the law is a line.
+        spread: standard deviation of the log lengths of the ID sequences.
+        curves: b, c and the constant per distance.
+        one_sided: whether only long sequences are compared with ID sequences of their length, as in detectors that were
+            saved by earlier versions.
     """
 
     shortest: float = 0.0
     mean: float = 0.0
     longest: float = 0.0
-    slopes: tuple[float, ...] = (0.0,)
+    spread: float = 1.0
+    curves: tuple[tuple[float, float, float], ...] = ((0.0, 0.0, 0.0),)
+    one_sided: bool = False
 
     @classmethod
-    def fit(cls, log_distances: Tensor, lengths: Tensor) -> Self:
-        """Return the law of ID sequences by linear regression.
+    def fit(cls, samples: Sequence[tuple[Tensor, Tensor]]) -> Self:
+        """Return the law of ID sequences by ridge regression: the fewer sequences, the flatter it is.
 
         Args:
-            log_distances: log d `[N, members]` of each sequence for each distance; NaN values are left out.
-            lengths: number of tokens `[N]` of each sequence.
+            samples: per distance, log d `[N]` of some ID sequences, and their numbers of tokens `[N]`.
         """
-        logs = _log(lengths)
-        shortest, longest = logs.quantile(torch.tensor([_TAIL, 1 - _TAIL], dtype=logs.dtype))
+        logs = torch.cat([_log(lengths) for _, lengths in samples])
+        shortest, longest = logs.quantile(torch.tensor([_TAIL, 1 - _TAIL], dtype=logs.dtype)).tolist()
         logs = logs.clamp(shortest, longest)
-        slopes = tuple(_fit_slope(logs, column) for column in log_distances.T)
-        return cls(float(shortest), float(logs.mean()), float(longest), slopes)
+        law = cls(shortest, float(logs.mean()), longest, float(logs.std(correction=0)), ())
+        if law.spread <= 1e-6:  # all sequences have one length
+            return cls(shortest, law.mean, longest, 1.0, ((0.0, 0.0, 0.0),) * len(samples))
+        curves = tuple(law._fit_curve(column, lengths) for column, lengths in samples)
+        return cls(shortest, law.mean, longest, law.spread, curves)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether no distance depends on the length."""
+        return not any(b or c for b, c, _ in self.curves)
 
     def compute_allowances(self, lengths: Tensor) -> Tensor:
-        """Return how much lower log d is expected to be because of the length alone: `[N, members]`, at most 0.
-
-        Only sequences that are longer than the mean get an allowance. A long sequence is near because it is long, so
-        it is compared with ID sequences of its length. A short one is far for the same reason, but foreign inputs
-        are often unusually short, too.
-        """
-        logs = _log(lengths).clamp(self.shortest, self.longest)
-        return torch.outer(logs - self.mean, torch.tensor(self.slopes, dtype=torch.float64)).clamp_max(0.0)
+        """Return how much log d of ID sequences of these lengths exceeds the mean over all: `[N, distances]`."""
+        u = self._scale(lengths)
+        end = (self.longest - self.mean) / self.spread
+        inside, beyond = u.clamp_max(end), (u - end).clamp_min(0)
+        b, c, constant = torch.tensor(self.curves, dtype=torch.float64).unbind(1)
+        slope = (b + 2 * c * end).clamp_max(0)
+        line: Tensor = torch.outer(inside, b)
+        if self.one_sided:
+            return line.clamp_max(0)
+        return line.add(torch.outer(inside.square(), c)).sub(constant).add(torch.outer(beyond, slope))
 
     def to_tensor(self) -> Tensor:
-        """Return `[shortest, mean, longest, *slopes]`, the form that artefacts store."""
-        return torch.tensor([self.shortest, self.mean, self.longest, *self.slopes], dtype=torch.float64)
+        """Return the form that artefacts store: all numbers of the law in one row."""
+        numbers = [self.shortest, self.mean, self.longest, self.spread, float(self.one_sided)]
+        curves = [number for curve in self.curves for number in curve]
+        return torch.tensor([_VERSION, *numbers, *curves], dtype=torch.float64)
 
     @classmethod
     def from_tensor(cls, stored: Tensor) -> Self:
-        """Return the law that `to_tensor` stored."""
-        shortest, mean, longest, *slopes = stored.tolist()
-        return cls(shortest, mean, longest, tuple(slopes))
+        """Return the law that `to_tensor` stored, in this version or an earlier one."""
+        numbers = stored.tolist()
+        if numbers[0] != _VERSION:
+            shortest, mean, longest, *slopes = numbers
+            return cls(shortest, mean, longest, 1.0, tuple((slope, 0.0, 0.0) for slope in slopes), one_sided=True)
+        shortest, mean, longest, spread, one_sided, *rest = numbers[1:]
+        if not rest or len(rest) % 3:
+            raise ValueError(f"it has {len(rest)} numbers for its curves, not three per distance")
+        curves = tuple((rest[k], rest[k + 1], rest[k + 2]) for k in range(0, len(rest), 3))
+        return cls(shortest, mean, longest, spread, curves, bool(one_sided))
+
+    def _scale(self, lengths: Tensor) -> Tensor:
+        return (_log(lengths).clamp_min(self.shortest) - self.mean) / self.spread
+
+    def _fit_curve(self, column: Tensor, lengths: Tensor) -> tuple[float, float, float]:
+        u = self._scale(lengths).clamp_max((self.longest - self.mean) / self.spread)
+        x = torch.stack([u, u.square()], 1)
+        centre, y = x.mean(0), column.double() - column.double().mean()
+        centred = x - centre
+        b, c = torch.linalg.solve(centred.T @ centred + _PRIOR * torch.eye(2).double(), centred.T @ y).tolist()
+        return b, c, float(centre @ torch.tensor([b, c], dtype=torch.float64))
 
 
 def _log(lengths: Tensor) -> Tensor:
     return lengths.double().clamp_min(1).log()
-
-
-def _fit_slope(logs: Tensor, column: Tensor) -> float:
-    """Return the slope of `column` over `logs`, or 0 if it could be chance."""
-    known = ~column.isnan()
-    x, y = logs[known] - logs[known].mean(), column[known].double() - column[known].mean()
-    spread = float(x.square().sum())
-    if len(x) < 3 or spread == 0:
-        return 0.0
-    slope = float(x @ y) / spread
-    error = math.sqrt(float((y - slope * x).square().sum()) / (len(x) - 2) / spread)
-    return slope if abs(slope) > _SURE * error else 0.0

@@ -22,6 +22,7 @@ __all__ = [
     "inverse_root",
     "pool_means",
     "refuse_no_spread",
+    "shrink",
     "standardize",
     "standardize_by",
     "warn_of_few",
@@ -98,6 +99,12 @@ def warn_of_few(source: TokenSource) -> None:
     """Issue a `FitWarning` if there are too few sequences; its stack level is right if `_fit` itself calls this."""
     if (message := describe_shortage(len(source), source.dim)) is not None:
         warnings.warn(message, FitWarning, stacklevel=4)
+
+
+def shrink(covariance: Tensor, share: float) -> Tensor:
+    """Return a mixture of a covariance and its mean variance in all directions, which has `share` of the weight."""
+    mean = covariance.diagonal().mean()
+    return (1 - share) * covariance + share * mean * torch.eye(len(covariance), dtype=covariance.dtype)
 
 
 def inverse_root(covariance: Tensor, floor: float) -> Tensor:

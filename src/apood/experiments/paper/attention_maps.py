@@ -88,16 +88,17 @@ def _load_tokeniser(study: StudyData) -> Tokeniser:
 
 
 def _find_deviant_heads(model: APOOD, tokens: Tensor, dataset: str, pieces: list[str]) -> list[HeadAttention]:
-    skipped = int(model.skips_first_ and len(tokens) > 1)
+    kept = model.find_kept(len(tokens))
     preprocessing = Preprocessing(model.unit_tokens_, model.origin_ if bool(model.origin_.any()) else None)
     similarities, logits = similarities_and_logits(
-        preprocessing.apply(tokens[skipped:].float()), model.queries_, model.beta_, model.similarity
+        preprocessing.apply(tokens[kept].float()), model.queries_, model.beta_, model.similarity
     )
     attention = torch.softmax(logits.flatten(1), 1).view_as(logits)
     deviations = (attention * similarities).sum((1, 2)) - model.prototype_
     found = []
     for direction, head in (("positive", int(deviations.argmax())), ("negative", int(deviations.argmin()))):
-        weights = [0.0] * skipped + attention[head].sum(0).tolist()  # summed over the queries of the head
+        weights = [0.0] * len(tokens)
+        weights[kept] = attention[head].sum(0).tolist()  # summed over the queries of the head
         found.append(HeadAttention(dataset, direction, head, float(deviations[head]), pieces, weights))
     return found
 
