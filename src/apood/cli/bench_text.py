@@ -116,9 +116,7 @@ def run(
 
 @text.command()
 def report(
-    results: Annotated[
-        list[Path], typer.Argument(metavar="DIR", help="Folders with results, also those of others.")
-    ],
+    results: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders with results, also those of others.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The Markdown file to write.")] = Path("report.md"),
 ) -> None:
     """Write the tables of all results in one or more folders."""
@@ -132,9 +130,7 @@ def report(
 @text.command()
 def check(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="A results file, as JSON.")],
-    declaration: Annotated[
-        Path, typer.Option("--declaration", metavar="FILE", help="The TOML file with the corpora.")
-    ],
+    declaration: Annotated[Path, typer.Option("--declaration", metavar="FILE", help="The TOML file with the corpora.")],
     models: _Models,
     data: _Data = None,
     tolerance: Annotated[

@@ -187,7 +187,9 @@ def weigh_lengths(
     The result is None if the sets overlap too little to compare them: if the effective number of inputs, 1 / sum of
     squared weights, is below 30 in one of them. Inputs of length 0 have no weight.
     """
-    bins = [np.floor(_BINS_PER_OCTAVE * np.log2(np.maximum(own, 1))).astype(np.int64) for own in (id_lengths, ood_lengths)]
+    bins = [
+        np.floor(_BINS_PER_OCTAVE * np.log2(np.maximum(own, 1))).astype(np.int64) for own in (id_lengths, ood_lengths)
+    ]
     for own, lengths in zip(bins, (id_lengths, ood_lengths), strict=True):
         own[lengths < 1] = -1
     size = 1 + max((int(own.max()) for own in bins if len(own)), default=-1)
@@ -215,7 +217,7 @@ def compute_weighted(
     for name, weights, scores in (("ID", id_weights, id_), ("OOD", ood_weights, ood)):
         if weights.ndim != 2 or weights.shape[1] != len(scores):
             raise InputError(
-                f"The {name} weights must have a row of {len(scores)} numbers for each figure, got shape {weights.shape}."
+                f"The {name} weights must have {len(scores)} columns, one per score, got shape {weights.shape}."
             )
         if not (weights >= 0).all() or not (weights.sum(1) > 0).all():
             raise InputError(f"The {name} weights of a row must be at least 0, and some above 0.")

@@ -17,9 +17,7 @@ Floats = NDArray[np.float64]
 Lengths = NDArray[np.int64]
 
 
-def resample(
-    test: Floats, ood: Floats, name: str, lengths: tuple[Lengths, Lengths] | None = None
-) -> Floats | None:
+def resample(test: Floats, ood: Floats, name: str, lengths: tuple[Lengths, Lengths] | None = None) -> Floats | None:
     """Return AUROC and FPR95 of one OOD set in percent, `[2, 1 + resamples]`; the first column is the set itself.
 
     Args:

@@ -1,5 +1,6 @@
 """Measures all rows of a task in one view, as one study, and writes a result for each."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from apood.experiments.text.results import (
     read_result,
     write_result,
 )
-from apood.experiments.text.rows import depends_on_view, list_rows
+from apood.experiments.text.rows import Rows, depends_on_view, list_rows
 from apood.experiments.text.tasks import Task, embed_sets, open_sets, open_with_channels
 from apood.experiments.text.texts import AUX, OOD, SPLICED, TEST, TRAIN, VALIDATION, CorpusSets, draw_order
 from apood.support.device import resolve_device
@@ -59,7 +60,7 @@ class Measurer:
     """Measures assignments, one after another; each process has one.
 
     Attributes:
-        chosen: the entries without AUX texts.
+        chosen: the rows.
         with_aux: whether rows that learn from AUX texts are run.
         seeds: the number of seeds.
         salt: the salt of the declaration.
@@ -69,7 +70,7 @@ class Measurer:
         fresh: whether fits and results of earlier runs are left alone, and only stores are reused.
     """
 
-    chosen: Sequence[Entry]
+    chosen: Rows
     with_aux: bool
     seeds: int
     salt: str
@@ -79,6 +80,7 @@ class Measurer:
     fresh: bool = False
 
     def __call__(self, assignment: Assignment) -> Measured:
+        """Embed, fit and score what is missing, and write the results."""
         task, sets = assignment
         study = _StudyData(task, sets, embed_sets(task, sets, self.out), self.seeds, self.salt)
         rows = self.list_rows(study)
@@ -92,7 +94,12 @@ class Measurer:
             path = self.find(task, result.entry)
             write_result(path, content, result, means)
             measured.written.append(path)
+        if not measured.failures:
+            shutil.rmtree(self._find_cache(task), ignore_errors=True)  # results are kept, and fits are large
         return measured
+
+    def _find_cache(self, task: Task) -> Path:
+        return self.out / "cache" / task.file_name
 
     def measure_again(self, assignment: Assignment, label: str) -> dict[str, Any]:
         """Return the content that the results file of a row should have; nothing but stores is written."""
@@ -112,11 +119,8 @@ class Measurer:
 
     def list_rows(self, study: "_StudyData") -> list[Entry]:
         """Return all rows of a task in its view."""
-        task = study.task
-        alone, counted = list_rows(
-            self.chosen, task.view_name, study.channels, study.aux_count, first_view=task.first_view
-        )
-        return [*alone, *(counted if self.with_aux else [])]
+        task, aux = study.task, study.aux_count if self.with_aux else 0
+        return list_rows(self.chosen, task.view_name, study.channels, aux, first_view=task.first_view)
 
     def _is_done(self, task: Task, row: Entry, described: Mapping[str, Any]) -> bool:
         try:
@@ -129,7 +133,8 @@ class Measurer:
         if not rows:
             return []
         entries = [(row, study.splits_for(row)) for row in rows]
-        results = run_study(entries, cache=None if self.fresh else self.out / "cache", tabulate=False, what="rows")
+        cache = None if self.fresh else self._find_cache(study.task)
+        results = run_study(entries, cache=cache, tabulate=False, what="rows")
         found = []
         described = study.describe()
         for result, (_, splits) in zip(results, entries, strict=True):
@@ -149,6 +154,7 @@ class Measurer:
                 "means": means,
                 "accepted": None if result.accepted is None else result.accepted.mean,
                 "costs": _describe_costs(result),
+                "warnings": list(dict.fromkeys(warning for run in result.runs for warning in run.warnings)),
                 "manifest": {
                     **described,
                     "removed": {name: dict(own) for name, own in study.sets.removed.items()},
@@ -187,9 +193,7 @@ def _describe_costs(result: Result) -> dict[str, float]:
 class _StudyData:
     """The token stores of a task in one view, and the splits of its rows."""
 
-    def __init__(
-        self, task: Task, sets: CorpusSets, stores: Mapping[str, Path], seeds: int, salt: str
-    ) -> None:
+    def __init__(self, task: Task, sets: CorpusSets, stores: Mapping[str, Path], seeds: int, salt: str) -> None:
         self.task, self.sets, self.stores, self.seeds, self.salt = task, sets, stores, seeds, salt
         names = {role: role.removeprefix(OOD) for role in sets.items if role.startswith((OOD, SPLICED))}
         self.kinds = {

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -93,7 +92,8 @@ def _group(results: Sequence[MethodResult]) -> list[_Task]:
 def _describe_machine(result: MethodResult) -> str:
     manifest = result.content["manifest"]
     versions = manifest.get("versions", {})
-    return f"{manifest.get('device', 'unknown')}, apood {versions.get('apood')}, torch {versions.get('torch')}"
+    shown = {"apood": versions.get("apood"), "source": str(versions.get("source"))[:12], "torch": versions.get("torch")}
+    return ", ".join([str(manifest.get("device")), *(f"{name} {value}" for name, value in shown.items())])
 
 
 # the summary
@@ -111,7 +111,7 @@ def _make_summary(title: str, tasks: Sequence[_Task]) -> str:
     }
     rivals = [values[row] for row in rows if row[0] not in (DEFAULT, CONTROL)]
     best = np.max(rivals, axis=0) if rivals else None
-    head = ["method", "view", "mean rank", "AUROC / FPR95", "at equal lengths", "spliced"]
+    head = ["method", "view", "mean rank", "AUROC / FPR95", "at equal lengths", "spliced", "spliced at equal lengths"]
     head += ["worst gap to the best single method", "default - it, AUROC", "FPR95", "AUROC at equal lengths"]
     lines = [head]
     for row in sorted(rows, key=lambda one: (ranks[one], -values[one].mean())):
@@ -123,6 +123,7 @@ def _make_summary(title: str, tasks: Sequence[_Task]) -> str:
                 _format_mean(tasks, row, ALL, PLAIN),
                 _format_mean(tasks, row, ALL, EQUAL),
                 _format_mean(tasks, row, SPLICED, PLAIN),
+                _format_mean(tasks, row, SPLICED, EQUAL),
                 gap,
                 _format_lead(tasks, row, PLAIN, 0),
                 _format_lead(tasks, row, PLAIN, 1),
@@ -163,7 +164,10 @@ def _make_task_tables(task: _Task) -> list[str]:
     touched = "untouched" if task.untouched else "settings were chosen on it"
     sets = {name: own["kind"] for name, own in task.first.content["figures"].items()}
     parts = [f"## {task.name} ({touched})\n"]
-    for title, wanted in (("", {"near", "far"}), ("One foreign sentence in an ID text, by where it is from:\n", {SPLICED})):
+    for title, wanted in (
+        ("", {"near", "far"}),
+        ("One foreign sentence in an ID text, by where it is from:\n", {SPLICED}),
+    ):
         own = [name for name, kind in sets.items() if kind in wanted]
         if own:
             parts += [*([title] if title else []), _make_task_table(task, own, sets, SPLICED if title else ALL)]
@@ -180,11 +184,17 @@ def _make_task_table(task: _Task, names: Sequence[str], kinds: dict[str, str], o
         head += ["accepted", "fit, s", "score, s per 1000"]
     lines = [head]
     for learning in (False, True):
-        rows = [row for row, result in task.rows.items() if bool(result.aux) == learning and result.mean(of, PLAIN) is not None]
+        rows = [
+            row
+            for row, result in task.rows.items()
+            if bool(result.aux) == learning and result.mean(of, PLAIN) is not None
+        ]
         best = max((f"{_value(task, row, of):5.1f}" for row in rows), default="")
         for row in sorted(rows, key=lambda one: -_value(task, one, of)):
             content = task.rows[row].content
-            cells = [_format_cell(content["figures"].get(name, {}).get(how)) for name in names for how in (PLAIN, EQUAL)]
+            cells = [
+                _format_cell(content["figures"].get(name, {}).get(how)) for name in names for how in (PLAIN, EQUAL)
+            ]
             mean = _format_cell(content["means"][of][PLAIN], digits=1)
             cells.append(f"**{mean}**" if f"{_value(task, row, of):5.1f}" == best else mean)
             cells.append(_format_cell(content["means"][of][EQUAL], digits=1))
@@ -229,12 +239,17 @@ def _make_aux_tables(tasks: Sequence[_Task], figure: str | None) -> list[str]:
     if not drawn:
         return []
     counts = sorted({0, *AUX_COUNTS, *(count for curves in drawn.values() for own in curves.values() for count in own)})
-    parts = ["## Auxiliary outliers\n", "AUROC / FPR95, mean over the near and far sets, by the number N' of AUX texts.\n"]
+    parts = [
+        "## Auxiliary outliers\n",
+        "AUROC / FPR95, mean over the near and far sets, by the number N' of AUX texts.\n",
+    ]
     if figure is not None:
         parts.append(f"![AUROC over the number of AUX texts, a panel per task]({figure})\n")
     rows = dict.fromkeys(row for curves in drawn.values() for row in curves)
     shared = [row for row in rows if all(row in curves for curves in drawn.values())]
-    tables: dict[str, Iterable[dict[Row, dict[int, Floats]]]] = {f"all {len(drawn)} tasks with AUX texts": drawn.values()}
+    tables: dict[str, Iterable[dict[Row, dict[int, Floats]]]] = {
+        f"all {len(drawn)} tasks with AUX texts": drawn.values()
+    }
     if len(drawn) > 1:
         tables |= {name: [curves] for name, curves in drawn.items()}
     for title, group in tables.items():
@@ -257,16 +272,15 @@ def _draw_curves(tasks: Sequence[_Task], path: Path) -> bool:
     if not drawn:
         return False
     try:
-        from apood.report.canvas import new_figure, save_figure, refuse_without_matplotlib
+        from apood.report.canvas import make_panels, new_figure, refuse_without_matplotlib, save_figure
 
         refuse_without_matplotlib()
     except InputError:
         return False
     columns = min(4, len(drawn))
-    lines = -(-len(drawn) // columns)
-    figure: Any = new_figure((4 * columns, 3.2 * lines))
-    axes = figure.subplots(lines, columns, squeeze=False).flatten()
-    for axis, (name, curves) in zip(axes, drawn.items(), strict=False):
+    figure = new_figure((4 * columns, 3.2 * -(-len(drawn) // columns)))
+    axes = make_panels(figure, len(drawn), columns)
+    for axis, (name, curves) in zip(axes, drawn.items(), strict=True):
         counts = sorted({count for own in curves.values() for count in own})
         for (label, view), own in curves.items():
             places = [counts.index(count) for count in sorted(own)]
@@ -276,8 +290,6 @@ def _draw_curves(tasks: Sequence[_Task], path: Path) -> bool:
         axis.set_xticks(range(len(counts)), [str(count) for count in counts])
         axis.set(xlabel="AUX texts", ylabel="AUROC, %", title=name)
         axis.legend(fontsize=6)
-    for axis in axes[len(drawn) :]:
-        axis.remove()
     save_figure(figure, path)
     return True
 

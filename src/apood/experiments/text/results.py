@@ -22,8 +22,8 @@ from apood.support.errors import InputError
 from apood.support.files import atomic_file, read_json, sha256_of, write_json
 
 __all__ = [
-    "ALL", "EQUAL", "PLAIN", "SCHEMA", "SPLICED", "MethodResult", "compare_results", "compute_figures", "find_result", "list_results", "make_key",
-    "read_result", "write_result",
+    "ALL", "EQUAL", "PLAIN", "SCHEMA", "SPLICED", "MethodResult", "compare_results", "compute_figures", "find_result",
+    "list_results", "make_key", "read_result", "write_result",
 ]  # fmt: skip
 
 SCHEMA = 1
@@ -163,7 +163,11 @@ def read_result(path: Path) -> MethodResult:
 
 def list_results(folders: Sequence[Path]) -> list[MethodResult]:
     """Return all results below the folders."""
-    paths = [path for folder in folders for path in sorted((folder / "results" if (folder / "results").is_dir() else folder).rglob("*.json"))]
+    paths = [
+        path
+        for folder in folders
+        for path in sorted((folder / "results" if (folder / "results").is_dir() else folder).rglob("*.json"))
+    ]
     if not paths:
         raise InputError(f"There are no results below {', '.join(map(str, folders))}.")
     return [read_result(path) for path in paths]

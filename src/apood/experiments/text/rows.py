@@ -9,6 +9,7 @@ before the mean over layers, and the embedding layer is left out. TRUSTED is lik
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from importlib import import_module
+from typing import NamedTuple
 
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.registry import list_methods
@@ -16,7 +17,17 @@ from apood.evaluation.entry import Entry
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError
 
-__all__ = ["ALONE", "AUX_COUNTS", "CONTROL", "DEFAULT", "WITH_AUX", "choose_rows", "depends_on_view", "list_rows"]
+__all__ = [
+    "ALONE",
+    "AUX_COUNTS",
+    "CONTROL",
+    "DEFAULT",
+    "WITH_AUX",
+    "Rows",
+    "choose_rows",
+    "depends_on_view",
+    "list_rows",
+]
 
 DEFAULT, CONTROL = "default", "length"
 AUX_COUNTS = (8, 32, 128, 600)
@@ -52,32 +63,53 @@ WITH_AUX = (
 _AVG_AVG = ("Mahalanobis, raw", "mix", "Avg-Avg (Mahalanobis, raw)")
 
 
-def choose_rows(names: Sequence[str]) -> tuple[Entry, ...]:
-    """Return the entries of the named methods; all of the benchmark if no name is given.
+class Rows(NamedTuple):
+    """The rows to measure, before they are adapted to a task.
+
+    Attributes:
+        alone: those without AUX texts.
+        learning: those that learn from AUX texts.
+    """
+
+    alone: tuple[Entry, ...]
+    learning: tuple[Entry, ...]
+
+
+def choose_rows(names: Sequence[str]) -> Rows:
+    """Return the rows of the named methods; all of the benchmark if no name is given.
 
     A name is that of a method (`knn`, or one that another distribution adds), the label of a row ("KNN, pooled"), or
     `module:Class` for a detector that is not registered.
     """
     if not names:
-        return ALONE
-    found: list[Entry] = []
+        return Rows(ALONE, WITH_AUX)
+    alone: list[Entry] = []
+    learning: list[Entry] = []
     for name in names:
-        own = [entry for entry in ALONE if name in (entry.label, entry.method)]
-        if not own and ":" in name:
-            kind = _import_class(name)
-            own = [Entry(kind, name=kind.name)]
-        elif not own:
-            known = [*list_methods(), *(entry.label for entry in ALONE)]
-            if name not in known and name != "default":
-                raise InputError(
-                    f"There is no method {name!r}{suggest_name(name, known)}; there are {', '.join(list_methods())}, "
-                    "and module:Class for one that is not registered."
-                )
-            own = [Entry(name, name=name)]
-        found += [entry for entry in own if entry not in found]
-    for entry in found:
-        entry.check()
-    return tuple(found)
+        own = [[entry for entry in rows if name in (entry.label, entry.method)] for rows in (ALONE, WITH_AUX)]
+        if not any(own):
+            entry = _make_entry(name)
+            use = entry.make_detector().aux
+            own = [[entry] if use != "required" else [], [entry] if use != "unused" else []]
+        alone += [entry for entry in own[0] if entry not in alone]
+        learning += [entry for entry in own[1] if entry not in learning]
+    return Rows(tuple(alone), tuple(learning))
+
+
+def _make_entry(name: str) -> Entry:
+    if ":" in name:
+        kind = _import_class(name)
+        entry = Entry(kind, name=kind.name)
+    elif name in list_methods():
+        entry = Entry(name, name=name)
+    else:
+        known = [*list_methods(), *(entry.label for entry in ALONE)]
+        raise InputError(
+            f"There is no method {name!r}{suggest_name(name, known)}; there are {', '.join(list_methods())}, and "
+            "module:Class for one that is not registered."
+        )
+    entry.check()
+    return entry
 
 
 def _import_class(name: str) -> type[Detector]:
@@ -91,35 +123,29 @@ def _import_class(name: str) -> type[Detector]:
     return found
 
 
-def list_rows(
-    chosen: Sequence[Entry], view: str, channels: Collection[str], aux: int, *, first_view: bool
-) -> tuple[list[Entry], list[Entry]]:
-    """Return the rows of a view without and with AUX texts.
+def list_rows(rows: Rows, view: str, channels: Collection[str], aux: int, *, first_view: bool) -> list[Entry]:
+    """Return the entries of a task in one view.
 
     Args:
-        chosen: the entries from `choose_rows`.
+        rows: the chosen rows.
         view: the view; see `apood embed --layers`.
         channels: the channels that the stores have beside tokens.
-        aux: the number of AUX texts.
+        aux: the number of AUX texts; 0 leaves out what learns from them.
         first_view: whether it is the first view, on which the rows are run that no view changes.
     """
-    readable = [
-        entry
-        for entry in chosen
-        if entry.requires <= {"tokens", *channels} and (first_view or depends_on_view(entry))
-    ]
-    alone = [replace(entry, name=_name_on(view, entry)) for entry in readable if entry.make_detector().aux != "required"]
-    methods = {entry.method for entry in chosen}
-    learners = [entry for entry in WITH_AUX if chosen is ALONE or entry.method in methods]
-    own = {entry.method for entry in WITH_AUX}
-    learners += [entry for entry in readable if entry.method not in own and entry.make_detector().aux != "unused"]
+
+    def fits(entry: Entry) -> bool:
+        return entry.requires <= {"tokens", *channels} and (first_view or depends_on_view(entry))
+
+    alone = [replace(entry, name=_name_on(view, entry)) for entry in rows.alone if fits(entry)]
     counted = [
         replace(entry, name=f"{entry.label}, {count} AUX", aux=count)
-        for entry in learners
+        for entry in rows.learning
+        if fits(entry)
         for count in AUX_COUNTS
         if count <= aux
     ]
-    return alone, counted
+    return [*alone, *counted]
 
 
 def depends_on_view(entry: Entry) -> bool:

@@ -11,7 +11,7 @@ from apood.encoders.base.pretrained import find_kind, find_pretrained, load_conf
 from apood.experiments.text.declaration import Corpus, read_declaration
 from apood.experiments.text.measure import Assignment, Measured, Measurer
 from apood.experiments.text.report import write_report
-from apood.experiments.text.results import compare_results, list_results, read_result
+from apood.experiments.text.results import MethodResult, compare_results, list_results, read_result
 from apood.experiments.text.rows import choose_rows, list_rows
 from apood.experiments.text.tasks import Mode, Model, Task, View, is_complete
 from apood.experiments.text.texts import AUX, CorpusSets, make_sets
@@ -57,9 +57,11 @@ class TextBenchOptions:
 
     @property
     def command(self) -> str:
-        """The command line that reproduces the figures."""
-        words = [("--data", str(self.data))] if self.data is not None else []
-        words += [("--model", given) for given in self.models]
+        """The command line that reproduces the figures; of paths it has the last part alone."""
+        words = [("--data", self.data.name)] if self.data is not None else []
+        words += [
+            ("--model", f"{given.partition('=')[0]}={Path(given.partition('=')[2]).name}") for given in self.models
+        ]
         words += [("--mode", mode) for mode in self.modes if tuple(self.modes) != ("input",)]
         words += [("--layers", str(view)) for view in self.views]
         words += [("--corpus", name) for name in self.corpora]
@@ -67,7 +69,7 @@ class TextBenchOptions:
         words += [("--seeds", str(self.seeds))]
         flags = [] if self.with_aux else ["--no-aux"]
         given = [word for pair in words for word in pair]
-        return shlex.join(["apood", "bench", "text", "run", str(self.declaration), *given, *flags])
+        return shlex.join(["apood", "bench", "text", "run", self.declaration.name, *given, *flags])
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,7 @@ class PreparedBench:
         )
         channels = ("token_logprobs",) if predicts and task.first_view else ()
         aux = len(sets.items.get(AUX, ())) if self.measurer.with_aux else 0
-        alone, counted = list_rows(self.measurer.chosen, task.view_name, channels, aux, first_view=task.first_view)
-        return [*alone, *counted]
+        return list_rows(self.measurer.chosen, task.view_name, channels, aux, first_view=task.first_view)
 
     def run(self, on_done: Callable[[str], object] | None = None) -> tuple[list[Path], list[str]]:
         """Embed, fit, score, and write results and the report; return these files and what failed.
@@ -137,7 +138,17 @@ class PreparedBench:
         run_tasks(self.measurer, list(self.assignments), share, "bench", collect)
         if not written:
             raise InputError(f"Nothing could be measured; the first failure: {failures[0] if failures else 'none'}")
-        return [*written, *write_report(list_results([out]), out / REPORT)], failures
+        return [*written, *write_report(self._list_results(), out / REPORT)], failures
+
+    def _list_results(self) -> list[MethodResult]:
+        """Return all results in the folder, but none of texts that the corpora do not have any more."""
+        texts = {task.name: dict(sets.digests) for task, sets in self.assignments}
+        found = list_results([self.measurer.out])
+        return [
+            one
+            for one in found
+            if one.content["manifest"].get("texts") == texts.get(one.task, one.content["manifest"].get("texts"))
+        ]
 
 
 def prepare(options: TextBenchOptions) -> PreparedBench:
@@ -167,9 +178,7 @@ def prepare(options: TextBenchOptions) -> PreparedBench:
     sets = {name: make_sets(corpus, declaration.salt, declaration.limits) for name, corpus in wanted.items()}
     assignments = [Assignment(task, sets[task.corpus.name]) for task in tasks]
     views = [task.view_name for task in tasks[: len(options.views)]]
-    measurer = Measurer(
-        chosen, options.with_aux, options.seeds, declaration.salt, options.out, options.command, views
-    )
+    measurer = Measurer(chosen, options.with_aux, options.seeds, declaration.salt, options.out, options.command, views)
     return PreparedBench(sorted(assignments, key=_estimate_work, reverse=True), measurer, options.jobs)
 
 

@@ -17,15 +17,15 @@ def split_sentences(text: str) -> list[str]:
 
 
 def splice_sets(
-    hosts: Sequence[object], donors: Mapping[str, Sequence[object]], salt: str, max_tokens: int
-) -> dict[str, list[object]]:
+    hosts: Sequence[str], donors: Mapping[str, Sequence[str]], salt: str, max_tokens: int
+) -> dict[str, list[str]]:
     """Return, for each set of donors, all hosts with one sentence of a donor each."""
-    spliced: dict[str, list[object]] = {}
+    spliced = {}
     for name, own in donors.items():
         # Both lie on a ring of hashes: a host takes the next donor, so a new donor changes few pairs.
-        ring = sorted((_hash(salt, name, "donor", str(text)), str(text)) for text in own)
+        ring = sorted((_hash(salt, name, "donor", text), text) for text in own)
         places = [place for place, _ in ring]
-        pairs = [(str(host), ring[bisect_left(places, _hash(salt, name, "host", str(host))) % len(ring)][1]) for host in hosts]
+        pairs = [(host, ring[bisect_left(places, _hash(salt, name, "host", host)) % len(ring)][1]) for host in hosts]
         spliced[name] = [splice(host, donor, f"{salt}\0{name}", max_tokens) for host, donor in pairs]
     return spliced
 

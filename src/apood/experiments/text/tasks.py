@@ -86,6 +86,11 @@ class Task:
         """The view as a word: the last layer is `last`."""
         return "last" if self.view == -1 else str(self.view)
 
+    @property
+    def file_name(self) -> str:
+        """The name with the view, for folders."""
+        return f"{self.name}-{_make_file_name(self.view_name)}"
+
     def __str__(self) -> str:
         return f"{self.name}, {self.view_name}"
 
@@ -110,8 +115,7 @@ class Task:
         for role, digest in sets.digests.items():
             known = json.dumps([self.model.identity, self.encoder_options, digest], sort_keys=True)
             mark = hashlib.sha256(known.encode()).hexdigest()[:12]
-            folder = f"{self.name}-{_make_file_name(self.view_name)}"
-            found[role] = out / "stores" / folder / f"{_make_file_name(role)}-{mark}"
+            found[role] = out / "stores" / self.file_name / f"{_make_file_name(role)}-{mark}"
         return found
 
 

@@ -92,13 +92,20 @@ def make_sets(corpus: Corpus, salt: str, limits: Limits) -> CorpusSets:
     }
     donors = {name: hasher.take(own, limits.evaluated) for name, own in ood.items()}
     if corpus.aux is not None:
-        aux, donating = hasher.divide(read("aux", corpus.aux, [training, testing, *ood.values()]), "donor", _DONOR_SHARE)
+        aux, donating = hasher.divide(
+            read("aux", corpus.aux, [training, testing, *ood.values()]), "donor", _DONOR_SHARE
+        )
         sets[AUX] = hasher.take(aux, limits.aux)
         donors["aux"] = hasher.take(donating, limits.evaluated)
-    if not sounds:
-        chosen = hasher.take(hosts, limits.spliced)
-        for name, spliced in splice_sets(chosen, donors, salt, corpus.max_tokens).items():
-            sets[f"{SPLICED}{name}"] = spliced
+    spliced = splice_sets(
+        _list_texts(hasher.take(hosts, limits.spliced)),
+        {name: _list_texts(own) for name, own in donors.items()},
+        salt,
+        corpus.max_tokens,
+    )
+    for name, texts in spliced.items():
+        if texts:  # there are none for sounds
+            sets[f"{SPLICED}{name}"] = list(texts)
     for role, least in _FEWEST.items():
         if len(sets[role]) < least:
             raise InputError(
@@ -108,6 +115,10 @@ def make_sets(corpus: Corpus, salt: str, limits: Limits) -> CorpusSets:
     if empty := [role for role, own in sets.items() if not own]:
         raise InputError(f"The corpus {corpus.name} has no text left for {empty[0]}.")
     return CorpusSets(sets, removed, {role: _digest(own) for role, own in sets.items()})
+
+
+def _list_texts(items: Iterable[Item]) -> list[str]:
+    return [item for item in items if isinstance(item, str)]
 
 
 def draw_order(items: Sequence[Item], salt: str, number: int) -> list[int]:
