@@ -230,12 +230,13 @@ def compute_weighted(
     outside = np.zeros_like(inside)
     inside[:, is_id] = id_weights[:, order[is_id]]
     outside[:, ~is_id] = ood_weights[:, order[~is_id] - len(id_)]
-    inside, outside = np.add.reduceat(inside, starts, axis=1), np.add.reduceat(outside, starts, axis=1)
+    if len(starts) < len(order):
+        inside, outside = np.add.reduceat(inside, starts, axis=1), np.add.reduceat(outside, starts, axis=1)
     at_most, seen = inside.cumsum(1), outside.cumsum(1)
-    ids, oods = at_most[:, -1], seen[:, -1]
-    area = (inside * (seen - outside / 2)).sum(1) / (ids * oods)
+    ids, oods = at_most[:, -1].copy(), seen[:, -1].copy()
     # the largest threshold that accepts 95%: the ID inputs below it weigh at most 5%
-    below = np.c_[np.zeros(len(inside)), at_most[:, :-1]]
-    threshold = (below <= (1 - 0.95) * ids[:, None] * (1 + 1e-9)).sum(1) - 1
+    at_most -= inside
+    threshold = (at_most <= (1 - 0.95) * ids[:, None] * (1 + 1e-9)).sum(1) - 1
     refused = np.take_along_axis(seen - outside, threshold[:, None], 1)[:, 0]
+    area = (np.einsum("ij,ij->i", inside, seen) - np.einsum("ij,ij->i", inside, outside) / 2) / (ids * oods)
     return np.stack([area, (oods - refused) / oods])

@@ -99,7 +99,7 @@ def make_sets(corpus: Corpus, salt: str, limits: Limits) -> CorpusSets:
         donors["aux"] = hasher.take(donating, limits.evaluated)
     spliced = splice_sets(
         _list_texts(hasher.take(hosts, limits.spliced)),
-        {name: _list_texts(own) for name, own in donors.items()},
+        {name: _list_texts(own) for name, own in donors.items() if own},
         salt,
         corpus.max_tokens,
     )
