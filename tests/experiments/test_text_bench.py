@@ -195,6 +195,19 @@ def test_a_changed_or_foreign_file_is_no_result(measured: Path, tmp_path: Path) 
         list_results([tmp_path / "nothing"])
 
 
+def test_without_its_scores_a_result_has_figures_but_no_intervals(measured: Path, tmp_path: Path) -> None:
+    shutil.copytree(measured / "results", tmp_path / "results")
+    for path in (tmp_path / "results").rglob("*.safetensors"):
+        path.unlink()
+    whole, bare = (
+        make_page(list_results([folder])).partition("## Summary, all tasks")[2].partition("## ")[0]
+        for folder in (measured, tmp_path)
+    )
+    assert "[" in whole and "[" not in bare
+    rows = [[line.split(" | ")[:3] for line in page.splitlines()] for page in (whole, bare)]
+    assert rows[0] == rows[1]
+
+
 def test_results_on_other_texts_are_not_compared(measured: Path) -> None:
     kept = list_results([measured])
     content = json.loads(json.dumps(kept[0].content))

@@ -143,8 +143,6 @@ def check(
 
     options = TextBenchOptions(declaration, models, data=data, out=out)
     differences = check_result(result, options, tolerance)
-    for difference in differences:
-        echo(difference, err=True)
     if differences:
-        raise InputError(f"{result} differs from what was measured now, in {len(differences)} figures.")
+        raise InputError(f"{result} differs from what was measured now: {' '.join(differences)}")
     echo(f"{result}: all figures are the same within {tolerance:g} percentage points.")

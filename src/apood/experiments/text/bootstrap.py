@@ -1,6 +1,7 @@
 """Figures of a method with a paired bootstrap: every method of a task is resampled at the same inputs."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -38,13 +39,16 @@ def resample(test: Floats, ood: Floats, name: str, lengths: tuple[Lengths, Lengt
 
 
 def estimate(resampled: Floats) -> Estimate:
-    """Return a figure from its row of resamples."""
+    """Return a figure from its row of resamples; without resamples, the ends of its interval are not numbers."""
+    if len(resampled) == 1:
+        return Estimate(float(resampled[0]), math.nan, math.nan)
     return percentiles(float(resampled[0]), resampled[1:])
 
 
 def estimate_difference(first: Sequence[Floats], second: Sequence[Floats]) -> Estimate:
     """Return the mean over tasks of first - second, each resampled at the same inputs."""
-    return estimate(np.mean([a - b for a, b in zip(first, second, strict=True)], axis=0))
+    columns = min(map(len, (*first, *second)))
+    return estimate(np.mean([a[:columns] - b[:columns] for a, b in zip(first, second, strict=True)], axis=0))
 
 
 def average(parts: Mapping[str, Floats] | Sequence[Floats]) -> Floats | None:

@@ -1,5 +1,6 @@
 """The report of the benchmark in Markdown: a summary over tasks, a table per task, and quality by the number of AUX."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -154,7 +155,8 @@ def _format_lead(tasks: Sequence[_Task], row: Row, how: str, metric: int) -> str
 
 
 def _format_estimate(found: Estimate) -> str:
-    return f"{found.value:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
+    interval = "" if math.isnan(found.low) else f" [{found.low:+.1f}, {found.high:+.1f}]"
+    return f"{found.value:+.1f}{interval}"
 
 
 # the tables of a task
@@ -284,9 +286,11 @@ def _draw_curves(tasks: Sequence[_Task], path: Path) -> bool:
         counts = sorted({count for own in curves.values() for count in own})
         for (label, view), own in curves.items():
             places = [counts.index(count) for count in sorted(own)]
-            aurocs = np.array([own[count][0] for count in sorted(own)])
+            shared = min(own[count].shape[1] for count in own)
+            aurocs = np.array([own[count][0, :shared] for count in sorted(own)])
             axis.plot(places, aurocs[:, 0], marker="o", markersize=3, label=f"{label}, {view}")
-            axis.fill_between(places, *np.quantile(aurocs[:, 1:], [0.025, 0.975], axis=1), alpha=0.15)
+            if shared > 1:
+                axis.fill_between(places, *np.quantile(aurocs[:, 1:], [0.025, 0.975], axis=1), alpha=0.15)
         axis.set_xticks(range(len(counts)), [str(count) for count in counts])
         axis.set(xlabel="AUX texts", ylabel="AUROC, %", title=name)
         axis.legend(fontsize=6)

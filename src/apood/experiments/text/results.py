@@ -1,6 +1,7 @@
 """Results files: the figures of one method on one task in one view, and all that must be the same for the same figures.
 
-A result is a JSON file and, beside it, a safetensors file with the scores and the resampled means.
+A result is a JSON file and, beside it, a safetensors file with the scores and the resampled means. Without the second
+file, a report has no intervals for differences between methods.
 """
 
 import hashlib
@@ -41,7 +42,7 @@ class MethodResult:
         path: the JSON file.
         content: its content.
         resampled: AUROC and FPR95 `[2, 1 + resamples]` by the sets that they are means over (`all` near and far sets,
-            or the `spliced` ones) and by `plain` or `equal_lengths`.
+            or the `spliced` ones) and by `plain` or `equal_lengths`; without resamples if their file is missing.
     """
 
     path: Path
@@ -146,6 +147,8 @@ def read_result(path: Path) -> MethodResult:
         if content["schema"] > SCHEMA:
             raise InputError(f"{path} has schema {content['schema']}, and this apood knows schemas up to {SCHEMA}.")
         beside = path.parent / Path(content["scores"]["file"]).name
+        if not beside.exists():
+            return MethodResult(path, content, _read_means(content["means"]))
         if sha256_of(beside) != content["scores"]["sha256"]:
             raise InputError(f"{beside} is not the file that {path} was written with.")
         arrays = load(beside.read_bytes())
@@ -159,6 +162,16 @@ def read_result(path: Path) -> MethodResult:
         if kind == "resampled":
             resampled[of, how] = own.astype(np.float64)
     return MethodResult(path, content, resampled)
+
+
+def _read_means(means: Mapping[str, Any]) -> dict[tuple[str, str], Floats]:
+    """Return the means as if there were no resamples."""
+    return {
+        (of, how): np.array([[own[metric][0]] for metric in ("auroc", "fpr95")])
+        for of, both in means.items()
+        for how, own in both.items()
+        if own is not None
+    }
 
 
 def list_results(folders: Sequence[Path]) -> list[MethodResult]:
