@@ -140,6 +140,21 @@ def test_the_page_shows_all_rows_and_the_default_against_them(measured: Path) ->
     assert "| Deep SAD | last | - | " in page, "there is no Deep SAD without AUX texts here"
 
 
+def test_tasks_whose_first_views_differ_share_a_row(measured: Path) -> None:
+    """The view that suits a model may differ between models; the summary has it as `auto`."""
+    results = list_results([measured])
+    for result in results:
+        if result.task == "tiny-whole":
+            result.content["task"]["views"].reverse()
+    summary = make_page(results).partition("## Summary, all tasks")[2].partition("## ")[0]
+    rows = {tuple(line.split(" | ")[:2]): line.split(" | ") for line in summary.splitlines()}
+    own = [find(measured, *place, "default")["means"]["all"]["plain"]["auroc"][0] for place in
+           (("tiny-small", "last"), ("tiny-whole", "1"))]  # fmt: skip
+    assert float(rows["| default", "auto"][3].split(" / ")[0]) == pytest.approx(np.mean(own), abs=0.06)
+    assert "[" not in rows["| default", "auto"][8] and "[" in rows["| default", "last"][8]
+    assert ("| length", "auto") not in rows and ("| Mahalanobis, raw", "auto") in rows
+
+
 def test_a_difference_is_that_of_paired_resamples() -> None:
     dice = np.random.default_rng(0)
     test, ood = dice.normal(1, 1, 200), dice.normal(0, 1, 150)

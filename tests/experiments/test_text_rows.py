@@ -2,7 +2,7 @@
 
 import pytest
 
-from apood.experiments.text.rows import choose_rows, list_rows
+from apood.experiments.text.rows import PRIOR_ART, choose_rows, list_rows
 from apood.support.errors import InputError
 
 
@@ -30,7 +30,23 @@ def test_rows_are_chosen_by_method_or_by_label() -> None:
         entry.check()
 
 
-def test_avg_avg_is_raw_mahalanobis_on_mixed_layers() -> None:
-    rows = choose_rows(["mahalanobis"])
-    labels = {view: [row.label for row in list_rows(rows, view, (), 0, first_view=True)] for view in ("mix", "last")}
-    assert labels["mix"][0] == "Avg-Avg (Mahalanobis, raw)" and labels["last"][0] == "Mahalanobis, raw"
+def test_prior_art_is_named_after_rows_that_exist() -> None:
+    labels = {entry.label for entry in choose_rows([]).alone}
+    assert {label for label, _ in PRIOR_ART} <= labels
+
+
+def test_rows_that_no_view_changes_are_run_once() -> None:
+    rows = choose_rows(["length", "perplexity", "KNN, raw"])
+    for channels, first_view, labels in (
+        (["token_logprobs"], True, {"length", "perplexity", "KNN, raw"}),
+        ([], True, {"length", "KNN, raw"}),
+        (["token_logprobs"], False, {"KNN, raw"}),
+    ):
+        assert {row.label for row in list_rows(rows, channels, 0, first_view=first_view)} == labels
+
+
+def test_rows_with_aux_grow_with_the_texts_there_are() -> None:
+    rows = choose_rows(["ap-ood"])
+    assert [row.label for row in list_rows(rows, [], 130, first_view=True)] == [
+        "AP-OOD", "AP-OOD, 8 AUX", "AP-OOD, 32 AUX", "AP-OOD, 128 AUX",
+    ]  # fmt: skip

@@ -22,7 +22,7 @@ from apood.experiments.text.results import (
     write_result,
 )
 from apood.experiments.text.rows import Rows, depends_on_view, list_rows
-from apood.experiments.text.tasks import Task, embed_sets, open_sets, open_with_channels
+from apood.experiments.text.tasks import Task, embed_sets, name_view, open_sets, open_with_channels
 from apood.experiments.text.texts import AUX, OOD, SPLICED, TEST, TRAIN, VALIDATION, CorpusSets, draw_order
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
@@ -66,7 +66,6 @@ class Measurer:
         salt: the salt of the declaration.
         out: the folder for stores, fits and results.
         command: the command line, for the manifest.
-        views: the names of all views, the first of which is that of the default.
         fresh: whether fits and results of earlier runs are left alone, and only stores are reused.
     """
 
@@ -76,7 +75,6 @@ class Measurer:
     salt: str
     out: Path
     command: str
-    views: Sequence[str]
     fresh: bool = False
 
     def __call__(self, assignment: Assignment) -> Measured:
@@ -120,7 +118,7 @@ class Measurer:
     def list_rows(self, study: "_StudyData") -> list[Entry]:
         """Return all rows of a task in its view."""
         task, aux = study.task, study.aux_count if self.with_aux else 0
-        return list_rows(self.chosen, task.view_name, study.channels, aux, first_view=task.first_view)
+        return list_rows(self.chosen, study.channels, aux, first_view=task.first_view)
 
     def _is_done(self, task: Task, row: Entry, described: Mapping[str, Any]) -> bool:
         try:
@@ -148,7 +146,7 @@ class Measurer:
             content = {
                 "schema": SCHEMA,
                 "key": make_key(result.entry, described),
-                "task": study.task_facts(self.views),
+                "task": study.task_facts,
                 "method": _describe_method(result.entry),
                 "figures": figures,
                 "means": means,
@@ -241,8 +239,9 @@ class _StudyData:
             split.train, split.test, split.ood, Subset(source, torch.tensor(chosen)), split.validation, split.seed
         )
 
-    def task_facts(self, views: Sequence[str]) -> dict[str, Any]:
-        """Return what the task is."""
+    @property
+    def task_facts(self) -> dict[str, Any]:
+        """What the task is."""
         task = self.task
         return {
             "name": task.name,
@@ -251,7 +250,7 @@ class _StudyData:
             "corpus": task.corpus.name,
             "status": task.corpus.status,
             "view": task.view_name,
-            "views": list(views),
+            "views": [name_view(view) for view in task.views],
         }
 
     def describe(self) -> dict[str, Any]:

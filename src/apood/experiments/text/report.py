@@ -10,7 +10,7 @@ import numpy as np
 from apood.evaluation.metrics import Estimate
 from apood.experiments.text.bootstrap import Floats, estimate_difference
 from apood.experiments.text.results import ALL, EQUAL, PLAIN, SPLICED, MethodResult
-from apood.experiments.text.rows import AUX_COUNTS, CONTROL, DEFAULT
+from apood.experiments.text.rows import AUX_COUNTS, CONTROL, DEFAULT, PRIOR_ART
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
 
@@ -25,6 +25,7 @@ Intervals (± is half of one) are 95%, by a paired bootstrap over the texts. Mea
 sets, ID texts with one foreign sentence, have a mean of their own.
 """
 
+AUTO = "auto"
 Row = tuple[str, str]
 
 
@@ -34,19 +35,28 @@ class _Task:
     def __init__(self, results: Sequence[MethodResult]) -> None:
         self.name, self.untouched = results[0].task, results[0].untouched
         self.rows = {result.row: result for result in results}
-        views = results[0].content["task"]["views"]
-        found = [row for row in self.rows if row[0] == DEFAULT]
-        first = (DEFAULT, views[0]) if (DEFAULT, views[0]) in self.rows else None
-        self.default = first or (found[0] if found else None)
+        defaults = [result for result in results if result.row[0] == DEFAULT]
+        self.view = str((defaults or results)[0].content["task"]["views"][0])
+        self.default = self.find((DEFAULT, self.view))
 
     @property
     def first(self) -> MethodResult:
         """Any of the results, for what they share."""
         return next(iter(self.rows.values()))
 
+    def find(self, row: Row) -> MethodResult | None:
+        """Return the result of a row; the view `auto` is the first view of this task."""
+        label, view = row
+        return self.rows.get((label, self.view) if view == AUTO else row)
+
     def of(self, row: Row) -> Floats:
         """Return the resampled mean AUROC and FPR95 of a row."""
-        return np.asarray(self.rows[row].mean(ALL, PLAIN))
+        return np.asarray(self[row].mean(ALL, PLAIN))
+
+    def __getitem__(self, row: Row) -> MethodResult:
+        found = self.find(row)
+        assert found is not None, f"{row} was not measured on {self.name}"
+        return found
 
 
 def write_report(results: Sequence[MethodResult], path: Path) -> list[Path]:
@@ -105,12 +115,16 @@ def _make_summary(title: str, tasks: Sequence[_Task]) -> str:
     rows = [row for row in alone if all(row in task.rows for task in tasks)]
     if not rows:
         return f"## Summary, {title}\n\nNo method was measured on all of them.\n"
+    measured = list(rows)
+    if len({task.view for task in tasks}) > 1:  # each task has its own best guess of a view: show it as one
+        labels = dict.fromkeys(label for label, view in alone if view != "any")
+        rows += [(label, AUTO) for label in labels if all(task.find((label, AUTO)) for task in tasks)]
     values = {row: np.array([task.of(row)[0, 0] for task in tasks]) for row in rows}
     ranks = {
-        row: fmean(1 + sum(values[other][i] > values[row][i] for other in rows) for i in range(len(tasks)))
+        row: fmean(1 + sum(values[other][i] > values[row][i] for other in measured) for i in range(len(tasks)))
         for row in rows
     }
-    rivals = [values[row] for row in rows if row[0] not in (DEFAULT, CONTROL)]
+    rivals = [values[row] for row in measured if row[0] not in (DEFAULT, CONTROL)]
     best = np.max(rivals, axis=0) if rivals else None
     head = ["method", "view", "mean rank", "AUROC / FPR95", "at equal lengths", "spliced", "spliced at equal lengths"]
     head += ["worst gap to the best single method", "default - it, AUROC", "FPR95", "AUROC at equal lengths"]
@@ -119,7 +133,7 @@ def _make_summary(title: str, tasks: Sequence[_Task]) -> str:
         gap = "" if best is None else f"{(values[row] - best).min():+.1f}"
         lines.append(
             [
-                *row,
+                *_name(row),
                 f"{ranks[row]:.1f}",
                 _format_mean(tasks, row, ALL, PLAIN),
                 _format_mean(tasks, row, ALL, EQUAL),
@@ -136,17 +150,19 @@ def _make_summary(title: str, tasks: Sequence[_Task]) -> str:
 
 def _format_mean(tasks: Sequence[_Task], row: Row, of: str, how: str) -> str:
     """Return the mean over those tasks that have the figure."""
-    found = [mean[:, 0] for task in tasks if (mean := task.rows[row].mean(of, how)) is not None]
+    found = [mean[:, 0] for task in tasks if (mean := task[row].mean(of, how)) is not None]
     return " / ".join(f"{value:.1f}" for value in np.mean(found, axis=0)) if found else "-"
 
 
 def _format_lead(tasks: Sequence[_Task], row: Row, how: str, metric: int) -> str:
     """Return how much larger the figure of the default is, with its interval."""
     pairs = []
+    if all(task.find(row) is task.default for task in tasks):
+        return ""
     for task in tasks:
-        if task.default is None or task.default == row:
+        if task.default is None:
             return ""
-        mine, theirs = task.rows[task.default].mean(ALL, how), task.rows[row].mean(ALL, how)
+        mine, theirs = task.default.mean(ALL, how), task[row].mean(ALL, how)
         if mine is not None and theirs is not None:
             pairs.append((mine[metric], theirs[metric]))
     if not pairs:
@@ -204,8 +220,12 @@ def _make_task_table(task: _Task, names: Sequence[str], kinds: dict[str, str], o
                 costs, accepted = content["costs"], content.get("accepted")
                 cells.append("-" if accepted is None else f"{accepted:.0f}")
                 cells += [f"{costs.get(key, float('nan')):.2f}" for key in ("fit_seconds", "score_seconds_per_1000")]
-            lines.append([*row, *cells])
+            lines.append([*_name(row), *cells])
     return _to_markdown(lines, words=2)
+
+
+def _name(row: Row) -> Row:
+    return PRIOR_ART.get(row, row[0]), row[1]
 
 
 def _value(task: _Task, row: Row, of: str) -> float:

@@ -60,7 +60,8 @@ WITH_AUX = (
 )
 """The rows that learn from AUX texts; each is run with growing numbers of them."""
 
-_AVG_AVG = ("Mahalanobis, raw", "mix", "Avg-Avg (Mahalanobis, raw)")
+PRIOR_ART = {("Mahalanobis, raw", "mix"): "Mahalanobis, raw = Avg-Avg"}
+"""The names of rows that are published methods on one view, by label and view."""
 
 
 class Rows(NamedTuple):
@@ -123,12 +124,11 @@ def _import_class(name: str) -> type[Detector]:
     return found
 
 
-def list_rows(rows: Rows, view: str, channels: Collection[str], aux: int, *, first_view: bool) -> list[Entry]:
+def list_rows(rows: Rows, channels: Collection[str], aux: int, *, first_view: bool) -> list[Entry]:
     """Return the entries of a task in one view.
 
     Args:
         rows: the chosen rows.
-        view: the view; see `apood embed --layers`.
         channels: the channels that the stores have beside tokens.
         aux: the number of AUX texts; 0 leaves out what learns from them.
         first_view: whether it is the first view, on which the rows are run that no view changes.
@@ -137,7 +137,7 @@ def list_rows(rows: Rows, view: str, channels: Collection[str], aux: int, *, fir
     def fits(entry: Entry) -> bool:
         return entry.requires <= {"tokens", *channels} and (first_view or depends_on_view(entry))
 
-    alone = [replace(entry, name=_name_on(view, entry)) for entry in rows.alone if fits(entry)]
+    alone = [entry for entry in rows.alone if fits(entry)]
     counted = [
         replace(entry, name=f"{entry.label}, {count} AUX", aux=count)
         for entry in rows.learning
@@ -151,8 +151,3 @@ def list_rows(rows: Rows, view: str, channels: Collection[str], aux: int, *, fir
 def depends_on_view(entry: Entry) -> bool:
     """Return whether the scores of an entry change with the layers that tokens are made of."""
     return "tokens" in entry.requires and entry.method != "length"
-
-
-def _name_on(view: str, entry: Entry) -> str:
-    label, mix, name = _AVG_AVG
-    return name if (entry.label, view) == (label, mix) else entry.label

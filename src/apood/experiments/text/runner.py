@@ -112,7 +112,7 @@ class PreparedBench:
         )
         channels = ("token_logprobs",) if predicts and task.first_view else ()
         aux = len(sets.items.get(AUX, ())) if self.measurer.with_aux else 0
-        return list_rows(self.measurer.chosen, task.view_name, channels, aux, first_view=task.first_view)
+        return list_rows(self.measurer.chosen, channels, aux, first_view=task.first_view)
 
     def run(self, on_done: Callable[[str], object] | None = None) -> tuple[list[Path], list[str]]:
         """Embed, fit, score, and write results and the report; return these files and what failed.
@@ -163,13 +163,14 @@ def prepare(options: TextBenchOptions) -> PreparedBench:
     models = _find_models(options.models)
     if not options.views or len(set(options.views)) < len(options.views):
         raise InputError(f"layers must name different views, at least one, got {', '.join(map(str, options.views))}.")
+    views = tuple(options.views)
     sounds = {corpus.name: any(map(holds_sounds, next(iter(corpus.id.values())).names)) for corpus in corpora}
     tasks = [
-        Task(model, mode, corpus, view, number == 0)
+        Task(model, mode, corpus, view, views)
         for model in models
         for mode in options.modes
         for corpus in corpora
-        for number, view in enumerate(options.views)
+        for view in views
         if mode in model.modes and model.takes_sounds == sounds[corpus.name]
     ]
     if not tasks:
@@ -177,8 +178,7 @@ def prepare(options: TextBenchOptions) -> PreparedBench:
     wanted = {task.corpus.name: task.corpus for task in tasks}
     sets = {name: make_sets(corpus, declaration.salt, declaration.limits) for name, corpus in wanted.items()}
     assignments = [Assignment(task, sets[task.corpus.name]) for task in tasks]
-    views = [task.view_name for task in tasks[: len(options.views)]]
-    measurer = Measurer(chosen, options.with_aux, options.seeds, declaration.salt, options.out, options.command, views)
+    measurer = Measurer(chosen, options.with_aux, options.seeds, declaration.salt, options.out, options.command)
     return PreparedBench(sorted(assignments, key=_estimate_work, reverse=True), measurer, options.jobs)
 
 

@@ -22,7 +22,7 @@ from apood.support.files import read_json, write_json
 from apood.tokens.source import Subset
 from apood.tokens.store import TokenStore, content_digest
 
-__all__ = ["Mode", "Model", "Task", "View", "embed_sets", "is_complete", "open_sets", "open_with_channels"]
+__all__ = ["Mode", "Model", "Task", "View", "embed_sets", "is_complete", "name_view", "open_sets", "open_with_channels"]
 
 Mode = Literal["input", "output"]
 View = str | int
@@ -67,14 +67,19 @@ class Task:
         mode: whether states of the input or of the output are looked at.
         corpus: the corpus.
         view: the layers that a token is made of; see `apood embed --layers`.
-        first_view: whether this is the first of the views.
+        views: all views that the model is used in; the first is that of the default.
     """
 
     model: Model
     mode: Mode
     corpus: Corpus
     view: View
-    first_view: bool
+    views: tuple[View, ...]
+
+    @property
+    def first_view(self) -> bool:
+        """Whether its view is the first."""
+        return self.view == self.views[0]
 
     @property
     def name(self) -> str:
@@ -83,8 +88,8 @@ class Task:
 
     @property
     def view_name(self) -> str:
-        """The view as a word: the last layer is `last`."""
-        return "last" if self.view == -1 else str(self.view)
+        """The view as a word."""
+        return name_view(self.view)
 
     @property
     def file_name(self) -> str:
@@ -117,6 +122,11 @@ class Task:
             mark = hashlib.sha256(known.encode()).hexdigest()[:12]
             found[role] = out / "stores" / self.file_name / f"{_make_file_name(role)}-{mark}"
         return found
+
+
+def name_view(view: View) -> str:
+    """Return a view as a word: the last layer is `last`."""
+    return "last" if view == -1 else str(view)
 
 
 def _make_file_name(text: str) -> str:
