@@ -26,7 +26,8 @@ def declaration(files: Path, texts: dict[str, list[str]]) -> Path:
 
 def test_a_run_is_shown_reported_and_checked(apood, refused, declaration, model, tmp_path):
     out = tmp_path / "out"
-    run = ("bench", "text", "run", declaration, "--model", f"tiny={model}", "--method", "mahalanobis", "--out", out)
+    run = ("bench", "text", "run", declaration, "--model", f"tiny={model}", "--method", "mahalanobis")
+    run += ("--layers", "last", "--out", out)
     facts = json.loads(apood(*run, "--dry-run", "--json").stdout)
     assert facts["tiny-small, last"].endswith("texts to embed; 3 rows, 3 fits") and not out.exists()
     assert "tiny-small, last" in apood(*run, "--dry-run").stdout and not out.exists()

@@ -19,8 +19,8 @@ from apood.experiments.text import rows as rows_module
 from apood.experiments.text.bootstrap import estimate_difference, resample
 from apood.experiments.text.report import make_page
 from apood.experiments.text.results import list_results, read_result
-from apood.experiments.text.runner import TextBenchOptions, check_result, parse_view, prepare
-from apood.experiments.text.tasks import _Held
+from apood.experiments.text.runner import TextBenchOptions, check_result, prepare
+from apood.experiments.text.tasks import _Held, open_sets, parse_view
 from apood.support.errors import InputError
 from apood.tokens.store import TokenStore, content_digest
 
@@ -283,7 +283,7 @@ def test_sounds_are_measured_without_splices(tmp_path: Path) -> None:
     )
     model = make_audio_model(tmp_path / "classifier")
     asked = TextBenchOptions(
-        tmp_path / "sounds.toml", [f"ast={model}"], seeds=1, out=tmp_path / "out", methods=("mahalanobis",)
+        tmp_path / "sounds.toml", [f"ast={model}"], views=(-1,), seeds=1, out=tmp_path / "out", methods=("mahalanobis",)
     )
     assert not prepare(asked).run()[1]
     content = find(tmp_path / "out", "ast-hums", "last", "mahalanobis-raw")
@@ -310,6 +310,7 @@ def test_a_row_that_fails_stops_no_other(
         ({"corpora": ["smal"]}, "There is no corpus 'smal' .did you mean 'small'"),
         ({"views": ()}, "layers must name different views"),
         ({"views": (-1, -1)}, "layers must name different views"),
+        ({"views": ("mixed",)}, "layers must be auto, mix, the number of a layer"),
         ({"modes": ("output",)}, "No model can be used on any corpus"),
         ({"seeds": 0}, "seeds must be at least 1"),
         ({"jobs": 0}, "jobs must be at least 1"),
@@ -332,7 +333,15 @@ def test_views_are_numbers_or_words() -> None:
 def test_tokens_in_memory_are_known_by_their_store(measured: Path) -> None:
     folder = next(path for path in (measured / "stores" / "tiny-small-last").iterdir() if path.is_dir())
     store = TokenStore(folder, channels=())
-    held = _Held(store, torch.device("cpu"))
-    assert len(held) == len(store) and content_digest(held) == content_digest(_Held(store, torch.device("cpu")))
+    held, again = (_Held(store, store.lengths > 0, torch.device("cpu")) for _ in range(2))
+    assert len(held) == len(store) and content_digest(held) == content_digest(again)
     for indices in ([3, 1], slice(2, 9), [0]):
         assert torch.equal(held.select(indices).values, store.select(indices).values)
+    opened = open_sets({"train": folder}, ["summary"], torch.device("cpu"))["train"]
+    assert opened.channels == ("summary",) and opened.select([0]).channels["summary"].values.shape == (1, store.dim)
+
+
+def test_auto_is_the_view_that_suits_a_model(options: TextBenchOptions, models: Callable[[str], Path]) -> None:
+    asked = replace(options, models=[f"{name}={models(name)}" for name in ("bert", "t5")], views=("auto", "mix", -1))
+    views = {task.model.name: task.views for task, _ in prepare(asked).assignments}
+    assert views == {"bert": ("mix", -1), "t5": (-1, "mix")}

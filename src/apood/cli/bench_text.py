@@ -52,8 +52,8 @@ def run(
         typer.Option(
             "--layers",
             metavar="LAYERS",
-            help="The layers that a token is made of; may be repeated. The first are those of the default.",
-            show_default="last",
+            help="auto, mix, last, or others as in `apood embed`; may be repeated. The default method has the first.",
+            show_default="auto, mix and last",
         ),
     ] = None,
     corpora: Annotated[
@@ -81,7 +81,8 @@ def run(
     Everything is kept: the same command continues after an interruption, and a further model, corpus or method costs
     only what is new.
     """
-    from apood.experiments.text.runner import TextBenchOptions, parse_view, prepare
+    from apood.experiments.text.runner import TextBenchOptions, prepare
+    from apood.experiments.text.tasks import AUTO, parse_view
 
     prepared = prepare(
         TextBenchOptions(
@@ -89,7 +90,7 @@ def run(
             models,
             data=data,
             modes=tuple(mode.value for mode in modes or (ModeName.input,)),
-            views=tuple(map(parse_view, layers or ("last",))),
+            views=tuple(map(parse_view, layers or (AUTO, "mix", "last"))),
             corpora=corpora or (),
             methods=methods or (),
             with_aux=not no_aux,

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from apood.experiments.text.results import (
     write_result,
 )
 from apood.experiments.text.rows import Rows, depends_on_view, list_rows
-from apood.experiments.text.tasks import Task, embed_sets, name_view, open_sets, open_with_channels
+from apood.experiments.text.tasks import Task, embed_sets, name_view, open_sets
 from apood.experiments.text.texts import AUX, OOD, SPLICED, TEST, TRAIN, VALIDATION, CorpusSets, draw_order
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
@@ -197,11 +197,7 @@ class _StudyData:
         self.kinds = {
             role: "spliced" if role.startswith(SPLICED) else task.corpus.kinds[name] for role, name in names.items()
         }
-        self._device = resolve_device()
-        self._sources = open_sets(stores, self._device)
-        self._alone = self._make_splits(self._sources)
-        self._drawn = [self._draw_aux(split) for split in self._alone] if AUX in self._sources else []
-        self._with_channels: list[Split] | None = None
+        self._splits: dict[tuple[frozenset[str], bool], list[Split]] = {}
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -211,17 +207,18 @@ class _StudyData:
     @property
     def aux_count(self) -> int:
         """The number of AUX texts that have tokens."""
-        return len(self._sources[AUX]) if AUX in self._sources else 0
+        return int((TokenStore(self.stores[AUX], channels=()).lengths > 0).sum()) if AUX in self.stores else 0
 
     def splits_for(self, row: Entry) -> list[Split]:
         """Return a split per seed; those of rows with AUX texts differ in the AUX texts that are drawn first."""
-        if row.uses_aux:
-            return self._drawn
-        if row.requires == {"tokens"}:
-            return self._alone
-        if self._with_channels is None:
-            self._with_channels = self._make_splits(open_with_channels(self.stores))
-        return self._with_channels
+        channels = row.requires - {"tokens"}
+        if (channels, False) not in self._splits:
+            sources = open_sets(self.stores, channels, resolve_device())
+            alone = self._make_splits(sources)
+            self._splits[channels, False] = alone
+            if AUX in sources:
+                self._splits[channels, True] = [self._draw_aux(split, sources[AUX]) for split in alone]
+        return self._splits[channels, row.uses_aux]
 
     def _make_splits(self, sources: Mapping[str, Subset]) -> list[Split]:
         ood = {role: sources[role] for role in self.kinds}
@@ -230,14 +227,11 @@ class _StudyData:
             for seed in range(self.seeds)
         ]
 
-    def _draw_aux(self, split: Split) -> Split:
-        source = self._sources[AUX]
+    def _draw_aux(self, split: Split, source: Subset) -> Split:
         places = {int(number): place for place, number in enumerate(source.indices)}
         order = draw_order(self.sets.items[AUX], self.salt, split.seed)
         chosen = [places[number] for number in order if number in places]
-        return Split(
-            split.train, split.test, split.ood, Subset(source, torch.tensor(chosen)), split.validation, split.seed
-        )
+        return replace(split, aux=Subset(source, torch.tensor(chosen)))
 
     @property
     def task_facts(self) -> dict[str, Any]:

@@ -150,4 +150,4 @@ def list_rows(rows: Rows, channels: Collection[str], aux: int, *, first_view: bo
 
 def depends_on_view(entry: Entry) -> bool:
     """Return whether the scores of an entry change with the layers that tokens are made of."""
-    return "tokens" in entry.requires and entry.method != "length"
+    return bool(entry.requires & {"tokens", "summary"}) and entry.method != "length"

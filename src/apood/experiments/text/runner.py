@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Any, get_args
 
 from apood.data.inputs import holds_sounds
+from apood.encoders.base.layers import check_layers
 from apood.encoders.base.pretrained import find_kind, find_pretrained, load_config
 from apood.experiments.text.declaration import Corpus, read_declaration
 from apood.experiments.text.measure import Assignment, Measured, Measurer
 from apood.experiments.text.report import write_report
 from apood.experiments.text.results import MethodResult, compare_results, list_results, read_result
 from apood.experiments.text.rows import choose_rows, list_rows
-from apood.experiments.text.tasks import Mode, Model, Task, View, is_complete
+from apood.experiments.text.tasks import AUTO, Mode, Model, Task, View, is_complete, parse_view
 from apood.experiments.text.texts import AUX, CorpusSets, make_sets
 from apood.support.checks import check_choice, check_integer, format_count, suggest_name
 from apood.support.errors import InputError
 from apood.support.files import refuse_unwritable
 from apood.support.processes import Failure, run_tasks, share_cores
 
-__all__ = ["REPORT", "PreparedBench", "TextBenchOptions", "check_result", "parse_view", "prepare"]
+__all__ = ["REPORT", "PreparedBench", "TextBenchOptions", "check_result", "prepare"]
 
 REPORT = "report.md"
 
@@ -34,7 +35,8 @@ class TextBenchOptions:
         models: the models, each as NAME=FOLDER.
         data: the folder that the files of the declaration are in; None for the folder of the declaration.
         modes: the modes; a model without mode output is used in mode input alone.
-        views: the layers that tokens are made of; the first view is that of the default.
+        views: the layers that tokens are made of; the first view is that of the default. `auto` is the view that suits
+            the kind of a model.
         corpora: the names of the corpora; empty for all.
         methods: the methods; empty for all.
         with_aux: whether methods that learn from AUX texts are run.
@@ -47,7 +49,7 @@ class TextBenchOptions:
     models: Sequence[str]
     data: Path | None = None
     modes: Sequence[Mode] = ("input",)
-    views: Sequence[View] = (-1,)
+    views: Sequence[View] = (AUTO, "mix", -1)
     corpora: Sequence[str] = ()
     methods: Sequence[str] = ()
     with_aux: bool = True
@@ -110,7 +112,8 @@ class PreparedBench:
         predicts = task.mode == "output" or (
             not task.model.takes_sounds and find_kind(load_config(task.model.found)) == "causal"
         )
-        channels = ("token_logprobs",) if predicts and task.first_view else ()
+        channels = [] if task.model.takes_sounds else ["summary"]
+        channels += ["token_logprobs"] if predicts and task.first_view else []
         aux = len(sets.items.get(AUX, ())) if self.measurer.with_aux else 0
         return list_rows(self.measurer.chosen, channels, aux, first_view=task.first_view)
 
@@ -163,14 +166,16 @@ def prepare(options: TextBenchOptions) -> PreparedBench:
     models = _find_models(options.models)
     if not options.views or len(set(options.views)) < len(options.views):
         raise InputError(f"layers must name different views, at least one, got {', '.join(map(str, options.views))}.")
-    views = tuple(options.views)
+    for view in options.views:
+        check_layers(view)
+    views = {model.name: tuple(dict.fromkeys(map(model.resolve_view, options.views))) for model in models}
     sounds = {corpus.name: any(map(holds_sounds, next(iter(corpus.id.values())).names)) for corpus in corpora}
     tasks = [
-        Task(model, mode, corpus, view, views)
+        Task(model, mode, corpus, view, views[model.name])
         for model in models
         for mode in options.modes
         for corpus in corpora
-        for view in views
+        for view in views[model.name]
         if mode in model.modes and model.takes_sounds == sounds[corpus.name]
     ]
     if not tasks:
@@ -207,16 +212,6 @@ def _find_models(given: Sequence[str]) -> list[Model]:
     if not found:
         raise InputError("At least one model is needed, as NAME=FOLDER.")
     return list(found.values())
-
-
-def parse_view(text: str) -> View:
-    """Return a view as the encoder takes it: a whole number, or a word; `last` is -1."""
-    if text == "last":
-        return -1
-    try:
-        return int(text)
-    except ValueError:
-        return text
 
 
 def check_result(path: Path, options: TextBenchOptions, tolerance: float) -> list[str]:

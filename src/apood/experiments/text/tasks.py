@@ -3,29 +3,31 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from apood.data.record import Record
+from apood.encoders.base.layers import resolve_layers
 from apood.encoders.base.pretrained import GENERATING, Pretrained, find_kind, fingerprint, is_audio_model, load_config
 from apood.encoders.embed import embed_to_store, open_encoder
-from apood.encoders.text.encoder import TextEncoder
 from apood.experiments.text.declaration import Corpus
 from apood.experiments.text.texts import CorpusSets
 from apood.support.files import read_json, write_json
 from apood.tokens.source import Subset
 from apood.tokens.store import TokenStore, content_digest
 
-__all__ = ["Mode", "Model", "Task", "View", "embed_sets", "is_complete", "name_view", "open_sets", "open_with_channels"]
+__all__ = ["AUTO", "Mode", "Model", "Task", "View", "embed_sets", "is_complete", "name_view", "open_sets", "parse_view"]
 
 Mode = Literal["input", "output"]
 View = str | int
+
+AUTO = "auto"
+"""The view that suits the kind of a model."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,13 @@ class Model:
         if self.takes_sounds or find_kind(load_config(self.found)) not in GENERATING:
             return ("input",)
         return ("input", "output")
+
+    def resolve_view(self, view: View) -> View:
+        """Return the view that `auto` stands for with this model, and any other view as it is."""
+        if view != AUTO or self.takes_sounds:
+            return view
+        layers = resolve_layers(AUTO, find_kind(load_config(self.found)), 1, self.name)  # the depth does not matter
+        return parse_view(str(layers))
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,7 @@ class Task:
     @property
     def encoder_options(self) -> dict[str, Any]:
         """The arguments of the encoder."""
-        options = _make_view_options(self.view)
+        options: dict[str, Any] = {"layers": self.view}
         if self.model.takes_sounds:
             return options
         options |= {"mode": self.mode, "max_tokens": self.corpus.max_tokens}
@@ -124,18 +133,8 @@ class Task:
         return found
 
 
-def name_view(view: View) -> str:
-    """Return a view as a word: the last layer is `last`."""
-    return "last" if view == -1 else str(view)
-
-
 def _make_file_name(text: str) -> str:
     return re.sub(r"\W+", "-", text).strip("-")
-
-
-def _make_view_options(view: View) -> dict[str, Any]:
-    known = signature(TextEncoder).parameters
-    return {"layers" if "layers" in known else "layer": view}
 
 
 def is_complete(store: Path) -> bool:
@@ -170,13 +169,13 @@ def embed_sets(task: Task, sets: CorpusSets, out: Path) -> dict[str, Path]:
 
 
 class _Held(Subset):
-    """The sequences of a store that have tokens, in the memory of a GPU.
+    """Sequences of a store, in the memory of a GPU.
 
     It is known by the digest of the store, which need not be read again for every fit.
     """
 
-    def __init__(self, store: TokenStore, device: torch.device) -> None:
-        super().__init__(store, store.lengths > 0)
+    def __init__(self, store: TokenStore, kept: torch.Tensor, device: torch.device) -> None:
+        super().__init__(store, kept)
         self._held = store.select(self.indices).to(device)
 
     def select(self, indices: Any) -> Any:
@@ -184,22 +183,30 @@ class _Held(Subset):
         return self._held.select(indices)
 
 
-def open_sets(stores: Mapping[str, Path], device: torch.device) -> dict[str, Subset]:
-    """Return the sequences of each store that have tokens, on a GPU if that is the device."""
+def open_sets(stores: Mapping[str, Path], channels: Collection[str], device: torch.device) -> dict[str, Subset]:
+    """Return the sequences of each store with some channels, on a GPU if that is the device; empty ones are left out.
+
+    The first token of a text has no log-probability. Where these are read, texts of one token are left out as well.
+    """
+    least = 2 if "token_logprobs" in channels else 1
     found: dict[str, Subset] = {}
     for role, folder in stores.items():
-        store = TokenStore(folder, channels=())
-        found[role] = Subset(store, store.lengths > 0) if device.type == "cpu" else _Held(store, device)
+        store = TokenStore(folder, channels=channels)
+        kept = store.lengths >= least
+        found[role] = Subset(store, kept) if device.type == "cpu" else _Held(store, kept, device)
     return found
 
 
-def open_with_channels(stores: Mapping[str, Path]) -> dict[str, Subset]:
-    """Return the sequences of each store with their channels, those of one token left out.
+def parse_view(text: str) -> View:
+    """Return a view as an encoder takes it: a whole number, or a word; `last` is -1."""
+    if text == "last":
+        return -1
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
-    The first token of a text has no log-probability, so there is nothing to learn from a text of one token.
-    """
-    found = {}
-    for role, folder in stores.items():
-        store = TokenStore(folder)
-        found[role] = Subset(store, store.lengths > 1)
-    return found
+
+def name_view(view: View) -> str:
+    """Return a view as a word: the last layer is `last`."""
+    return "last" if view == -1 else str(view)
