@@ -29,6 +29,7 @@ NAMES = [
     "TokenBatch",
     "TokenStore",
     "TokenStoreWriter",
+    "Trusted",
     "__version__",
     "attention_pool",
     "default_detector",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from apood.detectors.mahalanobis import Mahalanobis
     from apood.detectors.perplexity import Perplexity
     from apood.detectors.relative_mahalanobis import RelativeMahalanobis
+    from apood.detectors.trusted import Trusted
     from apood.encoders.text.encoder import TextEncoder
     from apood.fitting.optimise import Checkpoint
     from apood.pooling import attention_pool
@@ -49,6 +50,7 @@ __all__ = [
     "TokenBatch",
     "TokenStore",
     "TokenStoreWriter",
+    "Trusted",
     "__version__",
     "attention_pool",
     "default_detector",
@@ -77,6 +79,7 @@ _HOMES = {
     "TokenBatch": "apood.tokens.batch",
     "TokenStore": "apood.tokens.store",
     "TokenStoreWriter": "apood.tokens.writer",
+    "Trusted": "apood.detectors.trusted",
     "__version__": "apood.support.version",
     "attention_pool": "apood.pooling",
     "default_detector": "apood.detectors.fusion",

@@ -62,7 +62,7 @@ def test_a_run_shows_its_tables_and_the_files_it_wrote(apood, data, model, tmp_p
 
 def test_bad_options_are_refused(refused, data, tmp_path):
     assert refused("bench", "magic") == (
-        f"There is no experiment 'magic'; there are {', '.join(['toy', 'runtime', *CATALOGUE])}."
+        f"There is no experiment 'magic'; there are {', '.join(['toy', 'runtime', 'text', *CATALOGUE])}."
     )
     assert "Data of your own need --data" in refused("bench", "audio", "--out", tmp_path)
     assert "'--profile'" in refused("bench", "audio", "--profile", "mine")

@@ -29,6 +29,7 @@ from apood import (
     TokenBatch,
     TokenStore,
     TokenStoreWriter,
+    Trusted,
 )
 from apood.tokens.batch import Ragged
 
@@ -46,6 +47,7 @@ DETECTORS = {
     "mahalanobis-pooled": Mahalanobis(normalize="pooled"),
     "knn": KNN(),
     "mahalanobis-knn": MahalanobisKNN(),
+    "trusted": Trusted(projections=20),
     "length": Length(),
     "deep-svdd": DeepSVDD(steps=20),
     "deep-sad": DeepSAD(steps=20),

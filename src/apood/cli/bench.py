@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apood.cli.bench_runtime import runtime
+from apood.cli.bench_text import text
 from apood.cli.output import PlainGroup, advise_on_interrupt, echo, print_facts, print_json
 from apood.experiments.paper.catalogue import CATALOGUE
 from apood.support.checks import suggest_name
@@ -21,7 +22,11 @@ _DETAILS = (
     "It first shows what will be embedded and fitted. Everything is kept: the same command continues after an "
     "interruption, and experiments with the same --out share stores and fits."
 )
-_OTHERS = {"toy": "figures 1 and 2", "runtime": "table 11 and figures 7 to 10"}
+_OTHERS = {
+    "toy": "figures 1 and 2",
+    "runtime": "table 11 and figures 7 to 10",
+    "text": "not of the paper: a benchmark on texts",
+}
 
 
 class _Experiments(PlainGroup):
@@ -166,6 +171,7 @@ def _show(findings: "Findings") -> None:
         console.print(f"{claim.sentence}: {claim.verdict}{claim.reason}", markup=False, soft_wrap=True)
 
 
+bench.add_typer(text, name="text")
 bench.command(epilog="Example: apood bench runtime --profile paper --out runtime")(runtime)
 for _name, _listed in CATALOGUE.items():
     bench.command(

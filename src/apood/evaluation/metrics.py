@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from apood.decisions.conformal import Scores, as_scores, check_level
 from apood.support.errors import InputError
 
-__all__ = ["Estimate", "aupr_id", "aupr_ood", "auroc", "delong", "fpr95", "fpr_at_tpr", "percentiles"]
+__all__ = [
+    "Estimate", "aupr_id", "aupr_ood", "auroc", "compute_weighted", "delong", "fpr95", "fpr_at_tpr", "percentiles",
+    "weigh_lengths",
+]  # fmt: skip
 
 _CONFIDENCE = 0.95
 _Z = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
@@ -22,6 +25,8 @@ _RESAMPLES = 1000
 _DRAWS = 10_000  # if no inputs are resampled, a draw costs next to nothing
 _SEED = 0
 _CACHE_FRIENDLY = 2**17  # counts held at once while resampling
+_BINS_PER_OCTAVE = 4  # lengths in one bin differ by at most 19%
+_FEWEST_ALIKE = 30  # inputs of a set that the weights must leave, as an effective number
 
 
 class Estimate(NamedTuple):
@@ -165,3 +170,73 @@ def percentiles(value: float, resampled: NDArray[np.float64]) -> Estimate:
     """Return the percentile interval of a bootstrap, widened to contain `value` if all resamples lie on one side."""
     low, high = np.quantile(resampled, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
     return Estimate(value, float(min(low, value)), float(max(high, value)))
+
+
+# Metrics at equal lengths
+
+
+def weigh_lengths(
+    id_lengths: NDArray[np.int64], ood_lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return weights of ID and OOD inputs under which both sets have the same distribution of lengths, or None.
+
+    Lengths are sorted into bins of log S, four per octave. With p and q the shares of ID and of OOD inputs in a bin,
+    the bin has weight min(p, q) in both sets, divided equally among its inputs. So a bin that one set lacks does not
+    count, and no input counts more than it does without weights. The weights of each set sum to 1.
+
+    The result is None if the sets overlap too little to compare them: if the effective number of inputs, 1 / sum of
+    squared weights, is below 30 in one of them. Inputs of length 0 have no weight.
+    """
+    bins = [
+        np.floor(_BINS_PER_OCTAVE * np.log2(np.maximum(own, 1))).astype(np.int64) for own in (id_lengths, ood_lengths)
+    ]
+    for own, lengths in zip(bins, (id_lengths, ood_lengths), strict=True):
+        own[lengths < 1] = -1
+    size = 1 + max((int(own.max()) for own in bins if len(own)), default=-1)
+    counts = [np.bincount(own[own >= 0], minlength=size) for own in bins]
+    shared = np.minimum(*(count / max(1, len(own)) for count, own in zip(counts, bins, strict=True)))
+    if not shared.sum() > 0:
+        return None
+    found = []
+    for own, count in zip(bins, counts, strict=True):
+        weights = np.where(own >= 0, (shared / np.maximum(count, 1))[own], 0.0) / shared.sum()
+        if 1 / np.square(weights).sum() < _FEWEST_ALIKE:
+            return None
+        found.append(weights)
+    return found[0], found[1]
+
+
+def compute_weighted(
+    id_scores: Scores, ood_scores: Scores, id_weights: NDArray[np.floating], ood_weights: NDArray[np.floating]
+) -> NDArray[np.float64]:
+    """Return AUROC and FPR95 `[2, rows]` for every row of weights, `[rows, inputs]`, which need not sum to 1.
+
+    With equal weights they are `auroc` and `fpr95`. A resample of a bootstrap is a row of counts.
+    """
+    id_, ood = _check_scores(id_scores, ood_scores)
+    for name, weights, scores in (("ID", id_weights, id_), ("OOD", ood_weights, ood)):
+        if weights.ndim != 2 or weights.shape[1] != len(scores):
+            raise InputError(
+                f"The {name} weights must have {len(scores)} columns, one per score, got shape {weights.shape}."
+            )
+        if not (weights >= 0).all() or not (weights.sum(1) > 0).all():
+            raise InputError(f"The {name} weights of a row must be at least 0, and some above 0.")
+    scores = np.concatenate([id_, ood])
+    order = np.argsort(scores, kind="stable")
+    first = np.r_[True, scores[order][1:] != scores[order][:-1]]  # a difference of two infinities would be no number
+    starts = np.flatnonzero(first)
+    is_id = order < len(id_)
+    inside = np.zeros((len(id_weights), len(order)))
+    outside = np.zeros_like(inside)
+    inside[:, is_id] = id_weights[:, order[is_id]]
+    outside[:, ~is_id] = ood_weights[:, order[~is_id] - len(id_)]
+    if len(starts) < len(order):
+        inside, outside = np.add.reduceat(inside, starts, axis=1), np.add.reduceat(outside, starts, axis=1)
+    at_most, seen = inside.cumsum(1), outside.cumsum(1)
+    ids, oods = at_most[:, -1].copy(), seen[:, -1].copy()
+    # the largest threshold that accepts 95%: the ID inputs below it weigh at most 5%
+    at_most -= inside
+    threshold = (at_most <= (1 - 0.95) * ids[:, None] * (1 + 1e-9)).sum(1) - 1
+    refused = np.take_along_axis(seen - outside, threshold[:, None], 1)[:, 0]
+    area = (np.einsum("ij,ij->i", inside, seen) - np.einsum("ij,ij->i", inside, outside) / 2) / (ids * oods)
+    return np.stack([area, (oods - refused) / oods])

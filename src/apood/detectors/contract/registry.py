@@ -21,6 +21,7 @@ METHODS: dict[str, str] = {
     "mahalanobis": "apood.detectors.mahalanobis:Mahalanobis",
     "knn": "apood.detectors.knn:KNN",
     "mahalanobis-knn": "apood.detectors.knn:MahalanobisKNN",
+    "trusted": "apood.detectors.trusted:Trusted",
     "length": "apood.detectors.length:Length",
     "deep-svdd": "apood.detectors.deep_svdd:DeepSVDD",
     "deep-sad": "apood.detectors.deep_svdd:DeepSAD",

@@ -1,0 +1,153 @@
+"""The methods of the benchmark: each at its defaults, and each with the normalisations that it was published with.
+
+Everything is measured on every view, since a baseline on a worse view than the default would prove nothing. Avg-Avg
+(Chen et al. 2022, arXiv 2210.07485) is the Mahalanobis distance of the mean over tokens of the mean over layers: here
+it is the row of raw Mahalanobis on the view `mix`. It departs from the paper in that each state is scaled to length 1
+before the mean over layers, and the embedding layer is left out. TRUSTED is likewise the row `TRUSTED` on `mix`.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import NamedTuple
+
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.registry import list_methods
+from apood.evaluation.entry import Entry
+from apood.support.checks import suggest_name
+from apood.support.errors import InputError
+
+__all__ = [
+    "ALONE",
+    "AUX_COUNTS",
+    "CONTROL",
+    "DEFAULT",
+    "WITH_AUX",
+    "Rows",
+    "choose_rows",
+    "depends_on_view",
+    "list_rows",
+]
+
+DEFAULT, CONTROL = "default", "length"
+AUX_COUNTS = (8, 32, 128, 600)
+
+ALONE = (
+    Entry("default", name=DEFAULT),
+    Entry("ap-ood", name="AP-OOD"),
+    Entry("mahalanobis-knn", name="Mahalanobis-KNN"),
+    Entry("mahalanobis", {"normalize": "none"}, "Mahalanobis, raw"),
+    Entry("mahalanobis", {"normalize": "tokens"}, "Mahalanobis, tokens"),
+    Entry("mahalanobis", {"normalize": "pooled"}, "Mahalanobis, pooled"),
+    Entry("knn", {"normalize": "none"}, "KNN, raw"),
+    Entry("knn", {"normalize": "tokens"}, "KNN, tokens"),
+    Entry("knn", {"normalize": "pooled"}, "KNN, pooled"),
+    Entry("knn", {"k": 1, "normalize": "pooled"}, "KNN 1, pooled"),
+    Entry("deep-svdd", name="Deep SVDD, raw"),
+    Entry("deep-svdd", {"normalize": "pooled"}, "Deep SVDD, pooled"),
+    Entry("trusted", name="TRUSTED"),
+    Entry("perplexity", name="perplexity"),
+    Entry("length", name=CONTROL),
+)
+"""The rows without AUX texts."""
+
+WITH_AUX = (
+    Entry("default", name=DEFAULT),
+    Entry("ap-ood", name="AP-OOD"),
+    Entry("deep-sad", name="Deep SAD"),
+    Entry("binary-logits", name="binary logits"),
+    Entry("relative-mahalanobis", name="relative Mahalanobis"),
+)
+"""The rows that learn from AUX texts; each is run with growing numbers of them."""
+
+PRIOR_ART = {("Mahalanobis, raw", "mix"): "Mahalanobis, raw = Avg-Avg"}
+"""The names of rows that are published methods on one view, by label and view."""
+
+
+class Rows(NamedTuple):
+    """The rows to measure, before they are adapted to a task.
+
+    Attributes:
+        alone: those without AUX texts.
+        learning: those that learn from AUX texts.
+    """
+
+    alone: tuple[Entry, ...]
+    learning: tuple[Entry, ...]
+
+
+def choose_rows(names: Sequence[str]) -> Rows:
+    """Return the rows of the named methods; all of the benchmark if no name is given.
+
+    A name is that of a method (`knn`, or one that another distribution adds), the label of a row ("KNN, pooled"), or
+    `module:Class` for a detector that is not registered.
+    """
+    if not names:
+        return Rows(ALONE, WITH_AUX)
+    alone: list[Entry] = []
+    learning: list[Entry] = []
+    for name in names:
+        own = [[entry for entry in rows if name in (entry.label, entry.method)] for rows in (ALONE, WITH_AUX)]
+        if not any(own):
+            entry = _make_entry(name)
+            use = entry.make_detector().aux
+            own = [[entry] if use != "required" else [], [entry] if use != "unused" else []]
+        alone += [entry for entry in own[0] if entry not in alone]
+        learning += [entry for entry in own[1] if entry not in learning]
+    return Rows(tuple(alone), tuple(learning))
+
+
+def _make_entry(name: str) -> Entry:
+    if ":" in name:
+        kind = _import_class(name)
+        entry = Entry(kind, name=kind.name)
+    elif name in list_methods():
+        entry = Entry(name, name=name)
+    else:
+        known = [*list_methods(), *(entry.label for entry in ALONE)]
+        raise InputError(
+            f"There is no method {name!r}{suggest_name(name, known)}; there are {', '.join(list_methods())}, and "
+            "module:Class for one that is not registered."
+        )
+    entry.check()
+    return entry
+
+
+def _import_class(name: str) -> type[Detector]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except Exception as error:  # importing code of others can raise anything
+        raise InputError(f"The method {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Detector)):
+        raise InputError(f"The method {name!r} is {found!r}, not a subclass of Detector.")
+    return found
+
+
+def list_rows(rows: Rows, channels: Collection[str], aux: int, *, first_view: bool) -> list[Entry]:
+    """Return the entries of a task in one view.
+
+    Args:
+        rows: the chosen rows.
+        channels: the channels that the stores have beside tokens.
+        aux: the number of AUX texts; 0 leaves out what learns from them.
+        first_view: whether it is the first view, on which the rows are run that no view changes.
+    """
+
+    def fits(entry: Entry) -> bool:
+        return entry.requires <= {"tokens", *channels} and (first_view or depends_on_view(entry))
+
+    alone = [entry for entry in rows.alone if fits(entry)]
+    counted = [
+        replace(entry, name=f"{entry.label}, {count} AUX", aux=count)
+        for entry in rows.learning
+        if fits(entry)
+        for count in AUX_COUNTS
+        if count <= aux
+    ]
+    return [*alone, *counted]
+
+
+def depends_on_view(entry: Entry) -> bool:
+    """Return whether the scores of an entry change with the layers that tokens are made of."""
+    return bool(entry.requires & {"tokens", "summary"}) and entry.method != "length"

@@ -1,0 +1,347 @@
+"""The text benchmark in miniature: what it measures, keeps, reports and checks."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from text_corpora import write_corpora
+from tiny_audio import make_audio_model, noise, tone
+
+from apood.evaluation.entry import Entry
+from apood.evaluation.metrics import auroc, fpr95
+from apood.experiments.text import rows as rows_module
+from apood.experiments.text.bootstrap import estimate_difference, resample
+from apood.experiments.text.report import make_page
+from apood.experiments.text.results import list_results, read_result
+from apood.experiments.text.runner import TextBenchOptions, check_result, prepare
+from apood.experiments.text.tasks import _Held, open_sets, parse_view
+from apood.support.errors import InputError
+from apood.tokens.store import TokenStore, content_digest
+
+ALONE = (
+    Entry("mahalanobis-knn", name="default"),
+    Entry("mahalanobis", {"normalize": "none"}, "Mahalanobis, raw"),
+    Entry("deep-svdd", {"steps": 3}, "Deep SVDD, raw"),
+    Entry("perplexity", name="perplexity"),
+    Entry("length", name="length"),
+)
+LEARNING = (Entry("deep-sad", {"steps": 3}, "Deep SAD"), Entry("binary-logits", name="binary logits"))
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def declaration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpora(tmp_path_factory.mktemp("corpora"))
+
+
+@pytest.fixture(scope="module")
+def few_rows() -> Any:
+    """Only a few quick methods are measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "ALONE", ALONE)
+        patch.setattr(rows_module, "WITH_AUX", LEARNING)
+        patch.setattr(rows_module, "AUX_COUNTS", (8, 32, 600))
+        yield
+
+
+@pytest.fixture(scope="module")
+def options(
+    declaration: Path, models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> TextBenchOptions:
+    out = tmp_path_factory.mktemp("out")
+    return TextBenchOptions(declaration, [f"tiny={models('bert')}"], views=(-1, 1), seeds=2, out=out)
+
+
+@pytest.fixture(scope="module")
+def measured(options: TextBenchOptions, few_rows: None) -> Path:  # noqa: ARG001
+    """The folder of a run on all corpora in two views."""
+    written, failures = prepare(options).run()
+    assert not failures and written[-2:] == [options.out / "report.md", options.out / "aux-curve.png"]
+    return options.out
+
+
+def find(folder: Path, task: str, view: str, label: str) -> dict[str, Any]:
+    return json.loads((folder / "results" / task / view / f"{label}.json").read_text(encoding="utf-8"))
+
+
+def test_every_row_has_a_result_in_every_view(measured: Path) -> None:
+    found: dict[tuple[str, str], set[str]] = {}
+    for result in list_results([measured]):
+        facts = result.content["task"]
+        found.setdefault((facts["name"], facts["view"]), set()).add(result.content["method"]["label"])
+    alone = {"default", "Mahalanobis, raw", "Deep SVDD, raw"}
+    learning = {f"{name}, {count} AUX" for name in ("Deep SAD", "binary logits") for count in (8, 32)}
+    assert found == {
+        ("tiny-small", "last"): alone | learning | {"length"},  # length is the same in every view
+        ("tiny-small", "1"): alone | learning,
+        ("tiny-whole", "last"): alone | {"length"},  # without AUX texts
+        ("tiny-whole", "1"): alone,
+    }
+
+
+def test_figures_are_those_of_the_scores(measured: Path) -> None:
+    from safetensors.numpy import load_file
+
+    path = measured / "results" / "tiny-small" / "last" / "deep-svdd-raw.json"
+    content, scores = json.loads(path.read_text(encoding="utf-8")), load_file(path.with_suffix(".safetensors"))
+    assert set(content["figures"]) == {"ood.other", "ood.alike", "spliced.other", "spliced.alike", "spliced.aux"}
+    assert {name: own["kind"] for name, own in content["figures"].items()}["ood.alike"] == "near"
+    for name, own in content["figures"].items():
+        pairs = [[scores[f"scores.{seed}.{one}"].astype(float) for one in ("test", name)] for seed in range(2)]
+        for metric, compute in (("auroc", auroc), ("fpr95", fpr95)):
+            value, low, high = own["plain"][metric]
+            assert value == pytest.approx(100 * np.mean([compute(*pair).value for pair in pairs]), abs=1e-3)
+            assert low <= value <= high
+    plain = [content["figures"][f"ood.{name}"]["plain"]["auroc"][0] for name in ("other", "alike")]
+    assert content["means"]["all"]["plain"]["auroc"][0] == pytest.approx(np.mean(plain), abs=1e-3)
+    assert content["figures"]["ood.other"]["equal_lengths"] is not None
+    assert 80 <= content["accepted"] <= 100 and content["costs"]["fit_seconds"] > 0
+
+
+def test_the_manifest_says_what_figures_depend_on(measured: Path, models: Callable[[str], Path]) -> None:
+    manifest = find(measured, "tiny-small", "last", "length")["manifest"]
+    assert set(manifest["texts"]) >= {"train", "validation", "test", "aux", "ood.other", "spliced.aux"}
+    assert manifest["removed"]["id_train"] == {"bad": 0, "repeated": 0, "known": 0}
+    assert manifest["encoder"]["max_tokens"] == 24 and "folder" not in manifest["encoder"]
+    assert manifest["command"].startswith("apood bench text run corpora.toml --model tiny=bert")
+    assert str(models("bert").parent) not in json.dumps(manifest), "paths mean nothing elsewhere"
+    assert {"device", "versions", "seeds", "finished", "source", "model"} <= set(manifest)
+
+
+def test_a_second_run_does_nothing_again(measured: Path, options: TextBenchOptions) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (measured / "results").rglob("*.json")}
+    assert not any((measured / "cache").rglob("*.json")), "fits are not needed any more"
+    prepared = prepare(options)
+    assert all(fact.startswith("0 texts to embed") for name, fact in prepared.facts.items() if name.startswith("tiny-"))
+    prepared.run()
+    assert {path: path.stat().st_mtime_ns for path in (measured / "results").rglob("*.json")} == before
+
+
+def test_the_page_shows_all_rows_and_the_default_against_them(measured: Path) -> None:
+    page = (measured / "report.md").read_text(encoding="utf-8")
+    assert "## Summary, all tasks (2)" in page and "## Summary, the untouched ones among them (1)" in page
+    assert "Settings of apood were chosen on tiny-small." in page
+    assert "## tiny-whole (untouched)" in page and "## tiny-small (settings were chosen on it)" in page
+    summary = page.partition("## Summary, all tasks")[2].partition("## ")[0]
+    assert "| default | last |" in summary and "| default | 1 |" in summary and "| length | any |" in summary
+    rows = [line.split(" | ") for line in summary.splitlines() if line.startswith("| ")][2:]
+    ranks = [float(row[2]) for row in rows]
+    assert ranks == sorted(ranks)
+    default = next(row for row in rows if row[:2] == ["| default", "last"])
+    assert default[8:] == ["", "", " |"] or "[" not in "".join(default[8:])
+    assert all("[" in row[8] for row in rows if row[:2] != ["| default", "last"])
+    assert "| Deep SAD | last | - | " in page, "there is no Deep SAD without AUX texts here"
+
+
+def test_tasks_whose_first_views_differ_share_a_row(measured: Path) -> None:
+    """The view that suits a model may differ between models; the summary has it as `auto`."""
+    results = list_results([measured])
+    for result in results:
+        if result.task == "tiny-whole":
+            result.content["task"]["views"].reverse()
+    summary = make_page(results).partition("## Summary, all tasks")[2].partition("## ")[0]
+    rows = {tuple(line.split(" | ")[:2]): line.split(" | ") for line in summary.splitlines()}
+    own = [find(measured, *place, "default")["means"]["all"]["plain"]["auroc"][0] for place in
+           (("tiny-small", "last"), ("tiny-whole", "1"))]  # fmt: skip
+    assert float(rows["| default", "auto"][3].split(" / ")[0]) == pytest.approx(np.mean(own), abs=0.06)
+    assert "[" not in rows["| default", "auto"][8] and "[" in rows["| default", "last"][8]
+    assert ("| length", "auto") not in rows and ("| Mahalanobis, raw", "auto") in rows
+
+
+def test_a_difference_is_that_of_paired_resamples() -> None:
+    dice = np.random.default_rng(0)
+    test, ood = dice.normal(1, 1, 200), dice.normal(0, 1, 150)
+    first, again, other = (resample(test, own, "set") for own in (ood, ood, ood + 0.01))
+    assert first is not None and again is not None and other is not None
+    assert np.array_equal(first, again) and first.shape == (2, 501)
+    assert first[0, 0] == pytest.approx(100 * auroc(test, ood).value)
+    difference = estimate_difference([first[0]], [other[0]])
+    assert 0 < difference.value < 1 and difference.high - difference.low < 0.5, "far less than each alone varies"
+
+
+def test_a_result_is_checked_by_measuring_again(measured: Path, options: TextBenchOptions, tmp_path: Path) -> None:
+    path = measured / "results" / "tiny-small" / "1" / "binary-logits-8-aux.json"
+    asked = TextBenchOptions(options.declaration, options.models, out=measured)
+    assert check_result(path, asked, 0.01) == []
+    assert not any((measured / "cache").rglob("*.json"))
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["figures"]["ood.other"]["plain"]["auroc"][0] += 1.5
+    changed = tmp_path / path.name
+    changed.write_text(json.dumps(content), encoding="utf-8")
+    shutil.copy(path.with_suffix(".safetensors"), tmp_path)
+    (note,) = check_result(changed, asked, 0.5)
+    assert note.startswith("auroc of ood.other (plain) is ")
+    assert check_result(changed, asked, 2.0) == []
+
+
+def test_a_check_of_other_texts_or_models_is_refused(
+    measured: Path, options: TextBenchOptions, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = measured / "results" / "tiny-small" / "last" / "length.json"
+    with pytest.raises(InputError, match="was measured with the model tiny: give it as tiny=FOLDER"):
+        check_result(path, replace(options, models=[f"other={models('bert')}"]), 0.5)
+    with pytest.raises(InputError, match="with another model than tiny is here"):
+        check_result(path, replace(options, models=[f"tiny={models('roberta')}"]), 0.5)
+    elsewhere = write_corpora(tmp_path / "data")
+    elsewhere.write_text(elsewhere.read_text(encoding="utf-8").replace("train = 200", "train = 150"), encoding="utf-8")
+    with pytest.raises(InputError, match=r"was measured on other texts: those for train differ"):
+        check_result(path, replace(options, declaration=elsewhere), 0.5)
+
+
+def test_a_changed_or_foreign_file_is_no_result(measured: Path, tmp_path: Path) -> None:
+    path = measured / "results" / "tiny-small" / "last" / "length.json"
+    for name in (path, path.with_suffix(".safetensors")):
+        shutil.copy(name, tmp_path)
+    (tmp_path / "length.safetensors").write_bytes(b"something else")
+    with pytest.raises(InputError, match="is not the file that"):
+        read_result(tmp_path / "length.json")
+    for content in ("[]", "{}", "not JSON", '{"schema": 99}'):
+        (tmp_path / "length.json").write_text(content, encoding="utf-8")
+        with pytest.raises(InputError, match="is not a result of `apood bench text`"):
+            read_result(tmp_path / "length.json")
+    with pytest.raises(InputError, match="There are no results below"):
+        list_results([tmp_path / "nothing"])
+
+
+def test_without_its_scores_a_result_has_figures_but_no_intervals(measured: Path, tmp_path: Path) -> None:
+    shutil.copytree(measured / "results", tmp_path / "results")
+    for path in (tmp_path / "results").rglob("*.safetensors"):
+        path.unlink()
+    whole, bare = (
+        make_page(list_results([folder])).partition("## Summary, all tasks")[2].partition("## ")[0]
+        for folder in (measured, tmp_path)
+    )
+    assert "[" in whole and "[" not in bare
+    rows = [[line.split(" | ")[:3] for line in page.splitlines()] for page in (whole, bare)]
+    assert rows[0] == rows[1]
+
+
+def test_results_on_other_texts_are_not_compared(measured: Path) -> None:
+    kept = list_results([measured])
+    content = json.loads(json.dumps(kept[0].content))
+    content["manifest"]["texts"]["train"] = "0"
+    with pytest.raises(InputError, match="was measured on other texts of"):
+        make_page([*kept, replace(kept[0], content=content)])
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_a_method_from_outside_is_one_file(measured: Path, options: TextBenchOptions, tmp_path: Path) -> None:
+    """It needs no registration; its results join those of others in one report."""
+    asked = replace(options, methods=("outside_method:FirstToken",), out=tmp_path, corpora=("small",), views=(-1,))
+    written, failures = prepare(asked).run()
+    assert not failures
+    path = tmp_path / "results" / "tiny-small" / "last" / "first-token.json"
+    assert path in written and read_result(path).content["method"]["method"] == "outside_method:FirstToken"
+    assert check_result(path, asked, 0.01) == []
+    page = make_page(list_results([measured, tmp_path]))
+    assert "| first-token | last |" in page.partition("## tiny-small")[2]
+
+
+@pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_outputs_and_log_probabilities_are_measured(
+    options: TextBenchOptions, models: Callable[[str], Path], tmp_path: Path, family: str
+) -> None:
+    asked = replace(
+        options, models=[f"{family}={models(family)}"], modes=("input", "output"), out=tmp_path, corpora=("whole",)
+    )
+    assert not prepare(asked).run()[1]
+    found = {(result.task, result.row) for result in list_results([tmp_path])}
+    assert (f"{family}-whole-output", ("perplexity", "any")) in found
+    assert ((f"{family}-whole", ("perplexity", "any")) in found) == (family == "llama"), "an encoder predicts nothing"
+    assert (f"{family}-whole-output", ("default", "1")) in found
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_tasks_in_processes_give_the_same_results(measured: Path, options: TextBenchOptions, tmp_path: Path) -> None:
+    shutil.copytree(measured / "stores", tmp_path / "stores")
+    asked = replace(options, out=tmp_path, jobs=2, methods=("mahalanobis", "length"), views=(-1,))
+    assert not prepare(asked).run()[1]
+    for task in ("tiny-small", "tiny-whole"):
+        mine, theirs = (find(folder, task, "last", "mahalanobis-raw")["figures"] for folder in (tmp_path, measured))
+        assert mine == theirs
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_sounds_are_measured_without_splices(tmp_path: Path) -> None:
+    for name, sounds in {
+        "id": [tone(0.7, seed, 16_000) for seed in range(300)],
+        "other": [noise(0.7, seed, 16_000) for seed in range(20)],
+    }.items():
+        np.savez(tmp_path / f"{name}.npz", audio=np.stack(sounds), sr=16_000)
+    (tmp_path / "sounds.toml").write_text(
+        '[corpora.hums]\nstatus = "untouched"\nid = "id.npz"\n'
+        '[corpora.hums.ood]\nhiss = {input = "other.npz", kind = "far"}\n',
+        encoding="utf-8",
+    )
+    model = make_audio_model(tmp_path / "classifier")
+    asked = TextBenchOptions(
+        tmp_path / "sounds.toml", [f"ast={model}"], views=(-1,), seeds=1, out=tmp_path / "out", methods=("mahalanobis",)
+    )
+    assert not prepare(asked).run()[1]
+    content = find(tmp_path / "out", "ast-hums", "last", "mahalanobis-raw")
+    assert list(content["figures"]) == ["ood.hiss"] and content["means"]["spliced"]["plain"] is None
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_a_row_that_fails_stops_no_other(
+    options: TextBenchOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = (Entry("knn", {"k": 10**6}, "KNN of too many"), *ALONE[:2])
+    monkeypatch.setattr(rows_module, "ALONE", broken)
+    written, (failure,) = prepare(replace(options, out=tmp_path, corpora=("whole",), views=(-1,))).run()
+    assert failure.startswith("tiny-whole, last: KNN of too many, split 1: k=1000000 neighbours need")
+    assert sum(path.suffix == ".json" for path in written) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"models": ["tiny"]}, "A model is given as NAME=FOLDER"),
+        ({"models": []}, "At least one model is needed"),
+        ({"models": ["a b=x"]}, "A model is given as NAME=FOLDER"),
+        ({"corpora": ["smal"]}, "There is no corpus 'smal' .did you mean 'small'"),
+        ({"views": ()}, "layers must name different views"),
+        ({"views": (-1, -1)}, "layers must name different views"),
+        ({"views": ("mixed",)}, "layers must be auto, mix, the number of a layer"),
+        ({"modes": ("output",)}, "No model can be used on any corpus"),
+        ({"seeds": 0}, "seeds must be at least 1"),
+        ({"jobs": 0}, "jobs must be at least 1"),
+    ],
+)
+def test_bad_options_are_refused(options: TextBenchOptions, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        prepare(replace(options, **changes))
+
+
+def test_one_name_is_one_model(options: TextBenchOptions) -> None:
+    with pytest.raises(InputError, match="Two models are called 'tiny'"):
+        prepare(replace(options, models=[*options.models, *options.models]))
+
+
+def test_views_are_numbers_or_words() -> None:
+    assert [parse_view(text) for text in ("last", "-1", "7", "mix")] == [-1, -1, 7, "mix"]
+
+
+def test_tokens_in_memory_are_known_by_their_store(measured: Path) -> None:
+    folder = next(path for path in (measured / "stores" / "tiny-small-last").iterdir() if path.is_dir())
+    store = TokenStore(folder, channels=())
+    held, again = (_Held(store, store.lengths > 0, torch.device("cpu")) for _ in range(2))
+    assert len(held) == len(store) and content_digest(held) == content_digest(again)
+    for indices in ([3, 1], slice(2, 9), [0]):
+        assert torch.equal(held.select(indices).values, store.select(indices).values)
+    opened = open_sets({"train": folder}, ["summary"], torch.device("cpu"))["train"]
+    assert opened.channels == ("summary",) and opened.select([0]).channels["summary"].values.shape == (1, store.dim)
+
+
+def test_auto_is_the_view_that_suits_a_model(options: TextBenchOptions, models: Callable[[str], Path]) -> None:
+    asked = replace(options, models=[f"{name}={models(name)}" for name in ("bert", "t5")], views=("auto", "mix", -1))
+    views = {task.model.name: task.views for task, _ in prepare(asked).assignments}
+    assert views == {"bert": ("mix", -1), "t5": (-1, "mix")}
