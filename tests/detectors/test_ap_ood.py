@@ -11,10 +11,10 @@ from sklearn.exceptions import NotFittedError
 
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.recipe import prepare_start, resolve
-from apood.detectors.shared.sinks import find_sinks
 from apood.detectors.ap_ood.training import pool_corpus, squared_distances
 from apood.detectors.contract.artefact import load
 from apood.detectors.mahalanobis import Mahalanobis
+from apood.detectors.shared.sinks import find_sinks
 from apood.evaluation.metrics import auroc
 from apood.pooling import Preprocessing, attention_pool, compute_prototype
 from apood.support.errors import InputError
