@@ -2,7 +2,7 @@
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -44,6 +44,7 @@ __all__ = ["APOOD"]
 
 _LAW_SEQUENCES = 4096  # most ID sequences that the length law is fitted on
 _SPARE, _BATCHES = 2**31, 4  # bytes, and batches, that a corpus in GPU memory leaves free for the training
+_FEW_AUX = 64  # AUX sequences with half the weight of many
 _FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
 
@@ -78,7 +79,7 @@ class APOOD(Detector):
     | `score`          | student                              | sum                   | sum                        |
     | `normalize`      | tokens                               | none                  | none                       |
     | `head_reduction` | mean: loss per head                  | sum                   | mean                       |
-    | `aux_weight`     | 1                                    | 1                     | 10                         |
+    | `aux_weight`     | N' / (N' + 64)                       | 1                     | 10                         |
     | `steps`          | 300                                  | 1000                  | 1000                       |
     | `batch_size`     | 64 (at most 2²⁷ numbers)             | 512                   | 512                        |
     | `learning_rate`  | 0.001, cosine                        | 0.01, cosine          | 0.01, cosine               |
@@ -297,6 +298,8 @@ class APOOD(Detector):
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         recipe = self._resolve_recipe(supervised=aux is not None)
+        if recipe.adapted and aux is not None:  # a few outliers would teach their own peculiarities
+            recipe = replace(recipe, aux_weight=recipe.aux_weight * len(aux) / (len(aux) + _FEW_AUX))
         device = resolve_device(self.device)
         run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)
         generator = torch.Generator().manual_seed(int(self.seed))

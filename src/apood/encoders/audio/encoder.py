@@ -67,7 +67,7 @@ class AudioEncoder:
             norm; any other picks from the model's `hidden_states`, where 0 is the embedding layer and the highest
             number of AST is the last layer before the norm. `mix`: the mean over all layers except the embedding
             layer of the states, each scaled to length 1, the last after the final norm. A list of numbers, or a text
-            like `mix:4,5,6`: the mix of these layers. By default `auto`: mix for AST, -1 for Whisper.
+            like `mix:4,5,6`: the mix of these layers. By default `auto`, which is mix.
         special_tokens: whether to add AST's class token and distillation token, before the patches.
         device: the device of the model; by default a GPU if there is one. States are always returned on the CPU.
         dtype: the dtype of the computation and of the states; float32 by default.
