@@ -29,7 +29,7 @@ TRAIN, VALIDATION, TEST, AUX, OOD, SPLICED = "train", "validation", "test", "aux
 Item = str | Sound
 
 _TEST_SHARE = 0.2  # of an ID set that comes in one piece
-_VALIDATION_SHARE = 0.1  # of the ID texts that are not for testing
+_VALIDATION_SHARE, _LEAST_VALIDATION = 0.1, 30  # of the ID texts that are not for testing; a threshold needs 19
 _HOST_SHARE = 0.25  # of the ID texts for testing: they receive a foreign sentence, and are not tested without it
 _DONOR_SHARE = 0.2  # of the AUX texts: they give sentences, and nothing learns from them
 _MOST_READ = 250_000  # records of a set; a hub data set may have billions
@@ -80,7 +80,8 @@ def make_sets(corpus: Corpus, salt: str, limits: Limits) -> CorpusSets:
     else:
         training = read("id_train", corpus.id["id_train"])
         testing = read("id_test", corpus.id["id_test"], [training])
-    train, validation = hasher.divide(training, "validation", _VALIDATION_SHARE)
+    share = max(_VALIDATION_SHARE, _LEAST_VALIDATION / max(1, len(training)))
+    train, validation = hasher.divide(training, "validation", min(share, 0.5))
     ood = {name: read(f"ood.{name}", given, [training, testing]) for name, given in corpus.ood.items()}
     sounds = any(isinstance(item, Sound) for item in testing.values())
     test, hosts = (testing, {}) if sounds else hasher.divide(testing, "host", _HOST_SHARE)
