@@ -13,6 +13,7 @@ import torch
 from text_corpora import write_corpora
 from tiny_audio import make_audio_model, noise, tone
 
+from apood.detectors.length import Length
 from apood.evaluation.entry import Entry
 from apood.evaluation.metrics import auroc, fpr95
 from apood.experiments.text import rows as rows_module
@@ -339,6 +340,26 @@ def test_tokens_in_memory_are_known_by_their_store(measured: Path) -> None:
         assert torch.equal(held.select(indices).values, store.select(indices).values)
     opened = open_sets({"train": folder}, ["summary"], torch.device("cpu"))["train"]
     assert opened.channels == ("summary",) and opened.select([0]).channels["summary"].values.shape == (1, store.dim)
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_a_method_gets_the_channels_that_it_welcomes(
+    options: TextBenchOptions, monkeypatch: Any, tmp_path: Path
+) -> None:
+    """The default has one member more if there is a summary, as it has after `apood fit`."""
+    seen: list[tuple[str, ...]] = []
+
+    class Watching(Length):
+        name = "watching"
+        welcomes = frozenset({"summary"})
+
+        def _fit(self, source: Any, aux: Any, checkpoint: Any) -> None:
+            seen.append(tuple(source.channels))
+            super()._fit(source, aux, checkpoint)
+
+    monkeypatch.setattr(rows_module, "ALONE", (Entry(Watching, name="default"), ALONE[1]))
+    assert not prepare(replace(options, out=tmp_path, corpora=("whole",), views=("mix",))).run()[1]
+    assert seen == [("summary",)]
 
 
 def test_auto_is_the_view_that_suits_a_model(options: TextBenchOptions, models: Callable[[str], Path]) -> None:

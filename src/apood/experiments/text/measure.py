@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,9 +200,9 @@ class _StudyData:
         }
         self._splits: dict[tuple[frozenset[str], bool], list[Split]] = {}
 
-    @property
+    @cached_property
     def channels(self) -> tuple[str, ...]:
-        """The channels of the stores that methods read."""
+        """The channels that all stores have."""
         return tuple(TokenStore(self.stores[TRAIN]).channels)
 
     @property
@@ -211,7 +212,7 @@ class _StudyData:
 
     def splits_for(self, row: Entry) -> list[Split]:
         """Return a split per seed; those of rows with AUX texts differ in the AUX texts that are drawn first."""
-        channels = row.requires - {"tokens"}
+        channels = row.reads.intersection(self.channels) - {"tokens"}
         if (channels, False) not in self._splits:
             sources = open_sets(self.stores, channels, resolve_device())
             alone = self._make_splits(sources)
