@@ -298,7 +298,8 @@ class APOOD(Detector):
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         recipe = self._resolve_recipe(supervised=aux is not None)
         device = resolve_device(self.device)
-        run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)
+        # with the resolved recipe, because it depends on the device
+        run = run_digest({"method": self.name, **self.get_params(deep=False), "resolved": vars(recipe)}, source, aux)
         generator = torch.Generator().manual_seed(int(self.seed))
         start = prepare_start(source, recipe, generator, device)
         weights = start.weights.clone().requires_grad_()
