@@ -136,7 +136,7 @@ class Fusion(Detector):
     means_: Annotated[Tensor, "members"]
     spreads_: Annotated[Tensor, "members"]
     floors_: Annotated[Tensor, "members"]
-    length_law_: LengthLaw
+    length_law_: Annotated[LengthLaw, "members"]
 
     def __init__(self, members: list[Detector] | None = None, seed: int = 0, device: str = "auto") -> None:
         self.members = members

@@ -58,8 +58,9 @@ class KNN(Detector):
             the layers that the tokens are not made of.
 
     Attributes:
-        centre_: the vector `[D]`, float64, that the training vectors are stored relative to.
-        bank_: the training vectors `[N, D]`, float32, minus `centre_`.
+        centre_: the vector `[V]`, float64, that the training vectors are stored relative to; V is D, or the width of the
+            summary.
+        bank_: the training vectors `[N, V]`, float32, minus `centre_`.
         typical_distance_: median distance between two training vectors that are not the same.
 
     Examples:
@@ -76,8 +77,8 @@ class KNN(Detector):
     propagates_nonfinite = True
     view: View
 
-    centre_: Annotated[Tensor, "D"]
-    bank_: Annotated[Tensor, "N D"]
+    centre_: Annotated[Tensor, "V"]
+    bank_: Annotated[Tensor, "N V"]
     typical_distance_: float = math.nan  # unknown in detectors that were saved before this existed
 
     def __init__(
@@ -152,20 +153,29 @@ class KNN(Detector):
         self.typical_distance_ = float(pairs[pairs > 0].median()) if bool((pairs > 0).any()) else 0.0
 
     def _pool(self, tokens: TokenBatch) -> Tensor:
-        """Return one vector per sequence `[N, D]`, float64, in the view."""
+        """Return one vector per sequence `[N, V]`, float64, in the view."""
         if self.view == "tokens":
             return pool_means(tokens, self.normalize)
         rows = tokens.channels["summary"].values.double()
         return rows if self.normalize == "none" else Preprocessing(unit=True).apply(rows)
 
     def _pool_vectors(self, tokens: TokenBatch) -> Tensor:
-        """Return the pooled sequences as they are compared, `[N, D]`, float32, on the device of the tokens."""
+        """Return the pooled sequences as they are compared, `[N, V]`, float32, on the device of the tokens."""
         vectors = self._pool(tokens)
+        if vectors.shape[1] != len(self.centre_):
+            raise InputError(
+                f"The summary has {vectors.shape[1]} numbers, and this detector was fitted on {len(self.centre_)}."
+            )
         return (vectors - self._copy_on(vectors.device, "centre_")).float()
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
-        if self.view == "summary" and not bool((batch.channels["summary"].lengths <= 1).all()):
-            wrong = first + int((batch.channels["summary"].lengths > 1).nonzero()[0])
+        if self.view != "summary":
+            return
+        summary = batch.channels["summary"]
+        if summary.values.dim() != 2:
+            raise InputError(f"The summary in {where} must be one vector per sequence, not numbers.")
+        if not bool((summary.lengths <= 1).all()):
+            wrong = first + int((summary.lengths > 1).nonzero()[0])
             raise InputError(f"Sequence {wrong} of {where} has several rows of summary; a sequence has one.")
 
     def _score(self, tokens: TokenBatch) -> Tensor:
@@ -180,12 +190,12 @@ class KNN(Detector):
         count = min(self.k, len(bank) - (training is not None))
         # square tiles of distances, or fewer rows if a vector or its k neighbours are long
         rows = max(1, min(math.isqrt(_CHUNK), _CHUNK // max(vectors.shape[1], count)))
-        tiles = [
-            _measure_tile(vectors[first : first + rows].double(), bank, count, training and training.cut(first, rows))
-            for first in range(0, len(vectors), rows)
-        ]
-        nearest, nearer = (torch.cat([tile[part] for tile in tiles]) for part in (0, 1))
-        return _Found(nearest.mean(1) if self.average else nearest[:, -1], nearer)
+        tiles = []
+        for first in range(0, max(1, len(vectors)), rows):
+            own = None if training is None else training.cut(first, rows)
+            nearest, nearer = _measure_tile(vectors[first : first + rows].double(), bank, count, own)
+            tiles.append(_Found(nearest.mean(1) if self.average else nearest[:, -1], nearer))
+        return _Found(*(torch.cat(parts) for parts in zip(*tiles, strict=True)))
 
 
 class _Training(NamedTuple):
@@ -287,7 +297,7 @@ class MahalanobisKNN(KNN):
     name = "mahalanobis-knn"
     view = "tokens"
 
-    whitening_: Annotated[Tensor, "D D"]
+    whitening_: Annotated[Tensor, "V V"]
 
     def __init__(
         self, k: int = 1, normalize: Normalize = "tokens", average: bool = False, shrinkage: float = 0.1

@@ -187,7 +187,10 @@ def _check_learnt(annotation: Any, value: Any, sizes: dict[str, Any]) -> Any:
     """
     kind, shape = (get_args(annotation) if get_origin(annotation) is Annotated else (annotation, None))[:2]
     if hasattr(kind, "from_tensor"):
-        return kind.from_tensor(_check_learnt(Annotated[Tensor, kind.__name__], value, sizes))
+        read = kind.from_tensor(_check_learnt(Annotated[Tensor, kind.__name__], value, sizes))
+        if shape is not None and len(read) != sizes[shape]:
+            raise ValueError(f"it is for {len(read)} {shape}, and there are {sizes[shape]}")
+        return read
     if kind in _PLAIN:
         allowed = _PLAIN[kind]
         if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
