@@ -29,8 +29,8 @@ def samples(draw, most_distances=3):
         count, longest = draw(st.integers(5, 400)), draw(st.sampled_from([2, 30, 3000]))
         lengths = torch.randint(1, longest + 1, (count,), generator=generator)
         noise = torch.randn(count, generator=generator, dtype=torch.float64)
-        logs = draw(st.floats(-2, 2)) * lengths.double().log() + draw(st.floats(0, 3)) * noise + draw(st.floats(-50, 50))
-        found.append((logs, lengths))
+        slope, spread, level = draw(st.floats(-2, 2)), draw(st.floats(0, 3)), draw(st.floats(-50, 50))
+        found.append((slope * lengths.double().log() + spread * noise + level, lengths))
     return found
 
 

@@ -58,9 +58,9 @@ class KNN(Detector):
             the layers that the tokens are not made of.
 
     Attributes:
-        centre_: the vector `[V]`, float64, that the training vectors are stored relative to; V is D, or the width of the
-            summary.
-        bank_: the training vectors `[N, V]`, float32, minus `centre_`.
+        centre_: the vector `[D]`, float64, that the training vectors are stored relative to; for the view "summary", D is
+            the dimension of the summary.
+        bank_: the training vectors `[N, D]`, float32, minus `centre_`.
         typical_distance_: median distance between two training vectors that are not the same.
 
     Examples:
@@ -77,8 +77,8 @@ class KNN(Detector):
     propagates_nonfinite = True
     view: View
 
-    centre_: Annotated[Tensor, "V"]
-    bank_: Annotated[Tensor, "N V"]
+    centre_: Annotated[Tensor, "D"]
+    bank_: Annotated[Tensor, "N D"]
     typical_distance_: float = math.nan  # unknown in detectors that were saved before this existed
 
     def __init__(
@@ -153,14 +153,14 @@ class KNN(Detector):
         self.typical_distance_ = float(pairs[pairs > 0].median()) if bool((pairs > 0).any()) else 0.0
 
     def _pool(self, tokens: TokenBatch) -> Tensor:
-        """Return one vector per sequence `[N, V]`, float64, in the view."""
+        """Return one vector per sequence `[N, D]`, float64, in the view."""
         if self.view == "tokens":
             return pool_means(tokens, self.normalize)
         rows = tokens.channels["summary"].values.double()
         return rows if self.normalize == "none" else Preprocessing(unit=True).apply(rows)
 
     def _pool_vectors(self, tokens: TokenBatch) -> Tensor:
-        """Return the pooled sequences as they are compared, `[N, V]`, float32, on the device of the tokens."""
+        """Return the pooled sequences as they are compared, `[N, D]`, float32, on the device of the tokens."""
         vectors = self._pool(tokens)
         if vectors.shape[1] != len(self.centre_):
             raise InputError(
@@ -297,7 +297,7 @@ class MahalanobisKNN(KNN):
     name = "mahalanobis-knn"
     view = "tokens"
 
-    whitening_: Annotated[Tensor, "V V"]
+    whitening_: Annotated[Tensor, "D D"]
 
     def __init__(
         self, k: int = 1, normalize: Normalize = "tokens", average: bool = False, shrinkage: float = 0.1

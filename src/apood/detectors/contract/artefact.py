@@ -144,7 +144,8 @@ def _read(folder: Path, config: dict[str, Any]) -> Detector:
         raise ArtefactError(f"{folder} holds {unknown[0]!r}, which {detector.name} does not learn.")
     if missing := sorted(key for key in learnable.keys() - learnt.keys() if not hasattr(type(detector), key)):
         raise ArtefactError(f"{folder} is incomplete: it does not hold {missing[0]}.")
-    sizes = {"D": learnt["dim_"], "members": len(members)}
+    # D is the dimension of the tokens, or of what is read instead
+    sizes = {"members": len(members)} | ({"D": learnt["dim_"]} if "tokens" in detector.requires else {})
     for key, value in learnt.items():
         try:
             setattr(detector, key, _check_learnt(learnable[key], value, sizes))
