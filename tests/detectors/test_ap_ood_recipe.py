@@ -5,9 +5,10 @@ import math
 
 import pytest
 import torch
+from builders import correlated_sequences
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.ap_ood.recipe import prepare_start, resolve
+from apood.detectors.ap_ood.recipe import choose_sharpness, prepare_start, resolve
 from apood.support.errors import InputError
 
 RECIPES = ("robust", "paper", "reference")
@@ -26,7 +27,7 @@ TABLE = documented()
 
 def number(text):
     """Return the number at the start of a cell such as "0.001, cosine"."""
-    return float(text.split()[0].rstrip(","))
+    return float(text.split()[0].rstrip(",;"))
 
 
 def test_the_table_names_every_argument_that_a_recipe_sets():
@@ -42,13 +43,14 @@ def test_the_recipes_are_what_the_docstring_says(recipe):
     says = {name: cells[recipe] for name, cells in TABLE.items()}
     for name in ("queries", "steps", "batch_size", "learning_rate", "aux_weight"):
         assert getattr(resolved, name) == number(says[name]), name
-    for name in ("regularizer", "head_reduction", "similarity"):
+    for name in ("regularizer", "head_reduction", "similarity", "score"):
         assert getattr(resolved, name) == says[name].split(":")[0], name
     assert resolved.unit_tokens == (says["normalize"] == "tokens")
-    assert says["heads"] == {1: "D // queries", 2: "2D // queries, at most D"}[resolved.queries_per_dim]
+    assert says["heads"].split(";")[0] == {1: "D // queries", 2: "2D // queries"}[resolved.queries_per_dim]
     assert resolved.heads is None
     if recipe == "robust":
-        assert resolved.sharpness == number(says["sharpness"]) and resolved.beta is None
+        assert says["sharpness"] == "½ log median length, 0.7 to 3"
+        assert resolved.sharpness == "length" and resolved.beta is None
         assert says["beta warm-up"] == "from 0 over the first half" and resolved.warm_up == 0.5
         assert "2²⁷" in says["batch_size"] and resolved.batch_elements == 2**27
     else:
@@ -57,7 +59,13 @@ def test_the_recipes_are_what_the_docstring_says(recipe):
         assert says["beta warm-up"] == "none" and resolved.warm_up == 0
         assert resolved.batch_elements is None
     assert resolved.adapted == (says["tokens"] != "as they are") == (resolved.start == "mahalanobis")
-    assert resolved.adapted == (says["long sequences"] != "as they are")
+    assert resolved.adapted == (says["lengths"] != "as they are")
+    on_gpu = resolve(recipe, on_gpu=True)
+    if recipe == "robust":
+        assert says["queries"] == f"{resolved.queries}; on a GPU {on_gpu.queries}"
+        assert says["heads"].endswith("; on a GPU D") and on_gpu.queries_per_dim == on_gpu.queries
+    assert vars(on_gpu) | vars_of(resolved, "queries", "queries_per_dim") == vars(resolved)
+    assert (on_gpu == resolved) == (recipe != "robust"), "the others do not depend on the device"
     supervised = APOOD(recipe=recipe)._resolve_recipe(supervised=True)
     different = "" if supervised.start == resolved.start else f"; with AUX {supervised.start}"
     assert says["start"] == resolved.start + different
@@ -66,6 +74,42 @@ def test_the_recipes_are_what_the_docstring_says(recipe):
     assert resolved.mean_prototype == ("mean of h" in says["μ in the score"])
     assert resolved.balanced_aux == says["loss with AUX"].startswith("mean of ID + λ mean of AUX")
     assert resolved.regularized_aux == says["loss with AUX"].endswith("- R")
+
+
+def vars_of(recipe, *names):
+    return {name: getattr(recipe, name) for name in names}
+
+
+@pytest.mark.parametrize(("queries", "heads"), [(None, 8), (4, 8), (64, 2)])
+def test_a_gpu_has_time_for_as_many_heads_as_dimensions(train, queries, heads):
+    recipe = resolve("robust", on_gpu=True, queries=queries)
+    start = prepare_start(train, recipe, torch.Generator(), torch.device("cpu"))
+    assert start.weights.shape == (heads, queries or 16, 8)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [([1], 0.7), ([4] * 9, 0.7), ([5, 16, 10**6], math.log(16) / 2), ([64] * 3, math.log(64) / 2), ([10**6], 3.0)],
+)
+def test_the_sharpness_is_half_the_logarithm_of_the_median_length(lengths, expected):
+    assert choose_sharpness(torch.tensor(lengths)) == pytest.approx(expected)
+
+
+def test_the_robust_sharpness_follows_the_lengths():
+    for length in (2, 40):
+        batch = correlated_sequences(60, 8, lengths=(length, length))
+        start, same = (
+            prepare_start(batch, resolve("robust", **own), torch.Generator().manual_seed(0), torch.device("cpu"))
+            for own in ({}, {"sharpness": max(0.7, math.log(length) / 2)})
+        )
+        assert start.beta == same.beta > 0
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("score", ["sum", "student", "min"])
+def test_a_score_overrides_that_of_the_recipe(recipe, score):
+    assert APOOD(recipe=recipe, score=score)._score_name == score
+    assert APOOD(recipe=recipe)._score_name == ("student" if recipe == "robust" else "sum")
 
 
 OVERRIDES = {

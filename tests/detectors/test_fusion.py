@@ -21,7 +21,7 @@ from apood.detectors.perplexity import Perplexity
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import TokenBatch
-from apood.tokens.source import split
+from apood.tokens.source import Subset, split
 
 DIM = 8
 
@@ -92,24 +92,45 @@ def test_the_recommended_members_are_fitted(train):
 
 
 def test_the_score_is_the_sum_of_standardised_log_distances(fitted, train, test_set):
+    """Neighbours are fitted on all sequences, and each is scored among the others; other members hold out 10%."""
     rest, held_out = split(train, 24 / 240, 0)
-    expected = np.zeros(len(test_set))
+    samples, new = [], []
     for member in (APOOD(steps=20), KNN(), Mahalanobis(normalize="pooled")):
-        member.fit(rest)
-        constant = float(member.log_norms_.double().sum()) if isinstance(member, APOOD) else 0.0
-        known, new = (np.log(constant - member.score_samples(part)) for part in (held_out, test_set))
-        law = LengthLaw.fit(torch.from_numpy(known)[:, None], held_out.lengths)
-        known -= law.compute_allowances(held_out.lengths).numpy()[:, 0]
-        new -= law.compute_allowances(test_set.lengths).numpy()[:, 0]
-        expected -= (new - known.mean()) / known.std()
+        if isinstance(member, KNN):
+            alone = [
+                KNN().fit(Subset(train, others)).score_samples(train[i : i + 1]) for i, others in leave_one_out(240)
+            ]
+            known, lengths = np.log(-np.concatenate(alone)), train.lengths
+            new.append(np.log(-member.fit(train).score_samples(test_set)))
+        else:
+            member.fit(rest)
+            constant = float(member.log_norms_.double().sum()) if isinstance(member, APOOD) else 0.0
+            known, added = (np.log(constant - member.score_samples(part)) for part in (held_out, test_set))
+            lengths = held_out.lengths
+            new.append(added)
+        lower, median = np.quantile(known, [0.25, 0.5])
+        samples.append((torch.from_numpy(known).clamp_min(median - 6 * (median - lower)), lengths))
+    law = LengthLaw.fit(samples)
+    allowances = law.compute_allowances(test_set.lengths).numpy()
+    expected = np.zeros(len(test_set))
+    for number, (known, lengths) in enumerate(samples):
+        known = (known - law.compute_allowances(lengths)[:, number]).numpy()
+        expected -= (new[number] - allowances[:, number] - known.mean()) / known.std()
     np.testing.assert_allclose(fitted.score_samples(test_set), expected, rtol=1e-5)
 
 
-def test_held_out_sequences_are_ordinary(fitted, train):
+def leave_one_out(count):
+    return ((i, [j for j in range(count) if j != i]) for i in range(count))
+
+
+def test_sequences_that_were_not_seen_are_ordinary(fitted, train):
+    """Those held out by definition; others for neighbours, which have seen all of the training sequences."""
     _, held_out = split(train, 24 / 240, 0)
-    scores = np.stack(list(fitted.member_scores(held_out).values()))
-    np.testing.assert_allclose(scores.mean(1), 0, atol=1e-5)
-    np.testing.assert_allclose(scores.std(1), 1, atol=1e-5)
+    new = correlated_sequences(400, DIM, seed=5, lengths=(1, 12))
+    own, others = (fitted.member_scores(part) for part in (held_out, new))
+    for name in ("ap-ood", "mahalanobis"):
+        np.testing.assert_allclose([own[name].mean(), own[name].std()], [0, 1], atol=1e-5)
+    np.testing.assert_allclose([others["knn"].mean(), others["knn"].std()], [0, 1], atol=0.2)
 
 
 def test_a_distance_of_a_method_is_what_its_score_is_made_of(train, test_set):
@@ -198,7 +219,7 @@ def test_too_few_sequences_are_refused(train):
 def test_a_warning_of_several_members_is_issued_once():
     few = [torch.randn(4, 64, generator=torch.Generator().manual_seed(i)) for i in range(60)]
     with pytest.warns(FitWarning) as caught:
-        Fusion([APOOD(steps=2, heads=4), MahalanobisKNN(), Mahalanobis()]).fit(few)
+        Fusion([APOOD(steps=2, heads=4), Mahalanobis(), Mahalanobis(normalize="pooled")]).fit(few)
     told = [str(one.message) for one in caught if "fewer ID sequences" in str(one.message)]
     assert len(told) == 1 and caught[0].filename == __file__
     assert "fewer ID sequences (40) than token dimensions (64)" in told[0]
@@ -216,8 +237,13 @@ def test_as_many_sequences_as_a_warning_asks_for_are_enough(given):
 
 
 def test_the_seed_decides_which(train, test_set):
-    first, again, other = (Fusion([KNN()], seed=seed).fit(train).score_samples(test_set) for seed in (0, 0, 1))
+    def scores(member):
+        return [Fusion([member], seed=seed).fit(train).score_samples(test_set) for seed in (0, 0, 1)]
+
+    first, again, other = scores(Mahalanobis())
     assert np.array_equal(first, again) and not np.array_equal(first, other)
+    first, _, other = scores(KNN())
+    assert np.array_equal(first, other), "neighbours hold nothing out"
 
 
 def test_outliers_go_to_those_that_can_use_them(train):
@@ -258,7 +284,7 @@ def test_the_members_given_are_left_alone(train):
     twin = clone(detector)
     assert str(twin) == str(detector) and twin.members is not given and not hasattr(twin, "members_")
     used = Fusion([given[0].fit(train[:50])]).fit(train)
-    assert len(used.members_[0].bank_) == 216 and len(given[0].bank_) == 50
+    assert len(used.members_[0].bank_) == 240 and len(given[0].bank_) == 50
 
 
 @pytest.mark.parametrize("wrong", [[], (KNN(),), KNN(), [KNN], ["knn"], "knn", [None]])
@@ -284,9 +310,9 @@ def test_a_member_without_a_scale_is_refused():
         Fusion([KNN(), Length()]).fit(same_length)
     with pytest.raises(InputError, match=r"member norm-2 .*infinitely far"):
         Fusion([Norm(), Norm(np.inf)]).fit(same_length)
-    copies = TokenBatch.concatenate([same_length] * 10)
+    two = TokenBatch.concatenate([same_length[:2]] * 30)
     with pytest.raises(InputError, match=r"^The member knn .*copy"):
-        Fusion([Norm(), KNN(k=1)]).fit(copies)
+        Fusion([Norm(), KNN(k=50)]).fit(two)
 
 
 def test_what_overflows_is_far_outside(train, test_set):
@@ -328,8 +354,9 @@ def test_contributions_sum_to_the_distance_in_typical_ones(train, test_set, scor
     expected = torch.zeros(len(test_set)).double()
     for number in (0, 2):
         member = detector.members_[number]
-        distances = member.log_distances(torch.from_numpy(member.score_samples(test_set))).exp()
-        expected += distances / detector.means_[number].exp() / detector.spreads_[number]
+        logs = member.log_distances(torch.from_numpy(member.score_samples(test_set)))
+        logs -= detector.length_law_.compute_allowances(test_set.lengths)[:, number]
+        expected += (logs - detector.means_[number]).exp() / detector.spreads_[number]
     found = torch.stack([contributions.sum() for contributions in detector.token_contributions(test_set)])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 

@@ -87,7 +87,7 @@ def test_a_run_is_a_fit_and_its_scores(tmp_path):
     assert done.fit["seconds"] > 0 and min(done.seconds.values()) > 0 and done.fit["warnings"] == []
     saved = entry_of(tmp_path) / "detector"
     assert done.fit["bytes"] == sum(file.stat().st_size for file in saved.iterdir())
-    assert load(saved).get_params() == {"k": 2, "normalize": "pooled"}
+    assert load(saved).get_params() == KNN(k=2).get_params()
 
 
 def test_the_detector_that_is_given_stays_as_it_is(tmp_path):

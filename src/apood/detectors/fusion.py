@@ -4,7 +4,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from sklearn.base import clone
@@ -30,7 +30,7 @@ _LEFT_OUT = 4096  # most training sequences that a member scores as if it had no
 _LEAST_KNOWN = 5  # distances that a scale needs
 _FLOOR = 6.0  # in units of median minus lower quartile: 4 standard deviations of a normal distribution
 _SUMMARY = "summary"
-_FEW_COPIES = 0.01  # share of the ID sequences that is not worth a warning
+_FEW_COPIES = 0.01  # share of the compared ID sequences that is not worth a warning
 _CONSTANT = 1e-9  # relative spread of equal scores by rounding alone
 
 
@@ -93,9 +93,11 @@ class Fusion(Detector):
     short one far, whatever they contain. It is a parabola in log S, learnt from the same sequences, and flatter if they
     are few (see `LengthLaw`). A fusion of one member is that member, given the length.
 
-    Neighbours learn from all ID sequences and score each of them among the others. Other members are fitted on 90%, and
-    score the other 10% (at least 20; at most 2,048). `fit` refuses fewer than 40. Sequences that are near copies of
-    others say nothing about the distances of new ones, so they do not count for means, standard deviations and a_k.
+    Neighbours learn from all ID sequences and score each of them (at most some 6,000) among the others that are no near
+    copies of it, because near copies say nothing about the distances of new sequences. Other members are fitted on 90%,
+    and score the other 10% (at least 20; at most 2,048), without those that have near copies if 20 are left. `fit`
+    refuses fewer than 40 sequences.
+
     log d is floored at 4 standard deviations below its median (estimated from the lower quartile), because how near a
     near copy is says nothing about ID, but would outweigh all other members.
 
@@ -134,7 +136,7 @@ class Fusion(Detector):
     means_: Annotated[Tensor, "members"]
     spreads_: Annotated[Tensor, "members"]
     floors_: Annotated[Tensor, "members"]
-    length_law_: LengthLaw
+    length_law_: Annotated[LengthLaw, "members"]
 
     def __init__(self, members: list[Detector] | None = None, seed: int = 0, device: str = "auto") -> None:
         self.members = members
@@ -232,21 +234,23 @@ class Fusion(Detector):
         held_out_count = max(_LEAST_HELD_OUT, min(_MOST_HELD_OUT, round(_HELD_OUT_SHARE * len(source))))
         rest, held_out = split(source, held_out_count / len(source), self.seed)
         left_out = _draw_left_out(len(source), held_out.indices)
-        members, names = self._choose_members(source, aux), _name_members(self._choose_members(source, aux))
-        samples: list[tuple[Tensor, Tensor]] = []  # scores of sequences that the member has not seen, and their numbers
+        members = self._choose_members(source, aux)
+        names, samples = _name_members(members), []
         few = describe_shortage(len(rest), source.dim)
         with _merge_warnings({few: _rephrase_shortage(few, len(rest), source)} if few is not None else {}):
             for number, member in enumerate(members):
                 part = None if checkpoint is None else checkpoint.part(number)
                 samples.append(_fit_member(member, (source, rest, held_out), aux, left_out, part))
-        copies = _find_copies(members, samples, len(source))
+        copied = torch.zeros(len(source), dtype=torch.bool)
+        for sample in samples:
+            if sample.copied is not None:
+                copied[sample.numbers] |= sample.copied
         columns = []
-        for name, member, (scores, numbers) in zip(names, members, samples, strict=True):
-            logs = member.log_distances(scores)
-            # an exact copy has a distance of 0
-            known = ~copies[numbers] & (logs > compute_floored_log(logs.new_zeros(())))
+        for name, member, sample in zip(names, members, samples, strict=True):
+            logs = member.log_distances(sample.scores)
+            known = sample.find_new(copied) & (logs > compute_floored_log(logs.new_zeros(())))
             _refuse_without_distances(name, logs, known)
-            columns.append((logs[known], source.lengths[numbers[known]]))
+            columns.append((logs[known], source.lengths[sample.numbers[known]]))
         quartiles = [logs.quantile(torch.tensor([0.25, 0.5], dtype=logs.dtype)) for logs, _ in columns]
         self.floors_ = torch.stack([median - _FLOOR * (median - lower) for lower, median in quartiles])
         columns = [(logs.clamp_min(floor), own) for (logs, own), floor in zip(columns, self.floors_, strict=True)]
@@ -263,15 +267,9 @@ class Fusion(Detector):
                     f"The member {name} gives all held-out ID sequences the same score, so there is no scale to "
                     "compare it with the others; leave it out."
                 )
-        self.spreads_ = spreads / torch.tensor([_weigh(member, aux, source.dim) for member in members]).double()
+        self.spreads_ = spreads / spreads.new_tensor([_weigh(member, aux, source.dim) for member in members])
         self.members_ = members
-        if (count := int(copies.sum())) > _FEW_COPIES * len(source):
-            warnings.warn(
-                f"{count} of the {len(source)} ID sequences are near copies of others. They are left out where the "
-                "usual distances of new sequences are learnt; if new inputs are not copies, remove them.",
-                DataWarning,
-                stacklevel=4,
-            )
+        _warn_of_copies(int(copied.sum()), len(left_out), len(source))
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         for member in self._get_members():
@@ -306,14 +304,36 @@ def _draw_left_out(count: int, held_out: Tensor) -> Tensor:
     return chosen.nonzero().flatten()
 
 
+class _Sample(NamedTuple):
+    """Scores of ID sequences that a member has not seen.
+
+    Attributes:
+        scores: the scores.
+        numbers: the places of the sequences among all ID sequences.
+        copied: whether they have near copies, which the member has not seen either; None if it does not know.
+    """
+
+    scores: Tensor
+    numbers: Tensor
+    copied: Tensor | None = None
+
+    def find_new(self, copied: Tensor) -> Tensor:
+        """Return which scores are like those of new sequences, given which of all ID sequences have near copies."""
+        if self.copied is not None:
+            return torch.ones(len(self.scores), dtype=torch.bool)
+        new = ~copied[self.numbers]
+        # if nearly all have copies, their scores are better than none
+        return new if int(new.sum()) >= _LEAST_HELD_OUT else torch.ones_like(new)
+
+
 def _fit_member(
     member: Detector,
     sources: tuple[TokenSource, TokenSource, Subset],
     aux: TokenSource | None,
     left_out: Tensor,
     checkpoint: Checkpoint | None,
-) -> tuple[Tensor, Tensor]:
-    """Fit a member, and return scores of sequences that it has not seen, with their numbers in the first source.
+) -> _Sample:
+    """Fit a member, and return scores of sequences that it has not seen.
 
     Args:
         member: the detector to fit.
@@ -325,18 +345,23 @@ def _fit_member(
     source, rest, held_out = sources
     leaves_out = type(member).score_training is not Detector.score_training
     member.fit(source if leaves_out else rest, None if member.aux == "unused" else aux, checkpoint=checkpoint)
-    scores = member.score_training(left_out)
-    if scores is not None:
-        return scores, left_out
-    return torch.from_numpy(member.score_samples(held_out)), held_out.indices
+    own = member.score_training(left_out)
+    if own is not None:
+        return _Sample(own.scores, left_out, own.copied)
+    return _Sample(torch.from_numpy(member.score_samples(held_out)), held_out.indices)
 
 
-def _find_copies(members: list[Detector], samples: list[tuple[Tensor, Tensor]], count: int) -> Tensor:
-    """Return which of all ID sequences are near copies of others, according to any member."""
-    copies = torch.zeros(count, dtype=torch.bool)
-    for member, (scores, numbers) in zip(members, samples, strict=True):
-        copies[numbers] |= member.find_near_copies(scores)
-    return copies
+def _warn_of_copies(count: int, compared: int, given: int) -> None:
+    """Issue a `DataWarning` if more than a few of the compared sequences have near copies."""
+    if count <= _FEW_COPIES * compared:
+        return
+    which = "" if compared == given else " that were compared"
+    warnings.warn(
+        f"{count} of {compared} ID sequences{which} are near copies of others. What is usual for new sequences is "
+        "learnt as if there were no copies; if new inputs are not copies, remove them.",
+        DataWarning,
+        stacklevel=4,
+    )
 
 
 @contextlib.contextmanager

@@ -1,12 +1,12 @@
 """Distance to the nearest training sequences, in the Euclidean and in the Mahalanobis metric."""
 
 import math
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from apood.detectors.contract.base import Detector
+from apood.detectors.contract.base import Detector, LeftOut
 from apood.detectors.shared.log_distances import compute_floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
@@ -28,7 +28,7 @@ from apood.tokens.source import TokenSource, token_budget
 __all__ = ["KNN", "MahalanobisKNN"]
 
 _CHUNK = 2**22  # numbers in any temporary of the search: 32 MB of float64
-_COPY = 0.1  # a near copy is nearer than this share of the usual distance between two training sequences
+_COPY = 0.1  # two training sequences are near copies below this share of the usual distance between two
 _PAIRED = 256  # training vectors whose distances to each other are measured
 
 
@@ -58,9 +58,10 @@ class KNN(Detector):
             the layers that the tokens are not made of.
 
     Attributes:
-        centre_: the vector `[D]`, float64, that the training vectors are stored relative to.
+        centre_: the vector `[D]`, float64, that the training vectors are stored relative to; for the view "summary", D is
+            the dimension of the summary.
         bank_: the training vectors `[N, D]`, float32, minus `centre_`.
-        typical_distance_: median distance between two training vectors.
+        typical_distance_: median distance between two training vectors that are not the same.
 
     Examples:
         >>> import torch
@@ -116,14 +117,21 @@ class KNN(Detector):
         """Return the logarithms of the distances to the neighbours."""
         return compute_floored_log(-scores)
 
-    def score_training(self, chosen: Tensor) -> Tensor:
-        """Return the scores of training sequences among the other ones."""
-        # the nearest neighbour of a training vector is the vector itself
-        return -self._measure(self.bank_[chosen], self.bank_, skipped=1)
+    def score_training(self, chosen: Tensor) -> LeftOut:
+        """Return the scores of training sequences among all others that are no near copies of them.
 
-    def find_near_copies(self, scores: Tensor) -> Tensor:
-        """Return which distances are below a tenth of the usual one between two training sequences."""
-        return -scores < _COPY * self.typical_distance_
+        Near copies are nearer than a tenth of the usual distance between two training sequences. The score is 0 if too
+        few others are left.
+        """
+        vectors = self.bank_[chosen].double()
+        search = _Training(_COPY * self.typical_distance_, self._find_stretches(vectors))
+        found = self._measure(vectors, self.bank_, search)
+        # a training vector is nearer to itself than any other
+        return LeftOut(-found.distances, found.nearer > 1)
+
+    def _find_stretches(self, vectors: Tensor) -> Tensor:
+        """Return how much larger squared distances along each training vector are in a metric learnt without it."""
+        return vectors.new_zeros(len(vectors))
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
         if len(source) < self.k:
@@ -141,7 +149,8 @@ class KNN(Detector):
                 progress.update(len(batch))
         self.bank_ = torch.cat(parts)
         some = self.bank_[torch.linspace(0, len(self.bank_) - 1, min(len(self.bank_), _PAIRED)).long()].double()
-        self.typical_distance_ = float(torch.pdist(some).median()) if len(some) > 1 else 0.0
+        pairs = torch.pdist(some)
+        self.typical_distance_ = float(pairs[pairs > 0].median()) if bool((pairs > 0).any()) else 0.0
 
     def _pool(self, tokens: TokenBatch) -> Tensor:
         """Return one vector per sequence `[N, D]`, float64, in the view."""
@@ -153,57 +162,107 @@ class KNN(Detector):
     def _pool_vectors(self, tokens: TokenBatch) -> Tensor:
         """Return the pooled sequences as they are compared, `[N, D]`, float32, on the device of the tokens."""
         vectors = self._pool(tokens)
+        if vectors.shape[1] != len(self.centre_):
+            raise InputError(
+                f"The summary has {vectors.shape[1]} numbers, and this detector was fitted on {len(self.centre_)}."
+            )
         return (vectors - self._copy_on(vectors.device, "centre_")).float()
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
-        if self.view == "summary" and not bool((batch.channels["summary"].lengths <= 1).all()):
-            wrong = first + int((batch.channels["summary"].lengths > 1).nonzero()[0])
+        if self.view != "summary":
+            return
+        summary = batch.channels["summary"]
+        if summary.values.dim() != 2:
+            raise InputError(f"The summary in {where} must be one vector per sequence, not numbers.")
+        if not bool((summary.lengths <= 1).all()):
+            wrong = first + int((summary.lengths > 1).nonzero()[0])
             raise InputError(f"Sequence {wrong} of {where} has several rows of summary; a sequence has one.")
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         vectors = self._pool_vectors(tokens)
         try:
-            return -self._measure(vectors, self._copy_on(vectors.device, "bank_"))
+            return -self._measure(vectors, self._copy_on(vectors.device, "bank_")).distances
         except torch.OutOfMemoryError:  # an encoder may take most of the memory
-            return -self._measure(vectors.cpu(), self.bank_)
+            return -self._measure(vectors.cpu(), self.bank_).distances
 
-    def _measure(self, vectors: Tensor, bank: Tensor, skipped: int = 0) -> Tensor:
-        """Return the distance of each vector to its neighbours after the `skipped` nearest, on the device of both."""
-        count = min(self.k + skipped, len(bank))
+    def _measure(self, vectors: Tensor, bank: Tensor, training: "_Training | None" = None) -> "_Found":
+        """Return the distance of each vector to its neighbours; `training` is given for training vectors."""
+        count = min(self.k, len(bank) - (training is not None))
         # square tiles of distances, or fewer rows if a vector or its k neighbours are long
         rows = max(1, min(math.isqrt(_CHUNK), _CHUNK // max(vectors.shape[1], count)))
-        tiles = [_measure_tile(chunk.double(), bank, count) for chunk in torch.split(vectors, rows)]
-        nearest = torch.cat(tiles)[:, min(skipped, count - 1) :]
-        return nearest.mean(1) if self.average else nearest[:, -1]
+        tiles = []
+        for first in range(0, max(1, len(vectors)), rows):
+            own = None if training is None else training.cut(first, rows)
+            nearest, nearer = _measure_tile(vectors[first : first + rows].double(), bank, count, own)
+            tiles.append(_Found(nearest.mean(1) if self.average else nearest[:, -1], nearer))
+        return _Found(*(torch.cat(parts) for parts in zip(*tiles, strict=True)))
 
 
-def _measure_tile(vectors: Tensor, bank: Tensor, count: int) -> Tensor:
-    """Return the distances of each vector to its nearest neighbours, `[rows, count]`, in ascending order."""
+class _Training(NamedTuple):
+    """How training vectors x are compared with the others y: by |x - y|² + stretch (x·(x - y))².
+
+    Attributes:
+        beyond: distance below which y is a near copy of x, and no neighbour.
+        stretches: one per vector.
+    """
+
+    beyond: float
+    stretches: Tensor
+
+    def cut(self, first: int, rows: int) -> "_Training":
+        """Return the same for some of the vectors."""
+        return _Training(self.beyond, self.stretches[first : first + rows])
+
+
+class _Found(NamedTuple):
+    """What a search finds for each vector.
+
+    Attributes:
+        distances: to the nearest neighbours: `[rows, count]` in ascending order, or one `[rows]` made of them.
+        nearer: how many training vectors are too near to be neighbours `[rows]`.
+    """
+
+    distances: Tensor
+    nearer: Tensor
+
+
+def _measure_tile(vectors: Tensor, bank: Tensor, count: int, training: _Training | None) -> _Found:
+    """Return the distances of each vector to its nearest neighbours; all are 0 if there are fewer than `count`."""
     rows, dim = vectors.shape
-    neighbours = _find_nearest(vectors, bank, count).flatten()
+    found, nearer = _find_nearest(vectors, bank, count, training)
     owners = torch.arange(rows, device=bank.device)[:, None].expand(-1, count).flatten()
     pairs = max(1, _CHUNK // dim)
-    distances = [
-        torch.linalg.vector_norm(bank[theirs].double() - vectors[own], dim=1)
-        for theirs, own in zip(torch.split(neighbours, pairs), torch.split(owners, pairs), strict=True)
-    ]
-    return torch.cat(distances).view(rows, count).sort(1).values
+    distances = []
+    for theirs, own in zip(torch.split(found.flatten(), pairs), torch.split(owners, pairs), strict=True):
+        apart = bank[theirs].double() - vectors[own]
+        distances.append(torch.linalg.vector_norm(apart, dim=1))
+        if training is not None:
+            along = (vectors[own] * apart).sum(1)
+            distances[-1] = torch.hypot(distances[-1], training.stretches[own].sqrt() * along)
+    nearest = torch.cat(distances).view(rows, count).sort(1).values
+    return _Found(nearest.where((nearer + count <= len(bank))[:, None], 0.0), nearer)
 
 
-def _find_nearest(vectors: Tensor, bank: Tensor, count: int) -> Tensor:
-    """Return the rows of the nearest training vectors, `[rows, count]`, in no order."""
+def _find_nearest(vectors: Tensor, bank: Tensor, count: int, training: _Training | None) -> tuple[Tensor, Tensor]:
+    """Return the rows of the nearest training vectors, `[rows, count]`, in no order, and how many are too near."""
     rows, dim = vectors.shape
     smallest = vectors.new_full((rows, count), torch.inf)
-    nearest = torch.zeros(rows, count, dtype=torch.int64, device=bank.device)
+    nearest, nearer = (torch.zeros(rows, own, dtype=torch.int64, device=bank.device) for own in (count, 1))
     part_rows = max(1, _CHUNK // max(rows, dim))
     for start in range(0, len(bank), part_rows):
         part = bank[start : start + part_rows].double()
         # |x - y|² = |y|² - 2 x·y, up to |x|², which does not change the order
-        rough = torch.addmm(part.square().sum(1), vectors, part.T, alpha=-2)
+        rough = torch.addmm(squares := part.square().sum(1), vectors, part.T, alpha=-2)
+        if training is not None:
+            own = vectors.square().sum(1, keepdim=True)
+            near = rough < training.beyond**2 - own
+            along = own + (rough - squares) / 2
+            rough.addcmul_(training.stretches[:, None] * along, along).masked_fill_(near, torch.inf)
+            nearer += near.sum(1, keepdim=True)
         numbers = torch.arange(start, start + len(part), device=bank.device).expand(rows, -1)
         smallest, places = torch.cat([smallest, rough], 1).topk(count, largest=False, sorted=False)
         nearest = torch.cat([nearest, numbers], 1).gather(1, places)
-    return nearest
+    return nearest, nearer.flatten()
 
 
 class MahalanobisKNN(KNN):
@@ -261,6 +320,16 @@ class MahalanobisKNN(KNN):
         self.whitening_ = inverse_root(shrink(covariance, self.shrinkage), EIGENVALUE_FLOOR)
         self._keep(source)
         warn_of_few(source)
+
+    def _find_stretches(self, vectors: Tensor) -> Tensor:
+        """Return how much larger squared distances along each training vector are without its part in Σ.
+
+        Σ without x is Σ - x xᵀ / (N - 1), up to a factor and the mean variance, which hardly change. In whitened space
+        its inverse is I + stretch x xᵀ (Sherman and Morrison). With few sequences each one has made Σ large along
+        itself, so that it is far nearer to the others than a new one.
+        """
+        part = (1 - self.shrinkage) / (len(self.bank_) - 1)
+        return part / (1 - part * vectors.square().sum(1)).clamp_min(EIGENVALUE_FLOOR)
 
     def _pool_vectors(self, tokens: TokenBatch) -> Tensor:
         vectors = self._pool(tokens)

@@ -301,7 +301,8 @@ class APOOD(Detector):
         if recipe.adapted and aux is not None:  # a few outliers would teach their own peculiarities
             recipe = replace(recipe, aux_weight=recipe.aux_weight * len(aux) / (len(aux) + _FEW_AUX))
         device = resolve_device(self.device)
-        run = run_digest({"method": self.name, **self.get_params(deep=False)}, source, aux)
+        # with the resolved recipe, because it depends on the device
+        run = run_digest({"method": self.name, **self.get_params(deep=False), "resolved": vars(recipe)}, source, aux)
         generator = torch.Generator().manual_seed(int(self.seed))
         start = prepare_start(source, recipe, generator, device)
         weights = start.weights.clone().requires_grad_()

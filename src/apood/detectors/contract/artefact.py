@@ -144,7 +144,8 @@ def _read(folder: Path, config: dict[str, Any]) -> Detector:
         raise ArtefactError(f"{folder} holds {unknown[0]!r}, which {detector.name} does not learn.")
     if missing := sorted(key for key in learnable.keys() - learnt.keys() if not hasattr(type(detector), key)):
         raise ArtefactError(f"{folder} is incomplete: it does not hold {missing[0]}.")
-    sizes = {"D": learnt["dim_"], "members": len(members)}
+    # D is the dimension of the tokens, or of what is read instead
+    sizes = {"members": len(members)} | ({"D": learnt["dim_"]} if "tokens" in detector.requires else {})
     for key, value in learnt.items():
         try:
             setattr(detector, key, _check_learnt(learnable[key], value, sizes))
@@ -187,7 +188,10 @@ def _check_learnt(annotation: Any, value: Any, sizes: dict[str, Any]) -> Any:
     """
     kind, shape = (get_args(annotation) if get_origin(annotation) is Annotated else (annotation, None))[:2]
     if hasattr(kind, "from_tensor"):
-        return kind.from_tensor(_check_learnt(Annotated[Tensor, kind.__name__], value, sizes))
+        read = kind.from_tensor(_check_learnt(Annotated[Tensor, kind.__name__], value, sizes))
+        if shape is not None and len(read) != sizes[shape]:
+            raise ValueError(f"it is for {len(read)} {shape}, and there are {sizes[shape]}")
+        return read
     if kind in _PLAIN:
         allowed = _PLAIN[kind]
         if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):

@@ -32,7 +32,7 @@ from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source, count_trimmed, token_budget, trim_ends
 from apood.tokens.store import sample_digest
 
-__all__ = ["AuxUse", "Detector", "HeldOutFit", "Scores", "name_renamed"]
+__all__ = ["AuxUse", "Detector", "HeldOutFit", "LeftOut", "Scores", "name_renamed"]
 
 Scores = npt.NDArray[np.float64]
 
@@ -73,6 +73,18 @@ class HeldOutFit(NamedTuple):
     def disaster(self) -> bool:
         """Whether the training never converged, or the model memorised its training sequences."""
         return not (self.ratio < _FAR and self.training_distance < _FAR)
+
+
+class LeftOut(NamedTuple):
+    """What a detector says about training sequences as if it had seen neither them nor their near copies.
+
+    Attributes:
+        scores: their scores, float64; 0 if nothing is known.
+        copied: whether they have near copies.
+    """
+
+    scores: Tensor
+    copied: Tensor
 
 
 class Detector(BaseEstimator):  # type: ignore[misc]
@@ -145,21 +157,16 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         """Raise `InputError` if a finite value is not allowed; `first` is the index of the batch's first sequence."""
 
-    def score_training(self, chosen: Tensor) -> Tensor | None:  # noqa: ARG002
+    def score_training(self, chosen: Tensor) -> LeftOut | None:  # noqa: ARG002
         """Return the scores that training sequences would have if the detector had not seen them, or None.
+
+        A method that cannot leave a sequence out without another fit does not implement it. Then a fusion holds
+        sequences out.
 
         Args:
             chosen: the indices of the training sequences.
-
-        Returns:
-            Scores `[chosen]`, float64, or None if the method cannot leave a sequence out without another fit. Then a
-            fusion holds sequences out.
         """
         return None
-
-    def find_near_copies(self, scores: Tensor) -> Tensor:
-        """Return which scores are those of near copies of training sequences: none, unless the method can tell."""
-        return torch.zeros(len(scores), dtype=torch.bool)
 
     def find_kept(self, length: int) -> slice:
         """Return which tokens of a sequence of `length` tokens are pooled: all, or all but the sinks."""

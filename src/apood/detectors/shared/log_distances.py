@@ -1,5 +1,6 @@
 """Distances on a logarithmic scale: their floor, and how they depend on the length of a sequence."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -61,6 +62,10 @@ class LengthLaw:
         curves = tuple(law._fit_curve(column, lengths) for column, lengths in samples)
         return cls(shortest, law.mean, longest, law.spread, curves)
 
+    def __len__(self) -> int:
+        """Return the number of distances."""
+        return len(self.curves)
+
     @property
     def is_flat(self) -> bool:
         """Whether no distance depends on the length."""
@@ -88,12 +93,16 @@ class LengthLaw:
     def from_tensor(cls, stored: Tensor) -> Self:
         """Return the law that `to_tensor` stored, in this version or an earlier one."""
         numbers = stored.tolist()
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("its numbers are not all finite")
+        if len(numbers) < 4 or (numbers[0] == _VERSION and (len(numbers) < 9 or len(numbers) % 3)):
+            raise ValueError(f"it has {len(numbers)} numbers, not three for each distance and those of the lengths")
         if numbers[0] != _VERSION:
             shortest, mean, longest, *slopes = numbers
             return cls(shortest, mean, longest, 1.0, tuple((slope, 0.0, 0.0) for slope in slopes), one_sided=True)
         shortest, mean, longest, spread, one_sided, *rest = numbers[1:]
-        if not rest or len(rest) % 3:
-            raise ValueError(f"it has {len(rest)} numbers for its curves, not three per distance")
+        if spread <= 0 or shortest > longest or one_sided not in (0, 1):
+            raise ValueError("its lengths contradict each other")
         curves = tuple((rest[k], rest[k + 1], rest[k + 2]) for k in range(0, len(rest), 3))
         return cls(shortest, mean, longest, spread, curves, bool(one_sided))
 
