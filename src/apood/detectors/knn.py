@@ -58,8 +58,8 @@ class KNN(Detector):
             the layers that the tokens are not made of.
 
     Attributes:
-        centre_: the vector `[D]`, float64, that the training vectors are stored relative to; for the view "summary", D is
-            the dimension of the summary.
+        centre_: the vector `[D]`, float64, that the training vectors are stored relative to; for the view "summary", D
+            is the dimension of the summary.
         bank_: the training vectors `[N, D]`, float32, minus `centre_`.
         typical_distance_: median distance between two training vectors that are not the same.
 

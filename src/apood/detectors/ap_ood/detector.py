@@ -79,7 +79,7 @@ class APOOD(Detector):
     | `score`          | student                              | sum                   | sum                        |
     | `normalize`      | tokens                               | none                  | none                       |
     | `head_reduction` | mean: loss per head                  | sum                   | mean                       |
-    | `aux_weight`     | N' / (N' + 64)                       | 1                     | 10                         |
+    | `aux_weight`     | 1                                    | 1                     | 10                         |
     | `steps`          | 300                                  | 1000                  | 1000                       |
     | `batch_size`     | 64 (at most 2²⁷ numbers)             | 512                   | 512                        |
     | `learning_rate`  | 0.001, cosine                        | 0.01, cosine          | 0.01, cosine               |
@@ -111,7 +111,8 @@ class APOOD(Detector):
         regularizer: "norm", Σ log |W_j|², or "logdet", which also keeps heads apart.
         recipe: "robust", "paper" or "reference".
         normalize: "tokens" (scale each to length 1) or "none".
-        aux_weight: λ, the weight of AUX sequences in the loss.
+        aux_weight: λ, the weight of AUX sequences in the loss; the robust recipe multiplies it by N' / (N' + 64), because
+            a few outliers teach their own peculiarities.
         head_reduction: "mean" or "sum" of d² over heads in the loss.
         steps: number of gradient steps.
         batch_size: sequences per step.
@@ -298,7 +299,7 @@ class APOOD(Detector):
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         recipe = self._resolve_recipe(supervised=aux is not None)
-        if recipe.adapted and aux is not None:  # a few outliers would teach their own peculiarities
+        if recipe.adapted and aux is not None:
             recipe = replace(recipe, aux_weight=recipe.aux_weight * len(aux) / (len(aux) + _FEW_AUX))
         device = resolve_device(self.device)
         # with the resolved recipe, because it depends on the device

@@ -168,14 +168,18 @@ def prepare(options: TextBenchOptions) -> PreparedBench:
         raise InputError(f"layers must name different views, at least one, got {', '.join(map(str, options.views))}.")
     for view in options.views:
         check_layers(view)
-    views = {model.name: tuple(dict.fromkeys(map(model.resolve_view, options.views))) for model in models}
+    views = {
+        (model.name, mode): tuple(dict.fromkeys(model.resolve_view(view, mode) for view in options.views))
+        for model in models
+        for mode in options.modes
+    }
     sounds = {corpus.name: any(map(holds_sounds, next(iter(corpus.id.values())).names)) for corpus in corpora}
     tasks = [
-        Task(model, mode, corpus, view, views[model.name])
+        Task(model, mode, corpus, view, views[model.name, mode])
         for model in models
         for mode in options.modes
         for corpus in corpora
-        for view in views[model.name]
+        for view in views[model.name, mode]
         if mode in model.modes and model.takes_sounds == sounds[corpus.name]
     ]
     if not tasks:

@@ -13,7 +13,15 @@ import torch
 
 from apood.data.record import Record
 from apood.encoders.base.layers import resolve_layers
-from apood.encoders.base.pretrained import GENERATING, Pretrained, find_kind, fingerprint, is_audio_model, load_config
+from apood.encoders.base.pretrained import (
+    GENERATING,
+    Kind,
+    Pretrained,
+    find_kind,
+    fingerprint,
+    is_audio_model,
+    load_config,
+)
 from apood.encoders.embed import embed_to_store, open_encoder
 from apood.experiments.text.declaration import Corpus
 from apood.experiments.text.texts import CorpusSets
@@ -59,11 +67,13 @@ class Model:
             return ("input",)
         return ("input", "output")
 
-    def resolve_view(self, view: View) -> View:
-        """Return the view that `auto` stands for with this model, and any other view as it is."""
-        if view != AUTO or self.takes_sounds:
+    def resolve_view(self, view: View, mode: Mode) -> View:
+        """Return the view that `auto` stands for with this model in a mode, and any other view as it is."""
+        if view != AUTO:
             return view
-        layers = resolve_layers(AUTO, find_kind(load_config(self.found)), 1, self.name)  # the depth does not matter
+        kind: Kind = "encoder" if self.takes_sounds else find_kind(load_config(self.found))
+        # the depth does not matter
+        layers = resolve_layers(AUTO, kind if mode == "input" else "causal", 1, self.name)
         return parse_view(str(layers))
 
 
