@@ -17,6 +17,7 @@ from apood.detectors.ap_ood.recipe import (
     Regularizer,
     ScoreName,
     StartName,
+    choose_sharpness,
     prepare_start,
     resolve,
 )
@@ -44,6 +45,9 @@ __all__ = ["APOOD"]
 
 _LAW_SEQUENCES = 4096  # most ID sequences that the length law is fitted on
 _SPARE, _BATCHES = 2**31, 4  # bytes, and batches, that a corpus in GPU memory leaves free for the training
+_COMPARED = 512  # ID sequences whose distances show whether attention is too sharp
+_SHARP = 2.0  # sharpness that can fail, in long sequences
+_FEW_DIRECTIONS = 16  # good fits have 30 or more
 _FEW_AUX = 64  # AUX sequences with half the weight of many
 _FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
@@ -111,8 +115,8 @@ class APOOD(Detector):
         regularizer: "norm", Σ log |W_j|², or "logdet", which also keeps heads apart.
         recipe: "robust", "paper" or "reference".
         normalize: "tokens" (scale each to length 1) or "none".
-        aux_weight: λ, the weight of AUX sequences in the loss; the robust recipe multiplies it by N' / (N' + 64), because
-            a few outliers teach their own peculiarities.
+        aux_weight: λ, the weight of AUX sequences in the loss; the robust recipe multiplies it by N' / (N' + 64),
+            because a few outliers teach their own peculiarities.
         head_reduction: "mean" or "sum" of d² over heads in the loss.
         steps: number of gradient steps.
         batch_size: sequences per step.
@@ -301,6 +305,28 @@ class APOOD(Detector):
         recipe = self._resolve_recipe(supervised=aux is not None)
         if recipe.adapted and aux is not None:
             recipe = replace(recipe, aux_weight=recipe.aux_weight * len(aux) / (len(aux) + _FEW_AUX))
+        self._train(source, aux, recipe, checkpoint)
+        if recipe.sharpness == "length" and self._is_too_sharp(source):
+            part = None if checkpoint is None else checkpoint.part(1)
+            self._train(source, aux, replace(recipe, sharpness=choose_sharpness(source.lengths) / 2), part)
+
+    def _is_too_sharp(self, source: TokenSource) -> bool:
+        """Return whether so few directions decide the distances of ID sequences that attention must have failed.
+
+        Sharp attention may single out tokens that vary from sequence to sequence and mean nothing, such as a piece of
+        the vocabulary in which a model parks its own attention. All heads then see the same few tokens, and the
+        logarithm of the sum of their d² spreads like that of k squares: about √(2/k).
+        """
+        if choose_sharpness(source.lengths) < _SHARP:
+            return False
+        sample = source.select(torch.linspace(0, len(source) - 1, min(len(source), _COMPARED)).long())
+        logs = self.log_distances(self._score(sample).cpu().double())
+        return float(logs.std()) > math.sqrt(2 / _FEW_DIRECTIONS)
+
+    def _train(
+        self, source: TokenSource, aux: TokenSource | None, recipe: Recipe, checkpoint: Checkpoint | None
+    ) -> None:
+        """Learn all attributes."""
         device = resolve_device(self.device)
         # with the resolved recipe, because it depends on the device
         run = run_digest({"method": self.name, **self.get_params(deep=False), "resolved": vars(recipe)}, source, aux)

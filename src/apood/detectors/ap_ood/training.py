@@ -16,7 +16,14 @@ from torch import Tensor
 from apood.detectors.ap_ood.recipe import HeadReduction, Recipe, Regularizer, Start
 from apood.detectors.shared.mean_pooling import describe_shortage
 from apood.fitting.optimise import Outcome, warm_up
-from apood.pooling import Pooled, attention_pool, compute_prototype, compute_shares, merge, merge_sequences
+from apood.pooling import (
+    Pooled,
+    attention_pool,
+    compute_prototype,
+    compute_shares,
+    merge,
+    merge_sequences,
+)
 from apood.support.errors import DivergedWarning, FitWarning
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch, upload
