@@ -130,7 +130,7 @@ def test_sequences_that_were_not_seen_are_ordinary(fitted, train):
     own, others = (fitted.member_scores(part) for part in (held_out, new))
     for name in ("ap-ood", "mahalanobis"):
         np.testing.assert_allclose([own[name].mean(), own[name].std()], [0, 1], atol=1e-5)
-    np.testing.assert_allclose([others["knn"].mean(), others["knn"].std()], [0, 1], atol=0.2)
+    np.testing.assert_allclose([others["knn"].mean(), others["knn"].std()], [0, 1], atol=0.3)
 
 
 def test_a_distance_of_a_method_is_what_its_score_is_made_of(train, test_set):
