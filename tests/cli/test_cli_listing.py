@@ -16,7 +16,8 @@ def test_methods_as_json(apood):
         assert method["requires"] == sorted(known().requires) and method["aux"] == known().aux
         assert method["summary"] and known.__doc__.startswith(method["summary"])
     assert [name for name, method in listed.items() if method["default"]] == ["fusion"]
-    assert listed["ap-ood"]["aux"] == "optional" and listed["knn"]["parameters"] == {"k": 5, "normalize": "pooled"}
+    expected = {"k": 5, "normalize": "pooled", "average": False, "view": "tokens"}
+    assert listed["ap-ood"]["aux"] == "optional" and listed["knn"]["parameters"] == expected
 
 
 def test_methods_for_people(apood):

@@ -47,7 +47,10 @@ EMBED = "--model m --out o"
         (f"{FIT_KNN} --aux x", ["knn", "leave out --aux"]),
         (f"{FIT_KNN} --set k", ["--set takes key=value, got 'k'"]),
         ("fit no --out o --method ap-ood --set temperature=1", ["(it is called 'sharpness' now)", "sharpness=null"]),
-        (f"{FIT_KNN} --set kk=3", ["knn has no parameter 'kk' (did you mean 'k'?)", "k=5, normalize=pooled."]),
+        (
+            f"{FIT_KNN} --set kk=3",
+            ["knn has no parameter 'kk' (did you mean 'k'?)", "k=5, normalize=pooled, average=false, view=tokens."],
+        ),
         (f"{FIT_KNN} --set normalize=token", ["tokens or pooled or none, got 'token' (did you mean 'tokens'?)"]),
         (f"{FIT_KNN} --set k=0", ["k must be at least 1, got 0"]),
         (

@@ -1,6 +1,7 @@
 """Fusion: the common scale of its members, the data it learns from, and its contributions."""
 
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from apood.detectors.logits import Energy
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.detectors.perplexity import Perplexity
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
-from apood.support.errors import FitWarning, InputError
+from apood.support.errors import DataWarning, FitWarning, InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.source import Subset, split
 
@@ -130,7 +131,7 @@ def test_sequences_that_were_not_seen_are_ordinary(fitted, train):
     own, others = (fitted.member_scores(part) for part in (held_out, new))
     for name in ("ap-ood", "mahalanobis"):
         np.testing.assert_allclose([own[name].mean(), own[name].std()], [0, 1], atol=1e-5)
-    np.testing.assert_allclose([others["knn"].mean(), others["knn"].std()], [0, 1], atol=0.2)
+    np.testing.assert_allclose([others["knn"].mean(), others["knn"].std()], [0, 1], atol=0.3)
 
 
 def test_a_distance_of_a_method_is_what_its_score_is_made_of(train, test_set):
@@ -186,7 +187,8 @@ def test_a_corpus_with_many_copies_keeps_its_scale(copies):
     labels = np.repeat([1, 0], 200)
     quality = []
     for train in (corpus, many):
-        detector = Fusion([KNN(k=1), MahalanobisKNN(), Length()]).fit(train)
+        with pytest.warns(DataWarning, match="near copies") if train is many else nullcontext():
+            detector = Fusion([KNN(k=1), MahalanobisKNN(), Length()]).fit(train)
         quality.append(roc_auc_score(labels, detector.score_samples(TokenBatch.concatenate([inside, outside]))))
     assert quality[1] > quality[0] - 0.05, quality
 
@@ -195,7 +197,8 @@ def test_a_duplicate_does_not_silence_the_other_members(train, test_set):
     """The logarithm of its distance, 0, would outweigh all other members."""
     strange = test_set.select(slice(12, 24))
     copies = TokenBatch.concatenate([train, *[strange] * 3])
-    detector = Fusion([KNN(k=1), Norm()]).fit(copies)
+    with pytest.warns(DataWarning, match="36 of 276 ID sequences are near copies"):
+        detector = Fusion([KNN(k=1), Norm()]).fit(copies)
     knn, norm = detector.member_scores(strange).values()
     assert detector.members_[0].score_samples(strange).max() > -1e-6, "they are in the training set"
     assert knn.max() < 10 and np.array_equal(detector.score_samples(strange), knn + norm)

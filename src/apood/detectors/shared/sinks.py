@@ -18,7 +18,7 @@ from apood.tokens.source import TokenSource, Trimmed
 __all__ = ["Sinks", "draw_probe", "find_sinks", "leave_out", "mark_nonfinite_ends"]
 
 _PROBE_SEQUENCES, _PROBE_ELEMENTS = 256, 2**24  # most sequences and numbers that a property is measured on
-_SPREAD = 0.1  # a token is a sink if its variance is below this share of the variance of all tokens
+_SPREAD = 0.1  # a token is a sink if its variance is below this share of the variance of the other tokens
 _LONG = 0.5  # share of the sequences that must keep another token
 
 
@@ -35,15 +35,20 @@ class Sinks(NamedTuple):
 
 
 def find_sinks(source: TokenSource) -> Sinks:
-    """Return which ends of the sequences hardly vary; directions are compared, because lengths may vary freely."""
+    """Return which ends of the sequences hardly vary between sequences, compared with all other tokens.
+
+    Directions are compared, because lengths may vary freely.
+    """
     tokens = draw_probe(source, torch.Generator().manual_seed(0))
     if len(tokens) < 2:
         return Sinks()
     z = Preprocessing(unit=True).apply(tokens.values.float())
-    limit = _SPREAD * float(z.var(0).sum())
 
     def is_constant(places: Tensor) -> bool:
-        return float(z[upload(places, z.device)].var(0).sum()) < limit
+        other = torch.ones(len(z), dtype=torch.bool)
+        other[places] = False
+        own, others = (z[upload(rows, z.device)].var(0).sum() for rows in (places, other.nonzero().flatten()))
+        return bool(own < _SPREAD * others)
 
     def have(least: int) -> bool:
         return float((tokens.lengths >= least).double().mean()) >= _LONG

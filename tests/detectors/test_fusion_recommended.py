@@ -1,0 +1,226 @@
+"""The recommended fusion: its members with and without a summary and AUX sequences, and corpora that are not clean."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from builders import correlated_sequences
+from comparisons import assert_same_scores
+from test_fusion import auroc
+from test_fusion_on_disk import interrupted_fit
+from test_neighbours import near_copies, with_summary
+
+import apood
+from apood.detectors import fusion
+from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.binary_logits import BinaryLogits
+from apood.detectors.fusion import Fusion
+from apood.detectors.knn import KNN, MahalanobisKNN
+from apood.detectors.mahalanobis import Mahalanobis
+from apood.evaluation.entry import Entry
+from apood.evaluation.split import Split
+from apood.fitting.optimise import Checkpoint
+from apood.support.errors import DataWarning, InputError
+from apood.tokens.batch import TokenBatch
+from apood.tokens.store import TokenStore
+from apood.tokens.writer import TokenStoreWriter
+
+DIM = 8
+NEIGHBOURS = [MahalanobisKNN(k=3, average=True), KNN(k=3, average=True)]
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    """Let the recommended AP-OOD train for a few steps only."""
+    original = fusion._recommend_members
+
+    def recommend(*arguments, **options):
+        members = original(*arguments, **options)
+        members[0].set_params(steps=10)
+        return members
+
+    monkeypatch.setattr(fusion, "_recommend_members", recommend)
+
+
+@pytest.fixture(scope="module")
+def train():
+    return correlated_sequences(100, DIM)
+
+
+# The members.
+
+TOKENS_ONLY = [APOOD, MahalanobisKNN, KNN]
+
+
+@pytest.mark.parametrize("summary", [False, True])
+@pytest.mark.parametrize("supervised", [False, True])
+def test_the_members_follow_from_the_data(train, summary, supervised, tmp_path):
+    given = with_summary(train) if summary else train
+    aux = correlated_sequences(20, DIM, seed=9, shift=4.0) if supervised else None
+    detector = Fusion().fit(given, aux)
+    kinds = TOKENS_ONLY + [KNN] * summary + [BinaryLogits] * supervised
+    assert [type(member) for member in detector.members_] == kinds
+    assert [member.view for member in detector.members_ if type(member) is KNN] == ["tokens", "summary"][: 1 + summary]
+    assert all((member.k, member.average) == (3, True) for member in detector.members_ if isinstance(member, KNN))
+    assert detector.requires == {"tokens"} | ({"summary"} if summary else set()) and detector.welcomes == {"summary"}
+    assert detector.members is None and detector.was_fitted_on(given)
+    detector.save(tmp_path / "detector")
+    loaded = apood.load(tmp_path / "detector")
+    assert loaded.requires == detector.requires
+    assert np.array_equal(loaded.score_samples(given), detector.score_samples(given))
+    if summary:
+        with pytest.raises(InputError, match="fusion needs summary, which the data to score lack; they have tokens"):
+            loaded.score_samples(train)
+    else:
+        assert np.array_equal(loaded.score_samples(with_summary(train)), loaded.score_samples(train))
+
+
+def test_aux_sequences_need_no_summary(train):
+    detector = Fusion().fit(with_summary(train), correlated_sequences(20, DIM, seed=9, shift=4.0))
+    assert len(detector.members_) == 5
+
+
+def test_given_members_welcome_nothing(train):
+    detector = Fusion([KNN()])
+    assert detector.welcomes == frozenset() and detector.fit(with_summary(train)).requires == {"tokens"}
+
+
+def test_the_summary_tells_what_the_tokens_do_not(train):
+    def data(count, seed, shift=0.0):
+        return with_summary(correlated_sequences(count, DIM, seed=seed), seed=seed, shift=shift)
+
+    detector = Fusion().fit(data(200, 0))
+    inside, outside = data(200, 1), data(200, 2, shift=3.0)
+    assert auroc(detector, inside, outside) > 0.8
+    without = Fusion().fit(TokenBatch(train.values, train.offsets))
+    assert auroc(without, inside, outside) < 0.6
+
+
+def test_a_study_reads_what_the_fusion_welcomes(train, tmp_path):
+    given = with_summary(train)
+    with TokenStoreWriter(tmp_path / "store", dim=DIM, dtype=train.dtype) as writer:
+        writer.append(given)
+    store = TokenStore(tmp_path / "store")
+    for entry, channels in ((Entry("default"), {"summary"}), (Entry("knn"), set())):
+        assert entry.reads == {"tokens"} | channels and entry.requires == {"tokens"}
+        assert set(Split(store, store).read_for(entry).train.channels) == channels
+    assert Entry("knn", {"view": "summary"}).reads == {"summary"}
+
+
+def test_a_score_does_not_depend_on_its_neighbours(train):
+    detector = Fusion().fit(with_summary(train), correlated_sequences(20, DIM, seed=9, shift=4.0))
+    test = with_summary(correlated_sequences(30, DIM, seed=4), seed=4)
+    expected = detector.score_samples(test)
+    assert_same_scores(np.array([detector.score_samples(test[i : i + 1])[0] for i in range(30)]), expected)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    assert_same_scores(detector.score_samples(test.select(order)), expected[order.numpy()])
+
+
+def test_an_interrupted_fit_of_neighbours_and_a_classifier_goes_on(tmp_path, monkeypatch, train):
+    data = train, correlated_sequences(20, DIM, seed=9, shift=4.0)
+    members = [KNN(k=3, average=True), APOOD(steps=20), MahalanobisKNN(), BinaryLogits(normalize="pooled")]
+    checkpoint = Checkpoint(tmp_path / "fit.checkpoint", every_seconds=0)
+    interrupted_fit(monkeypatch, members, data, checkpoint, seed=0, step=10)
+    found, expected = Fusion(members).fit(*data, checkpoint=checkpoint), Fusion(members).fit(*data)
+    assert np.array_equal(found.score_samples(train), expected.score_samples(train))
+
+
+# AUX sequences.
+
+
+def test_the_weight_of_a_classifier_grows_with_its_outliers(train):
+    aux = correlated_sequences(72, DIM, seed=9, shift=2.0)
+    members = [Mahalanobis(), BinaryLogits(normalize="pooled")]
+    found = {count: Fusion(members).fit(train, aux[:count]) for count in (1, 8, 72)}
+    inside = correlated_sequences(400, DIM, seed=5)
+    spreads = {n: [own.std() for own in detector.member_scores(inside).values()] for n, detector in found.items()}
+    for count, (plain, classifier) in spreads.items():
+        assert plain == pytest.approx(1, abs=0.5)
+        assert classifier == pytest.approx(count / (count + DIM), rel=0.5)
+    alone = Fusion([Mahalanobis()]).fit(train)
+    for detector in found.values():
+        torch.testing.assert_close(detector.spreads_[:1], alone.spreads_)
+
+
+def test_outliers_help_and_a_few_do_not_hurt():
+    inside = correlated_sequences(200, DIM, seed=5)
+    quality = {0: [], 8: [], 64: []}
+    for seed in range(5):
+        train = correlated_sequences(100, DIM, seed=10 + seed)
+        aux, outside = (
+            correlated_sequences(n, DIM, seed=20 + 2 * seed + i, shift=1.5) for i, n in enumerate((64, 200))
+        )
+        for count, found in quality.items():
+            found.append(auroc(Fusion(seed=seed).fit(train, aux[:count] if count else None), inside, outside))
+    none, few, many = (np.mean(found) for found in quality.values())
+    assert few > none - 0.01 and many > none + 0.02, quality
+
+
+# Corpora that are not clean.
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(("share", "copied"), [(0.3, 60), (1.0, 200)])
+def test_near_copies_change_the_scale_little_and_are_told(share, copied, times):
+    corpus = correlated_sequences(200, DIM, lengths=(4, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clean = Fusion([Mahalanobis(), *NEIGHBOURS]).fit(corpus)
+    many = near_copies(corpus, share, times)
+    with pytest.warns(DataWarning) as caught:
+        found = Fusion([Mahalanobis(), *NEIGHBOURS]).fit(many)
+    assert [str(one.message).split(".")[0] for one in caught] == [
+        f"{copied * (1 + times)} of {len(many)} ID sequences are near copies of others"
+    ]
+    assert caught[0].filename == __file__
+    ratios = found.spreads_ / clean.spreads_
+    assert (ratios > 1 / 1.5).all() and (ratios < 1.5).all(), ratios
+    assert ((found.means_ - clean.means_).abs() < clean.spreads_).all()
+
+
+def test_a_few_near_copies_are_not_worth_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Fusion(NEIGHBOURS).fit(near_copies(correlated_sequences(400, DIM), 0.005))
+
+
+def test_the_count_is_of_those_that_were_compared(monkeypatch):
+    monkeypatch.setattr(fusion, "_LEFT_OUT", 50)
+    many = near_copies(correlated_sequences(100, DIM, lengths=(4, 8)), 1.0)
+    with pytest.warns(DataWarning, match=r"^(\d+) of \1 ID sequences that were compared are near copies") as caught:
+        Fusion(NEIGHBOURS).fit(many)
+    assert 50 <= int(str(caught[0].message).split()[0]) <= 70
+
+
+def test_a_corpus_of_copies_of_copies_still_tells_foreign_sequences():
+    corpus = correlated_sequences(100, DIM, lengths=(4, 8))
+    inside, outside = (correlated_sequences(200, DIM, seed=5, lengths=(4, 8), shift=shift) for shift in (0.0, 2.0))
+    clean = Fusion([Mahalanobis(), *NEIGHBOURS]).fit(corpus)
+    with pytest.warns(DataWarning, match="near copies"):
+        found = Fusion([Mahalanobis(), *NEIGHBOURS]).fit(near_copies(corpus, 1.0))
+    assert auroc(found, inside, outside) > auroc(clean, inside, outside) - 0.03
+
+
+def test_a_few_foreign_training_sequences_do_little_harm(train):
+    inside, outside = (correlated_sequences(200, DIM, seed=5, shift=shift) for shift in (0.0, 2.0))
+    foreign = correlated_sequences(3, DIM, seed=8, shift=2.0)
+    clean, found = (Fusion().fit(own) for own in (train, TokenBatch.concatenate([train, foreign])))
+    assert auroc(found, inside, outside) > auroc(clean, inside, outside) - 0.05
+
+
+@pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
+def test_few_sequences_do_not_give_one_member_all_the_weight():
+    """With fewer sequences than dimensions the metric of Mahalanobis neighbours fits its own sequences too well."""
+    train, new = (correlated_sequences(n, 64, seed=n, lengths=(4, 8)) for n in (50, 300))
+    scores = Fusion(NEIGHBOURS).fit(train).member_scores(new)
+    spreads = {name: own.std() for name, own in scores.items()}
+    assert max(spreads.values()) < 1.5 * min(spreads.values()) and max(spreads.values()) < 1.5
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_fewer_than_forty_are_refused(train, supervised):
+    aux = train[:5] if supervised else None
+    with pytest.raises(InputError, match=r"needs 40, got 39"):
+        Fusion().fit(train[:39], aux)
+    Fusion().fit(train[:40], aux)
