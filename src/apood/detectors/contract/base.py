@@ -28,9 +28,9 @@ from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch
+from apood.tokens.digests import sample_digest
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source, count_trimmed, token_budget, trim_ends
-from apood.tokens.store import sample_digest
 
 __all__ = ["AuxUse", "Detector", "HeldOutFit", "Scores", "name_renamed"]
 

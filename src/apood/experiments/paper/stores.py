@@ -30,7 +30,8 @@ from apood.experiments.paper.tasks import SHARE, Mode, Task
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.files import read_json, sha256_of, write_json
-from apood.tokens.store import TokenStore, content_digest
+from apood.tokens.digests import content_digest
+from apood.tokens.store import TokenStore
 
 __all__ = ["Embedding", "Size", "embed_all", "file_digests", "list_embeddings", "read_set"]
 
