@@ -131,7 +131,7 @@ def test_a_text_of_white_space_is_empty_even_if_its_tokenizer_adds_tokens(apood,
 
 
 def test_empty_texts_of_all_windows_give_one_warning(apood, calibrated, model, monkeypatch):
-    monkeypatch.setattr("apood.encoders.embed._WINDOW_ITEMS", 2)
+    monkeypatch.setattr("apood.encoders.embed._PORTION_SEQUENCES", 2)
     result = apood("score", calibrated, "-", "--model", model, input="word1 word2\n\nword3\n\nword4\n")
     assert [row["score"] is None for row in read_rows(result)] == [False, True, False, True, False]
     assert (

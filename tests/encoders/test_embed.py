@@ -29,7 +29,7 @@ def encoder(models: Models) -> TextEncoder:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows and shards so small that a few hundred texts fill many of them."""
-    monkeypatch.setattr(embed, "_WINDOW_ITEMS", 16)
+    monkeypatch.setattr(embed, "_PORTION_SEQUENCES", 16)
     monkeypatch.setattr(embed, "TokenStoreWriter", functools.partial(TokenStoreWriter, shard_bytes=10_000))
 
 
@@ -104,7 +104,7 @@ def _embed_slowly(model: Path, texts: list[str], folder: Path) -> None:
 def test_a_killed_run_keeps_what_was_committed_by_time(
     encoder: TextEncoder, models: Models, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embed, "_WINDOW_ITEMS", 16)  # the child is a fork
+    monkeypatch.setattr(embed, "_PORTION_SEQUENCES", 16)  # the child is a fork
     folder = tmp_path / "store"
     process = multiprocessing.get_context("fork").Process(target=_embed_slowly, args=(models("llama"), texts, folder))
     process.start()

@@ -179,7 +179,7 @@ class Fusion(Detector):
         They are about 0 for an ordinary sequence; the most unusual one for a member is the most negative.
         """
         source = self._check_for_scoring(tokens)
-        scores = [torch.from_numpy(member.score_samples(source)) for member in self.members_]
+        scores = [torch.from_numpy(member._score_sequences(source)) for member in self.members_]
         return dict(
             zip(_name_members(self.members_), (-self._standardize(scores, source.lengths)).T.numpy(), strict=True)
         )
@@ -291,7 +291,7 @@ class Fusion(Detector):
         contributions: Ragged = member.token_contributions(source)
         sequence = torch.arange(len(source)).repeat_interleave(contributions.lengths)
         sums = torch.zeros(len(source)).double().index_add_(0, sequence, contributions.values.double())
-        logs = member.log_distances(torch.from_numpy(member.score_samples(source)))
+        logs = member.log_distances(torch.from_numpy(member._score_sequences(source)))
         logs = logs - self.length_law_.compute_allowances(source.lengths)[:, number]
         wanted = (logs - self.means_[number]).exp() / self.spreads_[number]
         factors = torch.where(sums > 0, wanted / sums, 0.0)  # at a distance of 0 no token contributes
@@ -328,7 +328,7 @@ def _fit_member(
     scores = member.score_training(left_out)
     if scores is not None:
         return scores, left_out
-    return torch.from_numpy(member.score_samples(held_out)), held_out.indices
+    return torch.from_numpy(member._score_sequences(held_out)), held_out.indices
 
 
 def _find_copies(members: list[Detector], samples: list[tuple[Tensor, Tensor]], count: int) -> Tensor:

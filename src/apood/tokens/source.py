@@ -142,7 +142,8 @@ class Trimmed(BaseSource):
     def __init__(self, source: TokenSource, *, first: bool, last: bool) -> None:
         self.source, self.first, self.last = source, first, last
         before, after = count_trimmed(source.lengths, first=first, last=last)
-        super().__init__(source.dim, source.dtype, source.lengths - before - after, source.encoder)
+        lengths = source.lengths - before - after
+        super().__init__(source.dim, source.dtype, lengths, source.encoder, windows=source.windows)
 
     def batches(self, token_budget: int) -> Iterator[TokenBatch]:
         """Yield consecutive batches that had at most `token_budget` tokens before they were trimmed."""

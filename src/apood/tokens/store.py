@@ -342,8 +342,8 @@ def _has_checksum(file: BufferedReader, sha256: str) -> bool:
 class TokenStore(BaseSource):
     """A token source on disk: the sequences that a `TokenStoreWriter` committed to `folder`.
 
-    Only the lengths and the numbers of windows are held in memory; what is read is copied from shards that are mapped just for that moment.
-    A store that is still being written ends with the last committed shard.
+    Only the lengths and the numbers of windows are held in memory; what is read is copied from shards that are mapped
+    just for that moment. A store that is still being written ends with the last committed shard.
 
     Opening checks the size and the header of every shard. The first read from a shard in a process also computes its
     checksum, and raises a StoreError if the shard was damaged or changed.

@@ -52,10 +52,10 @@ class TokenStoreWriter:
 
     The first batch decides which channels the store has. Shards that are full depend on the sequences alone, not on
     how they were batched. The windows of a document are in one shard if they were appended in one batch, so that a
-    crash cannot leave some of them. If the last commit is `commit_seconds` ago when a batch is appended, the open shard is
-    committed as it is, so that a slow producer loses little when it is killed. Up to four full shards are written in
-    threads while the next one fills, so that memory holds at most five. They are committed in order. An error in such
-    a thread is raised by a later call, at the latest at the end of the block.
+    crash cannot leave some of them. If the last commit is `commit_seconds` ago when a batch is appended, the open
+    shard is committed as it is, so that a slow producer loses little when it is killed. Up to four full shards are
+    written in threads while the next one fills, so that memory holds at most five. They are committed in order. An
+    error in such a thread is raised by a later call, at the latest at the end of the block.
 
     Args:
         folder: the folder of the store: new, empty, or with `resume` that of an interrupted store.

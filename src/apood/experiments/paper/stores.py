@@ -180,7 +180,9 @@ def embed_all(wanted: Sequence[Embedding], task: Task, model: ModelFacts) -> Non
         options = waiting[0].options
         own = [embedding for embedding in waiting if embedding.options == options]
         waiting = [embedding for embedding in waiting if embedding.options != options]
-        encoder = open_encoder(model.found or model.given, layers=-1, **options)  # the last layer, as in the paper
+        # As in the paper: the last layer, and the beginnings of long texts.
+        beginnings = {} if task.items == "sounds" else {"on_long": "beginning"}
+        encoder = open_encoder(model.found or model.given, layers=-1, **beginnings, **options)
         for embedding in own:
             embedding.folder.parent.mkdir(parents=True, exist_ok=True)
             records, total = read_set(embedding, task, encoder), None if embedding.data.local else embedding.limit
