@@ -118,9 +118,9 @@ def embed(
         typer.Option(
             "--on-long",
             metavar="HOW",
-            help="What becomes of a text of more tokens. windows: it is several sequences, which overlap, and detectors "
-            "judge it by the worst. refuse: it is a record that cannot be used. beginning: the rest is cut off, and "
-            "no detector sees it.",
+            help="What becomes of a text of more tokens. windows: it is several sequences, which overlap, and a "
+            "detector judges it by the worst. refuse: it is a record that cannot be used. beginning: the rest is cut "
+            "off, and no detector sees it.",
             show_default="windows, but beginning for --mode output and --mode reference",
         ),
     ] = None,

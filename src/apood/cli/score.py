@@ -242,8 +242,7 @@ def _score_records(
         raise InputError("There is nothing to score: no record can be used.")
     # An empty text is OOD, even if the tokenizer adds special tokens to it.
     ood = np.array(empty) | ~np.array(scorable)
-    for place in np.flatnonzero(ood):
-        found.scores[place] = -np.inf
+    found.scores = np.where(ood, -np.inf, found.scores).tolist()
     if ood.any():
         warnings.warn(
             f"{ood.sum()} of {len(ood)} inputs are empty or have no {' or '.join(sorted(detector.requires))}; "
@@ -253,8 +252,8 @@ def _score_records(
         )
     if refusals := [reason for reason in found.reasons if reason is not None]:
         warnings.warn(
-            f"{format_count(len(refusals), 'text')} of {len(ood)} {'was' if len(refusals) == 1 else 'were'} too long to "
-            f"be scored, so the decision is OOD; the first: {refusals[0]}",
+            f"{len(refusals)} of {len(ood)} texts are too long to be scored; their score is -inf and their decision "
+            f"OOD. The first: {refusals[0]}",
             DataWarning,
             stacklevel=1,
         )

@@ -265,8 +265,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Set the threshold from in-distribution sequences that were not used in `fit`.
 
         A new in-distribution document is then accepted with probability at least `accept`, for every distribution, if
-        it is exchangeable with these. Each counts once, by its worst window. Empty sequences are refused here as in `fit`: the promise is for inputs
-        that can be scored.
+        it is exchangeable with the documents given here. Each of them counts once, by its worst window. Empty sequences
+        are refused here as in `fit`: the promise is for inputs that can be scored.
         """
         source = self._check_for_scoring(tokens)
         if _TOKENS in self.requires:  # the lengths are known without reading any token
