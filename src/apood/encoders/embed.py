@@ -204,20 +204,20 @@ def encode_portions(
     # input could not be interrupted.
     with ThreadPoolExecutor(1, "prepare") as pool:
 
-        def start_next() -> "tuple[Future[Any], list[Record], int] | None":
+        def start_next() -> "tuple[Future[Any], list[Record], int, int] | None":
             found = reader.read(size)
             if not found:
                 return None
-            return pool.submit(encoder.prepare, [record.item for record in found]), found, reader.bad
+            return pool.submit(encoder.prepare, [record.item for record in found]), found, reader.bad, size
 
         ahead = start_next()
         while ahead is not None:
-            (preparing, found, bad), ahead = ahead, start_next()
+            (preparing, found, bad, before), ahead = ahead, start_next()
             prepared = preparing.result()
             started = time.perf_counter()
             batch = encoder.run(prepared)
             affordable = int(seconds * len(batch) / max(time.perf_counter() - started, 1e-9))
-            size = max(1, min(2 * size, affordable, most))
+            size = max(1, min(2 * before, affordable, most))
             yield Portion(batch, len(found), _describe_refused(found, prepared.refused), prepared.cut, bad)
             del batch, prepared, preparing, found  # free the memory of this portion before the next one
     if reader.error is not None:

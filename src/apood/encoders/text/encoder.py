@@ -162,7 +162,7 @@ class TextEncoder:
         >>> len(batch), batch.dim == encoder.dim
         (2, True)
         >>> sorted(batch.channels)
-        ['input_ids', 'summary', 'text']
+        ['input_ids', 'summary', 'text', 'window']
     """
 
     def __init__(
