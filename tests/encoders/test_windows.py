@@ -1,6 +1,7 @@
 """Windows of long texts: what they hold, that they depend on the text alone, and how stores keep them."""
 
 import functools
+import itertools
 import multiprocessing
 import random
 import time
@@ -46,7 +47,7 @@ def test_windows_cover_the_text_and_overlap(head: int, tail: int, limit: int) ->
         inner = [window[head : limit - tail] for window in windows]
         assert inner[0][0] == head and inner[-1][-1] == length - tail - 1, "from the beginning to the end"
         room = limit - head - tail
-        for left, right in zip(inner, inner[1:], strict=False):
+        for left, right in itertools.pairwise(inner):
             assert left == list(range(left[0], left[0] + room)), "a window is a run of tokens"
             assert len(set(left) & set(right)) >= room // 4 and right[0] > left[0]
         assert find_long_problem(length, head + tail, limit, "windows") is None
@@ -58,10 +59,8 @@ def test_the_number_of_windows_is_limited() -> None:
     assert find_long_problem(longest, 0, limit, "windows") is None
     assert len(cut_windows(list(range(longest)), 0, 0, limit)) == MOST_WINDOWS
     problem = find_long_problem(longest + 1, 0, limit, "windows")
-    assert (
-        problem
-        == f"has {longest + 1} tokens, which need 65 windows of 12 tokens, more than the limit of 64 windows per text"
-    )
+    assert problem is not None and problem.startswith(f"has {longest + 1} tokens, which need 65 windows of 12 tokens")
+    assert problem.endswith("more than the limit of 64 windows per text")
     assert "leaves no room" in str(find_long_problem(50, 12, 12, "windows"))
 
 
@@ -136,7 +135,7 @@ def test_long_texts_can_be_refused(models: Models, mode: Any) -> None:
 def test_a_text_of_too_many_windows_is_refused(models: Models) -> None:
     encoder = TextEncoder(models("llama"), max_tokens=8, device="cpu")
     assert len(encoder.encode([make_text(8 + 63 * 6, 0)])) == MOST_WINDOWS
-    with pytest.raises(InputError, match="text at index 1 has 387 tokens.*65 windows.*limit of 64 windows per text"):
+    with pytest.raises(InputError, match=r"text at index 1 has 387 tokens.*65 windows.*limit of 64 windows per text"):
         encoder.encode(["word1", make_text(8 + 63 * 6 + 1, 0)])
 
 
@@ -173,7 +172,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def many() -> list[str]:
-    return [make_text(random.Random(i).choice([3, 5, 9, 20, 45]), i) for i in range(150)]
+    return ["word1 word2", *(make_text(random.Random(i).choice([3, 5, 9, 20, 45]), i) for i in range(149))]
 
 
 @pytest.mark.usefixtures("small_steps")
@@ -186,9 +185,9 @@ def test_a_store_holds_the_windows_of_every_text(models: Models, many: list[str]
     torch.testing.assert_close(held.values, expected.values, atol=1e-5, rtol=1e-5)
     assert (counts.records, counts.sequences, count_documents(store)) == (150, len(expected), 150)
     assert counts.long == sum(len(text.split()) > 8 for text in many) and counts.truncated == 0
-    assert embed_to_store(many, encoder, tmp_path / "store", resume=True).skipped == 150
+    assert embed_to_store(many, encoder, tmp_path / "store", dtype=torch.float32, resume=True).skipped == 150
     with pytest.raises(InputError, match="holds 150 records, but not the first 150"):
-        embed_to_store(many[::-1], encoder, tmp_path / "store", resume=True)
+        embed_to_store(many[::-1], encoder, tmp_path / "store", dtype=torch.float32, resume=True)
 
 
 @pytest.mark.usefixtures("small_steps")
