@@ -45,7 +45,9 @@ def throughput(
 
     With log-probabilities, only the passes over prepared texts are timed: the rest is the same.
     """
-    encoder = TextEncoder(folder, layers=-1, device=device, max_tokens=max_tokens, logprobs=logprobs)
+    encoder = TextEncoder(
+        folder, layers=-1, device=device, max_tokens=max_tokens, on_long="beginning", logprobs=logprobs
+    )
     prepared = encoder.prepare(texts)
     tokens = len(prepared.sources.values)
     batches = _batches(encoder, prepared)
@@ -98,7 +100,7 @@ def throughput(
 def mixing(folder: Path, texts: list[str], *, device: str, max_tokens: int, rounds: int) -> float:
     """Return the time of an encoder pass with the mix of all layers over that with the last, a median over rounds."""
     last, mixed = (
-        TextEncoder(folder, layers=layers, device=device, max_tokens=max_tokens, logprobs=False)
+        TextEncoder(folder, layers=layers, device=device, max_tokens=max_tokens, on_long="beginning", logprobs=False)
         for layers in (-1, "mix")
     )
     prepared = last.prepare(texts)
@@ -203,7 +205,9 @@ def precision(
     half = len(texts) // 2
     sets: list[list[TokenBatch]] = []
     for dtype in (torch.float32, torch.bfloat16):
-        encoder = TextEncoder(folder, device=device, max_tokens=max_tokens, logprobs=False, dtype=dtype)
+        encoder = TextEncoder(
+            folder, device=device, max_tokens=max_tokens, on_long="beginning", logprobs=False, dtype=dtype
+        )
         sets.append([_float(encoder.encode(part)) for part in (texts[:half], texts[half:], others)])
     exact, rough = (batches[1].values for batches in sets)
     rows = [("relative error of states", 0.0, float((rough - exact).norm() / exact.norm()))]

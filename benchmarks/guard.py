@@ -92,7 +92,7 @@ def _loaded(folder: Path) -> tuple[Any, Any]:
 
 def _fitted(method: str, folder: Path, texts: list[str], max_tokens: int) -> Detector:
     """Return a detector that is fitted on half of the texts and calibrated on the other half."""
-    encoder, half = TextEncoder(folder, max_tokens=max_tokens), len(texts) // 2
+    encoder, half = TextEncoder(folder, max_tokens=max_tokens, on_long="beginning"), len(texts) // 2
     return detector_class(method)().fit(encoder.encode(texts[:half])).calibrate(encoder.encode(texts[half:]))
 
 

@@ -74,7 +74,20 @@ def test_a_bad_record_loses_nothing_before_it(apood, refused, model, bad_lines, 
 def test_the_store_counts_what_was_cut_and_skipped(apood, model, bad_lines, texts, tmp_path):
     out = tmp_path / "store"
     message = json.loads(
-        apood("embed", bad_lines, "--model", model, "--out", out, "--skip-bad", "--max-tokens", 5, "--json").stdout
+        apood(
+            "embed",
+            bad_lines,
+            "--model",
+            model,
+            "--out",
+            out,
+            "--skip-bad",
+            "--max-tokens",
+            5,
+            "--on-long",
+            "beginning",
+            "--json",
+        ).stdout
     )
     cut = sum(len(text.split()) > 5 for text in texts["test"][:10])
     assert (message["sequences"], message["truncated"], message["bad"], len(message["first_bad"])) == (10, cut, 7, 5)
@@ -207,7 +220,7 @@ def test_a_text_without_predicted_tokens_is_reported(apood, language_model, file
     apood("fit", tmp_path / "store", "--method", "perplexity", "--out", tmp_path / "perplexity")
     result = apood("score", tmp_path / "perplexity", "-", input="word1\nword1 word2\n")
     assert [row["score"] is None for row in rows_of(result)] == [True, False]
-    assert result.stderr.startswith("Warning: 1 of 2 sequences are empty or have no token_logprobs")
+    assert result.stderr.startswith("Warning: 1 of 2 inputs are empty or have no token_logprobs")
 
 
 def test_an_encoder_is_reproduced_with_all_its_settings(apood, language_model, files, tmp_path):

@@ -176,13 +176,13 @@ def test_score_writes_every_format_into_new_folders(apood, calibrated, stores, t
     result = apood("score", calibrated, stores / "other", "--out", file)
     rows = [json.loads(line) for line in apood("score", calibrated, stores / "other").stdout.splitlines()]
     outside = sum(row["decision"] == "OOD" for row in rows)
-    assert f"Scored 40 sequences, {outside} of them OOD" in result.stdout
+    assert f"Scored 40 inputs, {outside} of them OOD" in result.stdout
     if ending == "jsonl":
         found = [json.loads(line) for line in file.read_text().splitlines()]
     elif ending == "parquet":
         found = pytest.importorskip("pyarrow.parquet").read_table(file).to_pylist()
     else:
-        read = {"index": int, "score": float, "p_value": float, "decision": str}
+        read = {"index": int, "score": float, "p_value": float, "decision": str, "tokens": int, "windows": int}
         table = csv.DictReader(file.open(newline=""))
         found = [{name: read[name](value) for name, value in row.items()} for row in table]
     assert found == rows

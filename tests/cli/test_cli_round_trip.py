@@ -39,7 +39,7 @@ def test_embed_options_reach_the_encoder(apood, model, texts, tmp_path):
     out = tmp_path / "store"
     result = apood(
         "embed", tmp_path / "texts.csv", "--field", "body", "--model", model, "--out", out, "--max-tokens", 5,
-        "--layers", 1, "--dtype", "float32", "--limit", 7,
+        "--layers", 1, "--dtype", "float32", "--limit", 7, "--on-long", "beginning",
     )  # fmt: skip
     store = TokenStore(out)
     assert len(store) == 7 and store.dtype == torch.float32 and int(store.lengths.max()) == 5
@@ -67,7 +67,7 @@ def test_score_gives_the_scores_of_the_library_for_a_store(apood, calibrated, st
 
 
 def test_score_gives_no_decision_without_a_threshold(apood, fitted, stores):
-    assert set(read_rows(apood("score", fitted, stores / "other"))[0]) == {"index", "score"}
+    assert set(read_rows(apood("score", fitted, stores / "other"))[0]) == {"index", "score", "tokens", "windows"}
 
 
 def assert_same_rows(rows, expected):
@@ -103,9 +103,16 @@ def test_the_encoder_is_found_in_its_old_folder_or_by_its_name(apood, model, fil
 
 def test_an_empty_text_gives_one_warning(apood, calibrated, model):
     result = apood("score", calibrated, "-", "--model", model, input="word1 word2\n\nword3\n")
-    assert read_rows(result)[1] == {"index": 1, "score": None, "p_value": 1 / 61, "decision": "OOD"}
+    assert read_rows(result)[1] == {
+        "index": 1,
+        "score": None,
+        "p_value": 1 / 61,
+        "decision": "OOD",
+        "tokens": 0,
+        "windows": 1,
+    }
     assert (
-        result.stderr.startswith("Warning: 1 of 3 sequences are empty or have no tokens")
+        result.stderr.startswith("Warning: 1 of 3 inputs are empty or have no tokens")
         and result.stderr.count("\n") == 1
     )
 
@@ -125,17 +132,24 @@ def test_a_text_of_white_space_is_empty_even_if_its_tokenizer_adds_tokens(apood,
     apood("fit", store, "--method", "mahalanobis", "--out", detector)
     apood("calibrate", detector, store, "--accept", "0.9")
     result = apood("score", detector, "-", input="word1 word2\n\n \n\t \u3000\nword3\n")
-    assert read_rows(result)[1] == {"index": 1, "score": None, "p_value": 1 / 121, "decision": "OOD"}
+    assert read_rows(result)[1] == {
+        "index": 1,
+        "score": None,
+        "p_value": 1 / 121,
+        "decision": "OOD",
+        "tokens": 1,
+        "windows": 1,
+    }
     assert [row["score"] is None for row in read_rows(result)] == [False, True, True, True, False]
-    assert result.stderr.startswith("Warning: 3 of 5 sequences are empty")
+    assert result.stderr.startswith("Warning: 3 of 5 inputs are empty")
 
 
 def test_empty_texts_of_all_windows_give_one_warning(apood, calibrated, model, monkeypatch):
-    monkeypatch.setattr("apood.encoders.embed._WINDOW_ITEMS", 2)
+    monkeypatch.setattr("apood.encoders.embed._PORTION_SEQUENCES", 2)
     result = apood("score", calibrated, "-", "--model", model, input="word1 word2\n\nword3\n\nword4\n")
     assert [row["score"] is None for row in read_rows(result)] == [False, True, False, True, False]
     assert (
-        result.stderr.startswith("Warning: 2 of 5 sequences are empty or have no tokens")
+        result.stderr.startswith("Warning: 2 of 5 inputs are empty or have no tokens")
         and result.stderr.count("\n") == 1
     )
 
@@ -173,10 +187,24 @@ def test_texts_with_tokens_too_large_for_float16_are_scored(apood, model, files,
 
 def test_embed_fit_and_calibrate_as_json(apood, model, files, stores, tmp_path):
     store, detector = tmp_path / "store", tmp_path / "detector"
-    result = apood("embed", files / "test.jsonl", "--model", model, "--out", store, "--max-tokens", 5, "--json")
+    result = apood(
+        "embed",
+        files / "test.jsonl",
+        "--model",
+        model,
+        "--out",
+        store,
+        "--max-tokens",
+        5,
+        "--on-long",
+        "beginning",
+        "--json",
+    )
     held = TokenStore(store)
     assert json.loads(result.stdout) == {
+        "records": 40,
         "sequences": 40,
+        "long": 0,
         "tokens": held.tokens,
         "truncated": sum(len(line.split()) > 5 for line in decode_texts(held.select(slice(None)).channels["text"])),
         "empty": 0,
@@ -251,7 +279,12 @@ def test_inspect_a_store(apood, stores, texts):
     assert facts["sequences"] == 120 and facts["tokens"] == sum(lengths) and facts["dim"] == 16
     assert facts["dtype"] == "float16" and facts["shards"] == 1
     assert facts["lengths"] == {"min": min(lengths), "median": np.median(lengths), "max": max(lengths)}
-    assert facts["channels"] == {"input_ids": "int32", "summary": "float32 of shape [16]", "text": "uint8"}
+    assert facts["channels"] == {
+        "input_ids": "int32",
+        "summary": "float32 of shape [16]",
+        "text": "uint8",
+        "window": "int32",
+    }
     assert facts["encoder"]["model"] == "tiny-bert"
     assert facts["bytes"] == sum(file.stat().st_size for file in (stores / "train").glob("*.safetensors"))
     assert "float16" in apood("inspect", stores / "train").stdout

@@ -23,13 +23,13 @@ Models = Callable[[str], Path]
 
 @pytest.fixture
 def encoder(models: Models) -> TextEncoder:
-    return TextEncoder(models("llama"), max_tokens=20, device="cpu")
+    return TextEncoder(models("llama"), max_tokens=20, on_long="beginning", device="cpu")
 
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows and shards so small that a few hundred texts fill many of them."""
-    monkeypatch.setattr(embed, "_WINDOW_ITEMS", 16)
+    monkeypatch.setattr(embed, "_PORTION_SEQUENCES", 16)
     monkeypatch.setattr(embed, "TokenStoreWriter", functools.partial(TokenStoreWriter, shard_bytes=10_000))
 
 
@@ -52,7 +52,9 @@ def test_the_store_holds_what_the_encoder_gives_in_order(
     assert torch.equal(held.channels["input_ids"].values, expected.channels["input_ids"].values)
     assert decode_texts(held.channels["text"]) == texts
     assert counts == EmbedCounts(
+        records=len(texts),
         sequences=len(texts),
+        long=0,
         tokens=len(expected.values),
         truncated=sum(len(text.split()) > 20 for text in texts),
         empty=0,
@@ -62,7 +64,7 @@ def test_the_store_holds_what_the_encoder_gives_in_order(
 
 def test_empty_and_cut_texts_are_counted(encoder: TextEncoder, tmp_path: Path) -> None:
     counts = embed_to_store(["", "word1", " ", " ".join(WORDS)], encoder, tmp_path / "store")
-    assert counts == EmbedCounts(sequences=4, tokens=21, truncated=1, empty=2, skipped=0)
+    assert counts == EmbedCounts(records=4, sequences=4, tokens=21, long=0, truncated=1, empty=2, skipped=0)
     assert TokenStore(tmp_path / "store").lengths.tolist() == [0, 1, 0, 20]
     assert embed_to_store([], encoder, tmp_path / "none").sequences == 0
     assert len(TokenStore(tmp_path / "none")) == 0
@@ -98,13 +100,14 @@ def _embed_slowly(model: Path, texts: list[str], folder: Path) -> None:
             time.sleep(0.005)
             yield text
 
-    embed_to_store(slow(), TextEncoder(model, max_tokens=20, device="cpu"), folder, commit_seconds=0.05)
+    encoder = TextEncoder(model, max_tokens=20, on_long="beginning", device="cpu")
+    embed_to_store(slow(), encoder, folder, commit_seconds=0.05)
 
 
 def test_a_killed_run_keeps_what_was_committed_by_time(
     encoder: TextEncoder, models: Models, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embed, "_WINDOW_ITEMS", 16)  # the child is a fork
+    monkeypatch.setattr(embed, "_PORTION_SEQUENCES", 16)  # the child is a fork
     folder = tmp_path / "store"
     process = multiprocessing.get_context("fork").Process(target=_embed_slowly, args=(models("llama"), texts, folder))
     process.start()
@@ -127,7 +130,7 @@ def test_a_finished_store_is_not_encoded_again(encoder: TextEncoder, texts: list
     embed_to_store(texts, encoder, tmp_path / "store")
     cut = encoder.truncated
     counts = embed_to_store(texts, encoder, tmp_path / "store", resume=True)
-    assert counts == EmbedCounts(sequences=0, tokens=0, truncated=0, empty=0, skipped=len(texts))
+    assert counts == EmbedCounts(records=0, sequences=0, tokens=0, long=0, truncated=0, empty=0, skipped=len(texts))
     assert encoder.truncated == cut
 
 
@@ -137,8 +140,8 @@ def test_only_the_same_texts_and_encoder_resume_a_store(
 ) -> None:
     embed_to_store(texts[:200], encoder, tmp_path / "store")
     for other, message in (
-        ([*texts[100:], *texts], "holds 200 sequences.*first 200 records"),
-        (texts[:150], "200 sequences, more than the 150 records"),
+        ([*texts[100:], *texts], "holds 200 records.*first 200 records"),
+        (texts[:150], "200 records, more than the 150 records"),
         ([], "more than the 0 records"),
     ):
         with pytest.raises(InputError, match=message):

@@ -37,6 +37,7 @@ def test_identity_names_everything_that_decides_the_tokens(models: Models) -> No
         "layers": "2",
         "mode": "input",
         "max_tokens": 20,
+        "on_long": "windows",
         "fingerprint": fingerprint(models("bert")),
         "folder": str(models("bert")),
     }

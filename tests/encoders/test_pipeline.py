@@ -1,4 +1,4 @@
-"""Windows of records: equal to a simple loop, errors in the order of the records, and resuming."""
+"""Portions of records: equal to a simple loop, errors in the order of the records, and resuming."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ from word_encoder import WordEncoder, Words
 from apood.data.inputs import shuffle_records
 from apood.data.record import BadRecord, Pair, Record, Skipped, Sound
 from apood.encoders import embed
-from apood.encoders.embed import EmbedCounts, embed_to_store, encode_windows, limit_records
+from apood.encoders.embed import EmbedCounts, embed_to_store, encode_portions, limit_records
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError, StoreError
 from apood.tokens.batch import TokenBatch, decode_texts, encode_texts
@@ -34,8 +34,8 @@ Records = list[Record | BadRecord]
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows and shards so small that a few texts fill many of them."""
-    monkeypatch.setattr(embed, "_WINDOW_ITEMS", 4)
+    """Portions and shards so small that a few texts fill many of them."""
+    monkeypatch.setattr(embed, "_PORTION_SEQUENCES", 4)
     monkeypatch.setattr(embed, "TokenStoreWriter", functools.partial(TokenStoreWriter, shard_bytes=1000))
 
 
@@ -64,38 +64,38 @@ def same(first: TokenBatch, second: TokenBatch) -> bool:
     )
 
 
-def test_windows_equal_a_simple_loop_bit_for_bit(
+def test_portions_equal_a_simple_loop_bit_for_bit(
     models: Callable[[str], Path], texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embed, "_WINDOW_ITEMS", 32)
-    encoder = TextEncoder(models("bert"), max_tokens=20, device="cpu")
-    windows = [window.batch for window in encode_windows(records(texts), encoder)]
+    monkeypatch.setattr(embed, "_PORTION_SEQUENCES", 32)
+    encoder = TextEncoder(models("bert"), max_tokens=20, on_long="beginning", device="cpu")
+    portions = [portion.batch for portion in encode_portions(records(texts), encoder)]
     expected = [encoder.encode(texts[start : start + 32]) for start in range(0, len(texts), 32)]
-    assert len(windows) == len(expected) == 10
-    assert all(map(same, windows, expected))
+    assert len(portions) == len(expected) == 10
+    assert all(map(same, portions, expected))
 
 
-def test_windows_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embed, "_WINDOW_BYTES", 2 * 4 * 8 * 4)
-    assert [len(window.batch) for window in encode_windows(records(TEXTS[:5]), WordEncoder())] == [2, 2, 1]
+def test_portions_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embed, "_PORTION_BYTES", 2 * 4 * 8 * 4)
+    assert [len(portion.batch) for portion in encode_portions(records(TEXTS[:5]), WordEncoder())] == [2, 2, 1]
     monkeypatch.setattr(embed, "_SOUND_BYTES", 1000)
     sounds = [Record(Sound(np.zeros(100, np.float32), 16000), f"sound {i}") for i in range(5)]
-    reader = embed._ItemReader(sounds, None)
+    reader = embed._RecordReader(sounds, WordEncoder(), None)
     assert [len(reader.read(100)) for _ in range(3)] == [3, 2, 0]
 
 
-def test_windows_grow_while_they_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embed, "_FIRST_ITEMS", 1)
-    sizes = [len(window.batch) for window in encode_windows(records(TEXTS[:22]), WordEncoder())]
+def test_portions_grow_while_they_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embed, "_FIRST_SEQUENCES", 1)
+    sizes = [len(portion.batch) for portion in encode_portions(records(TEXTS[:22]), WordEncoder())]
     assert sizes == [1, 1, 2, 2, 4, 4, 4, 4]
 
 
-def test_windows_shrink_if_an_interruption_would_cost_too_much() -> None:
-    sizes = [len(window.batch) for window in encode_windows(records(TEXTS[:11]), WordEncoder(), seconds=1e-9)]
+def test_portions_shrink_if_an_interruption_would_cost_too_much() -> None:
+    sizes = [len(portion.batch) for portion in encode_portions(records(TEXTS[:11]), WordEncoder(), seconds=1e-9)]
     assert sizes == [4, 4, 1, 1, 1]
 
 
-def test_the_next_window_is_prepared_while_one_runs() -> None:
+def test_the_next_portion_is_prepared_while_one_runs() -> None:
     """Both wait for each other."""
     both = threading.Barrier(2, timeout=30)
 
@@ -112,11 +112,11 @@ def test_the_next_window_is_prepared_while_one_runs() -> None:
             return super().run(prepared)
 
     encoder = Together()
-    assert len(list(encode_windows(records(TEXTS[:12]), encoder))) == 3
+    assert len(list(encode_portions(records(TEXTS[:12]), encoder))) == 3
     assert encoder.ran == TEXTS[:12]
 
 
-def test_only_one_window_is_read_ahead() -> None:
+def test_only_one_portion_is_read_ahead() -> None:
     given = 0
 
     def counted() -> Iterator[Record]:
@@ -125,16 +125,16 @@ def test_only_one_window_is_read_ahead() -> None:
             given += 1
             yield Record(text, "")
 
-    windows = encode_windows(counted(), WordEncoder())
-    assert [(next(windows), given)[1] for _ in range(3)] == [8, 12, 16]
-    windows.close()
+    portions = encode_portions(counted(), WordEncoder())
+    assert [(next(portions), given)[1] for _ in range(3)] == [8, 12, 16]
+    portions.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prepare")]
 
 
 @pytest.mark.parametrize("stage", ["read", "bad", "prepare", "run"])
 @pytest.mark.parametrize("place", [0, 18])
 def test_an_error_is_raised_after_the_records_before_it(stage: str, place: int, tmp_path: Path) -> None:
-    """A record that cannot be read costs none before it, one that cannot be encoded only its own window."""
+    """A record that cannot be read costs none before it, one that cannot be encoded only its own portion."""
 
     def reading() -> Iterator[Record | BadRecord]:
         for record in records([f"{text} {stage}" if i == place else text for i, text in enumerate(TEXTS)]):
@@ -153,15 +153,15 @@ def test_an_error_is_raised_after_the_records_before_it(stage: str, place: int, 
 
 def test_the_first_error_is_the_one_that_is_raised() -> None:
     texts = [*TEXTS[:6], "a run", "b", "c prepare", *TEXTS[:7], "d"]
-    given = encode_windows(records(texts, bad=(12,)), WordEncoder())
+    given = encode_portions(records(texts, bad=(12,)), WordEncoder())
     assert len(next(given).batch) == 4
     with pytest.raises(InputError, match="run failed at 'a run'"):
         next(given)
 
 
 def test_a_write_error_ends_the_run(tmp_path: Path) -> None:
-    """Also if another error occurs before the next window could report it."""
-    texts = TEXTS * 5  # several shards are being written at once, so the error takes some windows to arrive
+    """Also if another error occurs before the next portion could report it."""
+    texts = TEXTS * 5  # several shards are being written at once, so the error takes some portions to arrive
     last = len(texts) - 1
     for number, bad in enumerate([(), (last,)]):
         folder = tmp_path / f"store-{number}"
@@ -213,17 +213,17 @@ def test_bad_records_are_skipped_and_counted(tmp_path: Path) -> None:
     assert [record.place for record in counts.first_bad] == [f"line {i}" for i in bad[:5]]
     assert TokenStore(tmp_path / "store").index.tally == {"sequences": 32, "truncated": 32, "bad": 8}
     again = embed_to_store(records(TEXTS, bad), WordEncoder(), tmp_path / "store", skip_bad=True, resume=True)
-    assert again == EmbedCounts(0, 0, 0, 0, skipped=32, bad=8, first_bad=counts.first_bad)
+    assert again == EmbedCounts(0, 0, 0, 0, 0, 0, skipped=32, bad=8, first_bad=counts.first_bad)
     with pytest.raises(InputError, match="Line 0 is bad"):
         embed_to_store(records(TEXTS, bad), WordEncoder(), tmp_path / "store", resume=True)
 
 
-def test_windows_count_the_bad_records_so_far() -> None:
+def test_portions_count_the_bad_records_so_far() -> None:
     skipped = Skipped()
-    windows = encode_windows(records(TEXTS[:12], bad=(1, 5, 11)), WordEncoder(), skipped)
-    assert [(len(w.batch), w.skipped) for w in windows] == [(4, 1), (4, 2), (1, 3)] and skipped.count == 3
+    portions = encode_portions(records(TEXTS[:12], bad=(1, 5, 11)), WordEncoder(), skipped)
+    assert [(len(w.batch), w.skipped) for w in portions] == [(4, 1), (4, 2), (1, 3)] and skipped.count == 3
     nothing = Skipped()
-    assert not list(encode_windows(records(TEXTS[:2], bad=(0, 1)), WordEncoder(), nothing)) and nothing.count == 2
+    assert not list(encode_portions(records(TEXTS[:2], bad=(0, 1)), WordEncoder(), nothing)) and nothing.count == 2
 
 
 def test_a_limit_counts_good_records() -> None:
@@ -308,7 +308,7 @@ MANY = [f"text number {i}" + " more" * (i % 4) for i in range(3000)]
 
 
 def embed_many(folder: Path) -> None:
-    embed._WINDOW_ITEMS = 16
+    embed._PORTION_SEQUENCES = 16
     embed.TokenStoreWriter = functools.partial(TokenStoreWriter, shard_bytes=5000)  # type: ignore[assignment, misc]
     embed_to_store(records(MANY, bad=(5, 700)), WordEncoder(), folder, skip_bad=True, resume=True)
 
@@ -333,7 +333,7 @@ def test_killed_runs_end_with_the_same_store(tmp_path: Path) -> None:
         assert process.exitcode == 0
     stores = [TokenStore(folder), TokenStore(tmp_path / "uninterrupted")]
     assert same(*(store.select(slice(None)) for store in stores))
-    # A kill leaves complete shards, and the counts of an incomplete window are computed again.
+    # A kill leaves complete shards, and the counts of an incomplete portion are computed again.
     assert stores[0].index == stores[1].index
     cut = sum(len(text.split()) > 4 for i, text in enumerate(MANY) if i not in (5, 700))
     assert stores[0].index.tally == {"sequences": 2998, "truncated": cut, "bad": 2}
@@ -356,7 +356,7 @@ from word_encoder import WordEncoder
 from apood.encoders import embed
 from apood.encoders.embed import embed_to_store
 from apood.data.record import Record
-embed._WINDOW_ITEMS = 2
+embed._PORTION_SEQUENCES = 2
 try:
     embed_to_store((Record(line.strip(), "") for line in sys.stdin), WordEncoder(), {str(tmp_path / "store")!r})
 except KeyboardInterrupt:
@@ -384,4 +384,4 @@ except KeyboardInterrupt:
         process.kill()
         process.wait()
     assert (process.returncode, out, errors) == (0, "interrupted\n", "")
-    assert held(tmp_path / "store") in ([], TEXTS[:2])  # the second window is whole, but has not been run
+    assert held(tmp_path / "store") in ([], TEXTS[:2])  # the second portion is whole, but has not been run

@@ -90,7 +90,7 @@ def test_empty_texts_have_only_special_tokens(models: Models) -> None:
 
 
 def test_long_texts_are_cut_and_counted(models: Models) -> None:
-    encoder = TextEncoder(models("bert"), max_tokens=6, device="cpu")
+    encoder = TextEncoder(models("bert"), max_tokens=6, on_long="beginning", device="cpu")
     fits, long = " ".join(WORDS[:4]), " ".join(WORDS[:5])
     batch = encoder.encode([fits, long])
     assert encoder.truncated == 1
@@ -102,7 +102,7 @@ def test_long_texts_are_cut_and_counted(models: Models) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_the_limit_of_the_model_applies_if_it_is_smaller(models: Models, family: str) -> None:
-    encoder = TextEncoder(models(family), max_tokens=512, device="cpu")
+    encoder = TextEncoder(models(family), max_tokens=512, on_long="beginning", device="cpu")
     assert encoder.max_tokens == encoder.identity["max_tokens"] == 32
     batch = encoder.encode([" ".join(WORDS * 3)])
     assert batch.lengths.tolist() == [32]
@@ -125,7 +125,7 @@ def byte_model(tmp_path: Path) -> Path:
 
 
 def test_python_tokenizers_work_too(byte_model: Path) -> None:
-    encoder = TextEncoder(byte_model, max_tokens=5, device="cpu")
+    encoder = TextEncoder(byte_model, max_tokens=5, on_long="beginning", device="cpu")
     batch = encoder.encode(["abcd", "abcde", "", "é"])
     assert batch.lengths.tolist() == [5, 5, 1, 3]
     assert encoder.truncated == 1

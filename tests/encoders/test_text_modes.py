@@ -205,7 +205,7 @@ def test_a_template_goes_around_every_text(models: Models) -> None:
 
 
 def test_cutting_keeps_the_end_of_the_template(models: Models) -> None:
-    encoder = TextEncoder(models("bert"), template="word1 {text} word2 word3", max_tokens=8, device="cpu")
+    encoder = TextEncoder(models("bert"), template="word1 {text} word2 word3", max_tokens=8, on_long="beginning")
     batch = encoder.encode([" ".join(WORDS[4:9]), " ".join(WORDS[4:7]), "word9"])
     assert encoder.truncated == 1
     pieces = [encoder.pieces(row) for row in batch.channels["input_ids"]]
@@ -255,7 +255,7 @@ def test_the_models_own_settings_apply_to_its_output(
 def test_the_identity_holds_all_that_changes_the_states(models: Models) -> None:
     folder = models("t5")
     plain = TextEncoder(folder, device="cpu").identity
-    assert set(plain) == {"model", "revision", "layers", "mode", "max_tokens", "fingerprint", "folder"}
+    assert set(plain) == {"model", "revision", "layers", "mode", "max_tokens", "on_long", "fingerprint", "folder"}
     assert same_encoder(plain, TextEncoder(folder, logprobs=False, samples=2, device="cpu").identity)
     output = {"mode": "output", "device": "cpu"}
     others: list[dict[str, Any]] = [

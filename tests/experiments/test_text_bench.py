@@ -23,7 +23,8 @@ from apood.experiments.text.results import list_results, read_result
 from apood.experiments.text.runner import TextBenchOptions, check_result, prepare
 from apood.experiments.text.tasks import _Held, open_sets, parse_view
 from apood.support.errors import InputError
-from apood.tokens.store import TokenStore, content_digest
+from apood.tokens.digests import content_digest
+from apood.tokens.store import TokenStore
 
 ALONE = (
     Entry("mahalanobis-knn", name="default"),

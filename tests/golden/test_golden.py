@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import apood
-from apood.tokens.store import content_digest
+from apood.tokens.digests import content_digest
 
 GOLDEN = Path(__file__).parent
 EXPECTED = json.loads((GOLDEN / "scores.json").read_text(encoding="utf-8"))

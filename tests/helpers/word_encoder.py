@@ -17,6 +17,10 @@ class Words(NamedTuple):
     words: list[list[str]]
     cut: int
 
+    @property
+    def refused(self) -> dict[int, str]:
+        return {}
+
 
 class WordEncoder:
     """Raises an error in `prepare` or `run` if a text contains this word."""

@@ -240,7 +240,9 @@ def test_a_pipeline_with_a_prefix_needs_a_detector_with_this_template(models: Mo
 
 
 def test_template_and_special_tokens_are_those_of_the_detector(models: Models, texts: list[str]) -> None:
-    encoder = TextEncoder(models("bart"), template="word3 {text} word4", special_tokens=False, max_tokens=10)
+    encoder = TextEncoder(
+        models("bart"), template="word3 {text} word4", special_tokens=False, max_tokens=10, on_long="beginning"
+    )
     detector = fit(encoder, texts)
     guarded = guard(models("bart"), detector)
     results = guarded(texts[80:90], max_new_tokens=3)
@@ -258,7 +260,7 @@ def test_template_and_special_tokens_are_those_of_the_detector(models: Models, t
 def test_a_long_text_is_scored_by_its_beginning_and_marked_as_truncated(models: Models, texts: list[str]) -> None:
     model, tokenizer = load(models("t5"))
     tokenizer.truncation_side = "left"
-    detector = fit(TextEncoder(models("t5"), max_tokens=8), texts, accept=0.9)
+    detector = fit(TextEncoder(models("t5"), max_tokens=8, on_long="beginning"), texts, accept=0.9)
     long, short = guard((model, tokenizer), detector)([" ".join(WORDS[:30]), " ".join(WORDS[:7])], max_new_tokens=4)
     assert long.truncated and not short.truncated
     assert long.score == pytest.approx(short.score, abs=1e-5)
@@ -269,7 +271,7 @@ def test_a_long_text_is_scored_by_its_beginning_and_marked_as_truncated(models: 
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_a_long_text_is_generated_from_as_a_whole(models: Models, texts: list[str], family: str) -> None:
     model, tokenizer = load(models(family))
-    detector = fit(TextEncoder(models(family), max_tokens=8), texts, accept=0.9)
+    detector = fit(TextEncoder(models(family), max_tokens=8, on_long="beginning"), texts, accept=0.9)
     guarded = guard((model, tokenizer), detector)
     results = guarded(texts[80:100], max_new_tokens=5)
     assert [result.text for result in results] == texts[80:100]
@@ -292,7 +294,7 @@ def test_a_long_text_is_generated_from_as_a_whole(models: Models, texts: list[st
 
 
 def test_an_output_is_checked_after_the_whole_text(models: Models, texts: list[str]) -> None:
-    detector = fit(TextEncoder(models("llama"), max_tokens=8), texts, accept=0.9)
+    detector = fit(TextEncoder(models("llama"), max_tokens=8, on_long="beginning"), texts, accept=0.9)
     encoder = TextEncoder(models("llama"), mode="output", max_new_tokens=5)
     checker = fit(encoder, texts)
     results = guard(models("llama"), detector, output_detector=checker)(texts[80:100])
@@ -305,7 +307,7 @@ def test_an_output_is_checked_after_the_whole_text(models: Models, texts: list[s
 @pytest.mark.parametrize("family", ["gpt2", "pegasus"])
 def test_a_text_is_cut_at_the_last_position_of_the_model(models: Models, texts: list[str], family: str) -> None:
     model, tokenizer = load(models(family))
-    detector = fit(TextEncoder(models(family), max_tokens=8), texts, accept=0.9)
+    detector = fit(TextEncoder(models(family), max_tokens=8, on_long="beginning"), texts, accept=0.9)
     beginning = next(
         one.text for one in guard(models(family), detector)(texts, max_new_tokens=1) if one.truncated and one.accepted
     )
@@ -353,7 +355,7 @@ def test_states_that_are_not_finite_refuse_their_text_and_no_other(models: Model
         model.get_input_embeddings().weight[tokenizer("word39")["input_ids"][0]] = torch.nan
     sound, broken = guard((model, tokenizer), detector)(["word1 word2 word3", "word1 word39"], max_new_tokens=2)
     assert sound.score > -np.inf
-    assert not broken.accepted and broken.reason == "The model's states of the input are not finite."
+    assert not broken.accepted and broken.reason == "The input has states that are not finite."
 
 
 def test_options_that_the_guard_must_set_itself_are_refused(models: Models, texts: list[str]) -> None:
@@ -381,7 +383,7 @@ def test_a_callable_is_called_for_what_is_accepted(models: Models, texts: list[s
         results = guarded(given, times=2)
         assert calls == [result.text for result in results if result.accepted] and 3 < len(calls) < 17
         assert all(result.output == ([result.text.upper()] * 2 if result.accepted else None) for result in results)
-        assert [result.truncated for result in results] == [False] * 21 + [True]
+        assert [result.windows for result in results] == [0] + [1] * 20 + [2]
         scores = detector.score_samples(encoder.encode(given[1:]))
         np.testing.assert_allclose([result.score for result in results[1:]], scores, atol=1e-5)
 

@@ -7,8 +7,9 @@ import torch
 from builders import correlated_sequences
 
 from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.digests import content_digest
 from apood.tokens.source import Subset, Trimmed
-from apood.tokens.store import TokenStore, content_digest
+from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
 
@@ -64,7 +65,7 @@ def test_bfloat16_no_tokens_and_no_sequences(batch):
 
 def test_the_digest_does_not_depend_on_the_batches(batch, monkeypatch):
     whole = content_digest(Trimmed(batch, first=True, last=False))
-    monkeypatch.setattr("apood.tokens.store.token_budget", lambda _: 7)
+    monkeypatch.setattr("apood.tokens.digests.token_budget", lambda _: 7)
     assert content_digest(Trimmed(batch, first=True, last=False)) == whole
 
 

@@ -34,17 +34,17 @@ def calibrate(
 
     from apood.decisions.conformal import conformal_threshold
     from apood.detectors.contract.artefact import load
+    from apood.tokens.documents import count_documents
 
     detector = load(detector_folder)
     sequences = open_store(store, detector)
-    conformal_threshold(
-        np.zeros(len(sequences)), accept
-    )  # fails early if the share is invalid or the sequences are too few
+    count = count_documents(sequences)
+    conformal_threshold(np.zeros(count), accept)  # fails early if the share is invalid or the sequences are too few
     detector.calibrate(sequences, accept).save(detector_folder)
     promise = f"at least {accept:.10g} of in-distribution inputs are accepted"
     if detector.was_fitted_on(sequences):
         promise = "it was fitted on these, so the share of new in-distribution inputs that it accepts is unknown"
     if as_json:
-        print_json({"threshold": detector.threshold_, "accept": accept, "sequences": len(sequences)})
+        print_json({"threshold": detector.threshold_, "accept": accept, "sequences": count})
         return
-    echo(f"Threshold {detector.threshold_:.6g}, from {format_count(len(sequences), 'sequence')} of {store}: {promise}.")
+    echo(f"Threshold {detector.threshold_:.6g}, from {format_count(count, 'sequence')} of {store}: {promise}.")

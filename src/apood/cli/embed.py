@@ -43,6 +43,14 @@ class Mode(StrEnum):
     reference = "reference"
 
 
+class OnLong(StrEnum):
+    """What becomes of a text of more than --max-tokens tokens."""
+
+    windows = "windows"
+    refuse = "refuse"
+    beginning = "beginning"
+
+
 EXAMPLES = "\n\n".join(
     (
         "apood embed train.jsonl --model sentence-transformers/all-MiniLM-L6-v2 --out train",
@@ -102,7 +110,18 @@ def embed(
         typer.Option(
             min=1,
             metavar="N",
-            help="Cut texts at N tokens, or at the model's limit if it is smaller; 512 by default.",
+            help="Largest number of tokens of a sequence, or the model's limit if it is smaller; 512 by default.",
+        ),
+    ] = None,
+    on_long: Annotated[
+        OnLong | None,
+        typer.Option(
+            "--on-long",
+            metavar="HOW",
+            help="What becomes of a text of more tokens. windows: it is several sequences, which overlap, and a "
+            "detector judges it by the worst. refuse: it is a record that cannot be used. beginning: the rest is cut "
+            "off, and no detector sees it.",
+            show_default="windows, but beginning for --mode output and --mode reference",
         ),
     ] = None,
     max_new_tokens: Annotated[
@@ -163,7 +182,8 @@ def embed(
 ) -> None:
     """Turn texts or sounds into the token embeddings of a frozen transformer, and write them to a token store.
 
-    The store has one sequence per record, in the order given, and keeps the texts beside their tokens. If a run ends
+    The store has one sequence per record, or one per window of a long text, in the order given, and keeps the texts
+    beside their tokens. If a run ends
     early, the same command with --resume continues where it stopped.
     """
     _check_unused_options(mode, target_field, max_new_tokens, beams, samples, shuffle, seed)
@@ -171,14 +191,15 @@ def embed(
     what = "sound" if sounds else "text"
     if sounds and field is not None:
         raise InputError("--field is for texts, but the inputs are sounds.")
-    from apood.tokens.store import INDEX_FILE, StoreIndex
+    from apood.tokens.documents import count_documents
+    from apood.tokens.store import INDEX_FILE, TokenStore
 
     if (out / INDEX_FILE).exists():
         if not resume:
             raise StoreError(
                 f"There is already a token store in {out}: add --resume to continue it, or delete it first."
             )
-        if limit is not None and limit < (held := StoreIndex.read(out).sequences):
+        if limit is not None and limit < (held := count_documents(TokenStore(out))):
             raise InputError(
                 f"The token store {out} already holds {format_count(held, what)}, more than --limit {limit}: to resume "
                 f"it, leave out --limit or set it to at least {held:,}."
@@ -187,7 +208,7 @@ def embed(
     def describe_kept() -> str:
         if not (out / INDEX_FILE).exists():
             return "nothing was written; run the same command again."
-        count = StoreIndex.read(out).sequences
+        count = count_documents(TokenStore(out))
         how = "run the same command again" if resume else "add --resume to the same command"
         return f"{format_count(count, what)} {'is' if count == 1 else 'are'} in {out}; {how} to continue."
 
@@ -195,6 +216,7 @@ def embed(
         "mode": mode.value,
         "layers": layers,
         "max_tokens": max_tokens,
+        "on_long": None if on_long is None else on_long.value,
         "max_new_tokens": max_new_tokens,
         "beams": beams,
         "samples": samples,
@@ -219,7 +241,7 @@ def embed(
     if as_json:
         print_json(asdict(counts) | {"store": str(out)})
     else:
-        echo(f"Embedded {format_count(counts.sequences, what)} into {out}: {_describe_counts(counts, encoder)}.")
+        echo(f"Embedded {format_count(counts.records, what)} into {out}: {_describe_counts(counts, encoder)}.")
 
 
 def _check_unused_options(
@@ -310,6 +332,9 @@ def _advise_on_bad_record(index: Path, describe_kept: Callable[[], str]) -> Iter
 
 def _describe_counts(counts: "EmbedCounts", encoder: "TextEncoder | AudioEncoder") -> str:
     facts = [f"{format_count(counts.tokens, 'token')} of D={encoder.dim}"]
+    if counts.long:
+        windows = counts.sequences - counts.records + counts.long
+        facts.append(f"{counts.long:,} longer than {format_count(encoder.max_tokens, 'token')}, in {windows:,} windows")
     if counts.truncated:
         facts.append(f"{counts.truncated:,} cut at {format_count(encoder.max_tokens, 'token')}")
     if counts.outputs_cut:

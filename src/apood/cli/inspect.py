@@ -41,6 +41,7 @@ def _describe_store(folder: Path, verify: bool) -> dict[str, Any]:
     import numpy as np
 
     from apood.tokens.batch import dtype_name
+    from apood.tokens.documents import count_documents
     from apood.tokens.store import StoreIndex, TokenStore
 
     store, index = TokenStore(folder), StoreIndex.read(folder)
@@ -51,6 +52,7 @@ def _describe_store(folder: Path, verify: bool) -> dict[str, Any]:
         "kind": "store",
         "folder": str(folder),
         "sequences": len(store),
+        "documents": count_documents(store),
         "tokens": store.tokens,
         "dim": store.dim,
         "dtype": dtype_name(store.dtype),

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record, Skipped
     from apood.detectors.contract.base import Detector, Scores
     from apood.encoders.base.encoder import Encoder
+    from apood.tokens.source import TokenSource
 
 __all__ = ["score"]
 
@@ -62,11 +64,13 @@ def score(
 ) -> None:
     """Score sequences, and decide which are out-of-distribution. A higher score is more in-distribution.
 
-    Each sequence gives one row: its index, its score and, if the detector is calibrated, its p-value and decision
-    (ID or OOD).
+    Each text, sound or sequence gives one row: its index, its score and, if the detector is calibrated, its p-value and
+    decision (ID or OOD). The columns tokens and windows say what was scored: a long text is scored in windows, and its
+    score is that of the worst one.
 
-    Texts and sounds are embedded with the encoder of the detector. An empty input has the score -inf (null in JSON) and
-    the decision OOD.
+    Texts and sounds are embedded with the encoder of the detector, which also says what becomes of long texts. An empty
+    input has the score -inf (null in JSON) and the decision OOD. So has a text that is too long; the column reason then
+    says why.
     """
     from apood.detectors.contract.artefact import load
 
@@ -78,15 +82,52 @@ def score(
         sequences = open_store(Path(inputs[0]), detector)
         if len(sequences) == 0:
             raise InputError(f"The token store {inputs[0]} has no sequences.")
-        scores = detector.score_samples(sequences)
-        indices = list(range(len(scores)))
+        found = _Scored.of_documents(sequences, detector.score_samples(sequences))
     else:
-        scores, indices = _score_inputs(inputs, detector, model, field, target_field, skip_bad)
-    columns = _make_columns(detector, scores, indices)
+        found = _score_inputs(inputs, detector, model, field, target_field, skip_bad)
+    columns = _make_columns(detector, found)
     write_rows(columns, file, as_json=as_json)
+    if found.long:
+        echo(f"{format_count(found.long, 'input')} had several windows, and the worst one decided.", err=True)
     if file is not None:
         ood = f", {columns['decision'].count('OOD'):,} of them OOD" if "decision" in columns else ""
-        echo(f"Scored {format_count(len(scores), 'sequence')}{ood}; written to {file}.")
+        echo(f"Scored {format_count(len(found.scores), 'input')}{ood}; written to {file}.")
+
+
+@dataclass
+class _Scored:
+    """The scores of inputs, one after the other, and what they were computed from.
+
+    Attributes:
+        scores: the score of each input.
+        tokens: the number of tokens that were scored, in all windows.
+        windows: the number of windows, 0 if nothing was scored.
+        indices: the indices of the records of the inputs.
+        reasons: why an input was refused before it was scored, else None; empty for a store.
+    """
+
+    scores: list[float]
+    tokens: list[int]
+    windows: list[int]
+    indices: list[int]
+    reasons: list[str | None]
+
+    @classmethod
+    def of_documents(cls, source: "TokenSource", scores: "Scores") -> "_Scored":
+        """Return the scores of the documents of a source."""
+        import numpy as np
+
+        from apood.tokens.documents import find_documents
+
+        starts = find_documents(source)
+        tokens = np.add.reduceat(source.lengths.numpy(), starts) if len(starts) else starts
+        windows = np.diff(starts, append=len(source))
+        return cls(scores.tolist(), tokens.tolist(), windows.tolist(), list(range(len(scores))), [])
+
+    @property
+    def long(self) -> int:
+        """The number of inputs with several windows."""
+        return sum(count > 1 for count in self.windows)
 
 
 def _is_store(name: str) -> bool:
@@ -110,8 +151,8 @@ def _score_inputs(
     field: str | None,
     target_field: str | None,
     skip_bad: bool,
-) -> "tuple[Scores, list[int]]":
-    """Return the scores of texts or sounds, and the indices of their records."""
+) -> _Scored:
+    """Return the scores of texts or sounds."""
     from apood.data.record import BadRecordError, Skipped
     from apood.encoders.audio.encoder import AudioEncoder
 
@@ -131,12 +172,13 @@ def _score_inputs(
         check_input_kind(inputs, name, takes_sounds=isinstance(encoder, AudioEncoder))
         if isinstance(encoder, AudioEncoder):
             records = read_sound_records(inputs, encoder, skip_bad=skip_bad)
-        scores = _score_records(_note_indices(records, indices, empty), empty, encoder, detector, skipped)
+        found = _score_records(_note_indices(records, indices, empty), empty, encoder, detector, skipped)
+        found.indices = indices
     except BadRecordError as error:
         raise InputError(f"{str(error).rstrip('.')}; skip such records with --skip-bad.") from error
     if skipped is not None:
         report_skipped(skipped.count, skipped.first)
-    return scores, indices
+    return found
 
 
 def _note_indices(
@@ -164,50 +206,69 @@ def _score_records(
     encoder: "Encoder",
     detector: "Detector",
     skipped: "Skipped | None",
-) -> "Scores":
-    """Return the scores of records, encoded and scored window by window, with one warning for all empty ones."""
+) -> _Scored:
+    """Return the scores of records, encoded and scored portion by portion, with one warning for all empty ones."""
     import numpy as np
 
     from apood.detectors.contract.data_checks import find_nonempty
-    from apood.encoders.embed import encode_windows
+    from apood.encoders.embed import encode_portions
     from apood.support.progress import progress_bar
+    from apood.tokens.documents import find_documents
 
-    scores: list[Scores] = []
-    scored: list[bool] = []
+    found, scorable = _Scored([], [], [], [], []), list[bool]()
     with (
         warnings.catch_warnings(),
-        closing(encode_windows(records, encoder, skipped)) as windows,
+        closing(encode_portions(records, encoder, skipped)) as portions,
         progress_bar(None, "encoding", unit="tok") as progress,
     ):
         warnings.simplefilter("ignore", DataWarning)
-        for window in windows:
-            scores.append(detector.score_samples(window.batch))
-            scored += find_nonempty(window.batch, detector.requires).tolist()
-            progress.update(len(window.batch.values))
-    if not scores:
+        for portion in portions:
+            batch = portion.batch
+            nonempty = find_nonempty(batch, detector.requires).numpy()
+            starts = find_documents(batch)
+            scored = _Scored.of_documents(batch, detector.score_samples(batch))
+            whole = np.logical_and.reduceat(nonempty, starts).tolist() if len(starts) else []
+            rows = iter(zip(scored.scores, scored.tokens, scored.windows, whole, strict=True))
+            for place in range(portion.records):
+                refused = portion.refused.get(place)
+                score, tokens, windows, scores_it = (-np.inf, 0, 0, True) if refused is not None else next(rows)
+                found.scores.append(score)
+                found.tokens.append(tokens)
+                found.windows.append(windows)
+                found.reasons.append(None if refused is None else refused.reason)
+                scorable.append(scores_it)
+            progress.update(len(batch.values))
+    if not found.scores:
         raise InputError("There is nothing to score: no record can be used.")
-    joined = np.concatenate(scores)
     # An empty text is OOD, even if the tokenizer adds special tokens to it.
-    ood = np.array(empty) | ~np.array(scored)
-    joined[ood] = -np.inf
+    ood = np.array(empty) | ~np.array(scorable)
+    found.scores = np.where(ood, -np.inf, found.scores).tolist()
     if ood.any():
         warnings.warn(
-            f"{ood.sum()} of {len(joined)} sequences are empty or have no "
-            f"{' or '.join(sorted(detector.requires))}; "
+            f"{ood.sum()} of {len(ood)} inputs are empty or have no {' or '.join(sorted(detector.requires))}; "
             "their score is -inf and their decision OOD.",
             DataWarning,
             stacklevel=1,
         )
-    return joined
+    if refusals := [reason for reason in found.reasons if reason is not None]:
+        warnings.warn(
+            f"{len(refusals)} of {len(ood)} texts are too long to be scored; their score is -inf and their decision "
+            f"OOD. The first: {refusals[0]}",
+            DataWarning,
+            stacklevel=1,
+        )
+    return found
 
 
-def _make_columns(detector: "Detector", scores: "Scores", indices: Iterable[int]) -> dict[str, list[Any]]:
+def _make_columns(detector: "Detector", found: _Scored) -> dict[str, list[Any]]:
     """Return the columns to write, with p-values and decisions from the scores, so that tokens are read only once."""
     import numpy as np
 
-    columns = {"index": list(indices), "score": scores.tolist()}
+    scores = np.array(found.scores)
+    columns: dict[str, list[Any]] = {"index": found.indices, "score": found.scores}
     if hasattr(detector, "threshold_"):
         calibration = detector.calibration
         columns["p_value"] = calibration.p_values(scores).tolist()
         columns["decision"] = np.where(calibration.accepts(scores), "ID", "OOD").tolist()
-    return columns
+    columns |= {"tokens": found.tokens, "windows": found.windows}
+    return columns | ({"reason": found.reasons} if any(found.reasons) else {})

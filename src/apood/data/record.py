@@ -12,7 +12,7 @@ from apood.support.errors import InputError
 
 __all__ = [
     "DEFAULT_FIELD", "BadRecord", "BadRecordError", "MissingField", "Pair", "Record", "Skipped", "Sound",
-    "TextFields", "describe_json_type", "make_bad_record", "make_sentence", "unpack_records",
+    "TextFields", "describe_json_type", "keep_good", "make_bad_record", "make_sentence", "refuse_or_skip",
 ]  # fmt: skip
 
 DEFAULT_FIELD = "text"
@@ -77,15 +77,20 @@ class Skipped:
             self.first.append(record)
 
 
-def unpack_records(records: Iterable[Record | BadRecord], skipped: Skipped | None) -> Iterator[Any]:
-    """Yield the items of good records. Bad ones are added to `skipped`; if it is None, the first one raises."""
+def keep_good(records: Iterable[Record | BadRecord], skipped: Skipped | None) -> Iterator[Record]:
+    """Yield the good records. Bad ones are added to `skipped`; if it is None, the first one raises an error."""
     for record in records:
         if isinstance(record, Record):
-            yield record.item
-        elif skipped is None:
-            raise BadRecordError(record.reason)
+            yield record
         else:
-            skipped.add(record)
+            refuse_or_skip(record, skipped)
+
+
+def refuse_or_skip(record: BadRecord, skipped: Skipped | None) -> None:
+    """Add a bad record to `skipped`; if it is None, raise a BadRecordError."""
+    if skipped is None:
+        raise BadRecordError(record.reason)
+    skipped.add(record)
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ class Fusion(Detector):
         They are about 0 for an ordinary sequence; the most unusual one for a member is the most negative.
         """
         source = self._check_for_scoring(tokens)
-        scores = [torch.from_numpy(member.score_samples(source)) for member in self.members_]
+        scores = [torch.from_numpy(member._score_sequences(source)) for member in self.members_]
         return dict(
             zip(_name_members(self.members_), (-self._standardize(scores, source.lengths)).T.numpy(), strict=True)
         )
@@ -289,7 +289,7 @@ class Fusion(Detector):
         contributions: Ragged = member.token_contributions(source)
         sequence = torch.arange(len(source)).repeat_interleave(contributions.lengths)
         sums = torch.zeros(len(source)).double().index_add_(0, sequence, contributions.values.double())
-        logs = member.log_distances(torch.from_numpy(member.score_samples(source)))
+        logs = member.log_distances(torch.from_numpy(member._score_sequences(source)))
         logs = logs - self.length_law_.compute_allowances(source.lengths)[:, number]
         wanted = (logs - self.means_[number]).exp() / self.spreads_[number]
         factors = torch.where(sums > 0, wanted / sums, 0.0)  # at a distance of 0 no token contributes
@@ -348,7 +348,7 @@ def _fit_member(
     own = member.score_training(left_out)
     if own is not None:
         return _Sample(own.scores, left_out, own.copied)
-    return _Sample(torch.from_numpy(member.score_samples(held_out)), held_out.indices)
+    return _Sample(torch.from_numpy(member._score_sequences(held_out)), held_out.indices)
 
 
 def _warn_of_copies(count: int, compared: int, given: int) -> None:

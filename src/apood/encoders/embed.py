@@ -1,23 +1,26 @@
-"""Open the encoder of a model, encode a stream of records window by window, and write a resumable token store."""
+"""Open the encoder of a model, encode a stream of records in portions, and write a resumable token store."""
 
+import itertools
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
-from apood.data.record import BadRecord, Pair, Record, Skipped, Sound, unpack_records
+from apood.data.record import BadRecord, Pair, Record, Skipped, Sound, keep_good, make_bad_record, refuse_or_skip
 from apood.encoders.base.encoder import Encoder
 from apood.encoders.base.pretrained import Pretrained, find_pretrained, is_audio_model
 from apood.encoders.text.encoder import TextEncoder
+from apood.encoders.text.windows import MOST_WINDOWS
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch, decode_texts
+from apood.tokens.documents import count_documents, find_documents, make_document_mask
 from apood.tokens.identity import FOLDER, SAMPLING, EncoderIdentity, describe_encoder, same_encoder, update_identity
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import COMMIT_SECONDS, TokenStoreWriter
@@ -27,16 +30,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EmbedCounts",
-    "Window",
+    "Portion",
     "embed_to_store",
-    "encode_windows",
+    "encode_portions",
     "limit_records",
     "open_encoder",
     "reopen_encoder",
 ]
 
 _AUDIO_OPTIONS = {"mode", "layers", "special_tokens", "device", "dtype"}
-_IDENTITY_OPTIONS = ("mode", "layers", "max_tokens", "max_new_tokens", "beams", "template", "special_tokens")
+_IDENTITY_OPTIONS = ("mode", "layers", "max_tokens", "on_long", "max_new_tokens", "beams", "template", "special_tokens")
 
 
 def open_encoder(model: str | Path | Pretrained, **options: Any) -> "TextEncoder | AudioEncoder":
@@ -75,6 +78,7 @@ def reopen_encoder(
     if is_audio_model(found.folder):
         arguments.pop("max_tokens", None)  # follows from the model
     else:
+        arguments.setdefault("on_long", "beginning")  # the only way before there was a choice
         arguments["logprobs"] = None if "token_logprobs" in channels else False
         arguments["summary"] = "summary" in channels
     encoder = open_encoder(found, **arguments, **options)
@@ -109,10 +113,11 @@ def _find_model(identity: EncoderIdentity) -> str:
     )
 
 
-_WINDOW_ITEMS = 1024
-_WINDOW_BYTES = 1 << 30
-_WINDOW_SECONDS = COMMIT_SECONDS / 2  # an interruption may cost this much, because an incomplete window is lost
-_FIRST_ITEMS = 64  # items of the first window, before it is known how long one takes
+_PORTION_SEQUENCES = 1024
+_PORTION_BYTES = 1 << 30
+_PORTION_SECONDS = COMMIT_SECONDS / 2  # an interruption may cost this much, because an incomplete portion is lost
+_FIRST_SEQUENCES = 64  # sequences of the first portion, before it is known how long one takes
+_PREPARED_AGAIN = 256  # records of an earlier run that are prepared at once, to find out how many were refused
 _SOUND_BYTES = 1 << 28
 
 
@@ -121,10 +126,12 @@ class EmbedCounts:
     """What one run of `embed_to_store` did.
 
     Attributes:
-        sequences: the number of records that were encoded and written.
+        records: the number of records that were encoded and written.
+        sequences: the number of their sequences: one per record, or one per window of a long text.
         tokens: the number of their tokens.
-        truncated: how many of them were cut at the encoder's limit.
-        empty: how many of them have no tokens; fitting refuses such sequences.
+        long: how many of the records have several windows.
+        truncated: how many of the records were cut at the encoder's limit.
+        empty: how many of the sequences have no tokens; fitting refuses such sequences.
         skipped: the number of records that the store held already, from an earlier run.
         bad: the number of records that were left out because they cannot be used.
         first_bad: the first few of the bad records.
@@ -132,8 +139,10 @@ class EmbedCounts:
             few that end with exactly this token.
     """
 
+    records: int
     sequences: int
     tokens: int
+    long: int
     truncated: int
     empty: int
     skipped: int
@@ -143,16 +152,20 @@ class EmbedCounts:
 
 
 @dataclass(frozen=True)
-class Window:
+class Portion:
     """Consecutive records, encoded.
 
     Attributes:
-        batch: the states and channels of the records.
+        batch: the states and channels of the records: one document per record that was not refused.
+        records: the number of records.
+        refused: the records that the encoder refused, by their positions among the records.
         truncated: how many of the records were cut at the encoder's limit.
-        skipped: how many bad records were skipped so far.
+        skipped: how many bad records were skipped so far, without those that the encoder refused.
     """
 
     batch: TokenBatch
+    records: int
+    refused: Mapping[int, BadRecord]
     truncated: int
     skipped: int
 
@@ -167,72 +180,93 @@ def limit_records(records: Iterable[Record | BadRecord], limit: int) -> Iterator
             return
 
 
-def encode_windows(
+def encode_portions(
     records: Iterable[Record | BadRecord],
     encoder: Encoder,
     skipped: Skipped | None = None,
     *,
-    seconds: float = _WINDOW_SECONDS,
-) -> Generator[Window]:
-    """Yield the states of `records` in order, in windows.
+    seconds: float = _PORTION_SECONDS,
+) -> Generator[Portion]:
+    """Yield the states of `records` in order, in portions.
 
-    A window is large enough to batch sequences of similar length, small enough for memory, and takes about `seconds`
-    at most, except for the first one. While the encoder runs
-    one window, it prepares the next one in another thread.
+    A portion is large enough to batch sequences of similar length, small enough for memory, and takes about `seconds`
+    at most, except for the first one. While the encoder runs one portion, it prepares the next one in another thread.
 
     Bad records are added to `skipped`; if it is None, the first one raises an error. An error in reading a record is
-    raised after all records before it were yielded, an error in the encoder after all windows before it.
+    raised after all records before it were yielded, an error in the encoder after all portions before it. Records that
+    the encoder refuses are left to the caller.
     """
-    reader = _ItemReader(records, skipped)
-    most = max(1, min(_WINDOW_ITEMS, _WINDOW_BYTES // (encoder.max_tokens * encoder.dim * 4)))
-    size = min(_FIRST_ITEMS, most)
+    reader = _RecordReader(records, encoder, skipped)
+    most = max(1, min(_PORTION_SEQUENCES, _PORTION_BYTES // (encoder.max_tokens * encoder.dim * 4)))
+    size = min(_FIRST_SEQUENCES, most)
     # A thread is enough: compiled tokenizers use all cores and release Python's lock, while a process would have to
     # start and load them. Records are read in the caller's thread, because another thread that waits for standard
     # input could not be interrupted.
     with ThreadPoolExecutor(1, "prepare") as pool:
 
-        def start_next() -> "tuple[Future[Any], int] | None":
-            items = reader.read(size)
-            return (pool.submit(encoder.prepare, items), reader.skipped.count) if items else None
+        def start_next() -> "tuple[Future[Any], list[Record], int, int] | None":
+            found = reader.read(size)
+            if not found:
+                return None
+            return pool.submit(encoder.prepare, [record.item for record in found]), found, reader.bad, size
 
         ahead = start_next()
         while ahead is not None:
-            (preparing, bad), ahead = ahead, start_next()
+            (preparing, found, bad, before), ahead = ahead, start_next()
             prepared = preparing.result()
             started = time.perf_counter()
             batch = encoder.run(prepared)
             affordable = int(seconds * len(batch) / max(time.perf_counter() - started, 1e-9))
-            size = max(1, min(2 * len(batch), affordable, most))
-            yield Window(batch, prepared.cut, bad)
-            del batch, prepared, preparing  # free the memory of this window before the next one
+            size = max(1, min(2 * before, affordable, most))
+            yield Portion(batch, len(found), _describe_refused(found, prepared.refused), prepared.cut, bad)
+            del batch, prepared, preparing, found  # free the memory of this portion before the next one
     if reader.error is not None:
         raise reader.error
 
 
-class _ItemReader:
-    """Reads items from records until the end or the first error, which it keeps instead of raising it."""
+def _describe_refused(records: Sequence[Record], refused: Mapping[int, str]) -> dict[int, BadRecord]:
+    return {index: make_bad_record(records[index].place, problem) for index, problem in refused.items()}
 
-    def __init__(self, records: Iterable[Record | BadRecord], skipped: Skipped | None) -> None:
+
+class _RecordReader:
+    """Reads good records until the end or the first error, which it keeps instead of raising it.
+
+    The attribute `bad` is the number of bad records so far.
+    """
+
+    def __init__(self, records: Iterable[Record | BadRecord], encoder: Encoder, skipped: Skipped | None) -> None:
         self.error: Exception | None = None
-        self.skipped = Skipped() if skipped is None else skipped
-        self._items = unpack_records(iter(records), skipped)
+        self.bad = 0
+        self._good = keep_good(self._count_bad(records), skipped)
+        self._window = encoder.max_tokens if encoder.identity.get("on_long") == "windows" else None
 
-    def read(self, count: int) -> list[Any]:
-        """Return at most `count` items, fewer if they are large sounds; none at the end or after an error."""
-        items: list[Any] = []
-        sound_bytes = 0
-        while self.error is None and len(items) < count and sound_bytes < _SOUND_BYTES:
+    def read(self, count: int) -> list[Record]:
+        """Return records of at most `count` sequences, or one; none at the end or after an error.
+
+        The number of windows of a text is estimated from its characters, most of which have at most one token.
+        """
+        found: list[Record] = []
+        sequences = sound_bytes = 0
+        while self.error is None and sequences < count and sound_bytes < _SOUND_BYTES:
             try:
-                item = next(self._items, None)
+                record = next(self._good, None)
             except Exception as error:
                 self.error = error
                 break
-            if item is None:
+            if record is None:
                 break
-            items.append(item)
-            if isinstance(item, Sound):
-                sound_bytes += item.samples.nbytes
-        return items
+            found.append(record)
+            sequences += 1
+            if isinstance(record.item, str) and self._window is not None:
+                sequences += min(len(record.item) // self._window, MOST_WINDOWS)
+            elif isinstance(record.item, Sound):
+                sound_bytes += record.item.samples.nbytes
+        return found
+
+    def _count_bad(self, records: Iterable[Record | BadRecord]) -> Iterator[Record | BadRecord]:
+        for record in records:
+            self.bad += isinstance(record, BadRecord)
+            yield record
 
 
 def embed_to_store(
@@ -248,7 +282,7 @@ def embed_to_store(
 ) -> EmbedCounts:
     """Encode `records` and write their states and channels to the token store `folder`, in order.
 
-    While one window of records is encoded, the next one is prepared and the previous one is written, each in its own
+    While one portion of records is encoded, the next one is prepared and the previous one is written, each in its own
     thread. Whatever ends a run early, all records that were encoded by then are in the store, except that a killed
     process loses what it encoded since the last commit. The store's index also
     counts the sequences that were cut and the bad records.
@@ -260,7 +294,7 @@ def embed_to_store(
         resume: continue a store. Give the same records again: those that the store holds are skipped, not encoded.
         dtype: the dtype of the stored states. float16 has half the size of float32, and is more precise than bfloat16,
             but values above 65504, which occur in some middle layers of causal models, are refused.
-        skip_bad: leave out bad records instead of raising an error.
+        skip_bad: leave out bad records, and long texts that the encoder refuses, instead of raising an error.
         total: the number of good records, if known, to estimate the remaining time.
         commit_seconds: how often encoded records are committed, at least (see `TokenStoreWriter`).
     """
@@ -269,7 +303,7 @@ def embed_to_store(
     iterator = (Record(r, f"text {i}") if isinstance(r, str) else r for i, r in enumerate(records))
     skipped = Skipped()
     longest: Any = encoder.identity.get("max_new_tokens") if encoder.identity.get("mode") == "output" else None
-    sequences = tokens = empty = truncated = outputs_cut = 0
+    total_records = sequences = tokens = long = empty = truncated = outputs_cut = 0
     finished = False
     writer = TokenStoreWriter(
         folder,
@@ -279,39 +313,59 @@ def embed_to_store(
         commit_seconds=commit_seconds,
         resume=resume,
     )
-    window_seconds = min(_WINDOW_SECONDS, commit_seconds / 2)
+    portion_seconds = min(_PORTION_SECONDS, commit_seconds / 2)
     # Closing the writer commits the open shard, whatever happens. Only a kill loses sequences that were encoded.
     try:
-        held = writer.sequences
-        truncated_before = _skip_held(iterator, writer, folder, encoder, skipped if skip_bad else None)
+        held = _skip_held(iterator, writer, folder, encoder, skipped if skip_bad else None)
+        refused = 0
         started = time.perf_counter()
         with (
             closing(
-                encode_windows(iterator, encoder, skipped if skip_bad else None, seconds=window_seconds)
-            ) as windows,
-            progress_bar(total, "encoding", unit="rec", initial=held) as progress,
+                encode_portions(iterator, encoder, skipped if skip_bad else None, seconds=portion_seconds)
+            ) as portions,
+            progress_bar(total, "encoding", unit="rec", initial=held.records) as progress,
             _BackgroundCalls() as background,
         ):
-            for window in windows:
-                truncated += window.truncated
+            for portion in portions:
+                batch, first_refused = portion.batch, next(iter(portion.refused), None)
+                if first_refused is not None and not skip_bad:  # all records before it are kept
+                    batch = batch.select(make_document_mask(batch, slice(first_refused)))
+                truncated += portion.truncated
+                refused += len(portion.refused)
                 tally = None
-                if truncated_before is not None:
-                    tally = {"truncated": truncated_before + truncated, "bad": window.skipped}
-                background.start(_write, writer, window.batch, tally)
-                sequences += len(window.batch)
-                tokens += len(window.batch.values)
-                empty += int((window.batch.lengths == 0).sum())
+                if held.truncated is not None and (skip_bad or not portion.refused):
+                    bad = held.bad + portion.skipped + refused
+                    tally = {"truncated": held.truncated + truncated, "bad": bad}
+                background.start(_write, writer, batch, tally)
+                total_records += count_documents(batch)
+                sequences += len(batch)
+                tokens += len(batch.values)
+                long += 0 if batch.windows is None else int((batch.windows == 1).sum())
+                empty += int((batch.lengths == 0).sum())
                 if longest is not None:
-                    outputs_cut += int((window.batch.lengths == longest).sum())
+                    outputs_cut += int((batch.lengths == longest).sum())
+                for record in portion.refused.values():
+                    refuse_or_skip(record, skipped if skip_bad else None)
                 rate = tokens / (time.perf_counter() - started)
                 progress.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
-                progress.update(len(window.batch))
-        if truncated_before is not None:
-            writer.count(truncated=truncated_before + truncated, bad=skipped.count)
+                progress.update(portion.records)
+        if held.truncated is not None:
+            writer.count(truncated=held.truncated + truncated, bad=skipped.count)
         finished = True
     finally:
         writer.close(finished=finished)
-    return EmbedCounts(sequences, tokens, truncated, empty, held, skipped.count, tuple(skipped.first), outputs_cut)
+    return EmbedCounts(
+        records=total_records,
+        sequences=sequences,
+        tokens=tokens,
+        long=long,
+        truncated=truncated,
+        empty=empty,
+        skipped=held.records,
+        bad=skipped.count,
+        first_bad=tuple(skipped.first),
+        outputs_cut=outputs_cut,
+    )
 
 
 def _write(writer: TokenStoreWriter, batch: TokenBatch, tally: Mapping[str, int] | None) -> None:
@@ -343,49 +397,68 @@ class _BackgroundCalls:
                 self._call.result()
 
 
+class _Held(NamedTuple):
+    """The number of records that a store held before, how many were cut (None if unknown), and how many were bad."""
+
+    records: int
+    truncated: int | None
+    bad: int
+
+
 def _skip_held(
     records: Iterator[Record | BadRecord],
     writer: TokenStoreWriter,
     folder: str | Path,
     encoder: Encoder,
     skipped: Skipped | None,
-) -> int | None:
-    """Skip the records that the store holds, and return how many of them were cut; None if that is unknown.
+) -> _Held:
+    """Skip the records that the store holds, and those between them that cannot be used.
 
     The store of a killed process may hold sequences that its tally does not cover. They are prepared again to count
-    how many were cut.
+    how many were cut. If the encoder refuses long texts, all are prepared again to find those that were refused.
     """
-    held, item = writer.sequences, None
-    covered = writer.tally.get("sequences", held)
-    uncounted = []
-    items = unpack_records(records, skipped)
-    for number in range(held):
-        item = next(items, None)
-        if item is None:
+    if not writer.sequences:
+        return _Held(0, 0, 0)
+    store = TokenStore(folder)
+    held, covered = count_documents(store), writer.tally.get("sequences", writer.sequences)
+    refuses = encoder.identity.get("on_long") is not None
+    good = keep_good(records, skipped)
+    done = cut = bad = 0
+    last: Any = None
+    while done < held:
+        some = list(itertools.islice(good, min(held - done, _PREPARED_AGAIN)))
+        if not some:
             raise InputError(
-                f"The token store {str(folder)!r} already holds {format_count(held, 'sequence')}, more than the "
-                f"{format_count(number, 'record')} given: resume it with the records that it was started with, or more."
+                f"The token store {str(folder)!r} already holds {format_count(held, 'record')}, more than the "
+                f"{format_count(done, 'record')} given: resume it with the records that it was started with, or more."
             )
-        if number >= covered:
-            uncounted.append(item)
-    if held and not _is_last_sequence(TokenStore(folder), item, encoder):
+        again = some if refuses else some[max(covered - done, 0) :]
+        prepared = encoder.prepare([record.item for record in again]) if again else None
+        refused = {} if prepared is None else _describe_refused(again, prepared.refused)
+        for record in refused.values():
+            refuse_or_skip(record, skipped)
+        cut += 0 if prepared is None else prepared.cut
+        bad += len(refused)
+        done += len(some) - len(refused)
+        last = next((r.item for n, r in reversed([*enumerate(some)]) if n not in refused), last)
+    if not _is_last_document(store, last, encoder):
         raise InputError(
-            f"The token store {str(folder)!r} holds {format_count(held, 'sequence')}, but not those of the first "
+            f"The token store {str(folder)!r} holds {format_count(held, 'record')}, but not the first "
             f"{format_count(held, 'record')} given: resume it with the records that it was started with."
         )
-    if held and not writer.tally:
-        return None
-    cut: int = encoder.prepare(uncounted).cut if uncounted else 0
-    return writer.tally.get("truncated", 0) + cut
+    bad = bad if skipped is None else skipped.count
+    if refuses:
+        return _Held(held, cut, bad)
+    return _Held(held, writer.tally.get("truncated", 0) + cut if writer.tally else None, bad)
 
 
-def _is_last_sequence(store: TokenStore, item: Any, encoder: Encoder) -> bool:
-    """Return whether the last sequence of the store is that of `item`."""
-    last = store.select([len(store) - 1])
+def _is_last_document(store: TokenStore, item: Any, encoder: Encoder) -> bool:
+    """Return whether the last document of the store is that of `item`."""
+    first = store.select(find_documents(store)[-1:])
     if isinstance(item, str | Pair):
         given = {"text": item} if isinstance(item, str) else {"text": item.source, "output_text": item.target}
-        held = {name: decode_texts(last.channels[name])[0] for name in given if name in last.channels}
+        held = {name: decode_texts(first.channels[name])[0] for name in given if name in first.channels}
         return "text" in held and all(given[name] == text for name, text in held.items())
     # The store holds only the states of a sound, which differ by rounding.
-    again, kept = encoder.encode([item]).values.float(), last.values.float()
+    again, kept = encoder.encode([item]).values.float(), first.values.float()
     return again.shape == kept.shape and bool((again - kept).norm() <= 0.05 * kept.norm())

@@ -15,6 +15,7 @@ from apood.support.checks import check_integer, format_count, suggest_name
 from apood.support.errors import ApoodError, InputError
 from apood.support.files import read_toml
 from apood.support.version import __version__
+from apood.tokens.documents import count_documents
 from apood.tokens.source import split
 from apood.tokens.store import TokenStore
 
@@ -264,17 +265,19 @@ def _check_stores(plan: ComparisonPlan, stores: Mapping[str, TokenStore]) -> Non
     first, reference = next(iter(stores.items()))
     for key, store in stores.items():
         least = 2 if key in ("id", "id_train") else _FEWEST_TO_CALIBRATE if key == "id_validation" else 1
-        drawn = len(store) if key == "id" else round(plan.share * len(store))
+        count = count_documents(store)
+        drawn = count if key == "id" else round(plan.share * count)
         if drawn < least:
             part = "" if key == "id" else f"; a split draws {drawn} of them (share {plan.share:g})"
             raise InputError(
-                f"The store {plan.stores[key]} of {key} has {format_count(len(store), 'sequence')}{part}, "
+                f"The store {plan.stores[key]} of {key} has {format_count(count, 'sequence')}{part}, "
                 f"and at least {least} are needed."
             )
         refuse_incompatible(store, reference, {"tokens"}, key, first)
-    if plan.id is not None and not 0 < round(plan.test_share * len(stores["id"])) < len(stores["id"]) - 1:
+    count = 0 if plan.id is None else count_documents(stores["id"])
+    if plan.id is not None and not 0 < round(plan.test_share * count) < count - 1:
         raise InputError(
-            f"A test_share of {plan.test_share} divides the {len(stores['id'])} sequences of the store {plan.id} of id "
+            f"A test_share of {plan.test_share} divides the {count} sequences of the store {plan.id} of id "
             "so that fewer than 2 are left to fit on or none to test on."
         )
     refuse_same_data(stores)

@@ -40,8 +40,9 @@ from apood.support.files import (
     write_json,
 )
 from apood.support.version import __version__
+from apood.tokens.digests import content_digest
+from apood.tokens.documents import count_documents
 from apood.tokens.source import TokenSource
-from apood.tokens.store import content_digest
 
 __all__ = ["CachedFit"]
 
@@ -82,7 +83,7 @@ class CachedFit:
         """Return the scores of a set and the seconds that scoring took."""
         digest = content_digest(source)
         path = self.folder / f"scores-{digest[:24]}.safetensors"
-        kept = _read_scores(path, digest, len(source))
+        kept = _read_scores(path, digest, count_documents(source))
         if kept is not None:
             return kept
         detector = self.fit_or_load()

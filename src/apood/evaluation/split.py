@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from apood.evaluation.entry import Entry
 from apood.support.errors import InputError
+from apood.tokens.digests import content_digest
+from apood.tokens.documents import WINDOW, count_documents
 from apood.tokens.source import Subset, TokenSource, split
-from apood.tokens.store import TokenStore, content_digest
+from apood.tokens.store import TokenStore
 
 __all__ = ["Split", "draw_share", "narrow_channels", "refuse_same_data"]
 
@@ -62,17 +64,17 @@ class Split:
 
 
 def draw_share(source: TokenSource, share: float, seed: int) -> TokenSource:
-    """Return a random share of the sequences, at least one; the source itself if the share is 1.
+    """Return a random share of the documents, at least one; the source itself if the share is 1.
 
     Sources of the same size, such as texts and their shuffled copies, are drawn from at the same places.
     """
-    return source if share == 1 else split(source, max(share, 1 / len(source)), seed)[1]
+    return source if share == 1 else split(source, max(share, 1 / count_documents(source)), seed)[1]
 
 
 def narrow_channels(source: TokenSource, wanted: frozenset[str]) -> TokenSource:
     """Return the source without channels that need not be read; they can be far larger than the tokens."""
     if isinstance(source, TokenStore):
-        kept = tuple(name for name in source.channels if name in wanted)
+        kept = tuple(name for name in source.channels if name in wanted or name == WINDOW)
         if kept != source.channels:
             source = copy.copy(source)
             source.channels = kept

@@ -58,7 +58,7 @@ def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list
     console.print("[bold]1.[/] Reading texts: the documentation of Python is in-distribution, all else is not.")
     texts = make_demo_texts(seed, quick)
     console.print(f"[bold]2.[/] Embedding them with MiniLM ({model}).", soft_wrap=True)
-    encoder = TextEncoder(str(model), max_tokens=_MAX_TOKENS)
+    encoder = TextEncoder(str(model), max_tokens=_MAX_TOKENS, on_long="beginning")
     parts = [texts.train, texts.calibration, texts.test, *texts.ood.values()]
     train, calibration, test, *others = (encoder.encode(part) for part in track(parts, "embed", len(parts)))
     split = Split(train, test, dict(zip(texts.ood, others, strict=True)), seed=seed)

@@ -21,9 +21,9 @@ from apood.support.errors import ArtefactError
 from apood.support.files import atomic_file, is_temporary, refuse_irregular, source_digest
 from apood.support.progress import progress_bar
 from apood.support.version import __version__
+from apood.tokens.digests import sample_digest
 from apood.tokens.identity import drop_location
 from apood.tokens.source import TokenSource
-from apood.tokens.store import sample_digest
 
 __all__ = ["Adam", "Checkpoint", "Objective", "Outcome", "cosine", "minimise", "run_digest", "warm_up"]
 

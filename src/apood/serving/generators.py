@@ -1,14 +1,13 @@
 """Generators that can be guarded: models of transformers, and any callable from a text to an output."""
 
 import copy
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,14 +27,17 @@ from apood.encoders.base.pretrained import (
     load_tokenizer,
 )
 from apood.encoders.embed import reopen_encoder
-from apood.encoders.text.encoder import TextEncoder, find_generation_files
+from apood.encoders.text.encoder import PreparedTexts, TextEncoder, find_generation_files
 from apood.encoders.text.generation import Generated, Prompt, cut_outputs, read_prompts
 from apood.encoders.text.model import Mode, probe_model
 from apood.encoders.text.states import Rows, TextPass
 from apood.encoders.text.tokenising import Tokeniser, batch_by_length, choose_batch_tokens
+from apood.encoders.text.windows import Documents, OnLong
+from apood.serving.verdicts import Judged, score_states
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
-from apood.tokens.batch import Ragged, TokenBatch
+from apood.support.turns import Turns
+from apood.tokens.batch import Ragged, TokenBatch, cut_by_budget
 from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder, update_identity
 
 __all__ = ["Failed", "Guardable", "GuardedCallable", "GuardedModel", "Reading"]
@@ -58,27 +60,33 @@ class Reading:
 
     Attributes:
         indices: the indices of the inputs among the given texts.
-        truncated: whether each input is longer than the detector's limit.
-        tokens: the states of the inputs, and the channels that the detector needs.
+        truncated: whether only the beginning of each input was scored.
+        judged: the scores of the inputs.
         generate: a function of the positions in `indices` to generate for, and of the options of the call. It returns
-            the outputs, or `Failed`, and, if outputs are checked, the states of those that were made.
+            the outputs, or `Failed`, and, if outputs are checked, the scores of those that were made.
     """
 
     indices: list[int]
     truncated: list[bool]
-    tokens: TokenBatch
-    generate: Callable[[list[int], dict[str, Any]], tuple[list[Any], TokenBatch | None]]
+    judged: Judged
+    generate: Callable[[list[int], dict[str, Any]], tuple[list[Any], Judged | None]]
+
+    @classmethod
+    def of_refused(cls, refused: Mapping[int, str]) -> Self:
+        """Return inputs that were not read, with the problem of each, by their indices."""
+        count = len(refused)
+        judged = Judged(np.full(count, -np.inf), [*refused.values()], [0] * count)
+        return cls([*refused], [False] * count, judged, lambda _, __: ([], None))
 
 
 class Guardable(Protocol):
-    """A generator that shows what it has read before it generates."""
+    """A generator that shows the scores of what it has read before it generates."""
 
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """The lock that is held while the generator is used."""
+    def read(self, texts: list[str]) -> Generator[Reading]:
+        """Yield the texts, batch by batch, each read when it is requested. Texts without tokens are left out.
 
-    def read(self, texts: list[str]) -> Iterable[Reading]:
-        """Yield the texts, batch by batch, each read when it is requested. Texts without tokens are left out."""
+        The generator may hold a lock until the next batch is requested, or until it is closed.
+        """
 
 
 class GuardedCallable:
@@ -98,9 +106,9 @@ class GuardedCallable:
         output_detector: Detector | None,
         encoder: TextEncoder | None,
     ) -> None:
-        self.lock = nullcontext()  # the callable itself decides whether threads may call it at once
         self._function = function
-        self._encoding = threading.Lock()
+        self._encoding = Turns()
+        self._detector, self._output_detector = detector, output_detector
         self._encoder = _open_detector_encoder(detector, encoder, ("input",), "detector")
         self._output_encoder: TextEncoder | None = None
         if output_detector is not None:
@@ -108,32 +116,42 @@ class GuardedCallable:
             modes = ("input", "reference")
             self._output_encoder = _open_detector_encoder(output_detector, same, modes, "output_detector")
 
-    def read(self, texts: list[str]) -> Iterator[Reading]:
+    def read(self, texts: list[str]) -> Generator[Reading]:
         """Yield the texts, encoded in batches."""
         for start in range(0, len(texts), _CALLABLE_TEXTS):
             some = texts[start : start + _CALLABLE_TEXTS]
-            with self._encoding:
-                prepared = self._encoder.prepare(some)
-                tokens = self._encoder.run(prepared)
-            indices = [index for index, length in enumerate(tokens.lengths.tolist()) if length]
+            prepared = self._encoder.prepare(some)
+            judged = self._judge(self._detector, self._encoder, prepared, len(some))
+            owners = _own(prepared)
+            empty = {owners[number] for number in (prepared.sources.lengths == 0).nonzero().flatten().tolist()}
+            indices = [index for index in range(len(some)) if index not in empty]
             yield Reading(
                 [start + index for index in indices],
                 [index in prepared.shortened for index in indices],
-                tokens.select(indices),
+                judged.select(indices),
                 partial(self._generate, [some[index] for index in indices]),
             )
 
+    def _judge(self, detector: Detector, encoder: TextEncoder, prepared: PreparedTexts, count: int) -> Judged:
+        """Return the scores of `count` texts. Only scores are kept, because the states of many windows are large."""
+        parts = []
+        for start, stop in cut_by_budget(prepared.sources.lengths, choose_batch_tokens(encoder.device)):
+            with self._encoding:
+                tokens = encoder.run(prepared.slice(start, stop))
+            parts.append(score_states(detector, tokens))
+        return Judged.gather(count, _own(prepared), parts, dict(prepared.refused))
+
     def _generate(
         self, texts: list[str], chosen: list[int], options: dict[str, Any]
-    ) -> tuple[list[Any], TokenBatch | None]:
+    ) -> tuple[list[Any], Judged | None]:
         outputs = [self._call(texts[index], options) for index in chosen]
-        encoder = self._output_encoder
+        encoder, detector = self._output_encoder, self._output_detector
         made = [(texts[at], out) for at, out in zip(chosen, outputs, strict=True) if not isinstance(out, Failed)]
-        if encoder is None or not made:
+        if encoder is None or detector is None or not made:
             return outputs, None
-        with self._encoding:
-            pairs = [Pair(text, output) for text, output in made]
-            return outputs, encoder.encode(pairs if encoder.mode == "reference" else [output for _, output in made])
+        pairs = encoder.mode == "reference"
+        prepared = encoder.prepare([Pair(*both) for both in made] if pairs else [output for _, output in made])
+        return outputs, self._judge(detector, encoder, prepared, len(made))
 
     def _call(self, text: str, options: dict[str, Any]) -> Any:
         """Return the output for a text, or `Failed`, so that the outputs for other texts are kept."""
@@ -144,6 +162,14 @@ class GuardedCallable:
         if self._output_encoder is not None and not isinstance(output, str):
             return Failed(InputError(f"To be checked, an output must be a string, got {type(output).__name__}."))
         return output
+
+
+def _own(prepared: PreparedTexts) -> list[int]:
+    """Return the index of the text of each sequence."""
+    refused, count = prepared.refused, len(prepared.sources)
+    numbers = np.zeros(count) if prepared.windows is None else prepared.windows.numpy()
+    kept = [index for index in range(count + len(refused)) if index not in refused]
+    return [kept[at] for at in np.cumsum(numbers == 0) - 1]
 
 
 def _open_detector_encoder(
@@ -191,7 +217,7 @@ class GuardedModel:
         *,
         pipeline: Any = None,
     ) -> None:
-        self.lock = threading.Lock()  # transformers may put hooks into a model during a pass
+        self._using = Turns()  # transformers may put hooks into a model during a pass
         self._model, self._pipeline, self._tokenizer = model, pipeline, copy.deepcopy(tokenizer)
         loaded, name = _wrap_model(model), str(getattr(model, "name_or_path", "") or type(model).__name__)
         identity = _get_identity(detector, "input", "detector")
@@ -199,6 +225,7 @@ class GuardedModel:
         template = identity.get("template")
         self._fill, self._context, self._name = loaded.padding_id, loaded.context, name
         self._max_tokens, self._template = int(identity["max_tokens"] or 0), None if template is None else str(template)
+        self._on_long = cast(OnLong, identity.get("on_long") or "beginning")
         self._tokeniser = Tokeniser(self._tokenizer, name, self._max_tokens, self._template)
         self._input_pass = self._make_pass(detector, identity, loaded)
         self._reader = self._input_pass.model
@@ -225,19 +252,47 @@ class GuardedModel:
         loaded = load_text_model(pretrained, choose_dtype(device), generates=True, logprobs=True)
         return cls(loaded.model.to(device).eval(), tokenizer, detector, output_detector)
 
-    def read(self, texts: list[str]) -> Iterator[Reading]:
-        """Yield the texts in batches of similar length."""
-        sources, cut_indices = self._tokeniser.tokenise_sources(texts)
-        cut = set(cut_indices)
+    def read(self, texts: list[str]) -> Generator[Reading]:
+        """Yield the texts in batches of similar length. The model is locked until the next one is requested."""
+        documents = self._tokeniser.tokenise_documents(texts, self._on_long)
+        if documents.refused:
+            yield Reading.of_refused(documents.refused)
+        numbers = documents.counts.nonzero().flatten()  # of the texts that were not refused
+        firsts = (documents.counts.cumsum(0) - documents.counts)[numbers]
+        worst = self._judge_further(documents, firsts)
+        sources, cut = documents.ids.select(firsts), set(documents.cut)
         for chosen in self._batch(sources):
-            some = sources.select(chosen)
-            with torch.inference_mode():
-                prompt = read_prompts(self._reader, some, self._fill)
-                tokens = _make_token_batch(self._input_pass.compute_input(prompt, some), self._detector)
-            indices = chosen.tolist()
-            longer = {place: texts[index] for place, index in enumerate(indices) if index in cut}
-            generate = partial(self._generate, prompt, longer)
-            yield Reading(indices, [place in longer for place in range(len(indices))], tokens, generate)
+            some, indices = sources.select(chosen), numbers[chosen].tolist()
+            longer = {n: texts[index] for n, index in enumerate(indices) if index in cut or documents.counts[index] > 1}
+            with self._using:
+                with torch.inference_mode():
+                    prompt = read_prompts(self._reader, some, self._fill)
+                    tokens = _make_token_batch(self._input_pass.compute_input(prompt, some), self._detector)
+                beginnings = score_states(self._detector, tokens)
+                owners = [*range(len(indices))]
+                judged = Judged.gather(len(indices), owners * 2, [beginnings, worst.select(indices)], {})
+                judged = replace(judged, windows=documents.counts[indices].tolist())
+                yield Reading(
+                    indices, [index in cut for index in indices], judged, partial(self._generate, prompt, longer)
+                )
+
+    def _judge_further(self, documents: Documents, firsts: Tensor) -> Judged:
+        """Return for each text the worst score of the windows after its first one, infinity if there are none.
+
+        The model is released after every batch, so that other threads do not wait for all windows.
+        """
+        owners = torch.arange(len(documents.counts)).repeat_interleave(documents.counts)
+        further = torch.ones(len(owners), dtype=torch.bool)
+        further[firsts] = False
+        places = further.nonzero().flatten()
+        order, parts = [], []
+        for chosen in batch_by_length(documents.ids.lengths[places], choose_batch_tokens(self._model.device)):
+            some = documents.ids.select(places[chosen])
+            with self._using, torch.inference_mode():
+                tokens = _make_token_batch(self._input_pass.run(some), self._detector)
+            order += owners[places[chosen]].tolist()
+            parts.append(score_states(self._detector, tokens))
+        return Judged.gather(len(documents.counts), order, parts, {})
 
     def _batch(self, sources: Ragged) -> Iterator[Tensor]:
         lengths = torch.where(sources.lengths > 0, sources.lengths + _NEW_TOKENS, 0)
@@ -245,8 +300,8 @@ class GuardedModel:
 
     def _generate(
         self, prompt: Prompt, longer: dict[int, str], chosen: list[int], options: dict[str, Any]
-    ) -> tuple[list[Any], TokenBatch | None]:
-        """Return the outputs for the chosen prompts and, if outputs are checked, their states.
+    ) -> tuple[list[Any], Judged | None]:
+        """Return the outputs for the chosen prompts and, if outputs are checked, their scores.
 
         The prompts in `longer` are only the beginnings of these texts, which are read again as a whole.
         """
@@ -260,7 +315,7 @@ class GuardedModel:
             options["pad_token_id"] = self._fill
         order: list[int] = []
         texts: list[str] = []
-        states: list[TokenBatch] = []
+        parts: list[Judged] = []
         with torch.inference_mode():
             for indices, some in self._get_whole_prompts(prompt, longer, chosen, settings):
                 generated = self._continue_prompts(some, settings, options)
@@ -268,9 +323,10 @@ class GuardedModel:
                 texts += self._tokeniser.decode(generated.tokens)
                 if self._output_pass is not None and self._output_detector is not None:
                     found = self._output_pass.compute_output(some, generated)
-                    states.append(_make_token_batch(found, self._output_detector))
+                    parts.append(score_states(self._output_detector, _make_token_batch(found, self._output_detector)))
         back = [order.index(index) for index in chosen]
-        return [texts[at] for at in back], TokenBatch.concatenate(states).select(back) if states else None
+        judged = Judged.gather(len(order), [*range(len(order))], parts, {}).select(back) if parts else None
+        return [texts[at] for at in back], judged
 
     def _get_whole_prompts(
         self, prompt: Prompt, longer: dict[int, str], chosen: list[int], settings: list[Any]

@@ -2,19 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
-import torch
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.contract.data_checks import find_nonempty, get_required_parts
 from apood.encoders.text.encoder import TextEncoder
 from apood.serving.generators import Failed, Guardable, GuardedCallable, GuardedModel, Reading
+from apood.serving.verdicts import Judged, Verdict, decide
 from apood.support.errors import InputError
-from apood.tokens.batch import TokenBatch
 
 __all__ = ["Guard", "Guarded", "guard"]
 
@@ -29,7 +28,8 @@ class Guarded:
         score: its score, higher = more in-distribution; -inf for an input without tokens.
         threshold: the lowest score that is accepted.
         p_value: the p-value of the input: an ID input gets one <= α with probability at most α.
-        truncated: whether the input was longer than the detector's limit, so that only its beginning was scored.
+        windows: the number of windows that were scored; more than 1 for an input longer than the detector's limit.
+        truncated: whether only the beginning of the input was scored, by a detector fitted with on_long="beginning".
         output: the output; None if the input was refused or the output is withheld.
         output_accepted: whether the output is in-distribution; None if it was not checked.
         output_score: the score of the output; None if it was not checked.
@@ -42,6 +42,7 @@ class Guarded:
     score: float
     threshold: float
     p_value: float
+    windows: int = 1
     truncated: bool = False
     output: Any = None
     output_accepted: bool | None = None
@@ -63,8 +64,9 @@ def guard(
 
     The input is scored from the same pass that generation continues from: the encoder of an encoder-decoder model runs
     once, and a causal model reads its prompt once, except for the last token. An out-of-distribution input is refused
-    after that pass, before any token is generated. If an input is longer than the detector's limit, its beginning is
-    scored and, if accepted, the whole input is read again.
+    after that pass, before any token is generated. An input that is longer than the detector's limit is scored in
+    windows, as in the fit, and refused if the worst one is out-of-distribution; if it is accepted, the whole input is
+    read again. An input of too many windows is refused.
 
     Args:
         generator: a text generation pipeline of transformers; a pair `(model, tokenizer)`; a model folder or hub id; or
@@ -124,7 +126,8 @@ def _check_detector(detector: Any, role: str) -> None:
 class Guard:
     """A guarded generator, made by `guard`.
 
-    Several threads may call it. One call at a time uses a model; a callable is called by all threads at once.
+    Several threads may call it. They use a model in turns, batch by batch, so that nobody waits for all windows of a
+    long input; a callable is called by all threads at once.
     """
 
     def __init__(self, generator: Guardable, detector: Detector, output_detector: Detector | None) -> None:
@@ -153,11 +156,12 @@ class Guard:
         return self._run(list(texts), options)
 
     def _run(self, texts: list[str], options: dict[str, Any]) -> list[Guarded]:
-        empty = _decide(self._detector, None, "input")[0]
+        (empty,) = decide(self._detector, Judged(np.array([-np.inf]), ["is empty"], [0]), "input")
         results = [self._make_result(text, empty) for text in texts]
         nonempty = [index for index, text in enumerate(texts) if text.strip()]
-        with self._generator.lock:
-            for reading in self._generator.read([texts[index] for index in nonempty]):
+        # Closed at once after an error, because it holds the lock of the model.
+        with closing(self._generator.read([texts[index] for index in nonempty])) as readings:
+            for reading in readings:
                 indices = [nonempty[index] for index in reading.indices]
                 answers = self._answer(reading, [texts[index] for index in indices], options)
                 for index, result in zip(indices, answers, strict=True):
@@ -165,14 +169,14 @@ class Guard:
         return results
 
     def _answer(self, reading: Reading, texts: list[str], options: dict[str, Any]) -> list[Guarded]:
-        verdicts = _decide(self._detector, reading.tokens, "input")
+        verdicts = decide(self._detector, reading.judged, "input")
         results = [
             self._make_result(text, verdict, truncated=truncated)
             for text, verdict, truncated in zip(texts, verdicts, reading.truncated, strict=True)
         ]
         accepted = [index for index, result in enumerate(results) if result.accepted]
         if accepted:
-            outputs, tokens = reading.generate(accepted, options)
+            outputs, judged = reading.generate(accepted, options)
             made = []
             for index, output in zip(accepted, outputs, strict=True):
                 if isinstance(output, Failed):
@@ -181,8 +185,8 @@ class Guard:
                 else:
                     results[index] = replace(results[index], output=output)
                     made.append(index)
-            if self._output_detector is not None and made:
-                for index, verdict in zip(made, _decide(self._output_detector, tokens, "output"), strict=True):
+            if self._output_detector is not None and judged is not None:
+                for index, verdict in zip(made, decide(self._output_detector, judged, "output"), strict=True):
                     results[index] = replace(
                         results[index],
                         output=results[index].output if verdict.accepted else None,
@@ -192,9 +196,9 @@ class Guard:
                     )
         return results
 
-    def _make_result(self, text: str, verdict: "_Verdict", *, truncated: bool = False) -> Guarded:
-        accepted, score, threshold, p_value, reason = verdict
-        return Guarded(text, accepted, score, threshold, p_value, truncated, reason=reason)
+    def _make_result(self, text: str, verdict: Verdict, *, truncated: bool = False) -> Guarded:
+        accepted, score, threshold, p_value, reason, windows = verdict
+        return Guarded(text, accepted, score, threshold, p_value, windows, truncated, reason=reason)
 
 
 def _check_texts(given: Any) -> None:
@@ -205,44 +209,3 @@ def _check_texts(given: Any) -> None:
             chat = isinstance(text, dict | list)
             hint = ": render a chat first, with the tokenizer's apply_chat_template" if chat else ""
             raise InputError(f"Texts must be strings, got {type(text).__name__} at index {index}{hint}.")
-
-
-class _Verdict(NamedTuple):
-    """A detector's decision on one sequence."""
-
-    accepted: bool
-    score: float
-    threshold: float
-    p_value: float
-    reason: str | None
-
-
-def _decide(detector: Detector, tokens: TokenBatch | None, what: str) -> list[_Verdict]:
-    """Return the decisions on sequences; None stands for one sequence without tokens."""
-    calibration = detector.calibration  # read once, because another thread may calibrate the detector meanwhile
-    if tokens is None:
-        scores, reasons = np.array([-np.inf]), [f"The {what} is empty."]
-    else:
-        parts = get_required_parts(tokens, detector.requires).values()
-        finite = torch.tensor([[bool(rows.isfinite().all()) for rows in part] for part in parts]).all(0)
-        nonempty = find_nonempty(tokens, detector.requires)
-        # States that overflow are another sign of an out-of-distribution input, so they are refused without an error.
-        scores, usable = np.full(len(tokens), -np.inf), nonempty & finite
-        if bool(usable.any()):
-            scores[usable.numpy()] = detector.score_samples(tokens.select(usable))
-        reasons = [
-            f"The {what} is too short to be scored."
-            if not scorable
-            else f"The model's states of the {what} are not finite."
-            if not sound
-            else f"The {what} is out-of-distribution: its score {score:.4g} is below the threshold "
-            f"{calibration.threshold:.4g}."
-            for scorable, sound, score in zip(nonempty.tolist(), finite.tolist(), scores.tolist(), strict=True)
-        ]
-    accepts, p_values = calibration.accepts(scores), calibration.p_values(scores)
-    return [
-        _Verdict(accepted, score, calibration.threshold, p_value, None if accepted else reason)
-        for accepted, score, p_value, reason in zip(
-            accepts.tolist(), scores.tolist(), p_values.tolist(), reasons, strict=True
-        )
-    ]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from apood.support.errors import InputError
+from apood.tokens.documents import WINDOW
 from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
 
 __all__ = [
@@ -127,7 +128,7 @@ class TokenBatch(Ragged):
         values: the tokens of all sequences, `[tokens, D]`.
         offsets: where each sequence starts, and the number of tokens at the end: int64, always on the CPU.
         channels: further data by name, each ragged with as many sequences as the batch: `input_ids`, `text`
-            (UTF-8 bytes), `token_logprobs`, `logits`, ...
+            (UTF-8 bytes), `token_logprobs`, `logits`, ... The channel `window` numbers the windows of a document.
         encoder: the identity of the encoder that made the tokens, None if unknown.
 
     Examples:
@@ -159,6 +160,8 @@ class TokenBatch(Ragged):
                 )
             if len(channel) != len(self):
                 raise InputError(f"Channel {name!r} has {len(channel)} sequences, the tokens have {len(self)}.")
+        if WINDOW in self.channels:
+            _check_windows(self.channels[WINDOW])
 
     @classmethod
     def from_sequences(cls, sequences: Iterable[Any]) -> "TokenBatch":
@@ -208,6 +211,11 @@ class TokenBatch(Ragged):
         """The dtype of the tokens."""
         return self.values.dtype
 
+    @property
+    def windows(self) -> Tensor | None:
+        """The number of each sequence among the windows of its document; None if every sequence is a document."""
+        return self.channels[WINDOW].values.long() if WINDOW in self.channels else None
+
     def __getitem__(self, index: Any) -> "Tensor | TokenBatch":
         return self.sequence(int(index)) if isinstance(index, int | np.integer) else self.select(index)
 
@@ -238,6 +246,17 @@ class TokenBatch(Ragged):
         names = set(parts[0].channels).intersection(*(p.channels for p in parts))
         channels = {name: Ragged.concatenate([p.channels[name] for p in parts]) for name in sorted(names)}
         return replace(rows, channels=channels, encoder=known[0] if len(known) == len(parts) else None)
+
+
+def _check_windows(channel: Ragged) -> None:
+    numbers = channel.values
+    if numbers.ndim != 1 or numbers.dtype not in (torch.int32, torch.int64) or bool((channel.lengths != 1).any()):
+        raise InputError(
+            f"Channel {WINDOW!r} numbers the windows of documents: it must have one int32 or int64 per sequence, "
+            f"got {dtype_name(numbers.dtype)} of shape {tuple(numbers.shape)} for {len(channel)} sequences."
+        )
+    if bool((numbers < 0).any()):
+        raise InputError(f"Channel {WINDOW!r} numbers windows from 0, got {int(numbers.min())}.")
 
 
 def as_indices(indices: Any, count: int) -> Tensor:

@@ -14,13 +14,15 @@ __all__ = [
 ]
 
 EncoderIdentity = Mapping[str, str | int | bool | None]
-"""The settings that make two encoders interchangeable: model, revision, layers, mode, max_tokens, ..."""
+"""The settings that make two encoders interchangeable: model, revision, layers, mode, max_tokens, on_long, ..."""
 
 FOLDER = "folder"
 """The key of the local folder that a model was loaded from. It is a hint and never compared."""
 
 SAMPLING = ("samples", "sample_tokens", "seed")
 """The keys that describe how the channel `sample_logprobs` was sampled."""
+
+_ABSENT = {"on_long": "beginning"}  # the meaning of a key that is absent, also in identities of before it existed
 
 
 def update_identity(encoder: EncoderIdentity) -> EncoderIdentity:
@@ -75,6 +77,6 @@ def describe_other(encoder: EncoderIdentity | None, other: EncoderIdentity | Non
 
 def _format_setting(key: str, encoder: EncoderIdentity) -> str:
     if encoder.get(key) is None:
-        return f"no {key}"
+        return f"{key} {_ABSENT[key]}" if key in _ABSENT else f"no {key}"
     text = str(encoder[key])
     return f"{key} {text[:12]}…" if key == "fingerprint" and len(text) > 12 else f"{key} {text}"

@@ -151,9 +151,16 @@ class Resident(BaseSource):
         starts: where each sequence starts in `values`, on the CPU.
     """
 
-    def __init__(self, values: Tensor, starts: Tensor, lengths: Tensor, encoder: EncoderIdentity | None) -> None:
+    def __init__(
+        self,
+        values: Tensor,
+        starts: Tensor,
+        lengths: Tensor,
+        encoder: EncoderIdentity | None,
+        windows: Tensor | None = None,
+    ) -> None:
         self.values, self.starts = values, starts
-        super().__init__(values.shape[1], values.dtype, lengths, encoder)
+        super().__init__(values.shape[1], values.dtype, lengths, encoder, windows=windows)
 
     def select(self, indices: Any) -> TokenBatch:
         """Return the sequences `indices` (a slice, integers or booleans) in that order."""
@@ -163,7 +170,8 @@ class Resident(BaseSource):
     def trim(self, *, first: bool, last: bool) -> "Resident":
         """Return the same sequences without their first or last token, or both; nothing is copied."""
         before, after = count_trimmed(self.lengths, first=first, last=last)
-        return Resident(self.values, self.starts + before, self.lengths - before - after, self.encoder)
+        lengths = self.lengths - before - after
+        return Resident(self.values, self.starts + before, lengths, self.encoder, self.windows)
 
 
 def gather_sequences(sources: Sequence[TokenSource], indices: Sequence[Tensor]) -> list[TokenBatch]:
@@ -235,7 +243,7 @@ def copy_to_device(sources: Sequence[TokenSource], device: torch.device) -> list
         _fill(values, sources)
     counts = [len(source) for source in sources]
     parts = zip(torch.split(starts, counts), torch.split(lengths, counts), sources, strict=True)
-    return [Resident(values, own, of_own, source.encoder) for own, of_own, source in parts]
+    return [Resident(values, own, of_own, source.encoder, source.windows) for own, of_own, source in parts]
 
 
 def _fill(values: Tensor, sources: Sequence[TokenSource]) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from apood.support.errors import InputError
 from apood.tokens.batch import FROM_TEXTS, TokenBatch, as_indices, cut_by_budget, upload
+from apood.tokens.documents import count_documents, make_document_mask
 from apood.tokens.identity import EncoderIdentity
 
 __all__ = [
@@ -47,6 +48,10 @@ class TokenSource(Protocol):
     def channels(self) -> Collection[str]:
         """The names of the channels that are read beside the tokens."""
 
+    @property
+    def windows(self) -> Tensor | None:
+        """The number of each sequence among the windows of its document; None if every sequence is a document."""
+
     def __len__(self) -> int: ...
 
     def batches(self, token_budget: int) -> Iterator[TokenBatch]:
@@ -65,6 +70,7 @@ class BaseSource:
         lengths: the number of tokens of each sequence, int64.
         encoder: the encoder that made the tokens, None if unknown.
         channels: the names of the channels that are read beside the tokens.
+        windows: the number of each sequence among the windows of its document; None if every sequence is a document.
     """
 
     def __init__(
@@ -74,8 +80,10 @@ class BaseSource:
         lengths: Tensor,
         encoder: EncoderIdentity | None,
         channels: Collection[str] = (),
+        windows: Tensor | None = None,
     ) -> None:
         self.dim, self.dtype, self.lengths, self.encoder, self.channels = dim, dtype, lengths, encoder, tuple(channels)
+        self.windows = windows
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -93,6 +101,8 @@ class BaseSource:
 class Subset(BaseSource):
     """The sequences `indices` (a slice, integers or booleans) of `source` in that order; nothing is copied.
 
+    Choose all windows of a document or none; `split` does.
+
     Attributes:
         source: the source that it is a part of.
         indices: the numbers of its sequences in the source, int64.
@@ -100,7 +110,9 @@ class Subset(BaseSource):
 
     def __init__(self, source: TokenSource, indices: Any) -> None:
         self.source, self.indices = source, as_indices(indices, len(source))
-        super().__init__(source.dim, source.dtype, source.lengths[self.indices], source.encoder, source.channels)
+        windows = None if source.windows is None else source.windows[self.indices]
+        lengths = source.lengths[self.indices]
+        super().__init__(source.dim, source.dtype, lengths, source.encoder, source.channels, windows)
 
     def select(self, indices: Any) -> TokenBatch:
         """Return the sequences `indices` of this subset, in that order."""
@@ -108,13 +120,13 @@ class Subset(BaseSource):
 
 
 def split(source: TokenSource, share: float, seed: int) -> tuple[Subset, Subset]:
-    """Split a source at random in two; the second part has `share` of the sequences.
+    """Split a source at random in two; the second part has `share` of the documents, all windows of each.
 
     Both parts keep the order of the source, so that a store is read forwards.
     """
-    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(int(seed)))
-    taken = torch.zeros(len(source), dtype=torch.bool)
-    taken[order[: round(share * len(source))]] = True
+    count = count_documents(source)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(int(seed)))
+    taken = make_document_mask(source, order[: round(share * count)].numpy())
     return Subset(source, ~taken), Subset(source, taken)
 
 
@@ -130,7 +142,8 @@ class Trimmed(BaseSource):
     def __init__(self, source: TokenSource, *, first: bool, last: bool) -> None:
         self.source, self.first, self.last = source, first, last
         before, after = count_trimmed(source.lengths, first=first, last=last)
-        super().__init__(source.dim, source.dtype, source.lengths - before - after, source.encoder)
+        lengths = source.lengths - before - after
+        super().__init__(source.dim, source.dtype, lengths, source.encoder, windows=source.windows)
 
     def batches(self, token_budget: int) -> Iterator[TokenBatch]:
         """Yield consecutive batches that had at most `token_budget` tokens before they were trimmed."""

@@ -1,4 +1,4 @@
-"""Token stores: the files of a store on disk, how they are read, and digests of stores and other sources.
+"""Token stores: the files of a store on disk, and how they are read.
 
 A store is a folder of safetensors shards and an `index.json` that lists them.
 """
@@ -9,7 +9,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -22,10 +22,10 @@ from torch import Tensor
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError, StoreError
 from apood.support.files import open_regular, read_json, write_json
-from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch, as_indices, bytes_of, dtype_name, empty_rows
-from apood.tokens.identity import EncoderIdentity, drop_location
-from apood.tokens.source import BaseSource, Subset, TokenSource, token_budget
+from apood.tokens.documents import WINDOW
+from apood.tokens.identity import EncoderIdentity
+from apood.tokens.source import BaseSource
 
 __all__ = [
     "INDEX_FILE",
@@ -37,9 +37,7 @@ __all__ = [
     "StoreIndex",
     "TokenStore",
     "channel_prefix",
-    "content_digest",
     "lay_out",
-    "sample_digest",
     "shard_file",
 ]
 
@@ -214,6 +212,8 @@ class StoreIndex:
             counts += [shard.sequences, shard.tokens, shard.bytes, *shard.channel_rows.values()]
             if shard.channel_rows.keys() != index.channels.keys() or not isinstance(shard.sha256, str):
                 raise ValueError("a shard has other channels or no checksum")
+            if shard.channel_rows.get(WINDOW, shard.sequences) != shard.sequences:
+                raise ValueError("not every sequence has a window")
         if any(type(count) is not int or not 0 <= count <= _MOST for count in counts):
             raise ValueError("a count is not a whole number of a possible size")
         if index.dim < 1 or any(kind.nbytes > _MOST for kind in index.kinds.values()):
@@ -342,8 +342,8 @@ def _has_checksum(file: BufferedReader, sha256: str) -> bool:
 class TokenStore(BaseSource):
     """A token source on disk: the sequences that a `TokenStoreWriter` committed to `folder`.
 
-    Only the lengths are held in memory; what is read is copied from shards that are mapped just for that moment.
-    A store that is still being written ends with the last committed shard.
+    Only the lengths and the numbers of windows are held in memory; what is read is copied from shards that are mapped
+    just for that moment. A store that is still being written ends with the last committed shard.
 
     Opening checks the size and the header of every shard. The first read from a shard in a process also computes its
     checksum, and raises a StoreError if the shard was damaged or changed.
@@ -361,6 +361,7 @@ class TokenStore(BaseSource):
         lengths: the number of tokens of each sequence, int64.
         encoder: the identity of the encoder that made the tokens, None if unknown.
         channels: the names of the channels that are read beside the tokens.
+        windows: the number of each sequence among the windows of its document; None if every sequence is a document.
 
     Examples:
         >>> import numpy as np
@@ -384,11 +385,18 @@ class TokenStore(BaseSource):
                 f"The token store {folder} has no channel {unknown[0]!r}{suggest_name(unknown[0], known)}; "
                 f"it has {sorted(known)}."
             )
-        lengths = [torch.empty(0, dtype=torch.int64)]
-        for number in range(len(self.index.shards)):
-            lengths.append(Shard(self.folder, self.index, number, verify=False).offsets(TOKENS).diff())
-        read = known if channels is None else channels
-        super().__init__(self.index.dim, self.index.dtype, torch.cat(lengths), self.index.encoder, read)
+        nothing = torch.empty(0, dtype=torch.int64)
+        lengths, numbers = [nothing], [nothing]
+        for number, record in enumerate(self.index.shards):
+            shard = Shard(self.folder, self.index, number, verify=False)
+            lengths.append(shard.offsets(TOKENS).diff())
+            if WINDOW in known:
+                numbers.append(shard.read(channel_prefix(WINDOW), torch.arange(record.sequences)).values.long())
+        read = known if channels is None else {*channels, *({WINDOW} & known.keys())}
+        windows = torch.cat(numbers) if WINDOW in known else None
+        super().__init__(
+            self.index.dim, self.index.dtype, torch.cat(lengths), self.index.encoder, sorted(read), windows
+        )
         # Shard i holds the sequences from _bounds[i] up to _bounds[i + 1].
         self._bounds = torch.tensor([0, *(shard.sequences for shard in self.index.shards)]).cumsum(0)
 
@@ -435,62 +443,3 @@ class TokenStore(BaseSource):
         _verified.clear()
         for number in range(len(self.index.shards)):
             Shard(self.folder, self.index, number, verify=True)
-
-
-_SAMPLED = 16  # sequences that a quick digest reads
-
-
-def content_digest(source: TokenSource) -> str:
-    """Return a sha256 over tokens, channels and encoder: equal digests mean equal data.
-
-    The digest of a store comes from the checksums in its index, so nothing is read; it covers all channels of the
-    store. The digest of a subset comes from its source and its indices. Other sources are read once. Equal data
-    can have different digests: a store and a batch of the same sequences, or two stores with other shards.
-    """
-    if isinstance(source, TokenStore):
-        index = source.index
-        described = {
-            "dim": index.dim,
-            "dtype": dtype_name(index.dtype),
-            "encoder": index.encoder and drop_location(index.encoder),
-        }
-        return _sha256("store", described, [shard.sha256 for shard in index.shards])
-    if isinstance(source, Subset):
-        return _sha256("subset", content_digest(source.source), hashlib.sha256(bytes_of(source.indices)).hexdigest())
-    return _digest_rows(source)
-
-
-def sample_digest(source: TokenSource, channels: Iterable[str] = ()) -> str:
-    """Return a digest of the lengths and of 16 evenly spaced sequences, with the named channels.
-
-    It is quick and depends on the sequences alone, not on the kind of source.
-    """
-    digest = hashlib.sha256(source.lengths.numpy().tobytes())
-    last = max(len(source) - 1, 0)
-    sampled = source.select(
-        sorted({number * last // (_SAMPLED - 1) for number in range(_SAMPLED)} if len(source) else [])
-    )
-    for rows in (sampled.values, *(sampled.channels[name].values for name in sorted(channels))):
-        digest.update(rows.double().cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _digest_rows(source: TokenSource) -> str:
-    """Return a digest that does not depend on the batches, because every ragged tensor has a digest of its own."""
-    parts = {"": hashlib.sha256(), **{name: hashlib.sha256() for name in source.channels}}
-    lengths = {name: hashlib.sha256() for name in parts}
-    kinds: dict[str, Any] = {}
-    with progress_bar(len(source), "digest", "seq") as progress:
-        for batch in source.batches(token_budget(source.dim)):
-            for name in parts:
-                rows = batch.channels[name] if name else batch
-                parts[name].update(bytes_of(rows.values))
-                lengths[name].update(bytes_of(rows.lengths))
-                kinds[name] = [dtype_name(rows.values.dtype), *rows.values.shape[1:]]
-            progress.update(len(batch))
-    hashes = {name: [parts[name].hexdigest(), lengths[name].hexdigest()] for name in parts}
-    return _sha256("rows", source.encoder and drop_location(source.encoder), kinds, hashes)
-
-
-def _sha256(*content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=dict).encode()).hexdigest()

@@ -12,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from apood.support.errors import InputError, StoreError
 from apood.support.files import LOCK_FILE, atomic_file, is_temporary, lock_folder
 from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, bytes_of, dtype_name
+from apood.tokens.documents import find_documents
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.store import (
     INDEX_FILE,
@@ -49,17 +51,18 @@ class TokenStoreWriter:
     `resume=True` continues after the `sequences` that were committed.
 
     The first batch decides which channels the store has. Shards that are full depend on the sequences alone, not on
-    how they were batched. If the last commit is `commit_seconds` ago when a batch is appended, the open shard is
-    committed as it is, so that a slow producer loses little when it is killed. Up to four full shards are written in
-    threads while the next one fills, so that memory holds at most five. They are committed in order. An error in such
-    a thread is raised by a later call, at the latest at the end of the block.
+    how they were batched. The windows of a document are in one shard if they were appended in one batch, so that a
+    crash cannot leave some of them. If the last commit is `commit_seconds` ago when a batch is appended, the open
+    shard is committed as it is, so that a slow producer loses little when it is killed. Up to four full shards are
+    written in threads while the next one fills, so that memory holds at most five. They are committed in order. An
+    error in such a thread is raised by a later call, at the latest at the end of the block.
 
     Args:
         folder: the folder of the store: new, empty, or with `resume` that of an interrupted store.
         dim: the dimension D of a token.
         dtype: the dtype to store tokens in: float16, bfloat16, float32 or float64.
         encoder: the identity of the encoder that makes the tokens, if known.
-        shard_bytes: the size at which a shard is full; the sequence that reaches it is the last one in it.
+        shard_bytes: the size at which a shard is full; the document that reaches it is the last one in it.
         commit_seconds: the time after which a shard is committed even if it is not full; infinity for never.
         resume: whether to continue a store that exists already.
 
@@ -203,10 +206,11 @@ class TokenStoreWriter:
         for prefix, part in ragged.items():
             sizes += part.lengths * kinds[prefix].nbytes + part.offsets.itemsize
         ends = sizes.cumsum(0)
+        stops = torch.from_numpy(np.append(find_documents(batch)[1:], len(batch)))
         start = done = 0
         while start < len(batch):
-            reached = int(torch.searchsorted(ends, done + self._shard_bytes - self._open_bytes))
-            stop = min(reached + 1, len(batch))
+            reached = min(int(torch.searchsorted(ends, done + self._shard_bytes - self._open_bytes)), len(batch) - 1)
+            stop = int(stops[torch.searchsorted(stops, reached, right=True)])
             self._open.append({p: _copy(r.select(slice(start, stop)), kinds[p].dtype) for p, r in ragged.items()})
             self._open_bytes += int(ends[stop - 1]) - done
             self._appended += stop - start

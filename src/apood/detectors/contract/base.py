@@ -28,9 +28,10 @@ from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch
+from apood.tokens.digests import sample_digest
+from apood.tokens.documents import find_documents
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source, count_trimmed, token_budget, trim_ends
-from apood.tokens.store import sample_digest
 
 __all__ = ["AuxUse", "Detector", "HeldOutFit", "LeftOut", "Scores", "name_renamed"]
 
@@ -225,14 +226,22 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         return self
 
     def score_samples(self, tokens: Any) -> Scores:
-        """Return one score per sequence, higher if more in-distribution; -inf (and a warning) for an empty sequence."""
+        """Return one score per document, higher if more in-distribution; -inf (and a warning) for an empty one.
+
+        A document is a sequence, or all windows of a long text. Then its score is that of the worst window.
+        """
+        source = as_source(tokens)
+        return _take_worst(self._score_sequences(source), source)
+
+    def _score_sequences(self, tokens: Any) -> Scores:
+        """Return one score per sequence, even if several are windows of one document."""
         scores, nonempty = self._score_source(self._check_for_scoring(tokens))
         if empty := len(scores) - int(nonempty.sum()):
             warnings.warn(
                 f"{empty} of {len(scores)} sequences have no {' or '.join(sorted(self.requires))}; "
                 "their score is -inf and their decision OOD.",
                 DataWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         return scores
 
@@ -262,9 +271,9 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def calibrate(self, tokens: Any, accept: float = 0.95) -> Self:
         """Set the threshold from in-distribution sequences that were not used in `fit`.
 
-        A new in-distribution input is then accepted with probability at least `accept`, for every distribution, if it
-        is exchangeable with these sequences. Empty sequences are refused here as in `fit`: the promise is for inputs
-        that can be scored.
+        A new in-distribution document is then accepted with probability at least `accept`, for every distribution, if
+        it is exchangeable with the documents given here. Each of them counts once, by its worst window. Empty sequences
+        are refused here as in `fit`: the promise is for inputs that can be scored.
         """
         source = self._check_for_scoring(tokens)
         if _TOKENS in self.requires:  # the lengths are known without reading any token
@@ -278,6 +287,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 DataWarning,
                 stacklevel=2,
             )
+        scores = _take_worst(scores, source)
         calibration = Calibration.from_scores(scores, accept)
         if np.isneginf(calibration.threshold):  # a score of -inf is always OOD, so the promise could not be kept
             raise InputError(
@@ -323,7 +333,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         return self.calibration.subtract_threshold(self.score_samples(tokens))
 
     def predict(self, tokens: Any) -> npt.NDArray[np.int64]:
-        """Return +1 for in-distribution and -1 for out-of-distribution sequences."""
+        """Return +1 for in-distribution and -1 for out-of-distribution documents."""
         return np.where(self.calibration.accepts(self.score_samples(tokens)), 1, -1)
 
     def decide(self, scores: Scores) -> npt.NDArray[np.int64]:
@@ -440,6 +450,11 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if "tokens" in self.requires and source.dim != self.dim_:
             raise InputError(f"The tokens have D={source.dim}, this {self.name} detector was fitted on D={self.dim_}.")
         return source
+
+
+def _take_worst(scores: Scores, source: TokenSource) -> Scores:
+    """Return the lowest score of each document."""
+    return scores if source.windows is None else np.minimum.reduceat(scores, find_documents(source))
 
 
 def name_renamed(constructor: Callable[Concatenate[D, P], None]) -> Callable[Concatenate[D, P], None]:

@@ -47,6 +47,11 @@ class Features(NamedTuple):
     kept: list[Tensor]
     cut: int
 
+    @property
+    def refused(self) -> dict[int, str]:
+        """Nothing: of a long sound, the beginning is encoded."""
+        return {}
+
 
 class AudioEncoder:
     """An encoder of sounds: the states of the hidden layers of an audio spectrogram transformer (AST) or of Whisper.

@@ -1,6 +1,6 @@
 """The contract of encoders."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from apood.tokens.batch import TokenBatch
@@ -15,6 +15,10 @@ class Prepared(Protocol):
     @property
     def cut(self) -> int:
         """The number of items that were cut at a limit."""
+
+    @property
+    def refused(self) -> Mapping[int, str]:
+        """What is wrong with the items that are not encoded, by their indices."""
 
 
 class Encoder(Protocol):
@@ -38,7 +42,7 @@ class Encoder(Protocol):
         """Return the model's input as `Prepared`. It changes nothing, so that another thread may call it."""
 
     def run(self, prepared: Any) -> TokenBatch:
-        """Return states and channels in the order of the items, on the CPU."""
+        """Return states and channels in the order of the items, on the CPU: one document per item not refused."""
 
     def encode(self, items: Sequence[Any]) -> TokenBatch:
         """Prepare the items and run the model."""

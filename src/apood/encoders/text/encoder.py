@@ -1,7 +1,7 @@
 """The text encoder: from texts to the token states of a frozen transformer, and the channels of the same pass."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -32,10 +32,12 @@ from apood.encoders.text.tokenising import (
     choose_batch_tokens,
     estimate_generation_budget,
 )
+from apood.encoders.text.windows import OnLong
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
-from apood.tokens.batch import Ragged, TokenBatch, encode_texts
+from apood.tokens.batch import Ragged, TokenBatch, encode_texts, rows_of_runs
+from apood.tokens.documents import WINDOW
 from apood.tokens.identity import SAMPLING, EncoderIdentity
 
 __all__ = ["PreparedTexts", "TextEncoder", "find_generation_files"]
@@ -49,11 +51,13 @@ class PreparedTexts:
     """Texts and their token ids.
 
     Attributes:
-        texts: the texts; in mode `reference`, the sources.
-        sources: the token ids of the texts.
+        texts: the text of each sequence; in mode `reference`, the source. Further windows of a text have an empty one.
+        sources: the token ids of each sequence: a text, or a window of a long one.
         target_texts: the targets of mode `reference`.
         targets: the token ids of the targets.
-        shortened: the indices of the items that were cut at a limit.
+        shortened: the indices of the sequences that were cut at a limit.
+        windows: the number of each sequence among the windows of its text; None if long texts have no windows.
+        refused: what is wrong with the items that have no sequence, by their indices.
     """
 
     texts: list[str]
@@ -61,6 +65,8 @@ class PreparedTexts:
     target_texts: list[str]
     targets: Ragged | None
     shortened: frozenset[int]
+    windows: Tensor | None = None
+    refused: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def cut(self) -> int:
@@ -68,11 +74,16 @@ class PreparedTexts:
         return len(self.shortened)
 
     def slice(self, start: int, stop: int) -> "PreparedTexts":
-        """Return the items from `start` to `stop`."""
+        """Return the sequences from `start` to `stop`."""
         some = slice(start, stop)
-        targets = None if self.targets is None else self.targets.select(some)
-        shortened = frozenset(index - start for index in self.shortened if start <= index < stop)
-        return PreparedTexts(self.texts[some], self.sources.select(some), self.target_texts[some], targets, shortened)
+        return PreparedTexts(
+            self.texts[some],
+            self.sources.select(some),
+            self.target_texts[some],
+            None if self.targets is None else self.targets.select(some),
+            frozenset(index - start for index in self.shortened if start <= index < stop),
+            None if self.windows is None else self.windows[some],
+        )
 
 
 class TextEncoder:
@@ -81,7 +92,9 @@ class TextEncoder:
     In mode `input` the states are those of the text itself. The model may be an encoder (BERT, RoBERTa, a
     sentence-transformers folder), a classifier, a causal language model (Llama, GPT-NeoX, GPT-2, OPT) or an
     encoder-decoder model (T5, BART, Marian, Pegasus), whose encoder is used. A sequence has one token per id that the
-    tokenizer gives for the text, including the special tokens that it adds.
+    tokenizer gives for the text, including the special tokens that it adds. A text of more than `max_tokens` tokens
+    becomes several sequences, its windows. Neighbouring windows share a quarter of their tokens, and special tokens and
+    the template are in every window. Detectors judge such a text by its worst window.
 
     In mode `output` the states are those of the model's output for the text, in mode `reference` those of a given
     target. A sequence then has one token per output or target token, including the end-of-sequence token: the state
@@ -93,7 +106,8 @@ class TextEncoder:
     Channels:
 
     - `input_ids`: the token ids that the states belong to.
-    - `text`, and in modes `output` and `reference` also `output_text`.
+    - `text`, and in modes `output` and `reference` also `output_text`. Of a long text, only the first window has it.
+    - `window`: the number of the sequence among the windows of its text, if `on_long` is `windows`.
     - `token_logprobs`: the log-probability of each output or target token; in mode `input` of a causal model, that of
       each token except the first.
     - `sample_logprobs`: log-probability and length of each sampled output.
@@ -111,7 +125,11 @@ class TextEncoder:
             or causal model, where 0 is the embedding layer. `mix`: the mean over all layers except the embedding
             layer of the states, each scaled to length 1, the last after the final norm. A list of numbers, or a text
             like `mix:4,5,6`: the mix of these layers. By default `auto`: mix, but -1 for an encoder-decoder model.
-        max_tokens: longer texts are cut at their end. The model's own limit applies if it is smaller.
+        max_tokens: the largest number of tokens of a sequence. The model's own limit applies if it is smaller.
+        on_long: what becomes of a longer text. `windows`: it is cut into overlapping windows, at most 64 of them.
+            `refuse`: `encode` raises an error. `beginning`: only its beginning is encoded, so a detector accepts any
+            text behind an ordinary beginning. By default `windows` in mode `input`, and `beginning` in the other modes,
+            where a source has no windows, because there is one output for the whole.
         max_new_tokens: the largest number of tokens of an output; longer targets are cut.
         beams: the number of beams; 1 for greedy search. The model's other generation settings apply, but its output is
             never sampled.
@@ -133,6 +151,7 @@ class TextEncoder:
         max_new_tokens: the limit of outputs and targets that applies.
         max_tokens: the limit of texts that applies.
         mode: the mode.
+        on_long: what becomes of longer texts.
         truncated: the number of texts so far that were cut, or whose target was cut.
 
     Examples:
@@ -143,7 +162,7 @@ class TextEncoder:
         >>> len(batch), batch.dim == encoder.dim
         (2, True)
         >>> sorted(batch.channels)
-        ['input_ids', 'summary', 'text']
+        ['input_ids', 'summary', 'text', 'window']
     """
 
     def __init__(
@@ -153,6 +172,7 @@ class TextEncoder:
         mode: Mode = "input",
         layers: LayersLike = "auto",
         max_tokens: int = 512,
+        on_long: OnLong | None = None,
         max_new_tokens: int = 128,
         beams: int = 1,
         samples: int = 0,
@@ -166,6 +186,7 @@ class TextEncoder:
     ) -> None:
         check_choice("mode", mode, get_args(Mode))
         check_layers(layers)
+        self.on_long: OnLong = _choose_on_long(on_long, mode)
         check_integer("max_tokens", max_tokens, 1)
         check_integer("max_new_tokens", max_new_tokens, 1)
         check_integer("beams", beams, 1)
@@ -238,6 +259,7 @@ class TextEncoder:
         chosen = str(probe.reader.layers)
         self.identity: EncoderIdentity = {
             **pretrained.identify(chosen, mode, self.max_tokens, *find_generation_files(pretrained.folder, mode)),
+            **({"on_long": self.on_long} if self.on_long != "beginning" else {}),
             **({"max_new_tokens": self.max_new_tokens} if mode != "input" else {}),
             **({"beams": beams} if beams > 1 else {}),
             **({"template": template} if template is not None else {}),
@@ -247,17 +269,30 @@ class TextEncoder:
 
     def encode(self, items: Sequence[Any]) -> TokenBatch:
         """Return the states and channels of every item, in the order given."""
-        return self.run(self.prepare(items))
+        prepared = self.prepare(items)
+        for index, problem in prepared.refused.items():
+            raise InputError(f"The text at index {index} {problem}.")
+        return self.run(prepared)
 
     def prepare(self, items: Sequence[Any]) -> PreparedTexts:
-        """Return the token ids of texts, or of pairs in mode `reference`. Another thread may call it."""
+        """Return the token ids of texts, or of pairs in mode `reference`. Another thread may call it.
+
+        Long texts that are refused have no sequence; see `PreparedTexts.refused`.
+        """
         if self.mode != "reference":
             _check_texts(items)
-            sources = self._tokeniser.tokenise_sources(items)
-            return PreparedTexts(list(items), sources.ids, [], None, frozenset(sources.cut))
+            sources = self._tokeniser.tokenise_documents(items, self.on_long)
+            texts = [
+                t for text, count in zip(items, sources.counts.tolist(), strict=True) for t in _repeat(text, count)
+            ]
+            windows = None
+            if self.on_long == "windows":
+                windows = rows_of_runs(torch.zeros_like(sources.counts), sources.counts)
+            return PreparedTexts(texts, sources.ids, [], None, frozenset(sources.cut), windows, sources.refused)
         _check_pairs(items)
-        texts, target_texts = [pair.source for pair in items], [pair.target for pair in items]
-        sources = self._tokeniser.tokenise_sources(texts)
+        sources = self._tokeniser.tokenise_documents([pair.source for pair in items], self.on_long)
+        pairs = [pair for index, pair in enumerate(items) if index not in sources.refused]
+        texts, target_texts = [pair.source for pair in pairs], [pair.target for pair in pairs]
         causal, tokeniser = self._kind == "causal", self._tokeniser
         tokenise = tokeniser.tokenise_continuations if causal else tokeniser.tokenise_targets
         targets = tokenise(target_texts, self.max_new_tokens)
@@ -265,7 +300,8 @@ class TextEncoder:
         predicted = sources.ids.lengths > 0
         values = targets.ids.values[predicted.repeat_interleave(targets.ids.lengths)]
         ids = Ragged.from_lengths(values, targets.ids.lengths * predicted)
-        return PreparedTexts(texts, sources.ids, target_texts, ids, frozenset({*sources.cut, *targets.cut}))
+        cut = frozenset({*sources.cut, *targets.cut})
+        return PreparedTexts(texts, sources.ids, target_texts, ids, cut, None, sources.refused)
 
     def run(self, prepared: PreparedTexts) -> TokenBatch:
         """Return the states and channels of prepared texts, in their order."""
@@ -310,6 +346,8 @@ class TextEncoder:
         channels = {name: collector.finish() for name, collector in collectors.items()}
         states = channels.pop("states")
         channels["text"] = encode_texts(prepared.texts)
+        if prepared.windows is not None:
+            channels[WINDOW] = Ragged.from_lengths(prepared.windows.int(), [1] * len(prepared.windows))
         if self.mode == "output":
             channels["output_text"] = encode_texts(self._tokeniser.decode(channels["input_ids"]))
         elif self.mode == "reference":
@@ -356,6 +394,20 @@ def _check_generating(loaded: LoadedTextModel, name: str, mode: Mode) -> None:
         )
     if loaded.kind == "encoder-decoder" and loaded.config.decoder_start_token_id is None:
         raise InputError(f"The configuration of {name!r} lacks decoder_start_token_id, which outputs start with.")
+
+
+def _choose_on_long(given: OnLong | None, mode: Mode) -> OnLong:
+    if given is None:
+        return "windows" if mode == "input" else "beginning"
+    check_choice("on_long", given, get_args(OnLong))
+    if given == "windows" and mode != "input":
+        raise InputError(f"on_long must be beginning or refuse in mode {mode}, whose texts have no windows.")
+    return given
+
+
+def _repeat(text: str, count: int) -> list[str]:
+    """Return the texts of `count` windows: a long text is kept once, not in every window."""
+    return [text, *[""] * (count - 1)] if count else []
 
 
 def _check_texts(texts: Sequence[Any]) -> None:

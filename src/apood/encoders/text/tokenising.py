@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from apood.encoders.text.windows import Documents, OnLong, cut_windows, find_long_problem
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, rows_of_runs, upload
 
@@ -43,7 +44,7 @@ class Tokeniser:
     Args:
         tokenizer: a tokenizer of transformers.
         name: the name of the model, for messages.
-        limit: longer texts are cut at their end; special tokens and the end of the template are kept.
+        limit: the largest number of ids of a sequence; special tokens and the template are in every sequence.
         template: a text with `{text}` in the place of the input; None for the input alone.
     """
 
@@ -55,13 +56,15 @@ class Tokeniser:
         self._lock = threading.Lock()
         self._tokenizer.truncation_side = "right"
         self._rust = _unlimit(tokenizer)
-        self._suffix = 0 if self._rust is None else _count_suffix(self._rust)
+        self._suffix = self._count_suffix() if self._rust is None else _count_suffix(self._rust)
         if self._after and self._rust is None:
             raise InputError(
                 f"The tokenizer of {name!r} is written in Python and cannot keep {self._after!r} after a text that "
                 f"it cuts: the template must end with {_PLACE}."
             )
         added = len(self._tokenise_whole([self._before + self._after])[0])
+        start = self._tokenise_whole([self._before])[0]
+        self._head = start[: len(start) - self._suffix]
         if limit <= added:
             what = "special tokens" if template is None else "special tokens and tokens of the template"
             raise InputError(
@@ -79,9 +82,31 @@ class Tokeniser:
             ids.discard(tokenizer.unk_token_id)
         return torch.tensor(sorted(ids), dtype=torch.int32)
 
+    def tokenise_documents(self, texts: Sequence[str], on_long: OnLong) -> Documents:
+        """Return the ids of texts as `tokenise_sources` does, but treat long texts as `on_long` says."""
+        if on_long == "beginning":
+            ids, cut = self.tokenise_sources(texts)
+            return Documents(ids, torch.ones(len(ids), dtype=torch.int64), cut, {})
+        whole = self._fill_template(texts)
+        rows = self._tokenise_whole(whole)
+        long = [index for index, row in enumerate(rows) if len(row) > self._limit]
+        tails = self._count_kept([whole[index] for index in long])
+        documents, refused = [[row] for row in rows], {}
+        for index, tail in zip(long, tails, strict=True):
+            row, head = rows[index], self._count_head(rows[index])
+            problem = find_long_problem(len(row), head + tail, self._limit, on_long)
+            documents[index] = [] if problem else cut_windows(row, head, tail, self._limit)
+            if problem:
+                refused[index] = problem
+        ids = _make_ragged([row for windows in documents for row in windows])
+        return Documents(ids, torch.tensor([len(windows) for windows in documents], dtype=torch.int64), [], refused)
+
     def tokenise_sources(self, texts: Sequence[str]) -> Tokenised:
-        """Return the ids of texts in the template, with the special tokens that the tokenizer adds."""
-        whole = [self._before + _replace_surrogates(text) + self._after for text in texts]
+        """Return the ids of texts in the template, with the special tokens that the tokenizer adds.
+
+        Long texts are cut at their end.
+        """
+        whole = self._fill_template(texts)
         rows = self._tokenise_whole(whole)
         long = [index for index, row in enumerate(rows) if len(row) > self._limit]
         if self._rust is None:
@@ -124,6 +149,9 @@ class Tokeniser:
     def _decode_exactly(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
+    def _fill_template(self, texts: Sequence[str]) -> list[str]:
+        return [self._before + _replace_surrogates(text) + self._after for text in texts]
+
     def _tokenise_whole(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of whole texts, with special tokens."""
         if self._rust is None:
@@ -149,6 +177,17 @@ class Tokeniser:
         long = [index for index, row in enumerate(rows) if len(row) > limit]
         cut = self._call([texts[index] for index in long], argument, truncation=True, max_length=limit, **options)
         return _make_tokenised(rows, long, cut)
+
+    def _count_suffix(self) -> int:
+        """Return how many special tokens a tokenizer written in Python adds at the end of every text."""
+        ids, bare = self._call(["a"])[0], self._call(["a"], add_special_tokens=False)[0]
+        added = len(ids) - len(bare)
+        return next((count for count in range(added + 1) if ids[added - count : len(ids) - count] == bare), 0)
+
+    def _count_head(self, row: list[int]) -> int:
+        """Return how many tokens at the start of a text are special or belong to the template."""
+        pairs = enumerate(zip(row, self._head, strict=False))
+        return next((count for count, (own, known) in pairs if own != known), min(len(row), len(self._head)))
 
     def _count_kept(self, whole: list[str]) -> list[int]:
         """Return how many tokens at the end of each text are special or belong to the template."""
@@ -185,8 +224,12 @@ def _make_tokenised(rows: list[list[int]], long: list[int], cut: list[list[int]]
     """Return the rows, with those at the indices `long` replaced by their `cut` versions."""
     for index, row in zip(long, cut, strict=True):
         rows[index] = row
+    return Tokenised(_make_ragged(rows), long)
+
+
+def _make_ragged(rows: list[list[int]]) -> Ragged:
     lengths = [len(row) for row in rows]
-    return Tokenised(Ragged.from_lengths(np.fromiter(chain.from_iterable(rows), np.int32, sum(lengths)), lengths), long)
+    return Ragged.from_lengths(np.fromiter(chain.from_iterable(rows), np.int32, sum(lengths)), lengths)
 
 
 def _replace_surrogates(text: str) -> str:

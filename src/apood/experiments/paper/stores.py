@@ -30,7 +30,8 @@ from apood.experiments.paper.tasks import SHARE, Mode, Task
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.files import read_json, sha256_of, write_json
-from apood.tokens.store import TokenStore, content_digest
+from apood.tokens.digests import content_digest
+from apood.tokens.store import TokenStore
 
 __all__ = ["Embedding", "Size", "embed_all", "file_digests", "list_embeddings", "read_set"]
 
@@ -179,7 +180,9 @@ def embed_all(wanted: Sequence[Embedding], task: Task, model: ModelFacts) -> Non
         options = waiting[0].options
         own = [embedding for embedding in waiting if embedding.options == options]
         waiting = [embedding for embedding in waiting if embedding.options != options]
-        encoder = open_encoder(model.found or model.given, layers=-1, **options)  # the last layer, as in the paper
+        # As in the paper: the last layer, and the beginnings of long texts.
+        beginnings = {} if task.items == "sounds" else {"on_long": "beginning"}
+        encoder = open_encoder(model.found or model.given, layers=-1, **beginnings, **options)
         for embedding in own:
             embedding.folder.parent.mkdir(parents=True, exist_ok=True)
             records, total = read_set(embedding, task, encoder), None if embedding.data.local else embedding.limit

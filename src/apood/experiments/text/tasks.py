@@ -26,8 +26,9 @@ from apood.encoders.embed import embed_to_store, open_encoder
 from apood.experiments.text.declaration import Corpus
 from apood.experiments.text.texts import CorpusSets
 from apood.support.files import read_json, write_json
+from apood.tokens.digests import content_digest
 from apood.tokens.source import Subset
-from apood.tokens.store import TokenStore, content_digest
+from apood.tokens.store import TokenStore
 
 __all__ = ["AUTO", "Mode", "Model", "Task", "View", "embed_sets", "is_complete", "name_view", "open_sets", "parse_view"]
 
@@ -165,7 +166,9 @@ def embed_sets(task: Task, sets: CorpusSets, out: Path) -> dict[str, Path]:
     waiting = {role: folder for role, folder in stores.items() if not is_complete(folder)}
     if not waiting:
         return stores
-    encoder = open_encoder(task.model.found, **task.encoder_options)
+    # Texts are cut, so that ID and OOD texts differ in what they say and not in their number of windows.
+    beginnings = {} if task.model.takes_sounds else {"on_long": "beginning"}
+    encoder = open_encoder(task.model.found, **beginnings, **task.encoder_options)
     for role, folder in waiting.items():
         folder.parent.mkdir(parents=True, exist_ok=True)
         records = [Record(item, f"{role} {number}") for number, item in enumerate(sets.items[role])]

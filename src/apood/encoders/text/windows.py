@@ -1,0 +1,68 @@
+"""Long texts: what becomes of a text with more tokens than the encoder takes."""
+
+import math
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from apood.tokens.batch import Ragged
+
+__all__ = ["MOST_WINDOWS", "Documents", "OnLong", "cut_windows", "find_long_problem"]
+
+OnLong = Literal["windows", "refuse", "beginning"]
+"""How to treat a long text: as overlapping windows, as an input that cannot be used, or as its beginning alone."""
+
+MOST_WINDOWS = 64
+"""The largest number of windows of one text. A longer text is refused, so that it cannot hold the model for long."""
+
+_OVERLAP = 4  # neighbouring windows share a quarter, so that what one cuts apart is whole in the other
+
+
+class Documents(NamedTuple):
+    """The token ids of texts.
+
+    Attributes:
+        ids: the ids of all windows (int32), text by text.
+        counts: the number of windows of each text, 0 if it was refused.
+        cut: the indices of texts of which only the beginning was taken.
+        refused: what is wrong with the texts that were refused, by their indices, as in "has 900 tokens, ...".
+    """
+
+    ids: Ragged
+    counts: Tensor
+    cut: list[int]
+    refused: dict[int, str]
+
+
+def cut_windows(row: list[int], head: int, tail: int, limit: int) -> list[list[int]]:
+    """Return the ids of a long text in windows of `limit` ids.
+
+    The first `head` ids and the last `tail` ids, special tokens and the template, are in every window. The last window
+    ends where the text ends.
+    """
+    room, stop = limit - head - tail, len(row) - tail
+    starts = [*range(head, stop - room, _find_stride(room)), stop - room]
+    return [row[:head] + row[start : start + room] + row[stop:] for start in starts]
+
+
+def find_long_problem(tokens: int, frame: int, limit: int, on_long: OnLong) -> str | None:
+    """Return why a text of more than `limit` tokens is refused; None if it can be cut into windows.
+
+    `frame` is the number of special tokens and tokens of the template, which are in every window.
+    """
+    if on_long == "refuse":
+        return f"has {tokens:,} tokens, and a text of more than max_tokens={limit:,} is refused"
+    room = limit - frame
+    if room < 1:
+        return f"has {tokens:,} tokens, and max_tokens={limit:,} leaves no room for it beside the template"
+    windows = 1 + math.ceil((tokens - limit) / _find_stride(room))
+    if windows > MOST_WINDOWS:
+        return (
+            f"has {tokens:,} tokens, which need {windows:,} windows of {limit:,} tokens, more than the limit of "
+            f"{MOST_WINDOWS} windows per text"
+        )
+    return None
+
+
+def _find_stride(room: int) -> int:
+    return room - room // _OVERLAP
