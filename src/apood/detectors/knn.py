@@ -1,7 +1,7 @@
 """Distance to the nearest training sequences, in the Euclidean and in the Mahalanobis metric."""
 
 import math
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,8 +28,8 @@ from apood.tokens.source import TokenSource, token_budget
 __all__ = ["KNN", "MahalanobisKNN"]
 
 _CHUNK = 2**22  # numbers in any temporary of the search: 32 MB of float64
-_COPY = 0.1  # two training sequences are near copies below this share of the usual distance between two
-_PAIRED = 256  # training vectors whose distances to each other are measured
+_COPY = 0.1  # a near copy is nearer than this share of the distance to the `_CROWD`-th nearest training sequence
+_CROWD = 32  # more than a sequence has near copies, and fewer than there are sequences of any kind
 
 
 View = Literal["tokens", "summary"]
@@ -61,7 +61,6 @@ class KNN(Detector):
         centre_: the vector `[D]`, float64, that the training vectors are stored relative to; for the view "summary", D
             is the dimension of the summary.
         bank_: the training vectors `[N, D]`, float32, minus `centre_`.
-        typical_distance_: median distance between two training vectors that are not the same.
 
     Examples:
         >>> import torch
@@ -79,7 +78,6 @@ class KNN(Detector):
 
     centre_: Annotated[Tensor, "D"]
     bank_: Annotated[Tensor, "N D"]
-    typical_distance_: float = math.nan  # unknown in detectors that were saved before this existed
 
     def __init__(
         self, k: int = 5, normalize: Normalize = "pooled", average: bool = False, view: View = "tokens"
@@ -120,18 +118,27 @@ class KNN(Detector):
     def score_training(self, chosen: Tensor) -> LeftOut:
         """Return the scores of training sequences among all others that are no near copies of them.
 
-        Near copies are nearer than a tenth of the usual distance between two training sequences. The score is 0 if too
-        few others are left.
+        A near copy is nearer than a tenth of the distance to the 32nd nearest sequence (or to that in the middle, if
+        there are few). The score is 0 if too few others are left.
         """
-        vectors = self.bank_[chosen].double()
-        search = _Training(_COPY * self.typical_distance_, self._find_stretches(vectors))
-        found = self._measure(vectors, self.bank_, search)
-        # a training vector is nearer to itself than any other
-        return LeftOut(-found.distances, found.nearer > 1)
+        others = len(self.bank_) - 1
+        crowd, wanted = max(1, min(_CROWD, others // 2)), min(self.k, others)
+        count = min(crowd + wanted, others)
+        scores, copied = [], []
+        for own in torch.split(chosen, self._count_rows(count + 1)):
+            vectors = self.bank_[own].double()
+            stretches = self._find_stretches(vectors)
+            nearest = _measure_tile(vectors, self.bank_, count + 1, stretches)[:, 1:]  # the very nearest is x itself
+            copies = (nearest <= _COPY * nearest[:, crowd - 1 : crowd]).sum(1, keepdim=True)
+            places = copies + torch.arange(wanted)
+            distances = self._reduce(nearest.gather(1, places.clamp_max(count - 1)))
+            scores.append(-distances.where(places[:, -1] < count, 0.0))
+            copied.append(copies.flatten() > 0)
+        return LeftOut(torch.cat(scores), torch.cat(copied))
 
-    def _find_stretches(self, vectors: Tensor) -> Tensor:
-        """Return how much larger squared distances along each training vector are in a metric learnt without it."""
-        return vectors.new_zeros(len(vectors))
+    def _find_stretches(self, vectors: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return how much farther others are along each training vector in a metric learnt without it, or None."""
+        return None
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
         if len(source) < self.k:
@@ -148,9 +155,6 @@ class KNN(Detector):
                 parts.append(self._pool_vectors(batch).cpu())
                 progress.update(len(batch))
         self.bank_ = torch.cat(parts)
-        some = self.bank_[torch.linspace(0, len(self.bank_) - 1, min(len(self.bank_), _PAIRED)).long()].double()
-        pairs = torch.pdist(some)
-        self.typical_distance_ = float(pairs[pairs > 0].median()) if bool((pairs > 0).any()) else 0.0
 
     def _pool(self, tokens: TokenBatch) -> Tensor:
         """Return one vector per sequence `[N, D]`, float64, in the view."""
@@ -181,88 +185,61 @@ class KNN(Detector):
     def _score(self, tokens: TokenBatch) -> Tensor:
         vectors = self._pool_vectors(tokens)
         try:
-            return -self._measure(vectors, self._copy_on(vectors.device, "bank_")).distances
+            return -self._measure(vectors, self._copy_on(vectors.device, "bank_"))
         except torch.OutOfMemoryError:  # an encoder may take most of the memory
-            return -self._measure(vectors.cpu(), self.bank_).distances
+            return -self._measure(vectors.cpu(), self.bank_)
 
-    def _measure(self, vectors: Tensor, bank: Tensor, training: "_Training | None" = None) -> "_Found":
-        """Return the distance of each vector to its neighbours; `training` is given for training vectors."""
-        count = min(self.k, len(bank) - (training is not None))
-        # square tiles of distances, or fewer rows if a vector or its k neighbours are long
-        rows = max(1, min(math.isqrt(_CHUNK), _CHUNK // max(vectors.shape[1], count)))
-        tiles = []
-        for first in range(0, max(1, len(vectors)), rows):
-            own = None if training is None else training.cut(first, rows)
-            nearest, nearer = _measure_tile(vectors[first : first + rows].double(), bank, count, own)
-            tiles.append(_Found(nearest.mean(1) if self.average else nearest[:, -1], nearer))
-        return _Found(*(torch.cat(parts) for parts in zip(*tiles, strict=True)))
+    def _measure(self, vectors: Tensor, bank: Tensor) -> Tensor:
+        """Return the distance of each vector to its neighbours, computed on the device of both."""
+        tiles = torch.split(vectors, self._count_rows(self.k))
+        return torch.cat([self._reduce(_measure_tile(tile.double(), bank, self.k)) for tile in tiles])
+
+    def _count_rows(self, count: int) -> int:
+        """Return how many vectors are compared at once: square tiles of distances, or fewer if rows are long."""
+        return max(1, min(math.isqrt(_CHUNK), _CHUNK // max(self.bank_.shape[1], count)))
+
+    def _reduce(self, nearest: Tensor) -> Tensor:
+        """Return one distance per vector from those to its neighbours, which are in ascending order."""
+        return nearest.mean(1) if self.average else nearest[:, -1]
 
 
-class _Training(NamedTuple):
-    """How training vectors x are compared with the others y: by |x - y|² + stretch (x·(x - y))².
+def _measure_tile(vectors: Tensor, bank: Tensor, count: int, stretches: Tensor | None = None) -> Tensor:
+    """Return the distances of each vector to its nearest neighbours, `[rows, count]`, in ascending order.
 
-    Attributes:
-        beyond: distance below which y is a near copy of x, and no neighbour.
-        stretches: one per vector.
+    The squared distance between x and y is |x - y|² + stretch (x·(x - y))², with a stretch of 0 if there is none.
     """
-
-    beyond: float
-    stretches: Tensor
-
-    def cut(self, first: int, rows: int) -> "_Training":
-        """Return the same for some of the vectors."""
-        return _Training(self.beyond, self.stretches[first : first + rows])
-
-
-class _Found(NamedTuple):
-    """What a search finds for each vector.
-
-    Attributes:
-        distances: to the nearest neighbours: `[rows, count]` in ascending order, or one `[rows]` made of them.
-        nearer: how many training vectors are too near to be neighbours `[rows]`.
-    """
-
-    distances: Tensor
-    nearer: Tensor
-
-
-def _measure_tile(vectors: Tensor, bank: Tensor, count: int, training: _Training | None) -> _Found:
-    """Return the distances of each vector to its nearest neighbours; all are 0 if there are fewer than `count`."""
     rows, dim = vectors.shape
-    found, nearer = _find_nearest(vectors, bank, count, training)
+    neighbours = _find_nearest(vectors, bank, count, stretches).flatten()
     owners = torch.arange(rows, device=bank.device)[:, None].expand(-1, count).flatten()
     pairs = max(1, _CHUNK // dim)
     distances = []
-    for theirs, own in zip(torch.split(found.flatten(), pairs), torch.split(owners, pairs), strict=True):
+    for theirs, own in zip(torch.split(neighbours, pairs), torch.split(owners, pairs), strict=True):
         apart = bank[theirs].double() - vectors[own]
         distances.append(torch.linalg.vector_norm(apart, dim=1))
-        if training is not None:
+        if stretches is not None:
             along = (vectors[own] * apart).sum(1)
-            distances[-1] = torch.hypot(distances[-1], training.stretches[own].sqrt() * along)
-    nearest = torch.cat(distances).view(rows, count).sort(1).values
-    return _Found(nearest.where((nearer + count <= len(bank))[:, None], 0.0), nearer)
+            distances[-1] = torch.hypot(distances[-1], stretches[own].sqrt() * along)
+    return torch.cat(distances).view(rows, count).sort(1).values
 
 
-def _find_nearest(vectors: Tensor, bank: Tensor, count: int, training: _Training | None) -> tuple[Tensor, Tensor]:
-    """Return the rows of the nearest training vectors, `[rows, count]`, in no order, and how many are too near."""
+def _find_nearest(vectors: Tensor, bank: Tensor, count: int, stretches: Tensor | None) -> Tensor:
+    """Return the rows of the nearest training vectors, `[rows, count]`, in no order."""
     rows, dim = vectors.shape
     smallest = vectors.new_full((rows, count), torch.inf)
-    nearest, nearer = (torch.zeros(rows, own, dtype=torch.int64, device=bank.device) for own in (count, 1))
+    nearest = torch.zeros(rows, count, dtype=torch.int64, device=bank.device)
     part_rows = max(1, _CHUNK // max(rows, dim))
     for start in range(0, len(bank), part_rows):
         part = bank[start : start + part_rows].double()
+        squares = part.square().sum(1)
         # |x - y|² = |y|² - 2 x·y, up to |x|², which does not change the order
-        rough = torch.addmm(squares := part.square().sum(1), vectors, part.T, alpha=-2)
-        if training is not None:
-            own = vectors.square().sum(1, keepdim=True)
-            near = rough < training.beyond**2 - own
-            along = own + (rough - squares) / 2
-            rough.addcmul_(training.stretches[:, None] * along, along).masked_fill_(near, torch.inf)
-            nearer += near.sum(1, keepdim=True)
+        rough = torch.addmm(squares, vectors, part.T, alpha=-2)
+        if stretches is not None:
+            along = vectors.square().sum(1, keepdim=True) + (rough - squares) / 2
+            rough.addcmul_(stretches[:, None] * along, along)
         numbers = torch.arange(start, start + len(part), device=bank.device).expand(rows, -1)
         smallest, places = torch.cat([smallest, rough], 1).topk(count, largest=False, sorted=False)
         nearest = torch.cat([nearest, numbers], 1).gather(1, places)
-    return nearest, nearer.flatten()
+    return nearest
 
 
 class MahalanobisKNN(KNN):
