@@ -1,11 +1,16 @@
 """Training of AP-OOD: the losses and the pass over the corpus are the same for streamed and resident tokens."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
-from builders import random_tokens
+from builders import correlated_sequences, random_tokens
 
+from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.recipe import prepare_start, resolve
 from apood.detectors.ap_ood.training import Training, measure_spread, pool_corpus, squared_distances
+from apood.fitting.optimise import Checkpoint
 from apood.pooling import Pooled, attention_pool, compute_prototype
 from apood.tokens.loader import copy_to_device
 from apood.tokens.source import Subset, Trimmed
@@ -127,3 +132,39 @@ def test_the_gradients_by_hand_are_those_of_the_definition(of):
         gradients.append(torch.autograd.grad(torch.stack(used).sum(), (value, log_mass)))
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+# Attention that is too sharp.
+
+
+@pytest.fixture
+def long_sequences():
+    """Return sequences whose length gives a sharpness above 2."""
+    return correlated_sequences(60, DIM, lengths=(64, 64))
+
+
+@pytest.mark.parametrize(("directions", "factor"), [(0.01, 1.0), (1e9, 0.5)])
+def test_a_fit_that_is_too_sharp_is_made_again_with_half_the_sharpness(
+    long_sequences, monkeypatch, tmp_path, directions, factor
+):
+    """It is too sharp if the log distances of ID sequences spread like those of a few squares."""
+    monkeypatch.setattr("apood.detectors.ap_ood.detector._FEW_DIRECTIONS", directions)
+    expected = APOOD(steps=5, sharpness=factor * math.log(64) / 2).fit(long_sequences)
+    checkpoint = Checkpoint(tmp_path / "checkpoint", every_seconds=0)
+    for place in (None, checkpoint, checkpoint):  # the second time, it continues
+        found = APOOD(steps=5).fit(long_sequences, checkpoint=place)
+        assert found.beta_ == expected.beta_
+        assert np.array_equal(found.score_samples(long_sequences), expected.score_samples(long_sequences))
+    checkpoint.delete()
+    assert not list(tmp_path.iterdir())
+
+
+def test_short_sequences_and_a_given_sharpness_are_fitted_once(long_sequences, monkeypatch):
+    monkeypatch.setattr("apood.detectors.ap_ood.detector._FEW_DIRECTIONS", 1e9)
+    fits = []
+    original = APOOD._train
+    monkeypatch.setattr(APOOD, "_train", lambda *arguments: fits.append(arguments[0]) or original(*arguments))
+    APOOD(steps=2).fit(correlated_sequences(60, DIM, lengths=(50, 50)))
+    APOOD(steps=2, sharpness=3.0).fit(long_sequences)
+    APOOD(steps=2, beta=1.0).fit(long_sequences)
+    assert len(fits) == 3

@@ -182,7 +182,7 @@ def test_near_copies_change_the_scale_little_and_are_told(share, copied, times):
 def test_a_few_near_copies_are_not_worth_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Fusion(NEIGHBOURS).fit(near_copies(correlated_sequences(400, DIM), 0.005))
+        Fusion(NEIGHBOURS).fit(near_copies(correlated_sequences(400, DIM), 0.02))
 
 
 def test_the_count_is_of_those_that_were_compared(monkeypatch):

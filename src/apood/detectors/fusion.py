@@ -30,7 +30,7 @@ _LEFT_OUT = 4096  # most training sequences that a member scores as if it had no
 _LEAST_KNOWN = 5  # distances that a scale needs
 _FLOOR = 6.0  # in units of median minus lower quartile: 4 standard deviations of a normal distribution
 _SUMMARY = "summary"
-_FEW_COPIES = 0.01  # share of the compared ID sequences that is not worth a warning
+_FEW_COPIES = 0.05  # share of the compared ID sequences that is not worth a warning
 _CONSTANT = 1e-9  # relative spread of equal scores by rounding alone
 
 

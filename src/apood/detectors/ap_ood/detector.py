@@ -39,7 +39,7 @@ from apood.support.device import check_device, resolve_device
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.loader import Resident, place_on_device
-from apood.tokens.source import TokenSource, token_budget
+from apood.tokens.source import Subset, TokenSource, token_budget
 
 __all__ = ["APOOD"]
 
@@ -306,7 +306,7 @@ class APOOD(Detector):
         if recipe.adapted and aux is not None:
             recipe = replace(recipe, aux_weight=recipe.aux_weight * len(aux) / (len(aux) + _FEW_AUX))
         self._train(source, aux, recipe, checkpoint)
-        if recipe.sharpness == "length" and self._is_too_sharp(source):
+        if recipe.beta is None and recipe.sharpness == "length" and self._is_too_sharp(source):
             part = None if checkpoint is None else checkpoint.part(1)
             self._train(source, aux, replace(recipe, sharpness=choose_sharpness(source.lengths) / 2), part)
 
@@ -319,9 +319,9 @@ class APOOD(Detector):
         """
         if choose_sharpness(source.lengths) < _SHARP:
             return False
-        sample = source.select(torch.linspace(0, len(source) - 1, min(len(source), _COMPARED)).long())
-        logs = self.log_distances(self._score(sample).cpu().double())
-        return float(logs.std()) > math.sqrt(2 / _FEW_DIRECTIONS)
+        some = Subset(source, torch.linspace(0, len(source) - 1, min(len(source), _COMPARED)).long())
+        scores = [self._score(batch).cpu().double() for batch in some.batches(token_budget(source.dim))]
+        return float(self.log_distances(torch.cat(scores)).std()) > math.sqrt(2 / _FEW_DIRECTIONS)
 
     def _train(
         self, source: TokenSource, aux: TokenSource | None, recipe: Recipe, checkpoint: Checkpoint | None

@@ -90,13 +90,13 @@ def warn_of_failure(
             f"Training broke off at step {outcome.diverged_at} because the loss was no longer finite, and the last "
             "finite weights were kept; use recipe='robust' or a smaller learning_rate.",
             DivergedWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     found = _find_failures(weights, variances, distance, sequences)
     if outliers is not None and (unfelt := _find_unfelt(outliers, len(weights), distance)) is not None:
         found.append(unfelt)
     for message in found:
-        warnings.warn(message, FitWarning, stacklevel=4)
+        warnings.warn(message, FitWarning, stacklevel=5)
 
 
 def _find_failures(weights: Tensor, variances: Tensor, distance: float, sequences: int) -> list[str]:
