@@ -35,14 +35,15 @@ class PlainLoop:
         kind = transformers.AutoModelForCausalLM if self.causal else transformers.AutoModelForSeq2SeqLM
         self.model: Any = kind.from_pretrained(folder)
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-        self.layers = ("mix" if self.causal else -1) if layers is None else layers
+        self.layers = "mix" if layers is None else layers
+        self.encoder_layers = -1 if layers is None else layers
 
     @torch.no_grad()
     def input(self, text: str) -> Plain:
         ids = self.tokenizer(text)["input_ids"]
         if not self.causal:
             output = self.model.get_encoder()(torch.tensor([ids]), output_hidden_states=True)
-            states = pick_states(output.last_hidden_state, output.hidden_states, self.layers)
+            states = pick_states(output.last_hidden_state, output.hidden_states, self.encoder_layers)
             return Plain(states[0], ids, None)
         both = torch.tensor([ids])
         loss = float(self.model(both, labels=both).loss) if len(ids) > 1 else None

@@ -65,7 +65,7 @@ def test_a_whisper_folder_is_opened_as_an_audio_encoder(folder: Path, sounds: li
     encoder = open_encoder(folder, device="cpu")
     assert isinstance(encoder, AudioEncoder)
     assert (encoder.rate, encoder.dim, encoder.max_tokens, encoder.least_samples) == (RATE, 16, 50, 320)
-    assert encoder.classes == [] and encoder.identity["layers"] == "-1"
+    assert encoder.classes == [] and encoder.identity["layers"] == "mix"
     again = reopen_encoder(encoder.identity, folder, device="cpu")
     assert torch.equal(again.encode(sounds).values, encoder.encode(sounds).values)
 

@@ -53,7 +53,7 @@ def test_the_saved_detector_decides(demo: tuple[Path, list[ResultRow], str]) -> 
     out, _, printed = demo
     assert f"apood score {out / 'detector'}" in printed
     detector = apood.load(out / "detector")
-    encoder = TextEncoder(str(find_minilm()), max_tokens=96)
+    encoder = TextEncoder(str(find_minilm()), max_tokens=96, on_long="beginning")
     documented = "Return a new list containing all items from the iterable in ascending order."
     chat = "Hey, are you coming to the party tonight? I will bring my sister and some pizza."
     assert np.array_equal(detector.predict(encoder.encode([documented, chat])), [1, -1])
