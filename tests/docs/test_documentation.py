@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import pytest
 import torch
@@ -51,6 +52,7 @@ README_LINES = 120
 SLOW = ("demo", "bench")
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+VOCABULARY = 2**14
 WORDS = [f"word{i}" for i in range(24)]
 TEXTS = {
     "train": (150, WORDS[:12]),
@@ -122,12 +124,20 @@ def make_model(folder: Path, vocabulary: list[str]) -> None:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    numbered = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *vocabulary])}
+    # a word has the same id, and so the same state, whatever other words a page has
+    numbered = {"[PAD]": 0, "[UNK]": 1}
+    taken = set(numbered.values())
+    for word in vocabulary:
+        place = crc32(word.encode()) % VOCABULARY
+        while place in taken:
+            place = (place + 1) % VOCABULARY
+        taken.add(place)
+        numbered[word] = place
     tokenizer = Tokenizer(models.WordLevel(numbered, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     config = BertConfig(
-        vocab_size=len(numbered), hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
         initializer_range=0.5,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):

@@ -42,14 +42,16 @@ def test_windows_cover_the_text_and_overlap(head: int, tail: int, limit: int) ->
     for length in range(limit + 1, 60):
         row = list(range(length))
         windows = cut_windows(row, head, tail, limit)
-        assert all(len(window) == limit for window in windows)
-        assert all(window[:head] == row[:head] and window[limit - tail :] == row[length - tail :] for window in windows)
-        inner = [window[head : limit - tail] for window in windows]
+        (size,) = {len(window) for window in windows}
+        assert limit / 2 < size <= limit
+        assert all(window[:head] == row[:head] and window[size - tail :] == row[length - tail :] for window in windows)
+        inner = [window[head : size - tail] for window in windows]
         assert inner[0][0] == head and inner[-1][-1] == length - tail - 1, "from the beginning to the end"
         room = limit - head - tail
         for left, right in itertools.pairwise(inner):
-            assert left == list(range(left[0], left[0] + room)), "a window is a run of tokens"
+            assert left == list(range(left[0], left[0] + len(left))), "a window is a run of tokens"
             assert len(set(left) & set(right)) >= room // 4 and right[0] > left[0]
+            assert len(set(left) & set(right)) <= len(left) / 2 + 1, "no window repeats another"
         assert find_long_problem(length, head + tail, limit, "windows") is None
 
 
@@ -72,13 +74,11 @@ def test_special_tokens_and_the_template_are_in_every_window(models: Models, fam
     windows = read_ids(batch)[:-1]
     short = read_ids(batch)[-1]
     at = short.index(WORDS.index("word5") + 4)
-    assert len(windows) > 3 and all(len(window) == 12 for window in windows)
+    assert len(windows) > 3 and len({len(window) for window in windows}) == 1 and 6 < len(windows[0]) <= 12
     for window in windows:
         assert window[:at] == short[:at] and window[len(window) - len(short) + at + 1 :] == short[at + 1 :]
-    cut = TextEncoder(models(family), template="word1 word2 {text} word3", max_tokens=12, on_long="beginning")
-    assert read_ids(cut.encode([text])) == windows[:1], "the first window is the beginning"
     assert decode_texts(batch.channels["text"]) == [text, *[""] * (len(windows) - 1), "word5"]
-    assert encoder.truncated == 0 and cut.truncated == 1
+    assert encoder.truncated == 0
 
 
 def test_windows_depend_on_the_text_alone(models: Models) -> None:

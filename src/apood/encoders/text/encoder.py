@@ -93,8 +93,9 @@ class TextEncoder:
     sentence-transformers folder), a classifier, a causal language model (Llama, GPT-NeoX, GPT-2, OPT) or an
     encoder-decoder model (T5, BART, Marian, Pegasus), whose encoder is used. A sequence has one token per id that the
     tokenizer gives for the text, including the special tokens that it adds. A text of more than `max_tokens` tokens
-    becomes several sequences, its windows. Neighbouring windows share a quarter of their tokens, and special tokens and
-    the template are in every window. Detectors judge such a text by its worst window.
+    becomes several sequences, its windows. Windows of a text have the same length. Neighbours share a quarter of
+    `max_tokens`, and special tokens and the template are in every window. Detectors judge such a text by its worst
+    window.
 
     In mode `output` the states are those of the model's output for the text, in mode `reference` those of a given
     target. A sequence then has one token per output or target token, including the end-of-sequence token: the state

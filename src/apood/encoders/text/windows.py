@@ -15,7 +15,7 @@ OnLong = Literal["windows", "refuse", "beginning"]
 MOST_WINDOWS = 64
 """The largest number of windows of one text. A longer text is refused, so that it cannot hold the model for long."""
 
-_OVERLAP = 4  # neighbouring windows share a quarter, so that what one cuts apart is whole in the other
+_OVERLAP = 4  # neighbours share a quarter of a full window, so that what one cuts apart is whole in the other
 
 
 class Documents(NamedTuple):
@@ -35,14 +35,16 @@ class Documents(NamedTuple):
 
 
 def cut_windows(row: list[int], head: int, tail: int, limit: int) -> list[list[int]]:
-    """Return the ids of a long text in windows of `limit` ids.
+    """Return the ids of a long text in windows of equal length, at most `limit` ids, which cover the text evenly.
 
-    The first `head` ids and the last `tail` ids, special tokens and the template, are in every window. The last window
-    ends where the text ends.
+    The first `head` ids and the last `tail` ids, special tokens and the template, are in every window. There are as few
+    windows as possible. Full ones could only end with the text by repeating nearly all of the window before it.
     """
     room, stop = limit - head - tail, len(row) - tail
-    starts = [*range(head, stop - room, _find_stride(room)), stop - room]
-    return [row[:head] + row[start : start + room] + row[stop:] for start in starts]
+    count = _count_windows(stop - head, room)
+    length = math.ceil((stop - head + (count - 1) * (room // _OVERLAP)) / count)
+    starts = [head + number * (stop - head - length) // (count - 1) for number in range(count)]
+    return [row[:head] + row[start : start + length] + row[stop:] for start in starts]
 
 
 def find_long_problem(tokens: int, frame: int, limit: int, on_long: OnLong) -> str | None:
@@ -55,7 +57,7 @@ def find_long_problem(tokens: int, frame: int, limit: int, on_long: OnLong) -> s
     room = limit - frame
     if room < 1:
         return f"has {tokens:,} tokens, and max_tokens={limit:,} leaves no room for it beside the template"
-    windows = 1 + math.ceil((tokens - limit) / _find_stride(room))
+    windows = _count_windows(tokens - frame, room)
     if windows > MOST_WINDOWS:
         return (
             f"has {tokens:,} tokens, which need {windows:,} windows of {limit:,} tokens, more than the limit of "
@@ -64,5 +66,5 @@ def find_long_problem(tokens: int, frame: int, limit: int, on_long: OnLong) -> s
     return None
 
 
-def _find_stride(room: int) -> int:
-    return room - room // _OVERLAP
+def _count_windows(tokens: int, room: int) -> int:
+    return 1 + math.ceil((tokens - room) / (room - room // _OVERLAP))
