@@ -42,6 +42,13 @@ def test_auto_follows_from_the_kind_of_model(kind: Any, name: str) -> None:
     assert str(resolve_layers("auto", kind, 6, "a model")) == name
 
 
+@pytest.mark.parametrize("mode", ["output", "reference"])
+@pytest.mark.parametrize("kind", ["causal", "encoder-decoder"])
+def test_auto_is_the_mix_for_what_a_decoder_makes(kind: Any, mode: str) -> None:
+    assert str(resolve_layers("auto", kind, 6, "a model", mode)) == "mix"
+    assert str(resolve_layers("-1", kind, 6, "a model", mode)) == "-1"
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +93,21 @@ def test_portions_grow_while_they_are_quick(monkeypatch: pytest.MonkeyPatch) -> 
 def test_portions_shrink_if_an_interruption_would_cost_too_much() -> None:
     sizes = [len(portion.batch) for portion in encode_portions(records(TEXTS[:11]), WordEncoder(), seconds=1e-9)]
     assert sizes == [4, 4, 1, 1, 1]
+
+
+def test_a_portion_of_refused_records_keeps_the_size() -> None:
+    class AllRefused(Words):
+        @property
+        def refused(self) -> dict[int, str]:
+            return dict.fromkeys(range(4), "is too long")
+
+    class PickyEncoder(WordEncoder):
+        def prepare(self, items: Sequence[str]) -> Words:
+            return AllRefused([], [], 0) if items[0] == TEXTS[0] else super().prepare(items)
+
+    portions = list(encode_portions(records(TEXTS[:16]), PickyEncoder()))
+    assert [len(portion.batch) for portion in portions] == [0, 4, 4, 4]
+    assert [portion.records for portion in portions] == [4, 4, 4, 4]
 
 
 def test_the_next_portion_is_prepared_while_one_runs() -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 
 import pytest
 
@@ -53,5 +54,66 @@ def test_an_error_ends_the_turn():
     turns = Turns()
     with pytest.raises(ValueError, match="inside"), turns:
         raise ValueError("inside")
+    with turns:
+        pass
+
+
+class InterruptedLine(deque):
+    """A line in which Ctrl-C comes just before or just after a thread is put into it."""
+
+    def __init__(self, *, after: bool) -> None:
+        super().__init__()
+        self.after = after
+
+    def append(self, turn: object) -> None:
+        if self.after:
+            super().append(turn)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_while_lining_up_blocks_nobody(after: bool):
+    turns, entered = Turns(), threading.Event()
+    turns._line = InterruptedLine(after=after)
+
+    def ask() -> None:
+        with turns:
+            entered.set()
+
+    with turns:
+        with pytest.raises(KeyboardInterrupt), turns:
+            pass
+        turns._line = deque(turns._line)
+        other = threading.Thread(target=ask, daemon=True)
+        other.start()
+        assert not entered.wait(0.05), "the turn still belongs to the first"
+    assert entered.wait(10), "the next one gets it"
+    other.join()
+
+
+def test_an_interrupt_when_the_turn_has_come_passes_it_on(monkeypatch: pytest.MonkeyPatch):
+    turns = Turns()
+
+    class InterruptedLock:
+        """A turn that comes while its thread waits, together with Ctrl-C."""
+
+        def __init__(self) -> None:
+            self.acquired = 0
+
+        def acquire(self) -> None:
+            self.acquired += 1
+            if self.acquired == 2:
+                turns.__exit__()
+                raise KeyboardInterrupt
+
+        def release(self) -> None:
+            pass
+
+    with monkeypatch.context() as patched:
+        turns.__enter__()
+        patched.setattr(threading, "Lock", InterruptedLock)
+        with pytest.raises(KeyboardInterrupt):
+            turns.__enter__()
+    assert turns._holder is None and not turns._line
     with turns:
         pass

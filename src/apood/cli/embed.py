@@ -101,8 +101,8 @@ def embed(
             "--layers",
             metavar="LAYERS",
             help="Hidden layers that tokens are made of. -1: the last one, or the number of another (0: the "
-            "embeddings). mix: the mean of all. mix:4,5,6: the mean of these. auto: mix, but -1 for an "
-            "encoder-decoder model.",
+            "embeddings). mix: the mean of all. mix:4,5,6: the mean of these. auto: mix, but -1 for the "
+            "inputs of an encoder-decoder model.",
         ),
     ] = "auto",
     max_tokens: Annotated[

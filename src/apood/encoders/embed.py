@@ -216,8 +216,9 @@ def encode_portions(
             prepared = preparing.result()
             started = time.perf_counter()
             batch = encoder.run(prepared)
-            affordable = int(seconds * len(batch) / max(time.perf_counter() - started, 1e-9))
-            size = max(1, min(2 * before, affordable, most))
+            if len(batch):  # a portion of refused records does not tell how long others take
+                affordable = int(seconds * len(batch) / max(time.perf_counter() - started, 1e-9))
+                size = max(1, min(2 * before, affordable, most))
             yield Portion(batch, len(found), _describe_refused(found, prepared.refused), prepared.cut, bad)
             del batch, prepared, preparing, found  # free the memory of this portion before the next one
     if reader.error is not None:

@@ -122,7 +122,7 @@ class GuardedCallable:
             some = texts[start : start + _CALLABLE_TEXTS]
             prepared = self._encoder.prepare(some)
             judged = self._judge(self._detector, self._encoder, prepared, len(some))
-            owners = _own(prepared)
+            owners = _find_owners(prepared)
             empty = {owners[number] for number in (prepared.sources.lengths == 0).nonzero().flatten().tolist()}
             indices = [index for index in range(len(some)) if index not in empty]
             yield Reading(
@@ -139,7 +139,7 @@ class GuardedCallable:
             with self._encoding:
                 tokens = encoder.run(prepared.slice(start, stop))
             parts.append(score_states(detector, tokens))
-        return Judged.gather(count, _own(prepared), parts, dict(prepared.refused))
+        return Judged.gather(count, _find_owners(prepared), parts, dict(prepared.refused))
 
     def _generate(
         self, texts: list[str], chosen: list[int], options: dict[str, Any]
@@ -164,7 +164,7 @@ class GuardedCallable:
         return output
 
 
-def _own(prepared: PreparedTexts) -> list[int]:
+def _find_owners(prepared: PreparedTexts) -> list[int]:
     """Return the index of the text of each sequence."""
     refused, count = prepared.refused, len(prepared.sources)
     numbers = np.zeros(count) if prepared.windows is None else prepared.windows.numpy()
@@ -269,15 +269,16 @@ class GuardedModel:
                     prompt = read_prompts(self._reader, some, self._fill)
                     tokens = _make_token_batch(self._input_pass.compute_input(prompt, some), self._detector)
                 beginnings = score_states(self._detector, tokens)
-                owners = [*range(len(indices))]
-                judged = Judged.gather(len(indices), owners * 2, [beginnings, worst.select(indices)], {})
+                several = [n for n, index in enumerate(indices) if documents.counts[index] > 1]
+                owners, further = [*range(len(indices)), *several], worst.select([indices[n] for n in several])
+                judged = Judged.gather(len(indices), owners, [beginnings, further], {})
                 judged = replace(judged, windows=documents.counts[indices].tolist())
                 yield Reading(
                     indices, [index in cut for index in indices], judged, partial(self._generate, prompt, longer)
                 )
 
     def _judge_further(self, documents: Documents, firsts: Tensor) -> Judged:
-        """Return for each text the worst score of the windows after its first one, infinity if there are none.
+        """Return for each text the worst score of the windows after its first one, -inf if there are none.
 
         The model is released after every batch, so that other threads do not wait for all windows.
         """

@@ -30,12 +30,18 @@ class Judged:
 
     @classmethod
     def gather(cls, count: int, owners: Sequence[int], parts: Sequence["Judged"], refused: dict[int, str]) -> "Judged":
-        """Return the scores of `count` texts from those of their windows; `owners` has the text of each window."""
-        scores, windows = np.full(count, np.inf), np.bincount(np.asarray(owners, dtype=np.int64), minlength=count)
-        problems: list[str | None] = [refused.get(index) for index in range(count)]
+        """Return the scores of `count` texts from those of their windows; `owners` has the text of each window.
+
+        What cannot be judged is refused: a text has the score -inf if it has no window, or if a score is NaN.
+        """
+        windows = np.bincount(np.asarray(owners, dtype=np.int64), minlength=count)
+        scores = np.where(windows > 0, np.inf, -np.inf)
+        problems = [refused.get(index, None if windows[index] else "could not be scored") for index in range(count)]
         scores[[*refused]] = -np.inf
         of_windows = [pair for part in parts for pair in zip(part.scores.tolist(), part.problems, strict=True)]
         for owner, (score, problem) in zip(owners, of_windows, strict=True):
+            if np.isnan(score):
+                score, problem = -np.inf, problem or "has a score that is not a number"
             scores[owner] = min(scores[owner], score)
             problems[owner] = problems[owner] or problem
         return cls(scores, problems, windows.tolist())

@@ -17,31 +17,30 @@ class Turns:
     def __init__(self) -> None:
         self._state = threading.Lock()
         self._line: deque[threading.Lock] = deque()
-        self._taken = False
+        self._holder: threading.Lock | None = None
 
     def __enter__(self) -> Self:
-        with self._state:
-            if not self._taken:
-                self._taken = True
-                return self
-            turn = threading.Lock()
-            turn.acquire()
-            self._line.append(turn)
+        turn = threading.Lock()
+        turn.acquire()
         try:
-            turn.acquire()  # until the thread before releases it
-        except BaseException:  # Ctrl-C while waiting
             with self._state:
-                waiting = turn in self._line
-                if waiting:
+                if self._holder is None:
+                    self._holder = turn
+                    return self
+                self._line.append(turn)
+            turn.acquire()  # until the thread before releases it
+        except BaseException:  # Ctrl-C, which may come at any of these lines
+            with self._state:
+                if turn in self._line:
                     self._line.remove(turn)
-            if not waiting:  # the turn has come already, and would be lost
+                came = self._holder is turn
+            if came:  # it would be lost
                 self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._state:
-            if self._line:
-                self._line.popleft().release()  # it stays taken
-            else:
-                self._taken = False
+            self._holder = self._line.popleft() if self._line else None
+            if self._holder is not None:
+                self._holder.release()

@@ -3,6 +3,10 @@
 Causal language models park attention on the first token. The mean over layers of a BERT encoder has such a token at its
 beginning, the encoder of T5 at its end. A sink adds nothing to a mean but noise, and takes all the attention of every
 query that is similar to it. Every method that pools tokens leaves sinks out, by the same rule.
+
+The channel `summary` has a fixed rule of its own: its encoder leaves out the first token of the inputs of a causal
+model, and no other. It is a mean that is made before any detector has seen data, one text at a time, so nothing can be
+measured by then.
 """
 
 from typing import NamedTuple

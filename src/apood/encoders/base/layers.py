@@ -67,12 +67,14 @@ def check_layers(given: Any) -> None:
     _parse(given)
 
 
-def resolve_layers(given: LayersLike, kind: Kind, depth: int, name: str) -> Layers:
+def resolve_layers(given: LayersLike, kind: Kind, depth: int, name: str, mode: str = "input") -> Layers:
     """Return the layers that `given` names in the model `name`, which has `depth` layers beside the embedding layer.
 
-    -1 alone stays; all other layers are counted from the bottom, so that each has one number.
+    -1 alone stays; all other layers are counted from the bottom, so that each has one number. In other modes than
+    `input` the states are those of a decoder, which names the next token, as a causal model does.
     """
-    numbers, mixed = _parse(_AUTO[kind] if isinstance(given, str) and given.strip() == "auto" else given)
+    maker: Kind = kind if mode == "input" else "causal"
+    numbers, mixed = _parse(_AUTO[maker] if isinstance(given, str) and given.strip() == "auto" else given)
     if numbers is None:
         return Layers(_refuse_none(tuple(range(1, depth + 1)), name), True, depth)
     for number in numbers:

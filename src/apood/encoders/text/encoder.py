@@ -125,7 +125,8 @@ class TextEncoder:
             it (after the final norm, if it has one); any other picks from the `hidden_states` of the encoder, decoder
             or causal model, where 0 is the embedding layer. `mix`: the mean over all layers except the embedding
             layer of the states, each scaled to length 1, the last after the final norm. A list of numbers, or a text
-            like `mix:4,5,6`: the mix of these layers. By default `auto`: mix, but -1 for an encoder-decoder model.
+            like `mix:4,5,6`: the mix of these layers. By default `auto`: mix, but -1 for the inputs of an
+            encoder-decoder model; its outputs and references are mix.
         max_tokens: the largest number of tokens of a sequence. The model's own limit applies if it is smaller.
         on_long: what becomes of a longer text. `windows`: it is cut into overlapping windows, at most 64 of them.
             `refuse`: `encode` raises an error. `beginning`: only its beginning is encoded, so a detector accepts any

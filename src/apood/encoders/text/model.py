@@ -250,8 +250,7 @@ def probe_model(loaded: LoadedTextModel, name: str, mode: Mode, layers: LayersLi
             f"The model {name!r} ({type(model).__name__}) gives no hidden states for token ids: "
             "allowed are text encoders, causal language models and encoder-decoder models."
         ) from error
-    # a decoder names the next token, as a causal model does
-    resolved = resolve_layers(layers, kind if mode == "input" else "causal", depth, name)
+    resolved = resolve_layers(layers, kind, depth, name, mode)
     reader = search.find(resolved, last, hidden)
     with torch.inference_mode():
         if with_head:

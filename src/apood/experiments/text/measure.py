@@ -85,12 +85,12 @@ class Measurer:
         rows = self.list_rows(study)
         described = study.describe()
         waiting = [row for row in rows if not self._is_done(task, row, described)]
-        measured = Measured([self.find(task, row) for row in rows if row not in waiting], [])
+        measured = Measured([self.find_result(task, row) for row in rows if row not in waiting], [])
         for result, content, means in self.measure(study, waiting):
             if result.failures:
                 measured.failures.extend(f"{task}: {result.entry.label}, {note}" for note in result.failure_notes)
                 continue
-            path = self.find(task, result.entry)
+            path = self.find_result(task, result.entry)
             write_result(path, content, result, means)
             measured.written.append(path)
         if not measured.failures:
@@ -112,7 +112,7 @@ class Measurer:
             raise InputError(f"{label} on {task} could not be measured again: {result.failure_notes[0]}")
         return content
 
-    def find(self, task: Task, row: Entry) -> Path:
+    def find_result(self, task: Task, row: Entry) -> Path:
         """Return the file of the result of a row."""
         return find_result(self.out, task.name, task.view_name, row.label)
 
@@ -123,7 +123,7 @@ class Measurer:
 
     def _is_done(self, task: Task, row: Entry, described: Mapping[str, Any]) -> bool:
         try:
-            return bool(read_result(self.find(task, row)).content["key"] == make_key(row, described))
+            return bool(read_result(self.find_result(task, row)).content["key"] == make_key(row, described))
         except (InputError, KeyError):
             return False
 

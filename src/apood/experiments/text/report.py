@@ -22,7 +22,8 @@ AUROC (higher is better) / FPR95 (lower is better) in percent. Every method runs
 are averaged over the seeds. Rows are methods on views: the layers that a token is made of. *At equal lengths*, ID and
 OOD texts are weighted so that both have the same lengths; `-` means that the lengths of a set overlap too little.
 Intervals (± is half of one) are 95%, by a paired bootstrap over the texts. Means are over near and far sets; *spliced*
-sets, ID texts with one foreign sentence, have a mean of their own.
+sets, ID texts with one foreign sentence, have a mean of their own. Texts are cut at `max_tokens`
+(`on_long="beginning"`), so that all methods see the same tokens.
 """
 
 AUTO = "auto"

@@ -197,7 +197,7 @@ def compare_results(kept: Mapping[str, Any], again: Mapping[str, Any], tolerance
                 continue
             for how in (PLAIN, EQUAL):
                 if (own.get(how) is None) != (other.get(how) is None):
-                    notes.append(f"{name} has figures for {how.replace('_', ' ')} in one of both alone.")
+                    notes.append(f"{name} has figures for {how.replace('_', ' ')} in only one of the two.")
                 for metric, figures in (own.get(how) or {}).items():
                     theirs = (other.get(how) or {}).get(metric)
                     if theirs is not None and abs(figures[0] - theirs[0]) > tolerance:

@@ -22,6 +22,7 @@ __all__ = [
     "AUX_COUNTS",
     "CONTROL",
     "DEFAULT",
+    "PRIOR_ART",
     "WITH_AUX",
     "Rows",
     "choose_rows",

@@ -73,9 +73,7 @@ class Model:
         if view != AUTO:
             return view
         kind: Kind = "encoder" if self.takes_sounds else find_kind(load_config(self.found))
-        # the depth does not matter
-        layers = resolve_layers(AUTO, kind if mode == "input" else "causal", 1, self.name)
-        return parse_view(str(layers))
+        return parse_view(str(resolve_layers(AUTO, kind, 1, self.name, mode)))  # the depth does not matter
 
 
 @dataclass(frozen=True)
