@@ -46,7 +46,10 @@ def test_the_recipes_are_what_the_docstring_says(recipe):
     for name in ("regularizer", "head_reduction", "similarity", "score"):
         assert getattr(resolved, name) == says[name].split(":")[0], name
     assert resolved.unit_tokens == (says["normalize"] == "tokens")
-    assert says["heads"].split(";")[0] == {1: "D // queries", 2: "2D // queries"}[resolved.queries_per_dim]
+    assert (
+        says["heads"].split(";")[0].removesuffix(" (≥ 32)")
+        == {1: "D // queries", 2: "2D // queries"}[resolved.queries_per_dim]
+    )
     assert resolved.heads is None
     if recipe == "robust":
         assert says["sharpness"] == "½ log median length, 0.7 to 3"
@@ -80,7 +83,7 @@ def vars_of(recipe, *names):
     return {name: getattr(recipe, name) for name in names}
 
 
-@pytest.mark.parametrize(("queries", "heads"), [(None, 8), (4, 8), (64, 2)])
+@pytest.mark.parametrize(("queries", "heads"), [(None, 8), (4, 8), (64, 8)])
 def test_a_gpu_has_time_for_as_many_heads_as_dimensions(train, queries, heads):
     recipe = resolve("robust", on_gpu=True, queries=queries)
     start = prepare_start(train, recipe, torch.Generator(), torch.device("cpu"))
@@ -178,11 +181,18 @@ def test_a_sharpness_gives_beta_in_every_recipe(train, recipe):
     assert whole == pytest.approx(2 * half) and whole > 0
 
 
-@pytest.mark.parametrize(("queries", "paper", "robust"), [(1, 8, 8), (2, 4, 8), (3, 2, 5), (8, 1, 2), (17, 1, 1)])
+@pytest.mark.parametrize(("queries", "paper", "robust"), [(1, 8, 8), (2, 4, 8), (3, 2, 8), (8, 1, 8), (17, 1, 8)])
 def test_the_number_of_heads_follows_from_the_queries(train, queries, paper, robust):
     for recipe, heads in (("paper", paper), ("robust", robust)):
         start = prepare_start(train, resolve(recipe, queries=queries), torch.Generator(), torch.device("cpu"))
         assert start.weights.shape == (heads, queries, 8)
+
+
+@pytest.mark.parametrize(("queries", "heads"), [(1, 64), (4, 32), (2, 64), (8, 32)])
+def test_the_robust_recipe_has_at_least_32_heads(queries, heads):
+    wide = correlated_sequences(200, 64)
+    start = prepare_start(wide, resolve("robust", queries=queries), torch.Generator(), torch.device("cpu"))
+    assert start.weights.shape == (heads, queries, 64)
 
 
 def test_the_former_name_of_the_sharpness_is_answered_with_the_new_one():

@@ -74,7 +74,7 @@ class APOOD(Detector):
 
     | argument         | robust                               | paper                 | reference                  |
     | ---------------- | ------------------------------------ | --------------------- | -------------------------- |
-    | `heads`          | 2D // queries; on a GPU D            | D // queries          | D // queries               |
+    | `heads`          | 2D // queries (≥ 32); on a GPU D     | D // queries          | D // queries               |
     | `queries`        | 8; on a GPU 16                       | 1                     | 1                          |
     | `beta`           | `sharpness` / spread of similarities | 1 / √D                | 1                          |
     | `sharpness`      | ½ log median length, 0.7 to 3        | none                  | none                       |

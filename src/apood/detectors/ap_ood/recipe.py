@@ -34,6 +34,7 @@ HeadReduction = Literal["mean", "sum"]
 StartName = Literal["mahalanobis", "normal", "scaled"]
 
 _SHARPNESS = 0.7, 3.0  # least and most that the length of the sequences gives
+_LEAST_HEADS = 32  # or D, if that is smaller: fewer see too little of tokens in few dimensions
 _SHRINKAGE = 0.1  # of the whitening with very few sequences
 
 
@@ -217,7 +218,8 @@ class Start:
 def prepare_start(source: TokenSource, recipe: Recipe, generator: torch.Generator, device: torch.device) -> Start:
     """Return the start of a training by `recipe`, on `device`."""
     dim = source.dim
-    auto = min(dim, max(1, recipe.queries_per_dim * dim // recipe.queries))
+    least = _LEAST_HEADS if recipe.adapted else 1
+    auto = min(dim, max(least, recipe.queries_per_dim * dim // recipe.queries))
     shape = (recipe.heads or auto, recipe.queries, dim)
     if recipe.regularizer == "logdet" and shape[0] > shape[1] * dim:
         raise InputError(
