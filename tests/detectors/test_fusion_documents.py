@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from apood import KNN, APOOD, Fusion, Mahalanobis, MahalanobisKNN, TokenBatch
+from apood import APOOD, KNN, Fusion, Mahalanobis, MahalanobisKNN, TokenBatch
 from apood.detectors.contract.base import Detector
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged
@@ -34,7 +34,7 @@ class Spy(Detector):
 
     seen_: list
 
-    def _fit(self, source, aux, checkpoint):
+    def _fit(self, source, aux, checkpoint):  # noqa: ARG002
         self.seen_ = [len(source), count_documents(source)]
 
     def _score(self, tokens):

@@ -95,9 +95,9 @@ class Fusion(Detector):
     are few (see `LengthLaw`). A fusion of one member is that member, given the length.
 
     Neighbours learn from all ID sequences and score each of them (at most some 6,000) among the others that are no near
-    copies of it and no windows of its document, because these say nothing about the distances of new sequences. Other members are fitted on 90%,
-    and score the other 10% (at least 20; at most 2,048), without those that have near copies if 20 are left. `fit`
-    refuses fewer than 40 sequences.
+    copies of it and no windows of its document, because these say nothing about the distances of new sequences. Other
+    members are fitted on 90%, and score the other 10% (at least 20; about 2,048 at most; whole documents), without
+    those that have near copies if 20 are left. `fit` refuses fewer than 40 sequences.
 
     log d is floored at 4 standard deviations below its median (estimated from the lower quartile), because how near a
     near copy is says nothing about ID, but would outweigh all other members.
@@ -179,7 +179,8 @@ class Fusion(Detector):
     def member_scores(self, tokens: Any) -> dict[str, Scores]:
         """Return -z_k of each member by its name (`knn-1`, `knn-2` if a method repeats); they sum to the score.
 
-        There is one per document, that of the window with the lowest score. They are about 0 for an ordinary sequence; the most unusual one for a member is the most negative.
+        There is one per document, that of the window with the lowest score. They are about 0 for an ordinary sequence;
+        the most unusual one for a member is the most negative.
         """
         source = self._check_for_scoring(tokens)
         scores = [torch.from_numpy(member._score_sequences(source)) for member in self.members_]

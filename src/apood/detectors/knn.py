@@ -1,6 +1,7 @@
 """Distance to the nearest training sequences, in the Euclidean and in the Mahalanobis metric."""
 
 import math
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
@@ -243,9 +244,7 @@ def _measure_tile(vectors: Tensor, bank: Tensor, count: int, left_out: _LeftOutR
     return (measured if left_out is None else measured.masked_fill_(missing, torch.inf)).sort(1).values
 
 
-def _find_nearest(
-    vectors: Tensor, bank: Tensor, count: int, left_out: _LeftOutRows | None
-) -> tuple[Tensor, Tensor]:
+def _find_nearest(vectors: Tensor, bank: Tensor, count: int, left_out: _LeftOutRows | None) -> tuple[Tensor, Tensor]:
     """Return the rows of the nearest training vectors, `[rows, count]`, in no order, and which of them are none."""
     rows, dim = vectors.shape
     smallest = vectors.new_full((rows, count), torch.inf)
@@ -299,6 +298,7 @@ class MahalanobisKNN(KNN):
 
     name = "mahalanobis-knn"
     view = "tokens"
+    absent_parameters = MappingProxyType({"shrinkage": 0.0})
 
     whitening_: Annotated[Tensor, "D D"]
 

@@ -107,6 +107,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         has_held_out_fit: whether the method implements `held_out_fit`.
         renamed_parameters: new names of constructor arguments that had another name before. Saved detectors are read
             with either.
+        absent_parameters: values of constructor arguments in detectors that were saved before these existed.
 
     Attributes:
         dim_: D, the dimension of the tokens; 0 if there are none.
@@ -129,6 +130,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     pools_tokens: ClassVar[bool] = False
     has_held_out_fit: ClassVar[bool] = False
     renamed_parameters: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    absent_parameters: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     dim_: int
     skips_first_: bool = False  # detectors that were saved before this existed skip nothing
@@ -189,8 +191,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Return settings worth trying on tokens of dimension `dim`, with AUX sequences (`supervised`) or without."""
         return [{}]
 
-    def held_out_fit(self, tokens: TokenSource, scores: Scores) -> HeldOutFit:  # noqa: ARG002
-        """Return how well the fitted model describes held-out ID sequences, given their scores.
+    def held_out_fit(self, tokens: TokenSource) -> HeldOutFit:  # noqa: ARG002
+        """Return how well the fitted model describes held-out ID sequences.
 
         `apood select` uses it if there are no outliers. A method that implements it sets `has_held_out_fit`.
         """
