@@ -18,6 +18,8 @@ def learnt(detector):
 def with_parameters(detector, **parameters):
     """Return a copy of a fitted detector that scores with other parameters, as if it had been fitted with them."""
     twin = copy.copy(detector).set_params(**parameters)
+    if "score" in parameters:  # AP-OOD learns it, but nothing else depends on it
+        twin.score_ = parameters["score"]
     twin._remember_parameters()
     return twin
 

@@ -1,18 +1,24 @@
 """Scoring with AP-OOD: the definition, and no extra pass over the tokens to search for non-finite values."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from builders import correlated_sequences
 from comparisons import with_parameters
 
+import apood
+from apood.detectors.ap_ood import recipe as recipes
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.training import log_norms
 from apood.detectors.contract import base
+from apood.detectors.contract.artefact import _hash_config
 from apood.pooling import Preprocessing
 from apood.pooling.eager import attention_pool_eager
-from apood.support.errors import InputError
-from apood.tokens.batch import TokenBatch
+from apood.support.errors import ArtefactError, InputError
+from apood.tokens.batch import Ragged, TokenBatch
 
 DIM = 8
 pytestmark = pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
@@ -58,6 +64,45 @@ def test_another_score_of_the_same_detector(detector, test_set):
     others = [with_parameters(detector, score=own).score_samples(test_set) for own in ("sum", "student", "min")]
     assert sum(np.array_equal(before, other) for other in others) == 1
     assert np.array_equal(detector.score_samples(test_set), before)
+
+
+def test_a_saved_detector_keeps_the_score_of_its_recipe(test_set, tmp_path, monkeypatch):
+    detector = APOOD(steps=3).fit(correlated_sequences(40, DIM))
+    expected = detector.score_samples(test_set)
+    assert detector.score is None and detector.score_ == "student"
+    detector.save(tmp_path / "detector")
+    monkeypatch.setitem(recipes._RECIPES, "robust", replace(recipes.ROBUST, score="min"))
+    loaded = apood.load(tmp_path / "detector")
+    for own in (detector, loaded):
+        assert np.array_equal(own.score_samples(test_set), expected)
+    old = apood.load(tmp_path / "detector")
+    del old.score_  # as in detectors that were saved before it existed
+    assert not np.array_equal(old.score_samples(test_set), expected)
+
+
+def test_a_stored_score_that_does_not_exist_is_refused(tmp_path):
+    APOOD(steps=3).fit(correlated_sequences(40, DIM)).save(tmp_path / "detector")
+    path = tmp_path / "detector" / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for wrong in ("mean", 3, None):
+        config["learnt"]["score_"] = wrong
+        config["config_sha256"] = _hash_config(config)
+        path.write_text(json.dumps(config), encoding="utf-8")
+        with pytest.raises(ArtefactError, match=r"holds a score_ that ap-ood cannot have learnt: it is .*, not one of"):
+            apood.load(tmp_path / "detector")
+
+
+@pytest.mark.parametrize("score", ["sum", "student"])
+def test_the_held_out_distance_is_over_windows_like_that_of_training(score):
+    train = correlated_sequences(60, DIM)
+    windows = Ragged.from_lengths(torch.arange(60, dtype=torch.int32) % 4, [1] * 60)
+    documents = train.with_channels(window=windows)
+    fit = APOOD(recipe="paper", steps=3, score=score).fit(documents)
+    found = fit.held_out_fit(documents)
+    assert found == fit.held_out_fit(train)
+    assert found.distance == pytest.approx(found.training_distance, rel=1e-4) and found.ratio == pytest.approx(
+        1, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("count", [1, 6])

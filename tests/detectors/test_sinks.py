@@ -76,6 +76,7 @@ def test_these_methods_pool():
         "deep-sad",
         "relative-mahalanobis",
         "binary-logits",
+        "trusted",
     }
     assert not KNN(view="summary").pools_tokens
     assert not any(APOOD(recipe=recipe).pools_tokens for recipe in ("paper", "reference"))

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sklearn.base
+from make_golden import make_batch
 
 import apood
 from apood.tokens.digests import content_digest
@@ -38,6 +40,16 @@ def test_a_former_name_of_a_parameter_is_read_as_the_new_one(tmp_path):
         assert detector.sharpness == 1.5 and not hasattr(detector, "temperature")
     fusion.save(tmp_path / "again")
     assert "temperature" not in (tmp_path / "again" / "config.json").read_text(encoding="utf-8")
+
+
+def test_a_parameter_that_did_not_exist_has_the_value_of_then():
+    """MahalanobisKNN had no `shrinkage`: its covariance was that of the sample, and a new fit makes it so again."""
+    path = GOLDEN / "detectors" / "mahalanobis-knn"
+    assert "shrinkage" not in json.loads((path / "config.json").read_text(encoding="utf-8"))["parameters"]
+    old = apood.load(path)
+    assert old.shrinkage == 0.0 and apood.MahalanobisKNN().shrinkage > 0
+    again = sklearn.base.clone(old).fit(make_batch(60, seed=0))
+    np.testing.assert_allclose(again.whitening_, old.whitening_, rtol=1e-6)
 
 
 def test_every_registered_method_has_a_golden_artefact():

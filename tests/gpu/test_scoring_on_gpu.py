@@ -48,7 +48,7 @@ def on_cpu(detector, batch):
 def test_a_batch_there_scores_as_on_the_cpu(case, score, dtype):
     detector, sink = case
     batch = sequences(32, seed=2, sink=sink, dtype=dtype)
-    detector.set_params(score=score)._remember_parameters()
+    detector.score_ = score
     try:
         expected = on_cpu(detector, batch.to(dtype=torch.promote_types(dtype, torch.float32)))  # the same numbers
         limit = 1e-4 * np.abs(expected).max()
@@ -58,7 +58,7 @@ def test_a_batch_there_scores_as_on_the_cpu(case, score, dtype):
             alone = detector.score_samples(there[index : index + 1])
             np.testing.assert_allclose(alone, expected[index : index + 1], rtol=0, atol=limit)
     finally:
-        detector.set_params(score="sum")._remember_parameters()
+        detector.score_ = "sum"
 
 
 @pytest.mark.parametrize("count", [1, 32])

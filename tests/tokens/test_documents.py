@@ -9,7 +9,14 @@ import torch
 
 from apood.support.errors import InputError, StoreError
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.documents import WINDOW, count_documents, find_documents, make_document_mask
+from apood.tokens.documents import (
+    WINDOW,
+    count_documents,
+    find_documents,
+    find_worst,
+    make_document_mask,
+    number_documents,
+)
 from apood.tokens.source import Subset, split
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
@@ -36,6 +43,15 @@ def test_a_document_begins_at_window_0_or_where_windows_are_missing():
     plain = TokenBatch.from_sequences([np.zeros((2, 4))] * 3)
     assert plain.windows is None and find_documents(plain).tolist() == [0, 1, 2]
     assert count_documents(batch.select([])) == 0
+
+
+def test_documents_are_numbered_and_have_a_worst_window():
+    batch, scores = make_batch([1, 3, 2]), np.array([0.0, 2.0, -np.inf, -np.inf, 1.0, 0.5])
+    assert number_documents(batch).tolist() == [0, 1, 1, 1, 2, 2]
+    assert find_worst(scores, batch).tolist() == [0, 2, 5]
+    plain = TokenBatch.from_sequences([np.zeros((2, 4))] * 3)
+    assert number_documents(plain).tolist() == find_worst(scores[:3], plain).tolist() == [0, 1, 2]
+    assert find_worst(scores[:0], batch.select([])).tolist() == []
 
 
 def test_concatenated_documents_stay_apart():

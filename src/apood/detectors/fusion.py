@@ -20,6 +20,7 @@ from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_integer
 from apood.support.errors import DataWarning, InputError
 from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.documents import count_documents, find_worst, number_documents
 from apood.tokens.source import Subset, TokenSource, split
 
 __all__ = ["Fusion", "default_detector"]
@@ -94,9 +95,9 @@ class Fusion(Detector):
     are few (see `LengthLaw`). A fusion of one member is that member, given the length.
 
     Neighbours learn from all ID sequences and score each of them (at most some 6,000) among the others that are no near
-    copies of it, because near copies say nothing about the distances of new sequences. Other members are fitted on 90%,
-    and score the other 10% (at least 20; at most 2,048), without those that have near copies if 20 are left. `fit`
-    refuses fewer than 40 sequences.
+    copies of it and no windows of its document, because these say nothing about the distances of new sequences. Other
+    members are fitted on 90%, and score the other 10% (at least 20; about 2,048 at most; whole documents), without
+    those that have near copies if 20 are left. `fit` refuses fewer than 40 sequences.
 
     log d is floored at 4 standard deviations below its median (estimated from the lower quartile), because how near a
     near copy is says nothing about ID, but would outweigh all other members.
@@ -178,13 +179,14 @@ class Fusion(Detector):
     def member_scores(self, tokens: Any) -> dict[str, Scores]:
         """Return -z_k of each member by its name (`knn-1`, `knn-2` if a method repeats); they sum to the score.
 
-        They are about 0 for an ordinary sequence; the most unusual one for a member is the most negative.
+        There is one per document, that of the window with the lowest score. They are about 0 for an ordinary sequence;
+        the most unusual one for a member is the most negative.
         """
         source = self._check_for_scoring(tokens)
         scores = [torch.from_numpy(member._score_sequences(source)) for member in self.members_]
-        return dict(
-            zip(_name_members(self.members_), (-self._standardize(scores, source.lengths)).T.numpy(), strict=True)
-        )
+        z = self._standardize(scores, source.lengths)
+        worst = find_worst(_combine(z).numpy(), source)
+        return dict(zip(_name_members(self.members_), -z.numpy()[worst].T, strict=True))
 
     def token_contributions(self, tokens: Any) -> Ragged:
         """Return how much each token adds to the distance of its sequence, according to the members that know.
@@ -231,8 +233,7 @@ class Fusion(Detector):
                 f"A fusion learns from at least half of the ID sequences and holds out at least {_LEAST_HELD_OUT}, "
                 f"so it needs {2 * _LEAST_HELD_OUT}, got {len(source)}; fit one of its members alone instead."
             )
-        held_out_count = max(_LEAST_HELD_OUT, min(_MOST_HELD_OUT, round(_HELD_OUT_SHARE * len(source))))
-        rest, held_out = split(source, held_out_count / len(source), self.seed)
+        rest, held_out = _hold_out(source, self.seed)
         left_out = _draw_left_out(len(source), held_out.indices)
         members = self._choose_members(source, aux)
         names, samples = _name_members(members), []
@@ -296,6 +297,24 @@ class Fusion(Detector):
         return contributions.values.double() * factors[sequence]
 
 
+def _hold_out(source: TokenSource, seed: int) -> tuple[Subset, Subset]:
+    """Return the ID sequences to fit on and those held out, each with all windows of its documents."""
+    wanted = max(_LEAST_HELD_OUT, min(_MOST_HELD_OUT, round(_HELD_OUT_SHARE * len(source))))
+    documents = count_documents(source)
+    count = max(1, round(wanted * documents / len(source)))
+    rest, held_out = split(source, count / documents, seed)
+    while len(held_out) < _LEAST_HELD_OUT:  # the documents that were drawn have few windows
+        count += 1
+        rest, held_out = split(source, count / documents, seed)
+    if len(rest) < _LEAST_HELD_OUT:
+        raise InputError(
+            f"The {len(source)} ID sequences are windows of {documents} documents. A fusion holds out whole documents "
+            f"with at least {_LEAST_HELD_OUT} sequences, which leaves {len(rest)} to learn from, and it needs "
+            f"{_LEAST_HELD_OUT}; give more documents, or fit one of its members alone instead."
+        )
+    return rest, held_out
+
+
 def _draw_left_out(count: int, held_out: Tensor) -> Tensor:
     """Return the training sequences that members score as if they had not seen them: those held out, and others."""
     chosen = torch.zeros(count, dtype=torch.bool)
@@ -345,7 +364,7 @@ def _fit_member(
     source, rest, held_out = sources
     leaves_out = type(member).score_training is not Detector.score_training
     member.fit(source if leaves_out else rest, None if member.aux == "unused" else aux, checkpoint=checkpoint)
-    own = member.score_training(left_out)
+    own = member.score_training(left_out, torch.from_numpy(number_documents(source)))
     if own is not None:
         return _Sample(own.scores, left_out, own.copied)
     return _Sample(torch.from_numpy(member._score_sequences(held_out)), held_out.indices)

@@ -1,7 +1,8 @@
 """Distance to the nearest training sequences, in the Euclidean and in the Mahalanobis metric."""
 
 import math
-from typing import Annotated, Any, Literal, get_args
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -115,24 +116,27 @@ class KNN(Detector):
         """Return the logarithms of the distances to the neighbours."""
         return compute_floored_log(-scores)
 
-    def score_training(self, chosen: Tensor) -> LeftOut:
-        """Return the scores of training sequences among all others that are no near copies of them.
+    def score_training(self, chosen: Tensor, documents: Tensor | None = None) -> LeftOut:
+        """Return the scores of training sequences among those of other documents that are no near copies of them.
 
         A near copy is nearer than a tenth of the distance to the 32nd nearest sequence (or to that in the middle, if
         there are few). The score is 0 if too few others are left.
         """
-        others = len(self.bank_) - 1
-        crowd, wanted = max(1, min(_CROWD, others // 2)), min(self.k, others)
-        count = min(crowd + wanted, others)
+        if documents is None:
+            documents = torch.arange(len(self.bank_))
+        others = len(self.bank_) - documents.bincount()[documents]
+        crowds = (others // 2).clamp(1, _CROWD)
+        wanted = min(self.k, len(self.bank_) - 1)
+        count = min(int(crowds.max()) + wanted, len(self.bank_) - 1)
         scores, copied = [], []
-        for own in torch.split(chosen, self._count_rows(count + 1)):
+        for own in torch.split(chosen, self._count_rows(count)):
             vectors = self.bank_[own].double()
-            stretches = self._find_stretches(vectors)
-            nearest = _measure_tile(vectors, self.bank_, count + 1, stretches)[:, 1:]  # the very nearest is x itself
-            copies = (nearest <= _COPY * nearest[:, crowd - 1 : crowd]).sum(1, keepdim=True)
+            left_out = _LeftOutRows(documents[own], documents, self._find_stretches(vectors))
+            nearest = _measure_tile(vectors, self.bank_, count, left_out)
+            copies = (nearest <= _COPY * nearest.gather(1, crowds[own, None] - 1)).sum(1, keepdim=True)
             places = copies + torch.arange(wanted)
             distances = self._reduce(nearest.gather(1, places.clamp_max(count - 1)))
-            scores.append(-distances.where(places[:, -1] < count, 0.0))
+            scores.append(-distances.where((places[:, -1] < count) & distances.isfinite(), 0.0))
             copied.append(copies.flatten() > 0)
         return LeftOut(torch.cat(scores), torch.cat(copied))
 
@@ -203,13 +207,30 @@ class KNN(Detector):
         return nearest.mean(1) if self.average else nearest[:, -1]
 
 
-def _measure_tile(vectors: Tensor, bank: Tensor, count: int, stretches: Tensor | None = None) -> Tensor:
+class _LeftOutRows(NamedTuple):
+    """What a search leaves out if the vectors are training vectors themselves.
+
+    Attributes:
+        own: the document of each vector.
+        documents: the document of each training vector; those of the same document are no neighbours.
+        stretches: how much farther others are along each vector (see `KNN._find_stretches`), or None.
+    """
+
+    own: Tensor
+    documents: Tensor
+    stretches: Tensor | None
+
+
+def _measure_tile(vectors: Tensor, bank: Tensor, count: int, left_out: _LeftOutRows | None = None) -> Tensor:
     """Return the distances of each vector to its nearest neighbours, `[rows, count]`, in ascending order.
 
-    The squared distance between x and y is |x - y|² + stretch (x·(x - y))², with a stretch of 0 if there is none.
+    The squared distance between x and y is |x - y|² + stretch (x·(x - y))², with a stretch of 0 if there is none. The
+    last ones are inf if there are fewer neighbours.
     """
     rows, dim = vectors.shape
-    neighbours = _find_nearest(vectors, bank, count, stretches).flatten()
+    stretches = None if left_out is None else left_out.stretches
+    found, missing = _find_nearest(vectors, bank, count, left_out)
+    neighbours = found.flatten()
     owners = torch.arange(rows, device=bank.device)[:, None].expand(-1, count).flatten()
     pairs = max(1, _CHUNK // dim)
     distances = []
@@ -219,11 +240,12 @@ def _measure_tile(vectors: Tensor, bank: Tensor, count: int, stretches: Tensor |
         if stretches is not None:
             along = (vectors[own] * apart).sum(1)
             distances[-1] = torch.hypot(distances[-1], stretches[own].sqrt() * along)
-    return torch.cat(distances).view(rows, count).sort(1).values
+    measured = torch.cat(distances).view(rows, count)
+    return (measured if left_out is None else measured.masked_fill_(missing, torch.inf)).sort(1).values
 
 
-def _find_nearest(vectors: Tensor, bank: Tensor, count: int, stretches: Tensor | None) -> Tensor:
-    """Return the rows of the nearest training vectors, `[rows, count]`, in no order."""
+def _find_nearest(vectors: Tensor, bank: Tensor, count: int, left_out: _LeftOutRows | None) -> tuple[Tensor, Tensor]:
+    """Return the rows of the nearest training vectors, `[rows, count]`, in no order, and which of them are none."""
     rows, dim = vectors.shape
     smallest = vectors.new_full((rows, count), torch.inf)
     nearest = torch.zeros(rows, count, dtype=torch.int64, device=bank.device)
@@ -233,13 +255,16 @@ def _find_nearest(vectors: Tensor, bank: Tensor, count: int, stretches: Tensor |
         squares = part.square().sum(1)
         # |x - y|² = |y|² - 2 x·y, up to |x|², which does not change the order
         rough = torch.addmm(squares, vectors, part.T, alpha=-2)
-        if stretches is not None:
-            along = vectors.square().sum(1, keepdim=True) + (rough - squares) / 2
-            rough.addcmul_(stretches[:, None] * along, along)
+        if left_out is not None:
+            if left_out.stretches is not None:
+                along = vectors.square().sum(1, keepdim=True) + (rough - squares) / 2
+                rough.addcmul_(left_out.stretches[:, None] * along, along)
+            same = left_out.own[:, None] == left_out.documents[start : start + len(part)]
+            rough.masked_fill_(same, torch.inf)
         numbers = torch.arange(start, start + len(part), device=bank.device).expand(rows, -1)
         smallest, places = torch.cat([smallest, rough], 1).topk(count, largest=False, sorted=False)
         nearest = torch.cat([nearest, numbers], 1).gather(1, places)
-    return nearest
+    return nearest, smallest.isinf()
 
 
 class MahalanobisKNN(KNN):
@@ -273,6 +298,7 @@ class MahalanobisKNN(KNN):
 
     name = "mahalanobis-knn"
     view = "tokens"
+    absent_parameters = MappingProxyType({"shrinkage": 0.0})
 
     whitening_: Annotated[Tensor, "D D"]
 

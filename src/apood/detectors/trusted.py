@@ -48,6 +48,7 @@ class Trusted(Detector):
     """
 
     name = "trusted"
+    pools_tokens = True
 
     centre_: Annotated[Tensor, "D"]
     directions_: Annotated[Tensor, "projections D"]

@@ -163,7 +163,7 @@ def run_entry(entry: Entry, split: Split, cache: Path, *, tabulate: bool = True)
         artefact_bytes=facts["bytes"],
         warnings=list(facts["warnings"]),
         diverged=facts["diverged"],
-        held_out=fit.fit_or_load().held_out_fit(data.test, test) if judged else None,
+        held_out=fit.fit_or_load().held_out_fit(data.test) if judged else None,
         test_scores=test,
         ood_scores=ood,
     )

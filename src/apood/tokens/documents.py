@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["WINDOW", "count_documents", "find_documents", "make_document_mask"]
+__all__ = ["WINDOW", "count_documents", "find_documents", "find_worst", "make_document_mask", "number_documents"]
 
 WINDOW = "window"
 """The channel with the number of each sequence among the windows of its document, from 0: one integer per sequence.
@@ -41,9 +41,23 @@ def count_documents(source: _Windowed) -> int:
     return len(source) if source.windows is None else len(find_documents(source))
 
 
+def number_documents(source: _Windowed) -> npt.NDArray[np.int64]:
+    """Return the number of the document that each sequence belongs to."""
+    starts = find_documents(source)
+    return np.repeat(np.arange(len(starts)), np.diff(starts, append=len(source)))
+
+
+def find_worst(scores: npt.NDArray[np.float64], source: _Windowed) -> npt.NDArray[np.int64]:
+    """Return the sequence with the lowest score of each document, the first of equals."""
+    if source.windows is None:
+        return np.arange(len(source))
+    starts, numbers = find_documents(source), number_documents(source)
+    lowest = np.flatnonzero(scores == np.minimum.reduceat(scores, starts)[numbers])
+    return lowest[np.unique(numbers[lowest], return_index=True)[1]]
+
+
 def make_document_mask(source: _Windowed, documents: Any) -> Tensor:
     """Return which sequences belong to the documents of these numbers."""
-    starts = find_documents(source)
-    chosen = np.zeros(len(starts), dtype=np.bool_)
+    chosen = np.zeros(count_documents(source), dtype=np.bool_)
     chosen[documents] = True
-    return torch.from_numpy(np.repeat(chosen, np.diff(starts, append=len(source))))
+    return torch.from_numpy(chosen[number_documents(source)])

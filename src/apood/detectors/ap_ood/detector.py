@@ -29,7 +29,7 @@ from apood.detectors.ap_ood.training import (
     pool_corpus,
     warn_of_failure,
 )
-from apood.detectors.contract.base import Detector, HeldOutFit, Scores, name_renamed
+from apood.detectors.contract.base import Detector, HeldOutFit, name_renamed
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.fitting.optimise import Checkpoint, minimise, run_digest
 from apood.pooling import FrozenPool, Pooled, Preprocessing, Similarity, round_queries
@@ -134,6 +134,7 @@ class APOOD(Detector):
         origin_: the mean token `[D]` that is subtracted; zeros if tokens are not centred.
         beta_: β after the warm-up; 1 for recipe="reference", where β is part of `queries_`.
         unit_tokens_: whether tokens are scaled to length 1.
+        score_: how the score reduces d² over heads: "sum", "student" or "min".
         mean_distance_: mean d² per head over the ID sequences; about 1 after a good fit.
         length_law_: how log distances of ID sequences depend on their length.
 
@@ -161,6 +162,7 @@ class APOOD(Detector):
     origin_: Annotated[Tensor, "D"]
     beta_: float
     unit_tokens_: bool
+    score_: ScoreName | None = None  # detectors that were saved before this existed have that of their recipe
     mean_distance_: float
     length_law_: LengthLaw
 
@@ -238,7 +240,7 @@ class APOOD(Detector):
 
     @property
     def _score_name(self) -> ScoreName:
-        return self._resolve_recipe().score
+        return self._resolve_recipe().score if self.score_ is None else self.score_
 
     def _resolve_recipe(self, *, supervised: bool = False) -> Recipe:
         return resolve(
@@ -282,15 +284,12 @@ class APOOD(Detector):
         weights: list[dict[str, Any]] = [{"aux_weight": weight} for weight in (0.1, 1.0, 10.0)] if supervised else [{}]
         return [{"beta": beta} | size | weight for beta in betas for size in sizes for weight in weights]
 
-    def held_out_fit(self, tokens: TokenSource, scores: Scores) -> HeldOutFit:
-        """Return the paper's loss and the mean d² per head of held-out ID sequences, given their scores."""
-        if self._score_name != "sum":
-            summed = copy.copy(self)
-            summed.score = "sum"
-            summed._remember_parameters()
-            scores = summed.score_samples(tokens)
-        # The score is s = Σ_j (log |W_j|² - d²_j).
-        loss = -float(scores.mean())
+    def held_out_fit(self, tokens: TokenSource) -> HeldOutFit:
+        """Return the paper's loss and the mean d² per head of held-out ID sequences, each window for itself."""
+        summed = copy.copy(self)
+        summed.score_ = "sum"
+        # The score is s = Σ_j (log |W_j|² - d²_j). Windows count alone, as in `mean_distance_`.
+        loss = -float(summed._score_sequences(tokens).mean())
         distance = (loss + float(self.log_norms_.double().sum())) / len(self.log_norms_)
         return HeldOutFit(loss, distance, self.mean_distance_)
 
@@ -357,7 +356,7 @@ class APOOD(Detector):
         self.origin_ = (
             torch.zeros(source.dim) if start.preprocessing.origin is None else start.preprocessing.origin.cpu()
         )
-        self.beta_, self.unit_tokens_ = start.beta, recipe.unit_tokens
+        self.beta_, self.unit_tokens_, self.score_ = start.beta, recipe.unit_tokens, recipe.score
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
         self.length_law_ = LengthLaw()
         if recipe.adapted:

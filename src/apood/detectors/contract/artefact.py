@@ -14,7 +14,7 @@ import shutil
 import time
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -196,7 +196,11 @@ def _check_learnt(annotation: Any, value: Any, sizes: dict[str, Any]) -> Any:
         allowed = _PLAIN[kind]
         if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
             raise TypeError(f"it is {type(value).__name__}, not {kind.__name__}")
-    if get_origin(kind) in (list, Union, UnionType) and not isinstance(value, list | dict | None):
+    choices = [choice for own in get_args(kind) if get_origin(own) is Literal for choice in get_args(own)]
+    if choices:
+        if value not in choices:
+            raise ValueError(f"it is {value!r}, not one of {', '.join(map(repr, choices))}")
+    elif get_origin(kind) in (list, Union, UnionType) and not isinstance(value, list | dict | None):
         raise TypeError(f"it is {type(value).__name__}")
     if shape is not None:
         names = shape.split()
@@ -307,10 +311,12 @@ def describe_detector(detector: Detector) -> dict[str, Any]:
 
 
 def build_detector(description: dict[str, Any]) -> Detector:
-    """Return the detector that `describe_detector` described, not fitted; former names of parameters are read too."""
+    """Return the detector that `describe_detector` described, perhaps in an older version, not fitted."""
     kind = detector_class(description["method"])
-    parameters = description["parameters"].items()
-    return kind(**{kind.renamed_parameters.get(key, key): from_json(value) for key, value in parameters})
+    stored = {
+        kind.renamed_parameters.get(key, key): from_json(value) for key, value in description["parameters"].items()
+    }
+    return kind(**{**kind.absent_parameters, **stored})
 
 
 def to_json(value: Any) -> Any:

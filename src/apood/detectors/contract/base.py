@@ -29,7 +29,7 @@ from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch
 from apood.tokens.digests import sample_digest
-from apood.tokens.documents import find_documents
+from apood.tokens.documents import find_worst
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source, count_trimmed, token_budget, trim_ends
 
@@ -107,6 +107,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         has_held_out_fit: whether the method implements `held_out_fit`.
         renamed_parameters: new names of constructor arguments that had another name before. Saved detectors are read
             with either.
+        absent_parameters: values of constructor arguments in detectors that were saved before these existed.
 
     Attributes:
         dim_: D, the dimension of the tokens; 0 if there are none.
@@ -129,6 +130,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     pools_tokens: ClassVar[bool] = False
     has_held_out_fit: ClassVar[bool] = False
     renamed_parameters: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    absent_parameters: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     dim_: int
     skips_first_: bool = False  # detectors that were saved before this existed skip nothing
@@ -158,7 +160,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         """Raise `InputError` if a finite value is not allowed; `first` is the index of the batch's first sequence."""
 
-    def score_training(self, chosen: Tensor) -> LeftOut | None:  # noqa: ARG002
+    def score_training(self, chosen: Tensor, documents: Tensor | None = None) -> LeftOut | None:  # noqa: ARG002
         """Return the scores that training sequences would have if the detector had not seen them, or None.
 
         A method that cannot leave a sequence out without another fit does not implement it. Then a fusion holds
@@ -166,6 +168,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
         Args:
             chosen: the indices of the training sequences.
+            documents: the number of the document of each training sequence, which is left out as a whole; None if
+                every sequence is a document.
         """
         return None
 
@@ -187,8 +191,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Return settings worth trying on tokens of dimension `dim`, with AUX sequences (`supervised`) or without."""
         return [{}]
 
-    def held_out_fit(self, tokens: TokenSource, scores: Scores) -> HeldOutFit:  # noqa: ARG002
-        """Return how well the fitted model describes held-out ID sequences, given their scores.
+    def held_out_fit(self, tokens: TokenSource) -> HeldOutFit:  # noqa: ARG002
+        """Return how well the fitted model describes held-out ID sequences.
 
         `apood select` uses it if there are no outliers. A method that implements it sets `has_held_out_fit`.
         """
@@ -231,7 +235,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         A document is a sequence, or all windows of a long text. Then its score is that of the worst window.
         """
         source = as_source(tokens)
-        return _take_worst(self._score_sequences(source), source)
+        scores = self._score_sequences(source)
+        return scores[find_worst(scores, source)]
 
     def _score_sequences(self, tokens: Any) -> Scores:
         """Return one score per sequence, even if several are windows of one document."""
@@ -287,7 +292,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 DataWarning,
                 stacklevel=2,
             )
-        scores = _take_worst(scores, source)
+        scores = scores[find_worst(scores, source)]
         calibration = Calibration.from_scores(scores, accept)
         if np.isneginf(calibration.threshold):  # a score of -inf is always OOD, so the promise could not be kept
             raise InputError(
@@ -450,11 +455,6 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if "tokens" in self.requires and source.dim != self.dim_:
             raise InputError(f"The tokens have D={source.dim}, this {self.name} detector was fitted on D={self.dim_}.")
         return source
-
-
-def _take_worst(scores: Scores, source: TokenSource) -> Scores:
-    """Return the lowest score of each document."""
-    return scores if source.windows is None else np.minimum.reduceat(scores, find_documents(source))
 
 
 def name_renamed(constructor: Callable[Concatenate[D, P], None]) -> Callable[Concatenate[D, P], None]:

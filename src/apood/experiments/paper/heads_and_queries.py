@@ -118,7 +118,7 @@ def _measure_fit(study: StudyData, result: RowResult, number: int) -> HeldOutFit
     """Return the distances of training and held-out sequences; the fit is read from the cache."""
     data = study.split(result.entry.mode, number).read_for(result.entry)
     fit = fit_entry(result.entry, data, study.cache)
-    return fit.fit_or_load().held_out_fit(data.test, fit.score(data.test)[0])
+    return fit.fit_or_load().held_out_fit(data.test)
 
 
 def _check_over_fitting(labels: Sequence[str], ratios: dict[str, float]) -> Claim:
