@@ -57,6 +57,19 @@ def test_scores_of_texts_and_of_their_store_agree(apood, trained, model, files, 
     assert printed["sequences"] == count_documents(TokenStore(trained / "held-out"))
 
 
+def test_what_was_cut_is_said(apood, model, files, tmp_path):
+    for name in ("train", "held-out"):
+        options = ["--max-tokens", 6, "--on-long", "beginning", "--out", tmp_path / name]
+        apood("embed", files / f"{name}.jsonl", "--model", model, *options)
+    apood("fit", tmp_path / "train", "--method", "knn", "--out", tmp_path / "detector")
+    result = apood("score", tmp_path / "detector", files / "test.jsonl")
+    rows = read_rows(result)
+    assert {row["windows"] for row in rows} == {1}
+    count = int(result.stderr.split()[0])
+    assert 0 < count <= sum(row["tokens"] == 6 for row in rows)
+    assert result.stderr == f"{count} inputs had more than 6 tokens: only the beginning was scored.\n"
+
+
 def test_a_text_of_too_many_windows_gets_a_row(apood, trained, tmp_path):
     given = write_lines(tmp_path / "a.jsonl", ["word1 word2", "word1 " * 500, "word3"])
     result = apood("score", trained / "detector", given)

@@ -91,7 +91,7 @@ def test_the_summary_tells_what_the_tokens_do_not(train):
         return with_summary(correlated_sequences(count, DIM, seed=seed), seed=seed, shift=shift)
 
     detector = Fusion().fit(data(200, 0))
-    inside, outside = data(200, 1), data(200, 2, shift=3.0)
+    inside, outside = data(200, 1), data(200, 2, shift=6.0)
     assert auroc(detector, inside, outside) > 0.8
     without = Fusion().fit(TokenBatch(train.values, train.offsets))
     assert auroc(without, inside, outside) < 0.6

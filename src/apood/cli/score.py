@@ -89,6 +89,11 @@ def score(
     write_rows(columns, file, as_json=as_json)
     if found.long:
         echo(f"{format_count(found.long, 'input')} had several windows, and the worst one decided.", err=True)
+    if found.cut:
+        echo(
+            f"{format_count(found.cut, 'input')} had more than {found.limit:,} tokens: only the beginning was scored.",
+            err=True,
+        )
     if file is not None:
         ood = f", {columns['decision'].count('OOD'):,} of them OOD" if "decision" in columns else ""
         echo(f"Scored {format_count(len(found.scores), 'input')}{ood}; written to {file}.")
@@ -104,6 +109,8 @@ class _Scored:
         windows: the number of windows, 0 if nothing was scored.
         indices: the indices of the records of the inputs.
         reasons: why an input was refused before it was scored, else None; empty for a store.
+        cut: the number of inputs of which only the beginning was scored.
+        limit: the number of tokens that they were cut at.
     """
 
     scores: list[float]
@@ -111,6 +118,8 @@ class _Scored:
     windows: list[int]
     indices: list[int]
     reasons: list[str | None]
+    cut: int = 0
+    limit: int = 0
 
     @classmethod
     def of_documents(cls, source: "TokenSource", scores: "Scores") -> "_Scored":
@@ -237,7 +246,9 @@ def _score_records(
                 found.windows.append(windows)
                 found.reasons.append(None if refused is None else refused.reason)
                 scorable.append(scores_it)
+            found.cut += portion.truncated
             progress.update(len(batch.values))
+    found.limit = int(encoder.identity["max_tokens"] or 0)
     if not found.scores:
         raise InputError("There is nothing to score: no record can be used.")
     # An empty text is OOD, even if the tokenizer adds special tokens to it.
