@@ -281,7 +281,9 @@ class Fusion(Detector):
 
     def _standardize(self, scores: list[Tensor], lengths: Tensor) -> Tensor:
         """Return z_k `[N, members]` from the scores of each member."""
-        logs = _stack_log_distances(self.members_, scores).clamp_min(self.floors_)
+        logs = torch.stack(
+            [member.log_distances(own) for member, own in zip(self.members_, scores, strict=True)], 1
+        ).clamp_min(self.floors_)
         return (logs - self.length_law_.compute_allowances(lengths) - self.means_) / self.spreads_
 
     def _scale_contributions(self, number: int, source: TokenSource) -> Tensor:
@@ -400,10 +402,6 @@ def _rephrase_shortage(message: str, learnt: int, source: TokenSource) -> str:
         f"{message.rstrip('.')} (a fusion holds out {len(source) - learnt} of the {len(source)} given sequences to "
         f"compare its members, so {enough} would be enough)."
     )
-
-
-def _stack_log_distances(members: list[Detector], scores: list[Tensor]) -> Tensor:
-    return torch.stack([member.log_distances(own) for member, own in zip(members, scores, strict=True)], 1)
 
 
 def _refuse_without_distances(name: str, logs: Tensor, known: Tensor) -> None:

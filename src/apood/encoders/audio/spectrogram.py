@@ -1,8 +1,10 @@
 """Log-mel spectrograms, as the feature extractor of the Audio Spectrogram Transformer computes them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +14,9 @@ from torch import Tensor
 from apood.support.errors import InputError
 from apood.support.files import read_json, write_json
 
-__all__ = ["PREPROCESSOR_FILE", "LogMel"]
+__all__ = ["PREPROCESSOR_FILE", "LogMel", "read_preprocessor"]
+
+T = TypeVar("T")
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 
@@ -20,6 +24,20 @@ _FRAME_SECONDS, _HOP_SECONDS = 0.025, 0.010
 _PREEMPHASIS = 0.97
 _FLOOR = 2.0**-23  # Kaldi's: the smallest float32 step at 1
 _LOWEST_HERTZ = 20
+
+
+def read_preprocessor(folder: Path, parse: Callable[[Any], T]) -> T:
+    """Return what `parse` makes of the settings in a model's preprocessor_config.json; refuse a file without them."""
+    path = folder / PREPROCESSOR_FILE
+    try:
+        return parse(read_json(path))
+    except FileNotFoundError as error:
+        raise InputError(
+            f"The model folder {str(folder)!r} has no {PREPROCESSOR_FILE}, "
+            "which defines the spectrograms of its sounds."
+        ) from error
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise InputError(f"{str(path)!r} is not a JSON object with the settings of a spectrogram.") from error
 
 
 @dataclass(frozen=True)
@@ -47,9 +65,8 @@ class LogMel:
     @classmethod
     def load(cls, folder: Path) -> "LogMel":
         """Return the settings of the model in `folder`."""
-        path = folder / PREPROCESSOR_FILE
-        try:
-            config = read_json(path)
+
+        def parse(config: Any) -> "LogMel":
             normalised = config.get("do_normalize", True)
             return cls(
                 rate=int(config.get("sampling_rate", cls.rate)),
@@ -58,13 +75,8 @@ class LogMel:
                 mean=float(config.get("mean", cls.mean)) if normalised else 0.0,
                 std=float(config.get("std", cls.std)) if normalised else 0.5,  # features are divided by 2 std
             )
-        except FileNotFoundError as error:
-            raise InputError(
-                f"The model folder {str(folder)!r} has no {PREPROCESSOR_FILE}, "
-                "which defines the spectrograms of its sounds."
-            ) from error
-        except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
-            raise InputError(f"{str(path)!r} is not a JSON object with the settings of a spectrogram.") from error
+
+        return read_preprocessor(folder, parse)
 
     def save(self, folder: Path) -> None:
         """Write the file that `transformers.ASTFeatureExtractor` reads."""

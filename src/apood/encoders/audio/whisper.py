@@ -7,11 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE
+from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE, read_preprocessor
 from apood.encoders.base.hidden import LayerReader
 from apood.encoders.base.pretrained import Kind, Pretrained, load_config, load_model
 from apood.support.errors import InputError
-from apood.support.files import read_json
 
 __all__ = ["Whisper"]
 
@@ -73,18 +72,11 @@ def _make_extractor(pretrained: Pretrained, config: Any) -> Any:
     """Return the extractor of features of transformers, without the noise that it can add."""
     from transformers import WhisperFeatureExtractor
 
+    known = {"feature_size": 80, "sampling_rate": 16_000, "hop_length": 160, "chunk_length": 30, "n_fft": 400}
+    settings = read_preprocessor(
+        pretrained.folder, lambda content: {name: int(content.get(name, usual)) for name, usual in known.items()}
+    )
     path = pretrained.folder / PREPROCESSOR_FILE
-    try:
-        content = read_json(path)
-        known = {"feature_size": 80, "sampling_rate": 16_000, "hop_length": 160, "chunk_length": 30, "n_fft": 400}
-        settings = {name: int(content.get(name, usual)) for name, usual in known.items()}
-    except FileNotFoundError as error:
-        raise InputError(
-            f"The model folder {str(pretrained.folder)!r} has no {PREPROCESSOR_FILE}, "
-            "which defines the spectrograms of its sounds."
-        ) from error
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise InputError(f"{str(path)!r} is not a JSON object with the settings of a spectrogram.") from error
     for name, value in settings.items():
         if not 0 < value <= _LONGEST_FRAME:
             raise InputError(f"{name} in {str(path)!r} must be from 1 to {_LONGEST_FRAME}, got {value}.")

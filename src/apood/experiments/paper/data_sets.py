@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from apood.data.declared_sets import ID_KEYS, check_keys, read_common
 from apood.data.inputs import AUDIO_ENDINGS, find_files, read_records
 from apood.data.presets import PRESETS
 from apood.data.sounds import read_sounds
@@ -20,7 +21,7 @@ MANIFEST = "apood-data.toml"
 OOD = "ood."
 """The prefix of the role of an OOD set; the name of the set follows."""
 
-_ROLES = ("id", "id_train", "id_test", "aux")
+_ROLES = (*ID_KEYS, "aux")
 _TOP_KEYS = (*_ROLES, "ood", "field", "prompt", "settings")
 _SET_KEYS = ("files", "field", "labels")
 _ARCHIVE = ".npz"
@@ -94,19 +95,8 @@ def read_manifest(folder: Path, task: Task, skipped: Sequence[str] = ()) -> Data
 
 
 def _parse_manifest(content: dict[str, Any], folder: Path, task: Task) -> DataSets:
-    _check_keys(content, _TOP_KEYS, "a manifest")
-    common, prompt, ood = content.get("field"), content.get("prompt"), content.get("ood")
-    for key, text in (("field", common), ("prompt", prompt)):
-        if text is not None and not isinstance(text, str):
-            raise InputError(f"{key} must be a text, got {text!r}.")
-    if prompt is not None and prompt.count("{text}") != 1:
-        raise InputError(f"prompt must contain {{text}} once, in place of the text, got {prompt!r}.")
-    given = tuple(role for role in ("id", "id_train", "id_test") if role in content)
-    if given not in (("id",), ("id_train", "id_test")):
-        found = " and ".join(given) or "none of them"
-        raise InputError(f"The ID files are either id_train and id_test, or id alone, got {found}.")
-    if not isinstance(ood, dict) or not ood:
-        raise InputError("The table [ood] must name at least one OOD set and its file.")
+    check_keys(content, _TOP_KEYS, "a manifest")
+    common, prompt, ood, _ = read_common(content, "", "[ood]")
     by_role = {role: _parse_set(role, content[role], folder, common) for role in _ROLES if role in content}
     for name, value in ood.items():
         column = task.column(name)
@@ -122,17 +112,9 @@ def _parse_manifest(content: dict[str, Any], folder: Path, task: Task) -> DataSe
     return DataSets(by_role, task.settings.replace_from(settings), prompt, missing)
 
 
-def _check_keys(table: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
-    for key in table:
-        if key not in allowed:
-            raise InputError(
-                f"There is no key {key!r}{suggest_name(key, allowed)} in {where}; allowed: {', '.join(allowed)}."
-            )
-
-
 def _parse_set(role: str, value: Any, folder: Path, common: str | None) -> DataSet:
     table = value if isinstance(value, dict) else {"files": value}
-    _check_keys(table, _SET_KEYS, role)
+    check_keys(table, _SET_KEYS, role)
     files, labels, own = table.get("files"), table.get("labels", []), table.get("field", common)
     files = [files] if isinstance(files, str) else files
     if not (isinstance(files, list) and files and all(isinstance(file, str) and file for file in files)):

@@ -1,12 +1,13 @@
 """The corpora of the benchmark, as a TOML file declares them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from apood.data.declared_sets import ID_KEYS, check_keys, read_common
 from apood.data.presets import PRESETS
-from apood.support.checks import check_choice, check_integer, suggest_name
+from apood.support.checks import check_choice, check_integer
 from apood.support.errors import InputError
 from apood.support.files import read_toml
 
@@ -16,8 +17,7 @@ Status = Literal["development", "untouched"]
 Kind = Literal["near", "far"]
 
 _TOP_KEYS = ("salt", "limits", "corpora")
-_ID_KEYS = ("id", "id_train", "id_test")
-_CORPUS_KEYS = ("status", *_ID_KEYS, "aux", "ood", "field", "max_tokens", "max_new_tokens", "prompt")
+_CORPUS_KEYS = ("status", *ID_KEYS, "aux", "ood", "field", "max_tokens", "max_new_tokens", "prompt")
 _OOD_KEYS = ("input", "kind", "field")
 
 
@@ -113,13 +113,13 @@ def read_declaration(path: Path, data: Path | None = None) -> Declaration:
 
 
 def _parse(content: dict[str, Any], folder: Path) -> Declaration:
-    _check_keys(content, _TOP_KEYS, "a declaration")
+    check_keys(content, _TOP_KEYS, "a declaration")
     salt, limits, corpora = content.get("salt", Declaration.salt), content.get("limits", {}), content.get("corpora")
     if not isinstance(salt, str):
         raise InputError(f"salt must be a text, got {salt!r}.")
     if not isinstance(limits, dict):
         raise InputError(f"limits must be a table, got {limits!r}.")
-    _check_keys(limits, [one.name for one in fields(Limits)], "[limits]")
+    check_keys(limits, [one.name for one in fields(Limits)], "[limits]")
     for key, value in limits.items():
         check_integer(f"{key} in [limits]", value, 1)
     if not isinstance(corpora, dict) or not corpora:
@@ -135,20 +135,9 @@ def _parse_corpus(name: str, table: Any, folder: Path) -> Corpus:
         raise InputError(f"The name of a corpus is part of file names: letters, digits, - and _ only, got {name!r}.")
     if not isinstance(table, dict):
         raise InputError(f"{where} must be a table, got {table!r}.")
-    _check_keys(table, _CORPUS_KEYS, where)
+    check_keys(table, _CORPUS_KEYS, where)
     check_choice(f"status in {where}", table.get("status"), get_args(Status))  # type: ignore[arg-type]
-    common, prompt, ood = table.get("field"), table.get("prompt"), table.get("ood")
-    for key, text in (("field", common), ("prompt", prompt)):
-        if text is not None and not isinstance(text, str):
-            raise InputError(f"{key} in {where} must be a text, got {text!r}.")
-    if prompt is not None and prompt.count("{text}") != 1:
-        raise InputError(f"prompt in {where} must contain {{text}} once, in place of the text, got {prompt!r}.")
-    given = tuple(key for key in _ID_KEYS if key in table)
-    if given not in (("id",), ("id_train", "id_test")):
-        found = " and ".join(given) or "none of them"
-        raise InputError(f"The ID texts of {where} are either id_train and id_test, or id alone, got {found}.")
-    if not isinstance(ood, dict) or not ood:
-        raise InputError(f"The table [corpora.{name}.ood] must name at least one OOD set.")
+    common, prompt, ood, given = read_common(table, f" in {where}", f"[corpora.{name}.ood]")
     numbers = {key: table[key] for key in ("max_tokens", "max_new_tokens") if key in table}
     for key, value in numbers.items():
         check_integer(f"{key} in {where}", value, 1)
@@ -157,7 +146,7 @@ def _parse_corpus(name: str, table: Any, folder: Path) -> Corpus:
         place = f"[corpora.{name}.ood] {own}"
         if not isinstance(value, dict):
             raise InputError(f"{place} must be a table with input and kind, got {value!r}.")
-        _check_keys(value, _OOD_KEYS, place)
+        check_keys(value, _OOD_KEYS, place)
         check_choice(f"kind of {place}", value.get("kind"), get_args(Kind))  # type: ignore[arg-type]
         sets[own] = _parse_input(place, value.get("input"), folder, value.get("field", common))
         kinds[own] = value["kind"]
@@ -190,11 +179,3 @@ def _resolve(name: str, folder: Path) -> str:
     if kind == "hf" or (kind in PRESETS and PRESETS[kind].hub_id is not None):
         return name
     return f"{kind}:{folder / rest}"
-
-
-def _check_keys(table: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
-    for key in table:
-        if key not in allowed:
-            raise InputError(
-                f"There is no key {key!r}{suggest_name(key, allowed)} in {where}; allowed are {', '.join(allowed)}."
-            )
