@@ -80,7 +80,9 @@ def test_values_beyond_float32_are_refused_in_fit_and_no_score_is_nan(new, fit, 
             )
             if name == "sample_logprobs":  # its last column is a number of tokens
                 for batch in (wide_train, wide):
-                    part_of(batch, name).values[int(part_of(batch, name).offsets[3])] = torch.tensor([huge, size], dtype=torch.float64)
+                    part_of(batch, name).values[int(part_of(batch, name).offsets[3])] = torch.tensor(
+                        [huge, size], dtype=torch.float64
+                    )
             with pytest.raises(InputError, match=f"^{place(name, 0, 3)} in the ID data has a value above 1e\\+15"):
                 fit(new(), wide_train)
             scores = fitted.score_samples(wide)
