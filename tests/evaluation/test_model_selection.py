@@ -10,8 +10,8 @@ import torch
 from builders import correlated_sequences
 
 from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.contract.held_out import HeldOutFit
 from apood.detectors.contract.registry import METHODS, detector_class
-from apood.detectors.contract.unseen import HeldOutFit
 from apood.detectors.entropy import Entropy
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length

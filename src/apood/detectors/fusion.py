@@ -195,13 +195,13 @@ class Fusion(Detector):
         worst = find_worst(_combine(z).numpy(), source)
         return dict(zip(_name_members(self.members_), -z.numpy()[worst].T, strict=True))
 
-    def explain(self, tokens: Any) -> Explanation:
+    def explain(self, X: Any) -> Explanation:
         """Return what each member adds to minus the score, z_k, and what each token adds to the z_k of its sequence.
 
         `members` of the result has the share of each member and its own explanation. The contributions of tokens are
         those to the sum of z_k over the members that explain theirs; `explained` says how much that is.
         """
-        source = self._check_for_scoring(tokens)
+        source = self._check_for_scoring(X)
         names = _name_members(self.members_)
         if not self.explains:
             raise InputError(f"None of the members ({', '.join(names)}) knows what its tokens contribute; ap-ood does.")

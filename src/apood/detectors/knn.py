@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.contract.unseen import LeftOut
+from apood.detectors.contract.held_out import LeftOut
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import compute_floored_log
 from apood.detectors.shared.mean_pooling import (

@@ -30,7 +30,7 @@ from apood.detectors.ap_ood.training import (
     warn_of_failure,
 )
 from apood.detectors.contract.base import Detector, name_renamed
-from apood.detectors.contract.unseen import HeldOutFit
+from apood.detectors.contract.held_out import HeldOutFit
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.fitting.optimise import Checkpoint, minimise, run_digest

@@ -23,7 +23,7 @@ from apood.detectors.contract.data_checks import (
     refuse_nonfinite,
     refuse_unfit,
 )
-from apood.detectors.contract.unseen import HeldOutFit, LeftOut
+from apood.detectors.contract.held_out import HeldOutFit, LeftOut
 from apood.detectors.shared.explanation import Explanation, explain_source
 from apood.detectors.shared.sinks import Sinks, find_sinks, leave_out, mark_nonfinite_ends
 from apood.fitting.optimise import Checkpoint
@@ -245,12 +245,12 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 first += len(batch)
         return scores, nonempty
 
-    def explain(self, tokens: Any) -> Explanation:
+    def explain(self, X: Any) -> Explanation:
         """Return what each token contributes to the distance of its sequence, with heads, neighbours or members.
 
         Windows of a long text are sequences here, each with an explanation of its own.
         """
-        source = self._check_for_scoring(tokens)
+        source = self._check_for_scoring(X)
         if not self.explains:
             raise InputError(f"The score of {self.name} is not made of parts that belong to single tokens.")
 
@@ -260,9 +260,9 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
         return explain_source(source, self._explain, check, first=self.skips_first_, last=self.skips_last_)
 
-    def token_contributions(self, tokens: Any) -> Ragged:
+    def token_contributions(self, X: Any) -> Ragged:
         """Return how much each token adds to the distance of its sequence: the contributions of `explain`."""
-        return self.explain(tokens).contributions
+        return self.explain(X).contributions
 
     def calibrate(self, tokens: Any, accept: float = 0.95) -> Self:
         """Set the threshold from in-distribution sequences that were not used in `fit`.

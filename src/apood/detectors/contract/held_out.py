@@ -1,4 +1,4 @@
-"""What a fitted detector says about sequences that it has not seen."""
+"""What a detector says about sequences that it has not seen: its fit to them, and their scores."""
 
 from typing import NamedTuple
 
