@@ -25,6 +25,7 @@ NAMES = [
     "MahalanobisKNN",
     "Perplexity",
     "RelativeMahalanobis",
+    "TextDetector",
     "TextEncoder",
     "TokenBatch",
     "TokenStore",
