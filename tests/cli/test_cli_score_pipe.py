@@ -24,7 +24,9 @@ def test_named_fields_are_kept(apood, refused, calibrated, files, tmp_path):
     assert [list(row)[:3] for row in rows] == [["index", "number", "score"]] * 40
     assert [row["number"] for row in rows] == list(range(40))
     assert "no field 'id'" in refused("score", calibrated, files / "other.jsonl", "--keep", "id")
-    assert "a column of the rows has that name" in refused("score", calibrated, files / "other.jsonl", "--keep", "score")
+    assert "a column of the rows has that name" in refused(
+        "score", calibrated, files / "other.jsonl", "--keep", "score"
+    )
     (tmp_path / "a.txt").write_text("word1\n")
     assert "there is no field 'id'" in refused("score", calibrated, tmp_path / "a.txt", "--keep", "id")
 

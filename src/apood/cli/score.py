@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apood.cli.arguments import (
+    NoVerify,
     are_sounds,
     check_input_kind,
     open_store,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record
     from apood.detectors.contract.base import Detector
     from apood.pipeline.seen import Seen
+    from apood.tokens.store import TokenStore
 
 __all__ = ["score"]
 
@@ -64,6 +66,7 @@ def score(
     ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records that cannot be used.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    no_verify: NoVerify = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines even on a terminal.")] = False,
 ) -> None:
     """Score sequences, and decide which are out-of-distribution. A higher score is more in-distribution.
@@ -91,7 +94,7 @@ def score(
     if len(inputs) == 1 and _is_store(inputs[0]):
         if keep:
             raise InputError("--keep is for files with fields: a token store has none.")
-        rows = _judge_store(Path(inputs[0]), detector, seen)
+        rows = _judge_store(open_store(Path(inputs[0]), detector, verify=not no_verify), detector, seen)
     else:
         rows = _judge_inputs(inputs, detector, seen, model, field, target_field, keep or [], skip_bad, tally)
     with closing(rows):
@@ -155,16 +158,15 @@ def _is_store(name: str) -> bool:
     )
 
 
-def _judge_store(folder: Path, detector: "Detector", seen: "Seen | None") -> Generator[dict[str, Any]]:
+def _judge_store(sequences: "TokenStore", detector: "Detector", seen: "Seen | None") -> Generator[dict[str, Any]]:
     """Yield the rows of a token store, which does not say which of its texts were cut."""
     import numpy as np
 
     from apood.pipeline.seen import count_tokens
     from apood.tokens.documents import find_documents
 
-    sequences = open_store(folder, detector)
     if len(sequences) == 0:
-        raise InputError(f"The token store {folder} has no sequences.")
+        raise InputError(f"The token store {sequences.folder} has no sequences.")
     scores, tokens = detector.score_samples(sequences), count_tokens(sequences).tolist()
     columns: dict[str, list[Any]] = {"index": list(range(len(scores))), "score": scores.tolist()}
     if hasattr(detector, "threshold_"):  # decisions follow from the scores, so that tokens are read only once

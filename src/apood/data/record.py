@@ -47,7 +47,7 @@ class Record:
 
     item: Any
     place: str
-    kept: Mapping[str, Any] = field(default_factory=dict)
+    kept: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
