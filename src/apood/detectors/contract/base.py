@@ -6,7 +6,7 @@ from contextlib import closing
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, Self, TypeVar, cast
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +23,19 @@ from apood.detectors.contract.data_checks import (
     refuse_nonfinite,
     refuse_unfit,
 )
+from apood.detectors.contract.held_out import HeldOutFit, LeftOut
+from apood.detectors.shared.explanation import Explanation, explain_source
 from apood.detectors.shared.sinks import Sinks, find_sinks, leave_out, mark_nonfinite_ends
 from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import progress_bar
-from apood.tokens.batch import TokenBatch
+from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.digests import sample_digest
 from apood.tokens.documents import find_worst
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source, count_trimmed, token_budget, trim_ends
 
-__all__ = ["AuxUse", "Detector", "HeldOutFit", "LeftOut", "Scores", "name_renamed"]
+__all__ = ["AuxUse", "Detector", "Scores", "name_renamed"]
 
 Scores = npt.NDArray[np.float64]
 
@@ -45,47 +47,8 @@ P = ParamSpec("P")
 D = TypeVar("D", bound="Detector")
 
 _TOKENS = "tokens"
-_FAR = 4.0  # squared distance per head, and its ratio between held-out and training sequences; both should be about 1
 _FREE = frozenset({"seed", "device"})  # parameters that may be changed after `fit`: no score depends on them then
 _FEW = 64  # sequences that are scored without a progress bar, because it would not appear in time
-
-
-class HeldOutFit(NamedTuple):
-    """The loss and the distances of held-out ID sequences.
-
-    It does not rank settings, but it shows models that failed.
-
-    Attributes:
-        loss: mean over the sequences of the method's loss; AP-OOD's is Σ_j d²_j - Σ_j log |W_j|².
-        distance: mean squared distance per head.
-        training_distance: the same for the sequences that the model was fitted on.
-    """
-
-    loss: float
-    distance: float
-    training_distance: float
-
-    @property
-    def ratio(self) -> float:
-        """Held-out distance divided by training distance: 1 is ideal, whatever the size of the model."""
-        return self.distance / max(self.training_distance, np.finfo(np.float64).tiny)
-
-    @property
-    def disaster(self) -> bool:
-        """Whether the training never converged, or the model memorised its training sequences."""
-        return not (self.ratio < _FAR and self.training_distance < _FAR)
-
-
-class LeftOut(NamedTuple):
-    """What a detector says about training sequences as if it had seen neither them nor their near copies.
-
-    Attributes:
-        scores: their scores, float64; 0 if nothing is known.
-        copied: whether they have near copies.
-    """
-
-    scores: Tensor
-    copied: Tensor
 
 
 class Detector(BaseEstimator):  # type: ignore[misc]
@@ -105,6 +68,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             then searched only after a score that is not finite, instead of reading all values before each batch.
         pools_tokens: whether the method pools tokens, so that sinks are left out: `_fit` and `_score` do not see them.
         has_held_out_fit: whether the method implements `held_out_fit`.
+        explains: whether the method implements `_explain`.
         renamed_parameters: new names of constructor arguments that had another name before. Saved detectors are read
             with either.
         absent_parameters: values of constructor arguments in detectors that were saved before these existed.
@@ -129,6 +93,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     propagates_nonfinite: ClassVar[bool] = False
     pools_tokens: ClassVar[bool] = False
     has_held_out_fit: ClassVar[bool] = False
+    explains: ClassVar[bool] = False
     renamed_parameters: ClassVar[Mapping[str, str]] = MappingProxyType({})
     absent_parameters: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
@@ -155,6 +120,13 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         """Return the scores `[sequences]` of a batch without empty sequences."""
+        raise NotImplementedError
+
+    def _explain(self, tokens: TokenBatch) -> Explanation:
+        """Return what the tokens of a batch without empty sequences contribute to the distances behind the scores.
+
+        The contributions of a sequence sum to its distance, the score at a distance of 0 minus the score.
+        """
         raise NotImplementedError
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
@@ -272,6 +244,25 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                     refuse_nonfinite(batch, self.requires, first, where)
                 first += len(batch)
         return scores, nonempty
+
+    def explain(self, X: Any) -> Explanation:
+        """Return what each token contributes to the distance of its sequence, with heads, neighbours or members.
+
+        Windows of a long text are sequences here, each with an explanation of its own.
+        """
+        source = self._check_for_scoring(X)
+        if not self.explains:
+            raise InputError(f"The score of {self.name} is not made of parts that belong to single tokens.")
+
+        def check(batch: TokenBatch, first: int) -> None:
+            refuse_nonfinite(batch, self.requires, first, "the data to explain")
+            self._check_batch(batch, first, "the data to explain")
+
+        return explain_source(source, self._explain, check, first=self.skips_first_, last=self.skips_last_)
+
+    def token_contributions(self, X: Any) -> Ragged:
+        """Return how much each token adds to the distance of its sequence: the contributions of `explain`."""
+        return self.explain(X).contributions
 
     def calibrate(self, tokens: Any, accept: float = 0.95) -> Self:
         """Set the threshold from in-distribution sequences that were not used in `fit`.
