@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from apood.detectors.contract.base import Detector, LeftOut
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.held_out import LeftOut
 from apood.detectors.shared.log_distances import compute_floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -184,17 +185,25 @@ def as_source(data: Any) -> TokenSource:
     """Return `data` as a token source.
 
     Args:
-        data: a `TokenBatch`, a `TokenStore` or another source, a list of 2-D arrays, a padded 3-D array, or a
-            pair of a padded array and its mask.
+        data: a `TokenBatch`, a `TokenStore` or another source, a list or an object array of 2-D arrays, a padded 3-D
+            array, or a pair of a padded array and its mask.
     """
     if isinstance(data, TokenBatch):
         return data
+    if getattr(data, "dtype", None) == np.dtype(object):  # an array, or a column of a table
+        data = list(data) if data.ndim == 1 else np.array(data.tolist())
     if isinstance(data, tuple) and len(data) == 2 and getattr(data[0], "ndim", 0) == 3:
         return TokenBatch.from_padded(*data)
     if isinstance(data, list | tuple):
         return TokenBatch.from_sequences(data)
     if getattr(data, "ndim", None) == 3:
         return TokenBatch.from_padded(data)
+    if getattr(data, "ndim", None) == 2:
+        rows, dim = data.shape
+        raise InputError(
+            f"A 2-D array [{rows}, {dim}] can be one sequence of {rows} tokens, or {rows} sequences of one token: "
+            "give [X] for the former, and X[:, None] for the latter."
+        )
     if isinstance(data, TokenSource):  # last, because checking a protocol takes long
         return data
     raise InputError(

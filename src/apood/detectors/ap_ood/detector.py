@@ -29,7 +29,8 @@ from apood.detectors.ap_ood.training import (
     pool_corpus,
     warn_of_failure,
 )
-from apood.detectors.contract.base import Detector, HeldOutFit, name_renamed
+from apood.detectors.contract.base import Detector, name_renamed
+from apood.detectors.contract.held_out import HeldOutFit
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.fitting.optimise import Checkpoint, minimise, run_digest
 from apood.pooling import FrozenPool, Pooled, Preprocessing, Similarity, round_queries

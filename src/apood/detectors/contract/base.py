@@ -6,12 +6,13 @@ from contextlib import closing
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, Self, TypeVar, cast
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -21,8 +22,10 @@ from apood.detectors.contract.data_checks import (
     refuse_incompatible,
     refuse_lacking,
     refuse_nonfinite,
+    refuse_other_than_labels,
     refuse_unfit,
 )
+from apood.detectors.contract.held_out import HeldOutFit, LeftOut
 from apood.detectors.shared.sinks import Sinks, find_sinks, leave_out, mark_nonfinite_ends
 from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
@@ -33,7 +36,7 @@ from apood.tokens.documents import find_worst
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source, count_trimmed, token_budget, trim_ends
 
-__all__ = ["AuxUse", "Detector", "HeldOutFit", "LeftOut", "Scores", "name_renamed"]
+__all__ = ["AuxUse", "Detector", "Scores", "name_renamed"]
 
 Scores = npt.NDArray[np.float64]
 
@@ -45,47 +48,8 @@ P = ParamSpec("P")
 D = TypeVar("D", bound="Detector")
 
 _TOKENS = "tokens"
-_FAR = 4.0  # squared distance per head, and its ratio between held-out and training sequences; both should be about 1
 _FREE = frozenset({"seed", "device"})  # parameters that may be changed after `fit`: no score depends on them then
 _FEW = 64  # sequences that are scored without a progress bar, because it would not appear in time
-
-
-class HeldOutFit(NamedTuple):
-    """The loss and the distances of held-out ID sequences.
-
-    It does not rank settings, but it shows models that failed.
-
-    Attributes:
-        loss: mean over the sequences of the method's loss; AP-OOD's is Σ_j d²_j - Σ_j log |W_j|².
-        distance: mean squared distance per head.
-        training_distance: the same for the sequences that the model was fitted on.
-    """
-
-    loss: float
-    distance: float
-    training_distance: float
-
-    @property
-    def ratio(self) -> float:
-        """Held-out distance divided by training distance: 1 is ideal, whatever the size of the model."""
-        return self.distance / max(self.training_distance, np.finfo(np.float64).tiny)
-
-    @property
-    def disaster(self) -> bool:
-        """Whether the training never converged, or the model memorised its training sequences."""
-        return not (self.ratio < _FAR and self.training_distance < _FAR)
-
-
-class LeftOut(NamedTuple):
-    """What a detector says about training sequences as if it had seen neither them nor their near copies.
-
-    Attributes:
-        scores: their scores, float64; 0 if nothing is known.
-        copied: whether they have near copies.
-    """
-
-    scores: Tensor
-    copied: Tensor
 
 
 class Detector(BaseEstimator):  # type: ignore[misc]
@@ -200,16 +164,19 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     # Methods that users call.
 
-    def fit(self, tokens: Any, aux: Any = None, *, checkpoint: Checkpoint | None = None) -> Self:
+    def fit(self, X: Any, y: Any = None, *, aux: Any = None, checkpoint: Checkpoint | None = None) -> Self:
         """Learn from in-distribution sequences and, if the method can, from auxiliary outliers.
 
         Args:
-            tokens: a TokenBatch, a TokenStore, a list of arrays `[tokens, D]`, or padded `(array, mask)`.
-            aux: auxiliary outliers in the same forms, from one sequence to more than there are in `tokens`.
+            X: a TokenBatch, a TokenStore, a list of arrays `[tokens, D]`, or padded `(array, mask)`.
+            y: one label per sequence, as scikit-learn passes them. They are ignored: all sequences in `X` are taken
+                for in-distribution, so leave known outliers out.
+            aux: auxiliary outliers in the forms of `X`, from one sequence to more than there are in `X`.
             checkpoint: where a long fit saves its state, so that it can continue after an interruption.
         """
         self.check_parameters()
-        source = as_source(tokens)
+        source = as_source(X)
+        refuse_other_than_labels(y, source)
         outliers = self._check_aux(aux, source)
         for data, role in ((source, "ID"), (outliers, "AUX")):
             if data is not None:
@@ -229,12 +196,12 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         self.dim_ = source.dim  # set last, because it marks a detector as fitted
         return self
 
-    def score_samples(self, tokens: Any) -> Scores:
+    def score_samples(self, X: Any) -> Scores:
         """Return one score per document, higher if more in-distribution; -inf (and a warning) for an empty one.
 
         A document is a sequence, or all windows of a long text. Then its score is that of the worst window.
         """
-        source = as_source(tokens)
+        source = as_source(X)
         scores = self._score_sequences(source)
         return scores[find_worst(scores, source)]
 
@@ -273,14 +240,14 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 first += len(batch)
         return scores, nonempty
 
-    def calibrate(self, tokens: Any, accept: float = 0.95) -> Self:
+    def calibrate(self, X: Any, accept: float = 0.95) -> Self:
         """Set the threshold from in-distribution sequences that were not used in `fit`.
 
         A new in-distribution document is then accepted with probability at least `accept`, for every distribution, if
         it is exchangeable with the documents given here. Each of them counts once, by its worst window. Empty sequences
         are refused here as in `fit`: the promise is for inputs that can be scored.
         """
-        source = self._check_for_scoring(tokens)
+        source = self._check_for_scoring(X)
         if _TOKENS in self.requires:  # the lengths are known without reading any token
             self._refuse_empty_calibration(source.lengths.numpy() > 0)
         scores, nonempty = self._score_source(source)
@@ -328,30 +295,36 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Scores of the calibration sequences in ascending order, as a copy."""
         return torch.tensor(self._calibration.scores)
 
-    def was_fitted_on(self, tokens: Any) -> bool:
+    def was_fitted_on(self, X: Any) -> bool:
         """Return whether these are all the sequences that the detector was fitted on, in the same order."""
         check_is_fitted(self, "dim_")
-        return self._digest(as_source(tokens)) == self.fitted_on_
+        return self._digest(as_source(X)) == self.fitted_on_
 
-    def decision_function(self, tokens: Any) -> Scores:
-        """Return score minus threshold; negative means out-of-distribution."""
-        return self.calibration.subtract_threshold(self.score_samples(tokens))
+    def decision_function(self, X: Any) -> Scores:
+        """Return score minus threshold; negative means out-of-distribution.
 
-    def predict(self, tokens: Any) -> npt.NDArray[np.int64]:
+        Before `calibrate` there is no threshold, and the scores themselves are returned. They rank the documents, which
+        is all that `scoring="roc_auc"` of scikit-learn needs, but their sign means nothing, and `predict` refuses.
+        """
+        calibration = vars(self).get("_calibration")
+        scores = self.score_samples(X)
+        return scores if calibration is None else calibration.subtract_threshold(scores)
+
+    def predict(self, X: Any) -> npt.NDArray[np.int64]:
         """Return +1 for in-distribution and -1 for out-of-distribution documents."""
-        return np.where(self.calibration.accepts(self.score_samples(tokens)), 1, -1)
+        return np.where(self.calibration.accepts(self.score_samples(X)), 1, -1)
 
     def decide(self, scores: Scores) -> npt.NDArray[np.int64]:
         """Return the result of `predict` for sequences that are already scored."""
         return np.where(self.calibration.accepts(scores), 1, -1)
 
-    def p_values(self, tokens: Any) -> Scores:
+    def p_values(self, X: Any) -> Scores:
         """Return conformal p-values: an ID sequence gets a p-value <= α with probability at most α."""
-        return self.calibration.p_values(self.score_samples(tokens))
+        return self.calibration.p_values(self.score_samples(X))
 
-    def select_ood(self, tokens: Any, rate: float = 0.05) -> npt.NDArray[np.bool_]:
+    def select_ood(self, X: Any, rate: float = 0.05) -> npt.NDArray[np.bool_]:
         """Return which sequences to call OOD so that, on average, at most a share `rate` of these calls is wrong."""
-        return benjamini_hochberg(self.p_values(tokens), rate)
+        return benjamini_hochberg(self.p_values(X), rate)
 
     def save(self, folder: str | Path) -> None:
         """Write the detector to a folder of JSON and safetensors files, which `apood.load` reads."""
@@ -386,6 +359,11 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if not name.startswith("_"):  # a new calibration changes nothing that is cached
             # after the value is set: a thread that still computes from the old one writes to a cache that nobody reads
             self.__dict__.pop("_cache", None)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.estimator_type = "outlier_detector"
+        return tags
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "_cache"}
