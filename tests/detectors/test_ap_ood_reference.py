@@ -126,7 +126,7 @@ def test_contributions_sum_to_the_distance_of_the_pooled_logits(train, test_set,
     squares = measure(list(test_set), list(train), detector.queries_ / 0.3, 0.3)
     expected = (squares if score == "sum" else 3 * torch.log1p(squares / 3)).sum(1)
     found = torch.stack([row.sum() for row in detector.token_contributions(test_set)])
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found, expected.double(), rtol=1e-3, atol=1e-3)
     best = float(detector.log_norms_.sum())
     np.testing.assert_allclose(best - detector.score_samples(test_set), expected, rtol=1e-3, atol=1e-3)
 

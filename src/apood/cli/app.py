@@ -22,6 +22,7 @@ from apood.cli.output import PlainGroup
 from apood.cli.score import score
 from apood.cli.select import select
 from apood.cli.train import train
+from apood.cli.watch import watch
 
 __all__ = ["app", "main"]
 
@@ -46,6 +47,7 @@ _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (calibrate, "apood calibrate detector held-out --accept 0.95"),
         (score, "apood score detector new.jsonl --out scores.csv"),
     ),
+    "In operation": ((watch, "apood watch detector scores.jsonl --state drift.json"),),
     "Which method, which settings": (
         (evaluate, "apood evaluate detector --id test --ood news=news --ood code=code"),
         (compare, "apood compare --id-train train --id-test test --ood news=news --ood code=code --out comparison"),

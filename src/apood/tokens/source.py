@@ -19,6 +19,7 @@ __all__ = [
     "Trimmed",
     "as_source",
     "count_trimmed",
+    "mark_kept",
     "split",
     "token_budget",
     "trim_ends",
@@ -164,14 +165,22 @@ def count_trimmed(lengths: Tensor, *, first: bool, last: bool) -> tuple[Tensor, 
     return before, (lengths - before > 1).long() * last
 
 
+def mark_kept(lengths: Tensor, *, first: bool, last: bool) -> Tensor:
+    """Return which of the tokens of all sequences are kept if first or last tokens, or both, are left out."""
+    before, after = count_trimmed(lengths, first=first, last=last)
+    stops = lengths.cumsum(0)
+    kept = torch.ones(int(lengths.sum()), dtype=torch.bool)
+    kept[(stops - lengths)[before > 0]] = False
+    kept[stops[after > 0] - 1] = False
+    return kept
+
+
 def trim_ends(tokens: TokenBatch, *, first: bool, last: bool) -> TokenBatch:
     """Return the sequences without their first or last token, or both, and without channels; one token stays."""
     before, after = count_trimmed(tokens.lengths, first=first, last=last)
     if len(tokens) == 1:
         return TokenBatch.from_sequences([tokens.values[int(before) : len(tokens.values) - int(after)]])
-    keep = torch.ones(len(tokens.values), dtype=torch.bool)
-    keep[tokens.offsets[:-1][before > 0]] = False
-    keep[tokens.offsets[1:][after > 0] - 1] = False
+    keep = mark_kept(tokens.lengths, first=first, last=last)
     rows = upload(keep.nonzero().flatten(), tokens.values.device)  # a mask on a GPU would make it wait
     return TokenBatch.from_lengths(tokens.values[rows], tokens.lengths - before - after)
 

@@ -26,11 +26,12 @@ from apood.detectors.contract.data_checks import (
     refuse_unfit,
 )
 from apood.detectors.contract.held_out import HeldOutFit, LeftOut
+from apood.detectors.shared.explanation import Explanation, explain_source
 from apood.detectors.shared.sinks import Sinks, find_sinks, leave_out, mark_nonfinite_ends
 from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.support.progress import progress_bar
-from apood.tokens.batch import TokenBatch
+from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.digests import sample_digest
 from apood.tokens.documents import find_worst
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
@@ -69,6 +70,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             then searched only after a score that is not finite, instead of reading all values before each batch.
         pools_tokens: whether the method pools tokens, so that sinks are left out: `_fit` and `_score` do not see them.
         has_held_out_fit: whether the method implements `held_out_fit`.
+        explains: whether the method implements `_explain`.
         renamed_parameters: new names of constructor arguments that had another name before. Saved detectors are read
             with either.
         absent_parameters: values of constructor arguments in detectors that were saved before these existed.
@@ -93,6 +95,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     propagates_nonfinite: ClassVar[bool] = False
     pools_tokens: ClassVar[bool] = False
     has_held_out_fit: ClassVar[bool] = False
+    explains: ClassVar[bool] = False
     renamed_parameters: ClassVar[Mapping[str, str]] = MappingProxyType({})
     absent_parameters: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
@@ -119,6 +122,13 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         """Return the scores `[sequences]` of a batch without empty sequences."""
+        raise NotImplementedError
+
+    def _explain(self, tokens: TokenBatch) -> Explanation:
+        """Return what the tokens of a batch without empty sequences contribute to the distances behind the scores.
+
+        The contributions of a sequence sum to its distance, the score at a distance of 0 minus the score.
+        """
         raise NotImplementedError
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
@@ -239,6 +249,25 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                     refuse_nonfinite(batch, self.requires, first, where)
                 first += len(batch)
         return scores, nonempty
+
+    def explain(self, X: Any) -> Explanation:
+        """Return what each token contributes to the distance of its sequence, with heads, neighbours or members.
+
+        Windows of a long text are sequences here, each with an explanation of its own.
+        """
+        source = self._check_for_scoring(X)
+        if not self.explains:
+            raise InputError(f"The score of {self.name} is not made of parts that belong to single tokens.")
+
+        def check(batch: TokenBatch, first: int) -> None:
+            refuse_nonfinite(batch, self.requires, first, "the data to explain")
+            self._check_batch(batch, first, "the data to explain")
+
+        return explain_source(source, self._explain, check, first=self.skips_first_, last=self.skips_last_)
+
+    def token_contributions(self, X: Any) -> Ragged:
+        """Return how much each token adds to the distance of its sequence: the contributions of `explain`."""
+        return self.explain(X).contributions
 
     def calibrate(self, X: Any, accept: float = 0.95) -> Self:
         """Set the threshold from in-distribution sequences that were not used in `fit`.
