@@ -137,7 +137,7 @@ class _Watcher:
         state = self.alarm.state
         if self._as_json:
             row = {**self.alarm.gauges(), "alarm_at": state.alarm_at}
-            write_rows({name: [value] for name, value in row.items()}, None, as_json=True)
+            write_rows([row], None, as_json=True)
             return
         alarm = "no alarm" if state.alarm_at is None else f"alarm after {state.alarm_at:,}"
         evidence = f"evidence {_format_evidence(state.log_evidence)}, highest {_format_evidence(state.highest)}"

@@ -1,6 +1,6 @@
 """Token sources: the sequences that detectors read, in memory or on disk, and views of them."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from apood.support.errors import InputError
+from apood.support.progress import progress_bar
 from apood.tokens.batch import FROM_TEXTS, TokenBatch, as_indices, cut_by_budget, upload
 from apood.tokens.documents import count_documents, make_document_mask
 from apood.tokens.identity import EncoderIdentity
@@ -20,10 +21,14 @@ __all__ = [
     "as_source",
     "count_trimmed",
     "mark_kept",
+    "read_with_progress",
     "split",
     "token_budget",
     "trim_ends",
 ]
+
+
+_FEW = 64  # sequences that are read without a progress bar, because it would not appear in time
 
 
 @runtime_checkable
@@ -188,6 +193,21 @@ def trim_ends(tokens: TokenBatch, *, first: bool, last: bool) -> TokenBatch:
 def token_budget(dim: int) -> int:
     """Return how many tokens to read at once: about 128 MB in float32."""
     return max(1, 2**25 // max(dim, 1))
+
+
+def read_with_progress(source: TokenSource, label: str) -> Generator[TokenBatch]:
+    """Yield all sequences in batches, with a progress bar if there are many."""
+    budget = token_budget(source.dim)
+    if len(source) <= _FEW:
+        if isinstance(source, TokenBatch) and 0 < len(source.values) <= budget:
+            yield source
+        else:
+            yield from source.batches(budget)
+        return
+    with progress_bar(len(source), label, "seq") as progress:
+        for batch in source.batches(budget):
+            yield batch
+            progress.update(len(batch))
 
 
 def as_source(data: Any) -> TokenSource:

@@ -1,7 +1,7 @@
 """The contract of every detector: fit, score, calibrate, decide, save."""
 
 import warnings
-from collections.abc import Callable, Generator, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import closing
 from functools import wraps
 from pathlib import Path
@@ -30,12 +30,11 @@ from apood.detectors.shared.explanation import Explanation, explain_source
 from apood.detectors.shared.sinks import Sinks, find_sinks, leave_out, mark_nonfinite_ends
 from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
-from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.digests import sample_digest
 from apood.tokens.documents import find_worst
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
-from apood.tokens.source import TokenSource, as_source, count_trimmed, token_budget, trim_ends
+from apood.tokens.source import TokenSource, as_source, count_trimmed, read_with_progress, trim_ends
 
 __all__ = ["AuxUse", "Detector", "Scores", "name_renamed"]
 
@@ -50,7 +49,6 @@ D = TypeVar("D", bound="Detector")
 
 _TOKENS = "tokens"
 _FREE = frozenset({"seed", "device"})  # parameters that may be changed after `fit`: no score depends on them then
-_FEW = 64  # sequences that are scored without a progress bar, because it would not appear in time
 
 
 class Detector(BaseEstimator):  # type: ignore[misc]
@@ -232,7 +230,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         scores, nonempty = np.full(len(source), -np.inf), np.ones(len(source), dtype=np.bool_)
         first, where = 0, "the data to score"
         # closed explicitly, because the traceback of an error would keep the progress bar open
-        with closing(_read_with_progress(source)) as batches, torch.inference_mode():
+        with closing(read_with_progress(source, "score")) as batches, torch.inference_mode():
             for batch in batches:
                 if not self.propagates_nonfinite:
                     refuse_nonfinite(batch, self.requires, first, where)
@@ -308,6 +306,11 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 f"This {self.name} detector has no threshold yet: call calibrate with in-distribution sequences first."
             )
         return self._calibration
+
+    @calibration.setter
+    def calibration(self, calibration: Calibration) -> None:
+        check_is_fitted(self, "dim_")
+        self._calibration = calibration
 
     @property
     def accept_(self) -> float:
@@ -484,18 +487,3 @@ def _describe_parameters(value: Any) -> Any:
         parameters = value.get_params(deep=False).items()
         return {name: _describe_parameters(own) for name, own in parameters if name not in _FREE}
     return [_describe_parameters(own) for own in value] if isinstance(value, list) else value
-
-
-def _read_with_progress(source: TokenSource) -> Generator[TokenBatch]:
-    """Yield all sequences in batches, with a progress bar if there are many."""
-    budget = token_budget(source.dim)
-    if len(source) <= _FEW:
-        if isinstance(source, TokenBatch) and 0 < len(source.values) <= budget:
-            yield source
-        else:
-            yield from source.batches(budget)
-        return
-    with progress_bar(len(source), "score", "seq") as progress:
-        for batch in source.batches(budget):
-            yield batch
-            progress.update(len(batch))
