@@ -132,7 +132,12 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         """Raise `InputError` if a finite value is not allowed; `first` is the index of the batch's first sequence."""
 
-    def score_training(self, chosen: Tensor, documents: Tensor | None = None) -> LeftOut | None:  # noqa: ARG002
+    def score_training(
+        self,
+        chosen: Tensor,  # noqa: ARG002
+        documents: Tensor | None = None,  # noqa: ARG002
+        beginnings: TokenSource | None = None,  # noqa: ARG002
+    ) -> LeftOut | None:
         """Return the scores that training sequences would have if the detector had not seen them, or None.
 
         A method that cannot leave a sequence out without another fit does not implement it. Then a fusion holds
@@ -142,6 +147,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             chosen: the indices of the training sequences.
             documents: the number of the document of each training sequence, which is left out as a whole; None if
                 every sequence is a document.
+            beginnings: beginnings of the chosen sequences, which are scored instead of them.
         """
         return None
 
