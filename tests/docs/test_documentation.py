@@ -6,8 +6,8 @@ The language of a fenced block says how it is checked:
 - `output` is what the `python` block before it prints: the same words, and numbers that differ by at most a tenth.
 - `console` has commands after `$ `. An `apood` command is run in this process; of slow commands only the options are
   checked. If output follows, its words must be the same; its numbers may differ, because a tiny model replaces the
-  one that the page names. Output that begins with `Error:` means exit code 2. The targets of `make` and the extras of
-  `pip install` must exist. Other commands are not allowed.
+  one that the page names. Output that begins with `Error:` means exit code 2, and with `Alarm` 1. The targets of
+  `make` and the extras of `pip install` must exist. Other commands are not allowed.
 - `toml` is a file for the commands that follow. Its first line is a comment with its name.
 - `text`, `json`, `bibtex` and `diff` are not checked.
 
@@ -226,7 +226,8 @@ def run_apood(arguments: list[str], shown: str, where: str) -> None:
     if arguments[0] in SLOW:
         arguments.append("--help")
     result = CliRunner().invoke(app, arguments, input=given)
-    assert result.exit_code == (2 if shown.startswith("Error:") else 0), f"{where}: {result.output}"
+    expected = {"Error:": 2, "Alarm": 1}.get(shown.partition(" ")[0], 0)
+    assert result.exit_code == expected, f"{where}: {result.output}"
     if shown:
         assert words(result.output) == words(shown), where
     else:

@@ -19,9 +19,11 @@ from apood.cli.fit import fit
 from apood.cli.inspect import inspect
 from apood.cli.methods import methods
 from apood.cli.output import PlainGroup
+from apood.cli.recalibrate import recalibrate
 from apood.cli.score import score
 from apood.cli.select import select
 from apood.cli.train import train
+from apood.cli.watch import watch
 
 __all__ = ["app", "main"]
 
@@ -45,6 +47,10 @@ _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (fit, "apood fit train --out detector"),
         (calibrate, "apood calibrate detector held-out --accept 0.95"),
         (score, "apood score detector new.jsonl --out scores.csv"),
+    ),
+    "In operation": (
+        (watch, "apood watch detector scores.jsonl --state drift.json"),
+        (recalibrate, "apood recalibrate detector reviewed.jsonl --out recalibrated"),
     ),
     "Which method, which settings": (
         (evaluate, "apood evaluate detector --id test --ood news=news --ood code=code"),

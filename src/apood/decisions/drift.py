@@ -168,6 +168,15 @@ class DriftAlarm:
         finite = np.clip(scores, -_FARTHEST, _FARTHEST)
         return finite + np.maximum(self._tolerance, _LEAST_SPREAD * (np.abs(finite) + _LEAST_SPREAD)) * draws
 
+    def gauges(self) -> dict[str, float]:
+        """Return what an operator watches, as numbers by name: `alarm` is 1 after the alarm, `evidence` a log10."""
+        return {
+            "inputs": self.state.inputs,
+            "log10_evidence": self.state.log_evidence / np.log(10),
+            "log10_evidence_of_alarm": -np.log10(self.false_alarm),
+            "alarm": float(self.state.alarm_at is not None),
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Return all that `resume` needs, besides the calibration scores, as JSON."""
         return {

@@ -3,7 +3,8 @@
 `config.json` holds the name of the method, the constructor's arguments, and the learnt attributes that are no tensors;
 `model.safetensors` holds the tensors. The configuration also holds the hash of either. The members of a detector that
 is made of others are in `members/0`, `members/1`, ..., each a saved detector itself; the hashes of their
-configurations are in the configuration of the whole.
+configurations are in the configuration of the whole. Whoever saves a detector may add facts about it, which are kept in
+the configuration and mean nothing to the detector.
 """
 
 import hashlib
@@ -12,6 +13,7 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -30,11 +32,15 @@ from apood.support.errors import ArtefactError, InputError
 from apood.support.files import atomic_folder, is_being_replaced, read_json, sha256_of, write_json
 from apood.support.version import __version__
 
-__all__ = ["build_detector", "describe_detector", "from_json", "load", "refuse_foreign", "save_detector", "to_json"]
+__all__ = [
+    "build_detector", "describe_detector", "from_json", "load", "load_with_facts", "refuse_foreign", "save_detector",
+    "to_json",
+]  # fmt: skip
 
 _SCHEMA = 1
 _ATTEMPTS, _PAUSE = 200, 0.005  # tries to read a folder that other processes replace, and seconds between them
 _CONFIG, _TENSORS, _MEMBERS = "config.json", "model.safetensors", "members"
+_FACTS = "facts"
 _HASH = "config_sha256"  # of the rest of the configuration
 _FIELDS = {
     "method": str,
@@ -43,23 +49,24 @@ _FIELDS = {
     "tensors": dict,
     "sha256": str,
     _MEMBERS: list,
+    _FACTS: dict,
     _HASH: str,
 }
 _PLAIN = {Tensor: Tensor, bool: bool, int: int, float: int | float, str: str}  # what an annotation allows
 _CALIBRATION = ("accept_", "threshold_", "calibration_scores_")  # absent before `calibrate`
 
 
-def save_detector(detector: Detector, folder: Path) -> None:
-    """Write `detector` to `folder`, replacing an older artefact there in one step."""
+def save_detector(detector: Detector, folder: Path, facts: Mapping[str, Any] | None = None) -> None:
+    """Write `detector` to `folder`, replacing an older artefact there in one step; `facts` are JSON about it."""
     try:
         with atomic_folder(folder, refuse_foreign) as temporary:
-            _write(detector, temporary)
+            _write(detector, temporary, facts or {})
     except (OSError, SafetensorError) as error:  # a full disk raises the latter
         cause = getattr(error, "strerror", None) or error
         raise ArtefactError(f"The detector cannot be written to {folder}: {cause}.") from error
 
 
-def _write(detector: Detector, folder: Path) -> str:
+def _write(detector: Detector, folder: Path, facts: Mapping[str, Any]) -> str:
     """Write `detector` to a new folder, and return the hash of its configuration, which covers all files."""
     learnt = {key: value for key, value in vars(detector).items() if key.endswith("_")}
     if (calibration := vars(detector).get("_calibration")) is not None:
@@ -69,7 +76,7 @@ def _write(detector: Detector, folder: Path) -> str:
     for number, member in enumerate(learnt.pop("members_", [])):
         place = folder / _MEMBERS / str(number)
         place.mkdir(parents=True)
-        members.append(_write(member, place))
+        members.append(_write(member, place, {}))
     # an object such as a LengthLaw is stored as a tensor; on loading, the annotated type restores it
     learnt |= {key: value.to_tensor() for key, value in learnt.items() if hasattr(value, "to_tensor")}
     tensors = {key: value.detach().cpu().contiguous() for key, value in learnt.items() if isinstance(value, Tensor)}
@@ -81,7 +88,8 @@ def _write(detector: Detector, folder: Path) -> str:
         "learnt": {key: to_json(value) for key, value in learnt.items() if key not in tensors},
         "tensors": {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()},
         "sha256": sha256_of(folder / _TENSORS),
-    } | ({_MEMBERS: members} if members else {})
+    }
+    config |= ({_MEMBERS: members} if members else {}) | ({_FACTS: dict(facts)} if facts else {})
     digest = _hash_config(config)
     write_json(folder / _CONFIG, config | {_HASH: digest})
     shutil.copymode(folder / _CONFIG, folder / _TENSORS)  # safetensors writes files that only the owner can read
@@ -89,25 +97,22 @@ def _write(detector: Detector, folder: Path) -> str:
 
 
 def load(folder: str | Path) -> Detector:
-    """Return the detector that `save` wrote to `folder`.
+    """Return the detector that `save_detector` wrote to `folder`."""
+    return load_with_facts(folder)[0]
+
+
+def load_with_facts(folder: str | Path) -> tuple[Detector, dict[str, Any]]:
+    """Return the detector in `folder`, and the facts that were saved with it.
 
     Raises:
         ArtefactError: if there is no detector, or it is incomplete, was changed, or is from a newer apood.
-
-    Examples:
-        >>> import tempfile
-        >>> import apood
-        >>> detector = apood.KNN(k=1).fit([[[0.0, 1.0]], [[1.0, 0.0]]])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     detector.save(f"{folder}/knn")
-        ...     print(apood.load(f"{folder}/knn"))
-        KNN(k=1)
     """
     folder = Path(folder)
     for _ in range(_ATTEMPTS):
         before = _identify(folder)
         try:
-            return _read(folder, _read_config(folder))
+            config = _read_config(folder)
+            return _read(folder, config), config.get(_FACTS, {})
         except (ArtefactError, OSError) as error:
             # Another process may replace the folder between two reads. The hashes show it, and a second try helps.
             if _identify(folder) == before and not is_being_replaced(folder):
@@ -267,7 +272,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ArtefactError(
             f"{folder} was made by a newer apood: it has schema {schema}, this one reads up to {_SCHEMA}."
         )
-    given = {_MEMBERS: []} | fields  # most detectors have no members
+    given = {_MEMBERS: [], _FACTS: {}} | fields  # most detectors have neither
     if wrong := [key for key, kind in _FIELDS.items() if not isinstance(given.get(key), kind)]:
         raise ArtefactError(f"{path} is not the configuration of a detector: it has no proper {wrong[0]!r}.")
     if _hash_config(fields) != fields[_HASH]:

@@ -304,6 +304,11 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             )
         return self._calibration
 
+    @calibration.setter
+    def calibration(self, calibration: Calibration) -> None:
+        check_is_fitted(self, "dim_")
+        self._calibration = calibration
+
     @property
     def accept_(self) -> float:
         """Accept rate of the calibration."""
