@@ -43,7 +43,7 @@ def choose_marks(explanation: Explanation) -> Marks:
     """Return the contributions to mark words by: those of members with attention, or all if there is no such member.
 
     Every token moves a mean a little, so the contributions to a distance of means hardly tell where in a text a foreign
-    sentence is. Those of attention do (benchmarks/EXPLAIN.md).
+    sentence is. Those of attention do.
     """
     members = explanation.members
     known = [number for number, member in enumerate(members) if member.parts is not None]
@@ -71,9 +71,9 @@ def explain_texts(detector: Detector, encoder: TextEncoder, texts: Sequence[str]
     for start in range(0, len(texts), _TEXTS):
         some = texts[start : start + _TEXTS]
         batch = encoder.encode(some)
-        if not bool((batch.lengths > 0).all()):
-            empty = start + int(number_documents(batch)[int((batch.lengths == 0).nonzero()[0])])
-            raise InputError(f"Text {empty} has no tokens, so there is nothing to explain.")
+        windows = zip(number_documents(batch).tolist(), batch.lengths.tolist(), strict=True)
+        for number in (number for number, length in windows if length == 0 or not some[number].strip()):
+            raise InputError(f"The text at index {start + number} is empty, so there is nothing to explain.")
         explained = _ExplainedBatch(detector, batch, encoder.locate(some))
         explanations += explained.describe(some)
     return explanations

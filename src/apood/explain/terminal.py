@@ -19,7 +19,6 @@ __all__ = ["marked_text", "print_plain", "render_explanation"]
 _STYLES = ("", "black on bright_yellow", "black on yellow", "bold white on red")
 _BRACKETED = 2  # words of this level and above are put in brackets, which survive pipes and NO_COLOR
 _WIDTH = 100  # of text that is printed without a terminal
-_SENTENCES = 3
 
 
 def marked_text(text: str, words: Sequence[Span]) -> Text:
@@ -50,8 +49,8 @@ def render_explanation(explanation: TextExplanation) -> Group:
     """Return the explanation of a text for a rich console."""
     headline = Text(describe_decision(explanation), "bold")
     parts: list[Text | Table] = [headline, Text(), _mark_window(explanation), Text()]
-    ranked = explanation.rank_sentences()[:_SENTENCES]
-    if len(explanation.sentences) > 1 and ranked[0].mean > 0:
+    ranked = explanation.rank_sentences()
+    if len(explanation.sentences) > 1 and ranked and ranked[0].mean > 0:
         parts.append(Text("Most suspicious sentence: " + make_visible(shorten(explanation.cut(ranked[0])))))
     parts += [Text(describe_explained(explanation)), _tabulate_members(explanation)]
     return Group(*parts)
