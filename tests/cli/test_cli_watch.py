@@ -52,6 +52,8 @@ def test_an_alarm_is_said_once_and_is_the_exit_code(calibrated, write):
     alarm, last = result.stdout.splitlines()
     after = int(alarm.removeprefix("Alarm after ").split(" inputs: ")[0])
     assert 300 < after < 400
+    since = int(alarm.partition("probably since about input ")[2].partition(".")[0])
+    assert abs(since - 300) < 20
     assert alarm.endswith("Without drift, an alarm ever goes off with probability 0.01 at most.")
     assert last.startswith(f"600 inputs: alarm after {after}; evidence ")
 

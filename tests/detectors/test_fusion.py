@@ -253,7 +253,7 @@ def test_the_seed_decides_which(train, test_set):
 def test_outliers_go_to_those_that_can_use_them(train):
     aux = correlated_sequences(7, DIM, seed=9, shift=4.0)
     members = [Norm(aux_use=use) for use in ("unused", "optional", "required")]
-    detector = Fusion(members).fit(train, aux)
+    detector = Fusion(members).fit(train, aux=aux)
     assert [member.seen_[1] for member in detector.members_] == [None, 7, 7]
     for kinds, aux_use in (((0, 0), "unused"), ((0, 1), "optional"), ((1, 2), "required")):
         assert Fusion([members[kind] for kind in kinds]).aux == aux_use
@@ -261,7 +261,7 @@ def test_outliers_go_to_those_that_can_use_them(train):
     with pytest.raises(InputError, match=r"fusion .*no AUX were given"):
         Fusion(members).fit(train)
     with pytest.raises(InputError, match=r"fusion .*no AUX"):
-        Fusion(members[:1]).fit(train, aux)
+        Fusion(members[:1]).fit(train, aux=aux)
 
 
 def test_it_needs_what_its_members_need():

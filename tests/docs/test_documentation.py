@@ -35,6 +35,7 @@ import torch
 from cli_tables import COMMANDS, PAGE, find_section, list_options, make_table
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from apood import APOOD, __version__
@@ -292,7 +293,8 @@ def test_the_options_of_every_command_are_those_of_its_help(command):
 
 def test_options_that_are_named_exist():
     named = set(re.findall(r"--[a-z][a-z-]*", PAGE.read_text(encoding="utf-8")))
-    assert named <= {option for command in COMMANDS.values() for option in list_options(command)} | {"--help"}
+    commands = [get_command(app), *COMMANDS.values()]
+    assert named <= {option for command in commands for option in list_options(command)} | {"--help"}
 
 
 def test_every_parameter_of_ap_ood_is_explained():

@@ -109,7 +109,7 @@ def test_supervision_learns_from_the_aux_that_are_not_judged_by():
     assert found.sequences == {"train": 64, "validation": 16, "aux_train": 20, "aux_validation": 20}
     (train, validation), (learnt, outliers) = split(TRAIN, 0.2, 0), split(AUX, 0.5, 0)
     for point in found.points:
-        detector = APOOD(**QUICK, **point.settings).fit(train, learnt)
+        detector = APOOD(**QUICK, **point.settings).fit(train, aux=learnt)
         assert point.auroc == auroc(detector.score_samples(validation), detector.score_samples(outliers))
 
 

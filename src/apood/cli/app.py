@@ -91,8 +91,21 @@ def _apood(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE:CLASS",
+            help="Import a detector of your own, so that saved ones can be loaded; may be repeated.",
+        ),
+    ] = None,
 ) -> None:
     del version  # its callback did the work
+    if classes:
+        from apood.detectors.contract.registry import detector_class
+
+        for name in classes:
+            detector_class(name)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

@@ -53,11 +53,12 @@ def recalibrate(
     the rest is a random sample.
     """
     from apood.data.record import Skipped
-    from apood.detectors.contract.artefact import load
+    from apood.detectors.contract.artefact import load_with_facts, save_detector
+    from apood.pipeline.seen import Seen
     from apood.support.errors import NotCalibratedError
 
     refuse_occupied(out, force)
-    detector = load(detector_folder)
+    detector, facts = load_with_facts(detector_folder)
     try:
         before: Calibration | None = detector.calibration
     except NotCalibratedError:
@@ -71,8 +72,10 @@ def recalibrate(
             raise InputError(f"{error} If it was a random sample, say so with --random-sample.") from error
     after = review.calibrate(accept if accept is not None else before.accept if before is not None else _ACCEPT)
     detector.calibration = after
+    if "texts" in facts:
+        facts["texts"] |= {"accept": after.accept, "calibration": Seen.of_scores(len(after.scores)).to_json()}
     with reserve_path(out):
-        detector.save(out)
+        save_detector(detector, out, facts)
     if skipped is not None:
         report_skipped(skipped.count, skipped.first)
     _print_result(review, before, after, as_json=as_json)

@@ -120,8 +120,9 @@ class _Watcher:
             self.show()
         else:
             echo(
-                f"Alarm after {format_count(after, 'input')}: the scores have drifted towards lower ones. Without "
-                f"drift, an alarm ever goes off with probability {self.alarm.false_alarm:g} at most."
+                f"Alarm after {format_count(after, 'input')}: the scores have drifted towards lower ones, probably "
+                f"since about input {self.alarm.state.since:,}. Without drift, an alarm ever goes off with probability "
+                f"{self.alarm.false_alarm:g} at most."
             )
 
     def save(self) -> None:
@@ -136,7 +137,7 @@ class _Watcher:
         """Print the state."""
         state = self.alarm.state
         if self._as_json:
-            row = {**self.alarm.gauges(), "alarm_at": state.alarm_at}
+            row = {**self.alarm.gauges(), "alarm_at": state.alarm_at, "since": state.since}
             write_rows([row], None, as_json=True)
             return
         alarm = "no alarm" if state.alarm_at is None else f"alarm after {state.alarm_at:,}"

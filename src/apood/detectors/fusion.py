@@ -359,7 +359,8 @@ def _fit_member(
     """
     source, rest, held_out = sources
     leaves_out = type(member).score_training is not Detector.score_training
-    member.fit(source if leaves_out else rest, None if member.aux == "unused" else aux, checkpoint=checkpoint)
+    used = None if member.aux == "unused" else aux
+    member.fit(source if leaves_out else rest, aux=used, checkpoint=checkpoint)
     own = member.score_training(left_out, torch.from_numpy(number_documents(source)))
     if own is not None:
         return _Sample(own.scores, left_out, own.copied)

@@ -44,6 +44,11 @@ class Seen:
         return cls(len(tokens), len(source), int(tokens.sum()), int(short), int(long), now)
 
     @classmethod
+    def of_scores(cls, count: int) -> Self:
+        """Return the numbers of texts of which only the scores are known: the others are 0."""
+        return cls(count, 0, 0, 0, 0, datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @classmethod
     def from_json(cls, stored: Any) -> Self:
         """Return what `to_json` wrote; raise ArtefactError if it is something else."""
         try:

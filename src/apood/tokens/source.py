@@ -1,12 +1,14 @@
 """Token sources: the sequences that detectors read, in memory or on disk, and views of them."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from apood.support.errors import InputError
+from apood.support.progress import progress_bar
 from apood.tokens.batch import FROM_TEXTS, TokenBatch, as_indices, cut_by_budget, upload
 from apood.tokens.documents import count_documents, make_document_mask
 from apood.tokens.identity import EncoderIdentity
@@ -19,10 +21,14 @@ __all__ = [
     "as_source",
     "count_trimmed",
     "mark_kept",
+    "read_with_progress",
     "split",
     "token_budget",
     "trim_ends",
 ]
+
+
+_FEW = 64  # sequences that are read without a progress bar, because it would not appear in time
 
 
 @runtime_checkable
@@ -189,21 +195,44 @@ def token_budget(dim: int) -> int:
     return max(1, 2**25 // max(dim, 1))
 
 
+def read_with_progress(source: TokenSource, label: str) -> Generator[TokenBatch]:
+    """Yield all sequences in batches, with a progress bar if there are many."""
+    budget = token_budget(source.dim)
+    if len(source) <= _FEW:
+        if isinstance(source, TokenBatch) and 0 < len(source.values) <= budget:
+            yield source
+        else:
+            yield from source.batches(budget)
+        return
+    with progress_bar(len(source), label, "seq") as progress:
+        for batch in source.batches(budget):
+            yield batch
+            progress.update(len(batch))
+
+
 def as_source(data: Any) -> TokenSource:
     """Return `data` as a token source.
 
     Args:
-        data: a `TokenBatch`, a `TokenStore` or another source, a list of 2-D arrays, a padded 3-D array, or a
-            pair of a padded array and its mask.
+        data: a `TokenBatch`, a `TokenStore` or another source, a list or an object array of 2-D arrays, a padded 3-D
+            array, or a pair of a padded array and its mask.
     """
     if isinstance(data, TokenBatch):
         return data
+    if getattr(data, "dtype", None) == np.dtype(object):  # an array, or a column of a table
+        data = list(data) if data.ndim == 1 else np.array(data.tolist())
     if isinstance(data, tuple) and len(data) == 2 and getattr(data[0], "ndim", 0) == 3:
         return TokenBatch.from_padded(*data)
     if isinstance(data, list | tuple):
         return TokenBatch.from_sequences(data)
     if getattr(data, "ndim", None) == 3:
         return TokenBatch.from_padded(data)
+    if getattr(data, "ndim", None) == 2:
+        rows, dim = data.shape
+        raise InputError(
+            f"A 2-D array [{rows}, {dim}] can be one sequence of {rows} tokens, or {rows} sequences of one token: "
+            "give [X] for the former, and X[:, None] for the latter."
+        )
     if isinstance(data, TokenSource):  # last, because checking a protocol takes long
         return data
     raise InputError(

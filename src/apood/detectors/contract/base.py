@@ -1,7 +1,7 @@
 """The contract of every detector: fit, score, calibrate, decide, save."""
 
 import warnings
-from collections.abc import Callable, Generator, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import closing
 from functools import wraps
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from apood.detectors.contract.data_checks import (
     refuse_incompatible,
     refuse_lacking,
     refuse_nonfinite,
+    refuse_other_than_labels,
     refuse_unfit,
 )
 from apood.detectors.contract.held_out import HeldOutFit, LeftOut
@@ -28,12 +30,11 @@ from apood.detectors.shared.explanation import Explanation, explain_source
 from apood.detectors.shared.sinks import Sinks, find_sinks, leave_out, mark_nonfinite_ends
 from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
-from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.digests import sample_digest
 from apood.tokens.documents import find_worst
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
-from apood.tokens.source import TokenSource, as_source, count_trimmed, token_budget, trim_ends
+from apood.tokens.source import TokenSource, as_source, count_trimmed, read_with_progress, trim_ends
 
 __all__ = ["AuxUse", "Detector", "Scores", "name_renamed"]
 
@@ -48,7 +49,6 @@ D = TypeVar("D", bound="Detector")
 
 _TOKENS = "tokens"
 _FREE = frozenset({"seed", "device"})  # parameters that may be changed after `fit`: no score depends on them then
-_FEW = 64  # sequences that are scored without a progress bar, because it would not appear in time
 
 
 class Detector(BaseEstimator):  # type: ignore[misc]
@@ -172,16 +172,19 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     # Methods that users call.
 
-    def fit(self, tokens: Any, aux: Any = None, *, checkpoint: Checkpoint | None = None) -> Self:
+    def fit(self, X: Any, y: Any = None, *, aux: Any = None, checkpoint: Checkpoint | None = None) -> Self:
         """Learn from in-distribution sequences and, if the method can, from auxiliary outliers.
 
         Args:
-            tokens: a TokenBatch, a TokenStore, a list of arrays `[tokens, D]`, or padded `(array, mask)`.
-            aux: auxiliary outliers in the same forms, from one sequence to more than there are in `tokens`.
+            X: a TokenBatch, a TokenStore, a list of arrays `[tokens, D]`, or padded `(array, mask)`.
+            y: one label per sequence, as scikit-learn passes them. They are ignored: all sequences in `X` are taken
+                for in-distribution, so leave known outliers out.
+            aux: auxiliary outliers in the forms of `X`, from one sequence to more than there are in `X`.
             checkpoint: where a long fit saves its state, so that it can continue after an interruption.
         """
         self.check_parameters()
-        source = as_source(tokens)
+        source = as_source(X)
+        refuse_other_than_labels(y, source)
         outliers = self._check_aux(aux, source)
         for data, role in ((source, "ID"), (outliers, "AUX")):
             if data is not None:
@@ -201,12 +204,12 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         self.dim_ = source.dim  # set last, because it marks a detector as fitted
         return self
 
-    def score_samples(self, tokens: Any) -> Scores:
+    def score_samples(self, X: Any) -> Scores:
         """Return one score per document, higher if more in-distribution; -inf (and a warning) for an empty one.
 
         A document is a sequence, or all windows of a long text. Then its score is that of the worst window.
         """
-        source = as_source(tokens)
+        source = as_source(X)
         scores = self._score_sequences(source)
         return scores[find_worst(scores, source)]
 
@@ -227,7 +230,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         scores, nonempty = np.full(len(source), -np.inf), np.ones(len(source), dtype=np.bool_)
         first, where = 0, "the data to score"
         # closed explicitly, because the traceback of an error would keep the progress bar open
-        with closing(_read_with_progress(source)) as batches, torch.inference_mode():
+        with closing(read_with_progress(source, "score")) as batches, torch.inference_mode():
             for batch in batches:
                 if not self.propagates_nonfinite:
                     refuse_nonfinite(batch, self.requires, first, where)
@@ -264,14 +267,14 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Return how much each token adds to the distance of its sequence: the contributions of `explain`."""
         return self.explain(X).contributions
 
-    def calibrate(self, tokens: Any, accept: float = 0.95) -> Self:
+    def calibrate(self, X: Any, accept: float = 0.95) -> Self:
         """Set the threshold from in-distribution sequences that were not used in `fit`.
 
         A new in-distribution document is then accepted with probability at least `accept`, for every distribution, if
         it is exchangeable with the documents given here. Each of them counts once, by its worst window. Empty sequences
         are refused here as in `fit`: the promise is for inputs that can be scored.
         """
-        source = self._check_for_scoring(tokens)
+        source = self._check_for_scoring(X)
         if _TOKENS in self.requires:  # the lengths are known without reading any token
             self._refuse_empty_calibration(source.lengths.numpy() > 0)
         scores, nonempty = self._score_source(source)
@@ -324,30 +327,36 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Scores of the calibration sequences in ascending order, as a copy."""
         return torch.tensor(self._calibration.scores)
 
-    def was_fitted_on(self, tokens: Any) -> bool:
+    def was_fitted_on(self, X: Any) -> bool:
         """Return whether these are all the sequences that the detector was fitted on, in the same order."""
         check_is_fitted(self, "dim_")
-        return self._digest(as_source(tokens)) == self.fitted_on_
+        return self._digest(as_source(X)) == self.fitted_on_
 
-    def decision_function(self, tokens: Any) -> Scores:
-        """Return score minus threshold; negative means out-of-distribution."""
-        return self.calibration.subtract_threshold(self.score_samples(tokens))
+    def decision_function(self, X: Any) -> Scores:
+        """Return score minus threshold; negative means out-of-distribution.
 
-    def predict(self, tokens: Any) -> npt.NDArray[np.int64]:
+        Before `calibrate` there is no threshold, and the scores themselves are returned. They rank the documents, which
+        is all that `scoring="roc_auc"` of scikit-learn needs, but their sign means nothing, and `predict` refuses.
+        """
+        calibration = vars(self).get("_calibration")
+        scores = self.score_samples(X)
+        return scores if calibration is None else calibration.subtract_threshold(scores)
+
+    def predict(self, X: Any) -> npt.NDArray[np.int64]:
         """Return +1 for in-distribution and -1 for out-of-distribution documents."""
-        return np.where(self.calibration.accepts(self.score_samples(tokens)), 1, -1)
+        return np.where(self.calibration.accepts(self.score_samples(X)), 1, -1)
 
     def decide(self, scores: Scores) -> npt.NDArray[np.int64]:
         """Return the result of `predict` for sequences that are already scored."""
         return np.where(self.calibration.accepts(scores), 1, -1)
 
-    def p_values(self, tokens: Any) -> Scores:
+    def p_values(self, X: Any) -> Scores:
         """Return conformal p-values: an ID sequence gets a p-value <= α with probability at most α."""
-        return self.calibration.p_values(self.score_samples(tokens))
+        return self.calibration.p_values(self.score_samples(X))
 
-    def select_ood(self, tokens: Any, rate: float = 0.05) -> npt.NDArray[np.bool_]:
+    def select_ood(self, X: Any, rate: float = 0.05) -> npt.NDArray[np.bool_]:
         """Return which sequences to call OOD so that, on average, at most a share `rate` of these calls is wrong."""
-        return benjamini_hochberg(self.p_values(tokens), rate)
+        return benjamini_hochberg(self.p_values(X), rate)
 
     def save(self, folder: str | Path) -> None:
         """Write the detector to a folder of JSON and safetensors files, which `apood.load` reads."""
@@ -383,6 +392,11 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if not name.startswith("_"):  # a new calibration changes nothing that is cached
             # after the value is set: a thread that still computes from the old one writes to a cache that nobody reads
             self.__dict__.pop("_cache", None)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.estimator_type = "outlier_detector"
+        return tags
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "_cache"}
@@ -473,18 +487,3 @@ def _describe_parameters(value: Any) -> Any:
         parameters = value.get_params(deep=False).items()
         return {name: _describe_parameters(own) for name, own in parameters if name not in _FREE}
     return [_describe_parameters(own) for own in value] if isinstance(value, list) else value
-
-
-def _read_with_progress(source: TokenSource) -> Generator[TokenBatch]:
-    """Yield all sequences in batches, with a progress bar if there are many."""
-    budget = token_budget(source.dim)
-    if len(source) <= _FEW:
-        if isinstance(source, TokenBatch) and 0 < len(source.values) <= budget:
-            yield source
-        else:
-            yield from source.batches(budget)
-        return
-    with progress_bar(len(source), "score", "seq") as progress:
-        for batch in source.batches(budget):
-            yield batch
-            progress.update(len(batch))
