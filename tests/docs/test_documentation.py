@@ -45,7 +45,7 @@ from apood.detectors.contract.registry import METHODS, detector_class
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "apood"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-README, TOUR = ROOT / "README.md", ROOT / "docs" / "getting-started.md"
+README, TOUR, EXPLAIN = ROOT / "README.md", ROOT / "docs" / "getting-started.md", ROOT / "docs" / "explain.md"
 RUN = [page for page in PAGES if page.name != "CHANGELOG.md"]
 LANGUAGES = {"python", "output", "console", "toml", "text", "json", "bibtex", "diff"}
 LARGEST_IMAGE = 150_000
@@ -152,7 +152,7 @@ def working_directory(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Change to a new folder, with a model and texts if the page needs them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    if page in (README, TOUR):  # they show what the model itself says
+    if page in (README, TOUR, EXPLAIN):  # they show what the model itself says
         from apood.experiments.demo_sources import find_minilm
 
         (tmp_path / MODEL).parent.mkdir()
