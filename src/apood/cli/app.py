@@ -21,6 +21,7 @@ from apood.cli.methods import methods
 from apood.cli.output import PlainGroup
 from apood.cli.score import score
 from apood.cli.select import select
+from apood.cli.serve import serve
 from apood.cli.train import train
 
 __all__ = ["app", "main"]
@@ -46,6 +47,7 @@ _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (calibrate, "apood calibrate detector held-out --accept 0.95"),
         (score, "apood score detector new.jsonl --out scores.csv"),
     ),
+    "In front of a model": ((serve, "apood serve detector --shadow"),),
     "Which method, which settings": (
         (evaluate, "apood evaluate detector --id test --ood news=news --ood code=code"),
         (compare, "apood compare --id-train train --id-test test --ood news=news --ood code=code --out comparison"),
