@@ -17,6 +17,7 @@ NAMES = [
     "DeepSAD",
     "DeepSVDD",
     "Detector",
+    "DriftAlarm",
     "Energy",
     "Entropy",
     "Fusion",

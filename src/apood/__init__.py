@@ -6,6 +6,7 @@ The public names are imported when they are first used, so that `import apood` c
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from apood.decisions.drift import DriftAlarm
     from apood.detectors.ap_ood.detector import APOOD
     from apood.detectors.binary_logits import BinaryLogits
     from apood.detectors.contract.artefact import load
@@ -38,6 +39,7 @@ __all__ = [
     "DeepSAD",
     "DeepSVDD",
     "Detector",
+    "DriftAlarm",
     "Energy",
     "Entropy",
     "Fusion",
@@ -67,6 +69,7 @@ _HOMES = {
     "DeepSAD": "apood.detectors.deep_svdd",
     "DeepSVDD": "apood.detectors.deep_svdd",
     "Detector": "apood.detectors.contract.base",
+    "DriftAlarm": "apood.decisions.drift",
     "Energy": "apood.detectors.logits",
     "Entropy": "apood.detectors.entropy",
     "Fusion": "apood.detectors.fusion",

@@ -260,6 +260,27 @@ def test_evaluate_refuses_a_detector_given_twice(refused, fitted, stores):
     assert "twice" in refused(*command)
 
 
+def test_a_damaged_store_is_refused_unless_asked(apood, refused, stores, fitted, tmp_path):
+    store, detector = (shutil.copytree(path, tmp_path / path.name) for path in (stores / "test", fitted))
+    shard = next(store.glob("*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1  # the last byte of a text; no number changes
+    shard.write_bytes(content)
+    for number, command in enumerate(
+        (
+            ("fit", store, "--method", "knn", "--out", tmp_path / "new"),
+            ("calibrate", detector, store),
+            ("score", detector, store),
+            ("evaluate", detector, "--id", store, "--ood", f"o={stores / 'other'}"),
+            ("evaluate", detector, "--id", stores / "other", "--ood", f"o={store}"),
+            ("select", store, "--method", "knn", "--grid", "k=1", "--jobs", 1, "--aux", stores / "other"),
+        )
+    ):
+        place = ("--out", tmp_path / f"out{number}") if command[0] == "select" else ()
+        assert "checksum" in refused(*command, *place)
+        apood(*command, *place, "--no-verify")
+
+
 def test_inspect_refuses_damaged_things(refused, stores, fitted, tmp_path):
     store = shutil.copytree(stores / "test", tmp_path / "store")
     shard = next(store.glob("*.safetensors"))

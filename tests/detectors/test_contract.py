@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import FrozenInstanceError, replace
-from typing import get_args
+from typing import Annotated, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -56,6 +56,13 @@ def test_the_constructor_only_stores(method):
         if parameter.kind == parameter.POSITIONAL_OR_KEYWORD
     }
     assert detector.get_params() == defaults == vars(detector)
+
+
+def test_every_learnt_tensor_has_its_shape_in_the_annotation(fitted):
+    """Otherwise a saved detector with a tensor of another shape would be loaded."""
+    annotations = [inspect.get_annotations(base) for base in type(fitted).__mro__]
+    shapes = {key for own in annotations for key, annotation in own.items() if get_origin(annotation) is Annotated}
+    assert {key for key, value in learnt(fitted).items() if torch.is_tensor(value)} <= shapes
 
 
 def test_clone_and_set_params(fitted):
@@ -244,6 +251,18 @@ def test_a_parameter_that_changed_after_fit_is_named(fitted, test_set, held_out,
             with pytest.raises(InputError, match=rf"fitted with {name}=.*, and {name} is now .*fit it again"):
                 getattr(detector, action)(given)
         assert np.array_equal(detector.set_params(**{name: before}).score_samples(test_set), scores)
+
+
+def test_a_changed_parameter_of_a_member_is_not_saved(new_detector, train, test_set, tmp_path):
+    """Copies of the members were fitted, so scores stay as they are, but the saved parameters would be wrong."""
+    detector = new_detector("fusion", members=[KNN(), KNN(k=3)]).fit(train)
+    scores = detector.score_samples(test_set)
+    detector.members[0].k = 7
+    assert np.array_equal(detector.score_samples(test_set), scores)
+    with pytest.raises(InputError, match=r"fitted with members=.*, and members is now .*fit it again"):
+        detector.save(tmp_path / "detector")
+    detector.members[0].k = 5
+    detector.save(tmp_path / "detector")
 
 
 def test_seed_and_device_may_change_after_fit(fitted, test_set):

@@ -71,6 +71,34 @@ def test_huge_finite_values_have_a_score(fitted, test_set, looks_at):
         assert_same_scores(np.delete(scores, 3), np.delete(fitted.score_samples(test_set), 3))
 
 
+def test_values_beyond_float32_are_refused_in_fit_and_no_score_is_nan(new, fit, train, fitted, test_set, looks_at):
+    for name in looks_at:
+        for size in (1e300, 1e30):
+            huge = -size if name.endswith("logprobs") else size
+            wide_train, wide = (
+                with_value(with_dtype(batch, looks_at, torch.float64), name, 3, 0, huge) for batch in (train, test_set)
+            )
+            if name == "sample_logprobs":  # its last column is a number of tokens
+                for batch in (wide_train, wide):
+                    part_of(batch, name).values[int(part_of(batch, name).offsets[3])] = torch.tensor(
+                        [huge, size], dtype=torch.float64
+                    )
+            with pytest.raises(InputError, match=f"^{place(name, 0, 3)} in the ID data has a value above 1e\\+15"):
+                fit(new(), wide_train)
+            scores = fitted.score_samples(wide)
+            assert (scores < np.inf).all()
+            assert_same_scores(np.delete(scores, 3), np.delete(fitted.score_samples(test_set), 3), 1e-4)
+
+
+@with_methods([m for m in METHODS if "normalize" in detector_class(m)().get_params()])
+def test_a_direction_that_is_lost_is_out_of_distribution(new, fit, train, held_out, method):
+    """As a unit vector it would be zero, which lies near the mean of all directions."""
+    huge = TokenBatch.from_sequences([np.full((5, DIM), 1e300) * (-1) ** np.arange(DIM)])
+    for normalize in ("tokens",) if method == "ap-ood" else ("tokens", "pooled"):
+        detector = fit(new(normalize=normalize), train).calibrate(held_out, accept=0.9)
+        assert detector.predict(huge).tolist() == [-1]
+
+
 def test_an_empty_sequence_is_refused_in_fit(new, fit, train, looks_at):
     for name in looks_at:
         sentence = f"^Sequence 7 of the ID data has no {name}; remove empty sequences"

@@ -61,6 +61,13 @@ def test_tokens_of_unit_length_and_a_zero_token():
     torch.testing.assert_close(found, torch.tensor([[0.6, 0.8], [0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]))
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 3e38), (torch.float64, 1e300)])
+def test_a_token_whose_squares_overflow_has_no_direction(dtype, size):
+    """As a zero vector it would be an ordinary token, and in-distribution."""
+    found = Preprocessing(unit=True).apply(torch.tensor([[size, 0.0], [1.0, 0.0]], dtype=dtype))
+    assert found[0].isnan().all() and found[1].tolist() == [1.0, 0.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_unit_length_never_makes_a_token_longer_than_one(dtype):
     sizes = torch.logspace(-300 if dtype == torch.float64 else -44, 15, 100, dtype=dtype)

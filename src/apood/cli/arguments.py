@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from inspect import signature
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
 
 from apood.cli.output import echo
 from apood.support.checks import format_count, suggest_name
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from apood.tokens.store import StoreIndex, TokenStore
 
 __all__ = [
+    "NoVerify",
     "are_sounds",
     "check_input_kind",
     "default_parameters",
@@ -36,6 +39,11 @@ __all__ = [
     "report_skipped",
     "warn_if_unfinished",
 ]
+
+NoVerify = Annotated[
+    bool, typer.Option("--no-verify", help="Do not compute the hashes of token stores, so damage is not noticed.")
+]
+"""An option of the commands that read token stores."""
 
 _TRUTH = {"true": True, "false": False}
 _TYPE_NAMES = {types.NoneType: "null", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -123,8 +131,11 @@ def _describe_type(allowed: Any) -> str:
     return _TYPE_NAMES[allowed]
 
 
-def open_store(folder: Path, detector: "type[Detector] | Detector") -> "TokenStore":
-    """Return the store in `folder` with only the channels that the detector reads. Warn if it is incomplete."""
+def open_store(folder: Path, detector: "type[Detector] | Detector", *, verify: bool = True) -> "TokenStore":
+    """Return the store in `folder` with only the channels that the detector reads. Warn if it is incomplete.
+
+    Without `verify`, the hashes of its shards are not computed.
+    """
     from apood.tokens.store import StoreIndex, TokenStore
 
     channels = sorted(detector.requires - {"tokens"})
@@ -136,7 +147,7 @@ def open_store(folder: Path, detector: "type[Detector] | Detector") -> "TokenSto
             f"{', '.join(['tokens', *sorted(index.channels)])}{remedy}."
         )
     warn_if_unfinished(folder, index)
-    return TokenStore(folder, channels=channels)
+    return TokenStore(folder, channels=channels, verify=verify)
 
 
 def warn_if_unfinished(folder: Path, index: "StoreIndex") -> None:

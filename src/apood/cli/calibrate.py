@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from apood.cli.arguments import open_store
+from apood.cli.arguments import NoVerify, open_store
 from apood.cli.output import echo, print_json
 from apood.support.checks import format_count
 
@@ -23,6 +23,7 @@ def calibrate(
     accept: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of new in-distribution inputs to accept.")
     ] = 0.95,
+    no_verify: NoVerify = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Set the threshold of a detector, from held-out in-distribution sequences.
@@ -37,7 +38,7 @@ def calibrate(
     from apood.tokens.documents import count_documents
 
     detector = load(detector_folder)
-    sequences = open_store(store, detector)
+    sequences = open_store(store, detector, verify=not no_verify)
     count = count_documents(sequences)
     conformal_threshold(np.zeros(count), accept)  # fails early if the share is invalid or the sequences are too few
     detector.calibrate(sequences, accept).save(detector_folder)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from apood.cli.arguments import open_store, parse_named_stores
+from apood.cli.arguments import NoVerify, open_store, parse_named_stores
 from apood.cli.output import echo, print_json, print_table
 from apood.support.errors import InputError
 
@@ -27,6 +27,7 @@ def evaluate(
         list[str],
         typer.Option("--ood", metavar="NAME=STORE", help="Name and token store of an OOD set; may be repeated."),
     ],
+    no_verify: NoVerify = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the rows with all metrics and their intervals.")
     ] = False,
@@ -48,8 +49,8 @@ def evaluate(
     labels = _choose_labels(detectors, detector_folders)
     rows: list[ResultRow] = []
     for label, detector in zip(labels, detectors, strict=True):
-        sources = {name: open_store(folder, detector) for name, folder in named.items()}
-        id_source = open_store(id_store, detector)
+        sources = {name: open_store(folder, detector, verify=not no_verify) for name, folder in named.items()}
+        id_source = open_store(id_store, detector, verify=not no_verify)
         refuse_same_data({"ID": id_source} | {f"OOD {name}": source for name, source in sources.items()})
         id_scores = detector.score_samples(id_source)
         own = compute_rows(label, id_scores, {name: detector.score_samples(source) for name, source in sources.items()})

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from apood.cli.arguments import open_store, parse_settings, refuse_occupied
+from apood.cli.arguments import NoVerify, open_store, parse_settings, refuse_occupied
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.support.checks import format_count
 from apood.support.errors import InputError
@@ -43,6 +43,7 @@ def fit(
         ),
     ] = 5.0,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
+    no_verify: NoVerify = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Fit a detector on in-distribution sequences.
@@ -68,8 +69,9 @@ def fit(
 
     with advise_on_interrupt(advise), reserve_path(out):
         refuse_occupied(out, force)
-        sequences = open_store(store, detector)
-        detector.fit(sequences, None if aux is None else open_store(aux, detector), checkpoint=checkpoint)
+        sequences = open_store(store, detector, verify=not no_verify)
+        outliers = None if aux is None else open_store(aux, detector, verify=not no_verify)
+        detector.fit(sequences, outliers, checkpoint=checkpoint)
         detector.save(out)
         checkpoint.delete()
     if as_json:

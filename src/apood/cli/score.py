@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apood.cli.arguments import (
+    NoVerify,
     are_sounds,
     check_input_kind,
     open_detector_encoder,
@@ -60,6 +61,7 @@ def score(
     ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records that cannot be used.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    no_verify: NoVerify = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines even on a terminal.")] = False,
 ) -> None:
     """Score sequences, and decide which are out-of-distribution. A higher score is more in-distribution.
@@ -79,7 +81,7 @@ def score(
         check_rows_file(file, force=force)
     detector = load(detector_folder)
     if len(inputs) == 1 and _is_store(inputs[0]):
-        sequences = open_store(Path(inputs[0]), detector)
+        sequences = open_store(Path(inputs[0]), detector, verify=not no_verify)
         if len(sequences) == 0:
             raise InputError(f"The token store {inputs[0]} has no sequences.")
         found = _Scored.of_documents(sequences, detector.score_samples(sequences))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apood.cli.arguments import format_parameter, open_store, parse_settings, refuse_occupied
+from apood.cli.arguments import NoVerify, format_parameter, open_store, parse_settings, refuse_occupied
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
 from apood.support.errors import FitWarning, InputError
 from apood.support.files import read_json, refuse_unwritable, reserve_path, write_json
@@ -69,6 +69,7 @@ def select(
         typer.Option(min=1, metavar="N", help="Number of processes.", show_default="all cores, or 1 with a GPU"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
+    no_verify: NoVerify = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Search the settings of a method, and save the best detector.
@@ -106,8 +107,11 @@ def select(
     ):
         refuse_occupied(target, force or _read_saving(saving) == search_of)
         refuse_unwritable(out / "results.json")
-        train = open_store(store, detector)
-        held_out, outliers = (None if folder is None else open_store(folder, detector) for folder in (validation, aux))
+        train = open_store(store, detector, verify=not no_verify)
+        held_out, outliers = (
+            None if folder is None else open_store(folder, detector, verify=not no_verify)
+            for folder in (validation, aux)
+        )
         searched = detector.hyperparameter_space(train.dim, supervised=learns) if grid is None else [grid]
         if both := sorted(given.keys() & {name for space in searched for name in space}):
             raise InputError(

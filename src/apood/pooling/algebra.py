@@ -89,11 +89,15 @@ class Preprocessing:
     origin: Tensor | None = None
 
     def apply(self, tokens: Tensor) -> Tensor:
-        """Return the preprocessed tokens `[..., D]`; a zero token stays zero before the origin is subtracted."""
+        """Return the preprocessed tokens `[..., D]`; a zero token stays zero before the origin is subtracted.
+
+        If the squares of a token overflow, its direction is lost, and the token becomes NaN.
+        """
         if self.unit:
             norm = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True)
             # The squares of a smaller norm vanish, so such a token shrinks towards zero instead of blowing up.
-            tokens = tokens / norm.clamp_min(torch.finfo(tokens.dtype).tiny ** 0.5)
+            norm.clamp_(min=torch.finfo(tokens.dtype).tiny ** 0.5)
+            tokens = tokens / norm.masked_fill_(norm == torch.inf, torch.nan)  # otherwise it would become zero
         return tokens if self.origin is None else tokens - self.origin.to(tokens)
 
 

@@ -357,7 +357,8 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Write the detector to a folder of JSON and safetensors files, which `apood.load` reads."""
         from apood.detectors.contract.artefact import save_detector  # here, because it imports this module
 
-        self._check_unchanged()
+        check_is_fitted(self, "dim_")
+        self._compare_parameters()  # without the cache: nothing tells it that a parameter of a member was set
         save_detector(self, Path(folder))
 
     # The cache of what scoring derives from learnt attributes.

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _TOKENS = "tokens"
+_LARGEST = 1e15  # in size: squares of such values can be added up in float32
 
 
 def get_required_parts(batch: TokenBatch, requires: frozenset[str]) -> dict[str, Ragged]:
@@ -63,7 +64,7 @@ def refuse_unfit(
     role: str,
     check: Callable[[TokenBatch, int, str], None] | None = None,
 ) -> None:
-    """Raise `InputError` if data for fitting have no sequences, empty sequences, or non-finite values.
+    """Raise `InputError` if data for fitting have no sequences, empty sequences, or non-finite or huge values.
 
     `check` is an additional check per batch; see `Detector._check_batch`.
     """
@@ -77,6 +78,7 @@ def refuse_unfit(
             for name, part in get_required_parts(batch, requires).items():
                 _refuse_empty(part.lengths > 0, name, first, role)
             refuse_nonfinite(batch, requires, first, where)
+            _refuse_huge(batch, requires, first, where)
             if check is not None:
                 check(batch, first, where)
             first += len(batch)
@@ -92,16 +94,30 @@ def _refuse_empty(has_rows: Tensor, name: str, first: int, role: str) -> None:
 def refuse_nonfinite(batch: TokenBatch, requires: frozenset[str], first: int, where: str) -> None:
     """Raise `InputError` at the first NaN or infinite value; `first` is the index of the batch's first sequence."""
     for name, part in get_required_parts(batch, requires).items():
-        if _are_finite(part.values):
+        if not _are_finite(part.values):
+            what = _name_first(~part.values.isfinite(), part, name, first)
+            raise InputError(f"{what} in {where} is NaN or infinite; every value must be finite.")
+
+
+def _refuse_huge(batch: TokenBatch, requires: frozenset[str], first: int, where: str) -> None:
+    """Raise `InputError` at the first value that is too large to be squared and added up in float32."""
+    for name, part in get_required_parts(batch, requires).items():
+        if torch.finfo(part.values.dtype).max <= _LARGEST or not part.values.numel():
             continue
-        finite_rows = part.values.isfinite().reshape(len(part.values), -1).all(1)
-        wrong = (~finite_rows).nonzero().flatten()[0].cpu()
-        sequence = int(torch.searchsorted(part.offsets, wrong, right=True)) - 1
-        row = int(wrong - part.offsets[sequence])
-        what = f"Token {row}" if name == _TOKENS else f"Row {row} of {name}"
-        raise InputError(
-            f"{what} of sequence {first + sequence} in {where} is NaN or infinite; every value must be finite."
-        )
+        if max(map(abs, map(float, torch.aminmax(part.values)))) > _LARGEST:
+            what = _name_first(part.values.abs() > _LARGEST, part, name, first)
+            raise InputError(
+                f"{what} in {where} has a value above {_LARGEST:g} in size, which is too large to fit on; leave the "
+                "sequence out, or scale all values down."
+            )
+
+
+def _name_first(marked: Tensor, part: Ragged, name: str, first: int) -> str:
+    """Return which row of which sequence has the first marked value; `first` is the index of the first sequence."""
+    found = marked.reshape(len(marked), -1).any(1).nonzero().flatten()[0].cpu()
+    sequence = int(torch.searchsorted(part.offsets, found, right=True)) - 1
+    row = int(found - part.offsets[sequence])
+    return f"{f'Token {row}' if name == _TOKENS else f'Row {row} of {name}'} of sequence {first + sequence}"
 
 
 def _are_finite(values: Tensor) -> bool:

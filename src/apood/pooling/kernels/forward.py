@@ -48,8 +48,9 @@ def stats_kernel(
             mask = (tokens < total)[:, None] & (depth < DIM - k)[None, :]
             x = tl.load(z + tokens[:, None] * DIM + k + depth[None, :], mask=mask, other=0.0).to(tl.float32)
             squares += x * x
+        norm = tl.sqrt(tl.sum(squares, 1))
         # like Preprocessing: the root of the smallest normal number, below which squares vanish
-        scale = 1.0 / tl.maximum(tl.sqrt(tl.sum(squares, 1)), 1.0842021724855044e-19)
+        scale = tl.where(norm < float("inf"), 1.0 / tl.maximum(norm, 1.0842021724855044e-19), float("nan"))
         tl.store(scales + tokens, scale, mask=tokens < total)
     if HALVES:
         squares = tl.zeros((BS, BK), tl.float32)
