@@ -5,21 +5,31 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tiny_models import WORDS
+from tiny_models import WORDS, save_model
 
+from apood import KNN, TextDetector, TextEncoder
 from apood.serving.http.app import make_app
 from apood.serving.http.service import Service, Settings
 
-KNOWN, FOREIGN = WORDS[:20], WORDS[20:]
+KNOWN, FOREIGN = WORDS[:6], WORDS[20:26]
 
 
 def make_texts(count: int, words: list[str], seed: int, longest: int = 20) -> list[str]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(3, longest, (count,), generator=generator).tolist()
     return [" ".join(words[i] for i in torch.randint(len(words), (n,), generator=generator).tolist()) for n in lengths]
+
+
+def make_detector(folder: Path) -> Path:
+    """Return the folder of a detector of texts: texts of known words are in-distribution."""
+    save_model("bert", folder / "bert")
+    encoder = TextEncoder(folder / "bert", max_tokens=24)
+    TextDetector(encoder, KNN(k=3), accept=0.9).fit(make_texts(200, KNOWN, 1)).save(folder / "detector")
+    return folder / "detector"
 
 
 class Running(NamedTuple):

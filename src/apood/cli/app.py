@@ -19,6 +19,7 @@ from apood.cli.fit import fit
 from apood.cli.inspect import inspect
 from apood.cli.methods import methods
 from apood.cli.output import PlainGroup
+from apood.cli.proxy import proxy
 from apood.cli.score import score
 from apood.cli.select import select
 from apood.cli.serve import serve
@@ -47,7 +48,10 @@ _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (calibrate, "apood calibrate detector held-out --accept 0.95"),
         (score, "apood score detector new.jsonl --out scores.csv"),
     ),
-    "In front of a model": ((serve, "apood serve detector --shadow"),),
+    "In front of a model": (
+        (serve, "apood serve detector --shadow"),
+        (proxy, "apood proxy detector --upstream http://127.0.0.1:8080"),
+    ),
     "Which method, which settings": (
         (evaluate, "apood evaluate detector --id test --ood news=news --ood code=code"),
         (compare, "apood compare --id-train train --id-test test --ood news=news --ood code=code --out comparison"),

@@ -14,7 +14,7 @@ from apood.support.errors import InputError
 if TYPE_CHECKING:
     from apood.serving.http.service import Service, Settings
 
-__all__ = ["TOKENS_VARIABLE", "open_service", "serve"]
+__all__ = ["TOKENS_VARIABLE", "find_tokens", "open_service", "serve"]
 
 TOKENS_VARIABLE = "APOOD_TOKENS"
 """The environment variable with bearer tokens, one per line."""
@@ -39,6 +39,13 @@ def serve(
     on_error: Annotated[
         Literal["refuse", "accept"],
         typer.Option(help="What becomes of an input that cannot be judged because of an error of the service."),
+    ] = "refuse",
+    chat: Annotated[
+        Literal["last-user", "all-user", "whole"],
+        typer.Option(help="Which text of a conversation is judged, for the guardrail of LiteLLM."),
+    ] = "last-user",
+    other_parts: Annotated[
+        Literal["refuse", "ignore"], typer.Option(help="What becomes of messages with images, sounds or files.")
     ] = "refuse",
     model: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved.")
@@ -65,7 +72,7 @@ def serve(
     from apood.serving.http.app import make_app
     from apood.serving.http.server import run_server
 
-    app = make_app(service, known, local=is_loopback(host))
+    app = make_app(service, known, local=is_loopback(host), chat=chat, other_parts=other_parts)
     run_server(app, service, host, port, report=lambda address: echo(f"Serving {detector_folder} at {address}"))
 
 
@@ -85,7 +92,7 @@ def open_service(
     folder: Path, model: str | None, settings: "Settings", host: str, tokens: tuple[str, ...]
 ) -> "Service":
     """Return the service of the detector in `folder`. Everything that can be wrong is checked before it is started."""
-    for module in ("fastapi", "uvicorn", "prometheus_client"):
+    for module in ("fastapi", "httpx2", "prometheus_client", "uvicorn"):
         import_optional(module, "serve", "Serving over HTTP")
     from apood.serving.http.access import check_exposure
     from apood.serving.http.served import load_served

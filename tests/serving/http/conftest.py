@@ -4,21 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from http_server import KNOWN, Running, make_texts, run_service
-from tiny_models import save_model
+from http_server import Running, make_detector, run_service
 
-from apood import KNN, TextDetector, TextEncoder
 from apood.serving.http.served import Served, load_served
 
 
 @pytest.fixture(scope="session")
 def detector_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a detector of texts: texts of known words are in-distribution."""
-    folder = tmp_path_factory.mktemp("served")
-    save_model("bert", folder / "bert")
-    encoder = TextEncoder(folder / "bert", max_tokens=24)
-    TextDetector(encoder, KNN(k=3), accept=0.9).fit(make_texts(200, KNOWN, 1)).save(folder / "detector")
-    return folder / "detector"
+    return make_detector(tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture(scope="session")

@@ -73,7 +73,7 @@ def test_token_arrays_are_judged_as_their_texts(server: Running, offline: TextDe
 
 
 def test_what_cannot_be_scored_is_refused_by_name(server: Running) -> None:
-    empty, far = score(server, ["  ", " ".join(KNOWN * 70)])
+    empty, far = score(server, ["  ", " ".join(KNOWN * 230)])
     for result in (empty, far):
         assert not result["accepted"] and result["decision"] == "OOD"
         assert result["score"] is None and result["passes_above"] is None

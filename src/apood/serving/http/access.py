@@ -5,14 +5,14 @@ import hmac
 import ipaddress
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
 from apood.serving.http.errors import HttpError, describe_error
 from apood.serving.http.service import Service
 from apood.support.errors import InputError
 
-__all__ = ["Gate", "check_exposure", "is_loopback", "read_tokens"]
+__all__ = ["SAFE_HEADERS", "Asgi", "Gate", "check_exposure", "is_loopback", "read_tokens"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -22,12 +22,13 @@ Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
 _OPEN = frozenset({"/", "/page.js", "/page.css", "/healthz", "/readyz"})  # what tells nothing about inputs
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _SHORTEST = 16  # characters of a token
-_HEADERS = {
+SAFE_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
+"""Headers that keep browsers from doing more with an answer than showing it."""
 
 
 def is_loopback(host: str) -> bool:
@@ -69,11 +70,23 @@ class Gate:
         tokens: the bearer tokens, one of which a request must have; empty if everyone on this machine may ask.
         local: whether the server is bound to loopback. Then the name in the header Host must be a local one, so that a
             web page cannot reach the service under a name of its own.
+        token_headers: the headers that a token may be in.
+        added: headers that every answer gets, unless it has them.
     """
 
-    def __init__(self, app: Asgi, service: Service, tokens: Collection[str], *, local: bool) -> None:
+    def __init__(
+        self,
+        app: Asgi,
+        service: Service,
+        tokens: Collection[str],
+        *,
+        local: bool,
+        token_headers: Collection[str] = ("authorization", "x-api-key"),
+        added: Mapping[str, str] = SAFE_HEADERS,
+    ) -> None:
         self._app, self._service, self._local = app, service, local
-        self._tokens = [_digest(token) for token in tokens]
+        self._tokens, self._token_headers = [_digest(token) for token in tokens], token_headers
+        self._added = [(name.encode(), value.encode()) for name, value in added.items()]
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -87,8 +100,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 present = {name.lower() for name, _ in message["headers"]}
-                added = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-                message["headers"] = [*message["headers"], *(pair for pair in added if pair[0] not in present)]
+                message["headers"] = [*message["headers"], *(pair for pair in self._added if pair[0] not in present)]
             await send(message)
 
         try:
@@ -105,20 +117,24 @@ class Gate:
             self._service.metrics.count_request(route, status or 499, time.perf_counter() - started)
 
     def _check(self, scope: Message) -> None:
-        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        host = headers.get(b"host", "")
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        host = headers.get("host", "")
         if self._local and _drop_port(host).lower() not in _LOCAL_NAMES:
             raise HttpError(403, "The service answers only to localhost, 127.0.0.1 and [::1].")
         if not self._tokens or scope["path"] in _OPEN:
             return
-        kind, _, token = headers.get(b"authorization", "").partition(" ")
-        given = _digest(token.strip())
+        given = [_digest(_get_token(name, headers.get(name, ""))) for name in self._token_headers]
         # All are compared, in constant time, so that the time tells nothing about any of them.
-        known = [hmac.compare_digest(given, own) for own in self._tokens]
-        if kind.lower() != "bearer" or not any(known):
-            raise HttpError(
-                401, "The header Authorization must have a bearer token.", headers={"www-authenticate": "Bearer"}
-            )
+        if not any([hmac.compare_digest(one, own) for one in given for own in self._tokens]):  # noqa: C419
+            where = " or ".join(self._token_headers)
+            raise HttpError(401, f"A token is required, in the header {where}.", headers={"www-authenticate": "Bearer"})
+
+
+def _get_token(header: str, value: str) -> str:
+    if header != "authorization":
+        return value.strip()
+    kind, _, token = value.partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
 
 
 def _drop_port(host: str) -> str:

@@ -1,26 +1,20 @@
 """The application: its routes, and what they take and return."""
 
-import asyncio
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from apood.pipeline.judging import Judgement
 from apood.serving.http.access import Asgi, Gate
 from apood.serving.http.bodies import get_content_type, parse_object, read_body
-from apood.serving.http.errors import CODES, HttpError, as_http_error, describe_error
+from apood.serving.http.chat import Chat, OtherParts
+from apood.serving.http.errors import CODES, HttpError
+from apood.serving.http.guardrail import GUARDRAIL_PATH, answer_guardrail
+from apood.serving.http.requests import add_error_handlers, open_service, run_unless_gone
 from apood.serving.http.service import Service
-from apood.support.errors import ApoodError
 from apood.support.version import __version__
 from apood.tokens.identity import FOLDER
 
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-    from starlette.requests import Request
-
-__all__ = ["add_error_handlers", "describe_judgement", "make_app", "open_service", "run_unless_gone"]
-
-T = TypeVar("T")
+__all__ = ["make_app"]
 
 _TOKEN_TYPES = ("application/vnd.safetensors", "application/octet-stream")
 _TEXT = {"type": "string", "description": "One text."}
@@ -50,6 +44,25 @@ _SCORE_BODY = {
         },
     }
 }
+_GUARDRAIL_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "input_type": {"enum": ["request", "response"]},
+                        "structured_messages": {"type": ["array", "null"], "items": {"type": "object"}},
+                        "texts": {"type": ["array", "null"], "items": {"type": "string"}},
+                        "images": {"type": ["array", "null"], "items": {"type": "string"}},
+                    },
+                    "required": ["input_type"],
+                }
+            }
+        },
+    }
+}
 _ERROR_SCHEMA = {
     "type": "object",
     "properties": {
@@ -68,8 +81,23 @@ _ERROR_SCHEMA = {
 }
 
 
-def make_app(service: Service, tokens: Collection[str], *, local: bool) -> Asgi:
-    """Return the application of a service; `tokens` and `local` are as in `Gate`."""
+def make_app(
+    service: Service,
+    tokens: Collection[str],
+    *,
+    local: bool,
+    chat: Chat = "last-user",
+    other_parts: OtherParts = "refuse",
+) -> Asgi:
+    """Return the application of a service.
+
+    Args:
+        service: the service.
+        tokens: the bearer tokens, as in `Gate`.
+        local: whether the server is bound to loopback, as in `Gate`.
+        chat: which text of a conversation is judged.
+        other_parts: what becomes of messages with parts that are no text.
+    """
     from fastapi import FastAPI, Request, Response
     from fastapi.responses import JSONResponse
 
@@ -109,14 +137,24 @@ def make_app(service: Service, tokens: Collection[str], *, local: bool) -> Asgi:
                 "shadow": settings.shadow,
                 "accepted": outcome.accepted,
                 "problem": None if outcome.problem is None else outcome.problem.message,
-                "results": [describe_judgement(own, shadow=settings.shadow) for own in outcome.judgements],
+                "results": [_describe_judgement(own, shadow=settings.shadow) for own in outcome.judgements],
             }
         )
+
+    @app.post(
+        GUARDRAIL_PATH,
+        summary="Answer the generic guardrail of LiteLLM",
+        openapi_extra=_GUARDRAIL_BODY,
+        responses=_describe_errors(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
+    )
+    async def guardrail(request: Request) -> Response:
+        """Return NONE if the input of a call may pass, and BLOCKED with a reason if not."""
+        return JSONResponse(await answer_guardrail(request, service, chat, other_parts))
 
     @app.get("/v1/detector", responses=_describe_errors(401, 403, 503), summary="Describe the detector and the limits")
     async def detector() -> Response:
         """Return the method, its encoder, its calibration, and the limits of the service."""
-        return JSONResponse(_describe_service(service))
+        return JSONResponse(_describe_service(service, chat))
 
     @app.get("/v1/shadow", responses=_describe_errors(401, 403), summary="Count what would be refused")
     async def shadow() -> Response:
@@ -143,65 +181,7 @@ def make_app(service: Service, tokens: Collection[str], *, local: bool) -> Asgi:
     return Gate(app, service, tokens, local=local)
 
 
-def add_error_handlers(app: "FastAPI") -> None:
-    """Answer errors that are foreseen with their status and one sentence."""
-    from fastapi import Request, Response
-    from fastapi.responses import JSONResponse
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
-
-    async def answer(_request: Request, error: Exception) -> Response:
-        known = as_http_error(error)
-        if known is None and isinstance(error, HTTPException):  # of the framework: an unknown path or method
-            sentence = {404: "There is no such path.", 405: "The path does not allow this method."}.get(
-                error.status_code, "The request cannot be read."
-            )
-            known = HttpError(error.status_code, sentence, headers=dict(error.headers or {}))
-        if known is None:  # nobody foresaw it; the gate logs it
-            known = HttpError(500, "The service met an error that it did not foresee.")
-        return JSONResponse(describe_error(known), known.status, known.headers)
-
-    async def forget(_request: Request, _error: Exception) -> Response:
-        return Response(status_code=499)  # nobody reads it
-
-    for kind in (ApoodError, HTTPException, Exception):
-        app.add_exception_handler(kind, answer)
-    app.add_exception_handler(ClientDisconnect, forget)
-
-
-@asynccontextmanager
-async def open_service(service: Service) -> AsyncIterator[None]:
-    """Start a service in the background, so that the process answers at once, and close it at the end."""
-    starting = asyncio.create_task(service.start())
-    try:
-        yield
-    finally:
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        await service.close()
-
-
-async def run_unless_gone(request: "Request", work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`; cancel it and raise ClientDisconnect if the client goes away meanwhile."""
-    from starlette.requests import ClientDisconnect
-
-    async def wait_until_gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(wait_until_gone())
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-def describe_judgement(judgement: Judgement, *, shadow: bool) -> dict[str, Any]:
+def _describe_judgement(judgement: Judgement, *, shadow: bool) -> dict[str, Any]:
     """Return a decision as JSON. A score of -inf, which JSON lacks, is null."""
     scored = judgement.score != -float("inf")
     return {
@@ -229,7 +209,7 @@ def _get_texts(body: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-def _describe_service(service: Service) -> dict[str, Any]:
+def _describe_service(service: Service, chat: Chat) -> dict[str, Any]:
     served, settings = service.served, service.settings
     calibration, encoder = served.detector.calibration, served.detector.encoder_
     return {
@@ -242,6 +222,7 @@ def _describe_service(service: Service) -> dict[str, Any]:
         "accept": calibration.accept,
         "threshold": calibration.threshold,
         "calibration_texts": len(calibration.scores),
+        "chat": chat,
         "shadow": settings.shadow,
         "on_error": settings.on_error,
         "limits": {

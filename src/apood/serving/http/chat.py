@@ -19,6 +19,7 @@ Chat = Literal["last-user", "all-user", "whole"]
 OtherParts = Literal["refuse", "ignore"]
 """What becomes of a judged message with parts that are no text."""
 
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _NO_TEXT = ("function_call", "reasoning", "item_reference")  # items of OpenAI's responses that are no message
 
@@ -104,8 +105,8 @@ def _read_item(item: Any, where: str, chat: Chat) -> Message:
 
 
 def _read_message(item: Any, where: str) -> Message:
-    if not isinstance(item, dict) or not isinstance(item.get("role"), str):
-        raise HttpError(400, f"{where} must be an object with a role.")
+    if not isinstance(item, dict) or item.get("role") not in _ROLES:  # a server might take another one for the user
+        raise HttpError(400, f"{where} must be an object with a role: {', '.join(_ROLES)}.")
     text, others = _read_content(item.get("content"), where)
     return Message(item["role"], text, others)
 
