@@ -26,6 +26,7 @@ NAMES = [
     "MahalanobisKNN",
     "Perplexity",
     "RelativeMahalanobis",
+    "TextDetector",
     "TextEncoder",
     "TokenBatch",
     "TokenStore",

@@ -91,7 +91,7 @@ def main(folder: Path) -> None:
     scores = {}
     for name, detector in DETECTORS.items():
         with_aux = detector.aux == "required" or name.endswith("-aux")
-        detector.fit(train, aux if with_aux else None).calibrate(held_out, accept=0.9)
+        detector.fit(train, aux=aux if with_aux else None).calibrate(held_out, accept=0.9)
         detector.save(folder / "detectors" / name)
         scores[name] = {
             "scores": detector.score_samples(store).tolist(),

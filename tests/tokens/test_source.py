@@ -67,6 +67,14 @@ def test_every_form_of_the_same_tokens(form, batch):
     assert torch.equal(whole.values, batch.values) and torch.equal(whole.offsets, batch.offsets)
 
 
+def test_arrays_of_objects_are_what_they_hold(batch):
+    ragged = np.empty(COUNT, dtype=object)
+    ragged[:] = [tokens.numpy() for tokens in batch]
+    assert torch.equal(as_source(ragged).values, batch.values)
+    even = np.ones((4, 3, 2))
+    assert np.array_equal(as_source(even.astype(object)).values, as_source(even).values)
+
+
 def test_a_source_is_returned_unchanged(batch, store):
     for source in (batch, store, Subset(store, [0]), Trimmed(store, first=True, last=False)):
         assert isinstance(source, TokenSource) and as_source(source) is source
@@ -82,7 +90,7 @@ def test_a_pair_of_2d_arrays_is_two_sequences():
     assert as_source((np.ones((2, 3)), np.ones((1, 3)))).lengths.tolist() == [2, 1]
 
 
-@pytest.mark.parametrize("data", [None, "text", {"values": 1}, np.ones((2, 3))])
+@pytest.mark.parametrize("data", [None, "text", {"values": 1}, np.ones(3)])
 def test_other_types_are_refused(data):
     with pytest.raises(InputError, match=f"got {type(data).__name__}"):
         as_source(data)

@@ -19,11 +19,16 @@ from apood.cli.fit import fit
 from apood.cli.inspect import inspect
 from apood.cli.methods import methods
 from apood.cli.output import PlainGroup
+<<<<<<< HEAD
 from apood.cli.proxy import proxy
+=======
+from apood.cli.recalibrate import recalibrate
+>>>>>>> main
 from apood.cli.score import score
 from apood.cli.select import select
 from apood.cli.serve import serve
 from apood.cli.train import train
+from apood.cli.watch import watch
 
 __all__ = ["app", "main"]
 
@@ -48,9 +53,15 @@ _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (calibrate, "apood calibrate detector held-out --accept 0.95"),
         (score, "apood score detector new.jsonl --out scores.csv"),
     ),
+<<<<<<< HEAD
     "In front of a model": (
         (serve, "apood serve detector --shadow"),
         (proxy, "apood proxy detector --upstream http://127.0.0.1:8080"),
+=======
+    "In operation": (
+        (watch, "apood watch detector scores.jsonl --state drift.json"),
+        (recalibrate, "apood recalibrate detector reviewed.jsonl --out recalibrated"),
+>>>>>>> main
     ),
     "Which method, which settings": (
         (evaluate, "apood evaluate detector --id test --ood news=news --ood code=code"),
@@ -89,8 +100,21 @@ def _apood(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE:CLASS",
+            help="Import a detector of your own, so that saved ones can be loaded; may be repeated.",
+        ),
+    ] = None,
 ) -> None:
     del version  # its callback did the work
+    if classes:
+        from apood.detectors.contract.registry import detector_class
+
+        for name in classes:
+            detector_class(name)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

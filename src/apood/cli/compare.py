@@ -51,7 +51,11 @@ def compare(
     ] = None,
     methods: Annotated[
         list[str] | None,
-        typer.Option("--method", metavar="NAME", help="Name of a method; `apood methods` lists them; may be repeated."),
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            help="A method that `apood methods` lists, or module:Class of your own; may be repeated.",
+        ),
     ] = None,
     splits: Annotated[
         int | None,

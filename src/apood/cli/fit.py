@@ -22,7 +22,11 @@ def fit(
     out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
     method: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Name of a method; `apood methods` lists them.", show_default="a fusion"),
+        typer.Option(
+            metavar="NAME",
+            help="A method that `apood methods` lists, or module:Class of your own.",
+            show_default="a fusion",
+        ),
     ] = "default",
     aux: Annotated[
         Path | None,
@@ -71,7 +75,7 @@ def fit(
         refuse_occupied(out, force)
         sequences = open_store(store, detector, verify=not no_verify)
         outliers = None if aux is None else open_store(aux, detector, verify=not no_verify)
-        detector.fit(sequences, outliers, checkpoint=checkpoint)
+        detector.fit(sequences, aux=outliers, checkpoint=checkpoint)
         detector.save(out)
         checkpoint.delete()
     if as_json:

@@ -13,13 +13,15 @@ from torch import Tensor
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.binary_logits import BinaryLogits
 from apood.detectors.contract.base import AuxUse, Detector, Scores
+from apood.detectors.contract.fused_explanation import explain_share, join_shares
 from apood.detectors.knn import KNN, MahalanobisKNN
+from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.detectors.shared.mean_pooling import describe_shortage
 from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_integer
 from apood.support.errors import DataWarning, InputError
-from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.batch import TokenBatch
 from apood.tokens.documents import count_documents, find_worst, number_documents
 from apood.tokens.source import Subset, TokenSource, split
 
@@ -169,6 +171,11 @@ class Fusion(Detector):
         """A score of -inf of one member makes the sum -inf, because no member has a score of +inf."""
         return all(member.propagates_nonfinite for member in self._get_members())
 
+    @property
+    def explains(self) -> bool:  # type: ignore[override]
+        """Whether a member explains its scores."""
+        return any(member.explains for member in self._get_members())
+
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "device" and self.members is None:  # members that were given have devices of their own
@@ -188,21 +195,20 @@ class Fusion(Detector):
         worst = find_worst(_combine(z).numpy(), source)
         return dict(zip(_name_members(self.members_), -z.numpy()[worst].T, strict=True))
 
-    def token_contributions(self, tokens: Any) -> Ragged:
-        """Return how much each token adds to the distance of its sequence, according to the members that know.
+    def explain(self, X: Any) -> Explanation:
+        """Return what each member adds to minus the score, z_k, and what each token adds to the z_k of its sequence.
 
-        The contributions of member k are scaled so that their sum is (d_k / exp mean_k) / std_k, the distance in units
-        of a typical ID sequence with the weight of the score: to first order a token with contribution c lowers the
-        score of an otherwise typical sequence by c.
+        `members` of the result has the share of each member and its own explanation. The contributions of tokens are
+        those to the sum of z_k over the members that explain theirs; `explained` says how much that is.
         """
-        source = self._check_for_scoring(tokens)
-        explained = [
-            self._scale_contributions(k, source) for k, member in enumerate(self.members_) if _explains(member)
-        ]
-        if not explained:
-            names = ", ".join(_name_members(self.members_))
-            raise InputError(f"None of the members ({names}) knows what its tokens contribute; ap-ood does.")
-        return Ragged.from_lengths(torch.stack(explained).sum(0), source.lengths)
+        source = self._check_for_scoring(X)
+        names = _name_members(self.members_)
+        if not self.explains:
+            raise InputError(f"None of the members ({', '.join(names)}) knows what its tokens contribute; ap-ood does.")
+        scores = [torch.from_numpy(member._score_sequences(source)) for member in self.members_]
+        z = self._standardize(scores, source.lengths)
+        members = zip(names, self.members_, z.T, self.spreads_.tolist(), strict=True)
+        return join_shares(source.lengths, [explain_share(*member, source) for member in members])
 
     def check_parameters(self) -> None:
         """Raise `InputError` if a constructor argument is not allowed."""
@@ -286,18 +292,6 @@ class Fusion(Detector):
         ).clamp_min(self.floors_)
         return (logs - self.length_law_.compute_allowances(lengths) - self.means_) / self.spreads_
 
-    def _scale_contributions(self, number: int, source: TokenSource) -> Tensor:
-        """Return the contributions of all tokens according to one member."""
-        member = self.members_[number]
-        contributions: Ragged = member.token_contributions(source)
-        sequence = torch.arange(len(source)).repeat_interleave(contributions.lengths)
-        sums = torch.zeros(len(source)).double().index_add_(0, sequence, contributions.values.double())
-        logs = member.log_distances(torch.from_numpy(member._score_sequences(source)))
-        logs = logs - self.length_law_.compute_allowances(source.lengths)[:, number]
-        wanted = (logs - self.means_[number]).exp() / self.spreads_[number]
-        factors = torch.where(sums > 0, wanted / sums, 0.0)  # at a distance of 0 no token contributes
-        return contributions.values.double() * factors[sequence]
-
 
 def _hold_out(source: TokenSource, seed: int) -> tuple[Subset, Subset]:
     """Return the ID sequences to fit on and those held out, each with all windows of its documents."""
@@ -365,7 +359,8 @@ def _fit_member(
     """
     source, rest, held_out = sources
     leaves_out = type(member).score_training is not Detector.score_training
-    member.fit(source if leaves_out else rest, None if member.aux == "unused" else aux, checkpoint=checkpoint)
+    used = None if member.aux == "unused" else aux
+    member.fit(source if leaves_out else rest, aux=used, checkpoint=checkpoint)
     own = member.score_training(left_out, torch.from_numpy(number_documents(source)))
     if own is not None:
         return _Sample(own.scores, left_out, own.copied)
@@ -422,10 +417,3 @@ def _name_members(members: list[Detector]) -> list[str]:
         name if names.count(name) == 1 else f"{name}-{names[: place + 1].count(name)}"
         for place, name in enumerate(names)
     ]
-
-
-def _explains(detector: Detector) -> bool:
-    """Return whether a fitted detector knows what its tokens contribute."""
-    if isinstance(detector, Fusion):
-        return any(_explains(member) for member in detector.members_)
-    return hasattr(detector, "token_contributions")

@@ -1,13 +1,16 @@
 """Distance to the nearest training sequences, in the Euclidean and in the Mahalanobis metric."""
 
 import math
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from apood.detectors.contract.base import Detector, LeftOut
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.held_out import LeftOut
+from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import compute_floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
@@ -15,6 +18,7 @@ from apood.detectors.shared.mean_pooling import (
     compute_moments,
     inverse_root,
     pool_means,
+    share_means,
     shrink,
     warn_of_few,
 )
@@ -98,6 +102,11 @@ class KNN(Detector):
     @property
     def pools_tokens(self) -> bool:  # type: ignore[override]
         """Whether the view is the mean token."""
+        return self.view == "tokens"
+
+    @property
+    def explains(self) -> bool:  # type: ignore[override]
+        """Whether the view is the mean token: a summary belongs to no token."""
         return self.view == "tokens"
 
     def check_parameters(self) -> None:
@@ -192,6 +201,22 @@ class KNN(Detector):
             return -self._measure(vectors, self._copy_on(vectors.device, "bank_"))
         except torch.OutOfMemoryError:  # an encoder may take most of the memory
             return -self._measure(vectors.cpu(), self.bank_)
+
+    def _explain(self, tokens: TokenBatch) -> Explanation:
+        tokens = tokens.to("cpu")
+        vectors = self._pool_vectors(tokens).double()
+        found, _ = _find_nearest(vectors, self.bank_, self.k, None)
+        apart = vectors[:, None] - self.bank_[found].double()
+        distances, order = torch.linalg.vector_norm(apart, dim=2).sort(1)
+        found, apart = found.gather(1, order), apart.gather(1, order[:, :, None].expand_as(apart))
+        units = apart / distances.clamp_min(torch.finfo(distances.dtype).tiny)[:, :, None]
+        directions = self._find_direction(units.mean(1) if self.average else units[:, -1])
+        own = share_means(tokens, self.normalize, directions, self._reduce(distances))
+        return replace(own, neighbours=found)
+
+    def _find_direction(self, units: Tensor) -> Tensor:
+        """Return the directions in which pooled vectors must move for the compared ones to move along `units`."""
+        return units
 
     def _measure(self, vectors: Tensor, bank: Tensor) -> Tensor:
         """Return the distance of each vector to its neighbours, computed on the device of both."""
@@ -333,6 +358,9 @@ class MahalanobisKNN(KNN):
         """
         part = (1 - self.shrinkage) / (len(self.bank_) - 1)
         return part / (1 - part * vectors.square().sum(1)).clamp_min(EIGENVALUE_FLOOR)
+
+    def _find_direction(self, units: Tensor) -> Tensor:
+        return units @ self.whitening_
 
     def _pool_vectors(self, tokens: TokenBatch) -> Tensor:
         vectors = self._pool(tokens)

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apood.detectors.contract.artefact import to_json
-from apood.detectors.contract.base import Detector, HeldOutFit
+from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_incompatible, refuse_lacking, refuse_unfit
+from apood.detectors.contract.held_out import HeldOutFit
 from apood.evaluation.entry import Entry
 from apood.evaluation.metrics import Estimate, auroc
 from apood.evaluation.result import Result

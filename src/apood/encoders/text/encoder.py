@@ -55,7 +55,7 @@ class PreparedTexts:
         sources: the token ids of each sequence: a text, or a window of a long one.
         target_texts: the targets of mode `reference`.
         targets: the token ids of the targets.
-        shortened: the indices of the sequences that were cut at a limit.
+        cut: the indices of the sequences that were cut at a limit.
         windows: the number of each sequence among the windows of its text; None if long texts have no windows.
         refused: what is wrong with the items that have no sequence, by their indices.
     """
@@ -64,14 +64,9 @@ class PreparedTexts:
     sources: Ragged
     target_texts: list[str]
     targets: Ragged | None
-    shortened: frozenset[int]
+    cut: frozenset[int]
     windows: Tensor | None = None
     refused: Mapping[int, str] = field(default_factory=dict)
-
-    @property
-    def cut(self) -> int:
-        """The number of items that were cut at a limit."""
-        return len(self.shortened)
 
     def slice(self, start: int, stop: int) -> "PreparedTexts":
         """Return the sequences from `start` to `stop`."""
@@ -81,7 +76,7 @@ class PreparedTexts:
             self.sources.select(some),
             self.target_texts[some],
             None if self.targets is None else self.targets.select(some),
-            frozenset(index - start for index in self.shortened if start <= index < stop),
+            frozenset(index - start for index in self.cut if start <= index < stop),
             None if self.windows is None else self.windows[some],
         )
 
@@ -308,7 +303,7 @@ class TextEncoder:
     def run(self, prepared: PreparedTexts) -> TokenBatch:
         """Return the states and channels of prepared texts, in their order."""
         parts = [self._run_part(part) for part in self._split(prepared)]
-        self.truncated += prepared.cut
+        self.truncated += len(prepared.cut)
         return parts[0] if len(parts) == 1 else TokenBatch.concatenate(parts)
 
     def _split(self, prepared: PreparedTexts) -> Iterator[PreparedTexts]:
