@@ -71,7 +71,9 @@ def wait_until(happened: Callable[[], Any], seconds: float = 20) -> None:
 
 
 @contextmanager
-def run_service(served: Any, *, tokens: tuple[str, ...] = (), headers: Any = None, **settings: Any) -> Iterator[Running]:
+def run_service(
+    served: Any, *, tokens: tuple[str, ...] = (), headers: Any = None, **settings: Any
+) -> Iterator[Running]:
     """Serve `served` until the block ends; it begins when the service is ready."""
     service = Service(lambda: served() if callable(served) else served, Settings(**settings))
     with run_app(make_app(service, tokens, local=True), service, headers=headers) as running:

@@ -19,11 +19,8 @@ from apood.cli.fit import fit
 from apood.cli.inspect import inspect
 from apood.cli.methods import methods
 from apood.cli.output import PlainGroup
-<<<<<<< HEAD
 from apood.cli.proxy import proxy
-=======
 from apood.cli.recalibrate import recalibrate
->>>>>>> main
 from apood.cli.score import score
 from apood.cli.select import select
 from apood.cli.serve import serve
@@ -53,15 +50,11 @@ _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (calibrate, "apood calibrate detector held-out --accept 0.95"),
         (score, "apood score detector new.jsonl --out scores.csv"),
     ),
-<<<<<<< HEAD
-    "In front of a model": (
+    "In operation": (
         (serve, "apood serve detector --shadow"),
         (proxy, "apood proxy detector --upstream http://127.0.0.1:8080"),
-=======
-    "In operation": (
         (watch, "apood watch detector scores.jsonl --state drift.json"),
         (recalibrate, "apood recalibrate detector reviewed.jsonl --out recalibrated"),
->>>>>>> main
     ),
     "Which method, which settings": (
         (evaluate, "apood evaluate detector --id test --ood news=news --ood code=code"),

@@ -12,12 +12,8 @@ __all__ = ["proxy"]
 
 
 def proxy(
-    detector_folder: Annotated[
-        Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector, as `apood build` writes it.")
-    ],
-    upstream: Annotated[
-        str, typer.Option(metavar="URL", help="The server behind, which speaks the OpenAI protocol.")
-    ],
+    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
+    upstream: Annotated[str, typer.Option(metavar="URL", help="The server behind, which speaks the OpenAI protocol.")],
     chat: Annotated[
         Literal["last-user", "all-user", "whole"], typer.Option(help="Which text of a conversation is judged.")
     ] = "last-user",
@@ -49,9 +45,7 @@ def proxy(
             f"{TOKENS_VARIABLE}.",
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved.")] = None,
     deadline: Annotated[float, typer.Option(min=0.01, help="Seconds after which judging is given up.")] = 10,
     upstream_timeout: Annotated[
         float, typer.Option(min=0.01, help="Seconds to wait for the next bytes of the server behind.")

@@ -21,9 +21,7 @@ TOKENS_VARIABLE = "APOOD_TOKENS"
 
 
 def serve(
-    detector_folder: Annotated[
-        Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector, as `apood build` writes it.")
-    ],
+    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
     host: Annotated[
         str, typer.Option(help="Address to bind to. Any other than this machine's own needs --tokens.")
     ] = "127.0.0.1",
@@ -47,9 +45,7 @@ def serve(
     other_parts: Annotated[
         Literal["refuse", "ignore"], typer.Option(help="What becomes of messages with images, sounds or files.")
     ] = "refuse",
-    model: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved.")] = None,
     deadline: Annotated[float, typer.Option(min=0.01, help="Seconds after which a request is answered with 504.")] = 10,
     max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.")] = 1 << 20,
     max_texts: Annotated[int, typer.Option(min=1, help="Largest number of texts of a request.")] = 256,

@@ -26,6 +26,7 @@ from apood.support.errors import InputError
 
 SAFETENSORS = {"content-type": "application/vnd.safetensors"}
 JSON = {"content-type": "application/json"}
+HEAD = b"POST /v1/score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 TOKEN = "a-token-of-the-tests"
 
 
@@ -117,8 +118,7 @@ def send_raw(server: Running, content: bytes) -> socket.socket:
 
 def test_a_body_that_comes_too_slowly(served: Served) -> None:
     with run_service(served, deadline=0.3) as server:
-        head = b"POST /v1/score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
-        with send_raw(server, head) as connection:
+        with send_raw(server, HEAD + b"content-length: 99\r\n\r\n{") as connection:
             assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
         assert server.client.post("/v1/score", json={"text": "word1"}).status_code == 200
 
@@ -181,11 +181,10 @@ def test_a_full_service_answers_429(held: Held, texts: list[str]) -> None:
 
 def test_the_work_of_a_client_that_is_gone_is_dropped(held: Held) -> None:
     body = json.dumps({"texts": ["word1 word2"] * 50}).encode()
-    head = b"POST /v1/score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with run_service(held) as server, ThreadPoolExecutor(8) as pool:
         first = hold(server, held, pool)
         before = len(held.ran)
-        gone = [send_raw(server, head + b"content-length: %d\r\n\r\n" % len(body) + body) for _ in range(5)]
+        gone = [send_raw(server, HEAD + b"content-length: %d\r\n\r\n" % len(body) + body) for _ in range(5)]
         wait_until(lambda: server.service.in_flight == 4 + 5 * 200)
         for connection in gone:
             connection.close()
@@ -337,9 +336,7 @@ def process(detector_folder: Path, tmp_path: Path) -> Iterator[tuple[Any, str]]:
         running.wait()
 
 
-def test_sigterm_under_load_answers_what_was_accepted_and_sighup_reloads(
-    process: tuple[Any, str], detector_folder: Path
-) -> None:
+def test_sigterm_under_load_answers_what_was_accepted_and_sighup_reloads(process: tuple[Any, str]) -> None:
     import httpx2
 
     running, url = process

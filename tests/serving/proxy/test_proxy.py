@@ -225,8 +225,12 @@ def test_a_refusal_can_be_an_ordinary_completion(served: Served, upstream: str, 
     with run_proxy(served, upstream, refusal_text="Ask about trains.") as proxy:
         answer = proxy.client.post(CHAT, json=ask(FOREIGN_TEXT))
         assert answer.status_code == 200 and answer.headers["x-apood-decision"] == "OOD"
-        assert answer.json()["choices"][0]["message"]["content"] == "Ask about trains." and answer.json()["model"] == "m"
-        assert proxy.client.post(TEXT, json={"prompt": FOREIGN_TEXT}).json()["choices"][0]["text"] == "Ask about trains."
+        assert (
+            answer.json()["choices"][0]["message"]["content"] == "Ask about trains." and answer.json()["model"] == "m"
+        )
+        assert (
+            proxy.client.post(TEXT, json={"prompt": FOREIGN_TEXT}).json()["choices"][0]["text"] == "Ask about trains."
+        )
         output = proxy.client.post(RESPONSES, json={"input": FOREIGN_TEXT}).json()["output"]
         assert output[0]["content"][0]["text"] == "Ask about trains."
 

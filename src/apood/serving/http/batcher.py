@@ -117,7 +117,9 @@ class Batcher:
         except TimeoutError as error:
             if not job.answer.cancelled():  # the work itself raised it
                 raise
-            raise LateError(f"The request was not judged within its deadline, {seconds:.3g} s after it came.") from error
+            raise LateError(
+                f"The request was not judged within its deadline, {seconds:.3g} s after it came."
+            ) from error
         finally:
             self._queued -= job.queued
             job.queued = 0

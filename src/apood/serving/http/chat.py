@@ -1,9 +1,9 @@
 """The chat contract: which text of a conversation is judged.
 
 `last-user` judges the last message of the user, `all-user` all messages of the user, and `whole` everything, each
-message after its role. A message is its text, or its text parts. Other parts (images, sounds, files) of a judged message
-cannot be judged, so the request is refused, unless they are to be ignored. Results of tools and the system prompt are
-judged in `whole` only.
+message after its role. A message is its text, or its text parts. Other parts (images, sounds, files) of a judged
+message cannot be judged, so the request is refused, unless they are to be ignored. Results of tools and the system
+prompt are judged in `whole` only.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from apood.serving.http.tally import RATES, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from apood.pipeline.judging import Judgement
 
@@ -48,6 +48,13 @@ class Metrics:
         self._errors = make(Counter, "errors", "Requests that met an error that was not foreseen.")
         self._unjudged = make(Counter, "unjudged", "Requests that passed without a decision, by --on-error accept.")
         self._reloads = make(Counter, "reloads", "Detectors loaded in place of another one, by outcome.", "outcome")
+        drift = {
+            "inputs": "Inputs that the drift alarm has seen.",
+            "log10_evidence": "Evidence of drift towards lower scores, as a power of ten.",
+            "log10_evidence_of_alarm": "The evidence at which the alarm goes off.",
+            "alarm": "1 after the alarm has gone off, else 0.",
+        }
+        self._drift = {name: make(Gauge, f"drift_{name}", meaning) for name, meaning in drift.items()}
         for decision in ("ID", "OOD"):
             self._texts.labels(decision)
         for rate in RATES:
@@ -73,6 +80,11 @@ class Metrics:
     def count_unusual(self, count: int) -> None:
         """Count texts of a length that the detector hardly knows."""
         self._unusual.inc(count)
+
+    def show_drift(self, gauges: "Mapping[str, float]") -> None:
+        """Show what the drift alarm says."""
+        for name, value in gauges.items():
+            self._drift[name].set(value)
 
     def count_batch(self, tokens: int, seconds: float) -> None:
         """Count a batch of the model."""

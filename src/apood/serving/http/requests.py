@@ -1,4 +1,4 @@
-"""The life of requests: a service that starts and ends with its server, clients that go away, errors that are answered."""
+"""The life of requests: a service that lives with its server, clients that go away, errors that are answered."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine

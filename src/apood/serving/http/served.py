@@ -71,9 +71,7 @@ class Served:
         seen: numbers about the texts that it learnt from, if they are known.
     """
 
-    def __init__(
-        self, detector: Detector, encoder: TextEncoder | None, digest: str, seen: Seen | None = None
-    ) -> None:
+    def __init__(self, detector: Detector, encoder: TextEncoder | None, digest: str, seen: Seen | None = None) -> None:
         _ = detector.calibration  # raises an error if there is none
         if encoder is not None and encoder.mode != "input":
             raise InputError(f"The service judges inputs, but the encoder of the detector has the mode {encoder.mode}.")
@@ -156,11 +154,11 @@ class Served:
 
 
 def load_served(folder: Path, model: str | None = None) -> Served:
-    """Return the detector in a folder, with its encoder if it knows one; `model` is the encoder's folder if it moved."""
+    """Return the detector in a folder with its encoder, if it knows one; `model` is the folder of one that moved."""
     digest = sha256_of(folder / "config.json")[:12] if (folder / "config.json").is_file() else ""
     found = load(folder)
     detector = found.detector if isinstance(found, TextDetector) else found
-    encoder = None if detector.encoder_ is None else open_text_encoder_of(detector, model)
+    encoder = None if detector.encoder_ is None else open_text_encoder_of(detector, model=model)
     return Served(detector, encoder, digest, found.training if isinstance(found, TextDetector) else None)
 
 

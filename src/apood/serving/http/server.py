@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -33,9 +34,7 @@ def run_server(
     asyncio.run(_serve(app, service, host, port, report))
 
 
-async def _serve(
-    app: Asgi, service: Service, host: str, port: int, report: Callable[[str], None] | None
-) -> None:
+async def _serve(app: Asgi, service: Service, host: str, port: int, report: Callable[[str], None] | None) -> None:
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -44,8 +43,8 @@ async def _serve(
             """Leave the signals alone: uvicorn would raise them again at the end, as if the server had failed."""
             yield
 
-        async def startup(self, sockets: "list[object] | None" = None) -> None:
-            await super().startup(sockets)  # type: ignore[arg-type]
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
             if report is not None and self.started:
                 report(_get_address(self))
 

@@ -8,6 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from apood.decisions.drift import DriftAlarm
 from apood.pipeline.judging import Judgement
 from apood.serving.http.batcher import Batcher, FullError, LateError
 from apood.serving.http.errors import HttpError, as_http_error
@@ -74,6 +77,7 @@ class Service:
     def __init__(self, load: Callable[[], Served], settings: Settings) -> None:
         self.settings, self.tally = settings, Tally()
         self.metrics = Metrics(self.tally)
+        self.drift: DriftAlarm | None = None
         self._load = load
         self._served: Served | None = None
         self._preparing = ThreadPoolExecutor(1, "prepare")
@@ -99,7 +103,7 @@ class Service:
             self._batcher = Batcher(served.batch_tokens, self.settings.most_tokens)
             self._batcher.observe = self.metrics.count_batch
             await self._warm_up(served)
-            self._served = served
+            self._take_over(served)
 
     async def reload(self) -> bool:
         """Load the detector again, beside the old one, and replace it; keep the old one if that fails."""
@@ -112,17 +116,25 @@ class Service:
                 reason = str(error) if isinstance(error, ApoodError) else describe_failure(error)
                 _log.error("The detector was not replaced: %s", reason)
                 return False
-            self._served = served  # requests that were prepared for the old one still run with it
+            self._take_over(served)
             self.metrics.count_reload("done")
             _log.info("The detector was replaced by %s.", served.digest)
             return True
 
+    def _take_over(self, served: Served) -> None:
+        """Serve from now on; requests that were prepared for the detector before still run with it."""
+        known = None if self._served is None else self._served.detector.calibration.scores
+        if known is None or not np.array_equal(known, served.detector.calibration.scores):
+            self.drift = DriftAlarm(served.detector.calibration.scores)
+            self.metrics.show_drift(self.drift.gauges())
+        self._served = served
+
     async def _warm_up(self, served: Served) -> None:
-        """Score a full batch, so that no request waits for what is done once, and the speed is known."""
+        """Score a full batch twice: what is done only once is done then, and the second time shows the speed."""
         assert self._batcher is not None
         work = await asyncio.to_thread(served.make_warm_up)
-        for _ in range(2):
-            await self._batcher.submit(work.run, work.pieces, work.sizes, 3600)
+        await asyncio.to_thread(work.run, work.pieces)
+        await self._batcher.submit(work.run, work.pieces, work.sizes, 3600)
 
     async def judge_texts(self, texts: Sequence[str]) -> list[Judgement]:
         """Return the decisions on texts."""
@@ -152,7 +164,15 @@ class Service:
         judgements = served.judge(work, outcomes)
         self.metrics.count_judgements(judgements)
         self.metrics.count_unusual(served.count_unusual(judgements))
+        self._watch(served, judgements)
         return judgements
+
+    def _watch(self, served: Served, judgements: Sequence[Judgement]) -> None:
+        """Tell the drift alarm; it knows nothing about inputs that cannot be scored, or about another detector."""
+        scores = [own.score for own in judgements if own.score != -float("inf")]
+        if scores and self.drift is not None and served is self._served:
+            self.drift.update(scores)
+            self.metrics.show_drift(self.drift.gauges())
 
     def _check_size(self, work: Work) -> None:
         settings, tokens = self.settings, work.count_tokens()

@@ -64,7 +64,9 @@ def make_proxy(
         completion = make_completion(request.url.path, asked.get("model"), rules.refusal_text)
         if asked.get("stream") is True:
             events = stream_completion(request.url.path, completion)
-            return StreamingResponse(events, headers={**tags, "cache-control": "no-cache"}, media_type="text/event-stream")
+            return StreamingResponse(
+                events, headers={**tags, "cache-control": "no-cache"}, media_type="text/event-stream"
+            )
         return JSONResponse(completion, headers=tags)
 
     async def pass_on(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""What the client of a proxy gets instead of an answer: an error of the OpenAI protocol, or a refusal as a completion."""
+"""A refusal in the form of an ordinary completion, for each endpoint of the OpenAI protocol that is judged."""
 
 import json
 import time
