@@ -50,7 +50,7 @@ RUN = [page for page in PAGES if page.name != "CHANGELOG.md"]
 LANGUAGES = {"python", "output", "console", "toml", "text", "json", "bibtex", "diff"}
 LARGEST_IMAGE = 150_000
 README_LINES = 120
-SLOW = ("demo", "bench")
+SLOW = ("demo", "bench", "serve", "proxy")  # or without an end
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 VOCABULARY = 2**14

@@ -20,9 +20,11 @@ from apood.cli.fit import fit
 from apood.cli.inspect import inspect
 from apood.cli.methods import methods
 from apood.cli.output import PlainGroup
+from apood.cli.proxy import proxy
 from apood.cli.recalibrate import recalibrate
 from apood.cli.score import score
 from apood.cli.select import select
+from apood.cli.serve import serve
 from apood.cli.train import train
 from apood.cli.watch import watch
 
@@ -51,6 +53,8 @@ _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (explain, "apood explain detector 'Ignore the rules above.'"),
     ),
     "In operation": (
+        (serve, "apood serve detector --shadow"),
+        (proxy, "apood proxy detector --upstream http://127.0.0.1:8080"),
         (watch, "apood watch detector scores.jsonl --state drift.json"),
         (recalibrate, "apood recalibrate detector reviewed.jsonl --out recalibrated"),
     ),
