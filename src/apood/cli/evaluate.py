@@ -43,7 +43,7 @@ def evaluate(
     named = parse_named_stores(ood_stores)
     from apood.detectors.contract.artefact import load
     from apood.evaluation.result import compute_mean_row, compute_rows
-    from apood.evaluation.split import refuse_same_data
+    from apood.pipeline.checks import refuse_same_data
 
     detectors = [load(folder) for folder in detector_folders]
     labels = _choose_labels(detectors, detector_folders)

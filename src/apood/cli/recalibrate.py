@@ -53,11 +53,11 @@ def recalibrate(
     the rest is a random sample.
     """
     from apood.data.record import Skipped
-    from apood.detectors.contract.artefact import load
+    from apood.pipeline.facts import load_detector_and_facts
     from apood.support.errors import NotCalibratedError
 
     refuse_occupied(out, force)
-    detector = load(detector_folder)
+    detector, facts = load_detector_and_facts(detector_folder)
     try:
         before: Calibration | None = detector.calibration
     except NotCalibratedError:
@@ -72,7 +72,7 @@ def recalibrate(
     after = review.calibrate(accept if accept is not None else before.accept if before is not None else _ACCEPT)
     detector.calibration = after
     with reserve_path(out):
-        detector.save(out)
+        detector.save(out, facts=facts.after_calibration(None, after.accept).to_json())
     if skipped is not None:
         report_skipped(skipped.count, skipped.first)
     _print_result(review, before, after, as_json=as_json)

@@ -10,8 +10,9 @@ from apood.detectors.contract.data_checks import refuse_incompatible
 from apood.detectors.contract.registry import list_methods
 from apood.evaluation.entry import Entry
 from apood.evaluation.result import MEAN, Result
-from apood.evaluation.split import Split, draw_share, refuse_same_data
+from apood.evaluation.split import Split, draw_share
 from apood.evaluation.study import run_study
+from apood.pipeline.checks import refuse_same_data
 from apood.support.checks import check_integer, format_count, suggest_name
 from apood.support.errors import ApoodError, InputError
 from apood.support.files import read_toml

@@ -6,7 +6,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from apood.support.errors import ArtefactError
 from apood.tokens.documents import find_documents
 from apood.tokens.source import TokenSource
 
@@ -45,14 +44,11 @@ class Seen:
 
     @classmethod
     def from_json(cls, stored: Any) -> Self:
-        """Return what `to_json` wrote; raise ArtefactError if it is something else."""
-        try:
-            seen = cls(**stored)
-        except TypeError as error:
-            raise ArtefactError(f"the counts of its texts cannot be read: {stored!r:.200}") from error
+        """Return what `to_json` wrote; raise TypeError if it is something else."""
+        seen = cls(**stored)
         numbers = (seen.documents, seen.sequences, seen.tokens, seen.short, seen.long)
         if not all(isinstance(number, int) and number >= 0 for number in numbers) or not isinstance(seen.date, str):
-            raise ArtefactError(f"the counts of its texts cannot be read: {stored!r:.200}")
+            raise TypeError(f"{stored!r:.200} are not counts of texts")
         return seen
 
     def to_json(self) -> dict[str, Any]:
