@@ -61,6 +61,16 @@ def test_a_detector_without_a_threshold_gets_its_first(apood, fitted, write, tmp
     assert package.load(tmp_path / "new").accept_ == 0.95
 
 
+def test_a_detector_of_texts_stays_one(apood, model, texts, write, tmp_path):
+    before = package.TextDetector(model, package.KNN(k=1), accept=0.9).fit(texts["train"])
+    before.save(tmp_path / "old")
+    apood("recalibrate", tmp_path / "old", write(range(30), ["ID"] * 30), "--out", tmp_path / "new", "--random-sample")
+    after = package.load(tmp_path / "new")
+    assert isinstance(after, package.TextDetector)
+    assert (after.accept, after.facts.calibration, after.facts.training) == (0.9, None, before.facts.training)
+    assert after.detector.threshold_ == pytest.approx(2, abs=0.01)
+
+
 def test_what_cannot_be_used_is_refused(apood, refused, calibrated, traffic, write, tmp_path):
     out, low = tmp_path / "new", package.load(calibrated).threshold_ - 1
     selected = write([low] * 40, ["ID"] * 40)

@@ -129,6 +129,21 @@ def test_drift_is_found_after_a_long_clean_stream():
     assert found is not None and found - 300_000 < 100
 
 
+def test_gauges_are_numbers_for_a_monitor():
+    alarm = DriftAlarm(CALIBRATION, 0.001)
+    assert alarm.gauges() == {
+        "inputs": 0,
+        "log10_evidence": 0,
+        "log10_evidence_of_alarm": pytest.approx(3),
+        "alarm": 0,
+    }
+    state = alarm.update(STREAM)
+    assert state.alarm_at is not None
+    found = alarm.gauges()
+    assert found["alarm"] == 1 and found["inputs"] == len(STREAM)
+    assert 10 ** found["log10_evidence"] == pytest.approx(math.exp(state.log_evidence))
+
+
 def test_the_state_survives_json():
     alarm = DriftAlarm(CALIBRATION, 0.05)
     alarm.update(STREAM[:300])

@@ -29,11 +29,17 @@ def build(
         list[str],
         typer.Argument(metavar="TEXTS", help="In-distribution texts as for `apood embed`; - is standard input."),
     ],
-    model: Annotated[str, typer.Option(metavar="MODEL", help="Folder or hub id of a text model, or minilm.")],
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="Folder or hub id of a text model, or minilm.")
+    ],
     out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
     method: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Name of a method; `apood methods` lists them.", show_default="a fusion"),
+        typer.Option(
+            metavar="NAME",
+            help="A method that `apood methods` lists, or module:Class of your own.",
+            show_default="a fusion",
+        ),
     ] = "default",
     settings: Annotated[
         list[str] | None,
@@ -97,9 +103,13 @@ def build(
 
 
 def _read(inputs: list[str], field: str | None, skip_bad: bool) -> "list[Record | BadRecord]":
-    return list(
-        read_text_records(inputs, field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=skip_bad)
+    """Return all records; without `skip_bad`, a bad one is an error."""
+    from apood.data.record import keep_good
+
+    records = read_text_records(
+        inputs, field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=skip_bad
     )
+    return list(records if skip_bad else keep_good(records, None))
 
 
 def _advise(work: Path) -> Callable[[], str]:
@@ -141,8 +151,8 @@ def _report(built: "TextDetector", method: str, out: Path, *, as_json: bool) -> 
         )  # fmt: skip
         return
     echo(
-        f"Learnt from {format_count(training.documents, 'text')} of {training.short:,} to {training.long:,} tokens (98% "
-        f"of them), and held out {held_out.documents:,} to set the threshold: a new in-distribution text is accepted "
-        f"with probability {built.accept:g} or more."
+        f"Learnt from {format_count(training.documents, 'text')}, 98% of them of {training.short:,} to "
+        f"{training.long:,} tokens, and held out {held_out.documents:,} to set the threshold: a new in-distribution "
+        f"text is accepted with probability {built.accept:g} or more."
     )
     echo(f"Saved {method} to {out}. Try it:\n\n  {example}")

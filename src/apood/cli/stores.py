@@ -1,8 +1,7 @@
 """Arguments that are token stores, or texts that become token stores on the way."""
 
 import glob
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -49,32 +48,25 @@ class StoreFinder:
     """Finds the token stores of arguments. Texts are embedded, and their stores kept in a cache.
 
     Args:
-        make_cache: makes the cache of an encoder, for texts.
-        field: the field or column of texts.
+        make_cache: makes the cache of an encoder, for texts; None if no model was named.
+        options: the options that are for texts alone, by their names; None if they are not given.
     """
 
-    def __init__(self, make_cache: "Callable[[], TokenCache]", field: str | None) -> None:
-        self._make_cache, self._field = make_cache, field
+    def __init__(self, make_cache: "Callable[[], TokenCache] | None", options: Mapping[str, str | None]) -> None:
+        self._make_cache, self._options = make_cache, options
+        self._cache: TokenCache | None = None
+        self._found_texts = False
 
     @classmethod
-    def of_model(cls, model: str | None, cache: Path | None, field: str | None, *given: str | Path | None) -> Self:
-        """Return a finder that embeds texts with a model, after a check that it is named if, and only if, it is used.
-
-        `given` are all arguments that it will find.
-        """
-        texts = [name for name in given if name is not None and are_texts(name)]
-        if texts and model is None:
-            raise InputError(f"{str(texts[0])!r} holds texts: name the model that embeds them, as in --model minilm.")
-        for option, value in (("--model", model), ("--field", field)):
-            if value is not None and not texts:
-                raise InputError(f"{option} is for texts, and there are only token stores: leave it out.")
+    def of_model(cls, model: str | None, cache: Path | None, field: str | None) -> Self:
+        """Return a finder that embeds texts with a model."""
 
         def make_cache() -> "TokenCache":
             from apood.pipeline.token_cache import TokenCache
 
             return TokenCache.of_model(cache, str(model))
 
-        return cls(make_cache, field)
+        return cls(None if model is None else make_cache, {"--model": model, "--field": field})
 
     @classmethod
     def of_detector(cls, detector: "Detector", model: str | None, cache: Path | None, field: str | None) -> Self:
@@ -85,20 +77,34 @@ class StoreFinder:
 
             return TokenCache.of_detector(cache, detector, model)
 
-        return cls(make_cache, field)
-
-    @cached_property
-    def cache(self) -> "TokenCache":
-        """The cache of the texts, made on first use."""
-        return self._make_cache()
+        return cls(make_cache, {"--model": model, "--field": field})
 
     def find(self, given: str | Path) -> Path:
         """Return the folder of a token store: the given one, or that of the texts in a file or a data set."""
         if not are_texts(given):
             return Path(given)
+        self._found_texts = True
+        if self._make_cache is None:
+            raise InputError(
+                f"{str(given)!r} is not the folder of a token store; texts in it can be embedded: name a model, as in "
+                "--model minilm."
+            )
         if are_sounds([str(given)]):
             raise InputError(f"{str(given)!r} holds sounds: embed them with `apood embed`, and give the token store.")
         records = read_text_records(
-            [str(given)], field=self._field, target_field=None, pairs=False, allow_empty=False, skip_bad=False
+            [str(given)],
+            field=self._options["--field"],
+            target_field=None,
+            pairs=False,
+            allow_empty=False,
+            skip_bad=False,
         )
-        return self.cache.find_store(list(records))
+        if self._cache is None:
+            self._cache = self._make_cache()
+        return self._cache.find_store(list(records))
+
+    def refuse_unused_options(self) -> None:
+        """Raise InputError if an option for texts was given, and only token stores were found."""
+        for option, value in self._options.items():
+            if value is not None and not self._found_texts:
+                raise InputError(f"{option} is for texts, and there are only token stores: leave it out.")

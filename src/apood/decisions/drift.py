@@ -21,6 +21,7 @@ breaks its promise. With bets against n_j / (n + 1) instead of q_j, this alarm w
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
@@ -141,9 +142,9 @@ class DriftAlarm:
         after = state.inputs + np.arange(1, count + 1, dtype=np.float64)
         started = _log_stakes(after)[:, None] - growth
         stakes = np.logaddexp.accumulate(np.vstack([state.stakes, started]))[1:]
-        worth = np.logaddexp.reduce(stakes + growth, axis=1) - np.log(len(self._share))
+        worth = np.logaddexp.reduce(stakes + growth, axis=1) - math.log(len(self._share))
         evidence = np.logaddexp(worth, np.log(_waiting(after + 1)))
-        over = np.flatnonzero(evidence >= -np.log(self.false_alarm))
+        over = np.flatnonzero(evidence >= -math.log(self.false_alarm))
         self.state = DriftState(
             inputs=state.inputs + count,
             counts=tuple((state.counts + np.bincount(bins, minlength=len(self._gaps))).tolist()),
@@ -172,8 +173,8 @@ class DriftAlarm:
         """Return what an operator watches, as numbers by name: `alarm` is 1 after the alarm, `evidence` a log10."""
         return {
             "inputs": self.state.inputs,
-            "log10_evidence": self.state.log_evidence / np.log(10),
-            "log10_evidence_of_alarm": -np.log10(self.false_alarm),
+            "log10_evidence": self.state.log_evidence / math.log(10),
+            "log10_evidence_of_alarm": -math.log10(self.false_alarm),
             "alarm": float(self.state.alarm_at is not None),
         }
 

@@ -13,7 +13,7 @@ from apood.tokens.source import TokenSource
 
 __all__ = ["refuse_same_data", "warn_of_copies", "warn_of_lengths", "warn_of_misuse"]
 
-_COPIES = 0.01  # the share of copies that is tolerated: they hardly change a threshold or a figure
+_COPIES, _FEW_COPIES = 0.01, 2  # copies that are tolerated, as a share and as a number: they hardly change a figure
 _LENGTHS = 0.1  # the share of texts of unusual length that is tolerated; by definition it is 0.02 in the same data
 
 
@@ -39,7 +39,7 @@ def warn_of_copies(source: TokenSource, known: Sketches, role: str) -> None:
     if not texts:
         return
     copies = int(find_copies(sketch_texts(texts), known).sum())
-    if copies > _COPIES * len(texts):
+    if copies > max(_FEW_COPIES, _COPIES * len(texts)):
         warnings.warn(
             f"{copies:,} of {format_count(len(texts), f'{role} text')} are copies of training texts, or nearly: their "
             "scores are higher than those of new texts; leave them out.",

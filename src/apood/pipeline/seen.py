@@ -58,9 +58,9 @@ class Seen:
     def describe_length(self, tokens: int) -> str | None:
         """Return a sentence if a text of so many tokens is unusually short or long, else None."""
         if tokens < self.short:
-            return f"It is shorter than 99% of the texts that the detector learnt from ({tokens} tokens)."
+            return f"It is shorter than 99% of the texts that the detector learnt from ({self.short:,} tokens)."
         if tokens > self.long:
-            return f"It is longer than 99% of the texts that the detector learnt from ({tokens:,} tokens)."
+            return f"It is longer than 99% of the texts that the detector learnt from ({self.long:,} tokens)."
         return None
 
 

@@ -359,7 +359,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         return benjamini_hochberg(self.p_values(X), rate)
 
     def save(self, folder: str | Path, *, facts: Mapping[str, Any] | None = None) -> None:
-        """Write the detector to a folder of JSON and safetensors files, with `facts` about it; `apood.load` reads it."""
+        """Write the detector, with `facts` about it, to a folder of JSON and safetensors files, for `apood.load`."""
         from apood.detectors.contract.artefact import save_detector  # here, because it imports this module
 
         check_is_fitted(self, "dim_")
