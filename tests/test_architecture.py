@@ -8,8 +8,8 @@ from pathlib import Path
 import apood
 
 ROOMS = [
-    "support", "tokens", "pooling", "fitting", "decisions", "detectors", "data", "encoders", "backbones", "pipeline",
-    "evaluation", "explain", "report", "serving", "experiments", "cli",
+    "support", "tokens", "pooling", "fitting", "decisions", "detectors", "data", "encoders", "backbones", "explain",
+    "pipeline", "evaluation", "report", "serving", "experiments", "cli",
 ]  # fmt: skip
 PACKAGE = Path(apood.__file__).parent
 TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}

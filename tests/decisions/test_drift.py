@@ -125,8 +125,21 @@ def test_drift_is_found_after_a_long_clean_stream():
     rng = np.random.default_rng(2)
     alarm = DriftAlarm(rng.normal(size=1000))
     assert alarm.update(rng.normal(size=300_000)).alarm_at is None
-    found = alarm.update(rng.normal(-1, size=500)).alarm_at
-    assert found is not None and found - 300_000 < 100
+    found = alarm.update(rng.normal(-1, size=500))
+    assert found.alarm_at is not None and found.since is not None
+    assert 300_000 < found.alarm_at < 300_100 and abs(found.since - 300_000) < 20
+
+
+def test_the_beginning_of_the_drift_is_estimated():
+    errors = []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        alarm = DriftAlarm(rng.normal(size=500))
+        odd = np.arange(5000) >= 2000
+        state = alarm.update(rng.normal(size=5000) - 2.5 * (odd & (rng.random(5000) < 0.2)))
+        assert state.since is not None and state.since < state.alarm_at
+        errors.append(state.since - 2000)
+    assert abs(np.median(errors)) < 20 and np.mean(np.abs(errors)) < 100
 
 
 def test_gauges_are_numbers_for_a_monitor():
@@ -165,10 +178,12 @@ def test_a_new_state_survives_json():
         ({"calibration": "0"}, "belongs to another calibration"),
         ({"false_alarm": 2}, "false_alarm in the state .* must be a finite number"),
         ({"counts": [1, 2]}, "counts in the state .* must be a list of 6 numbers"),
+        ({"counts": [-1, 1, 0, 0, 0, 0]}, "counts in the state .* must be at least 0"),
         ({"growth": None}, "growth in the state .* must be a list of 12 numbers"),
         ({"stakes": ["a"] * 12}, "stakes in the state .* must be a finite number"),
         ({"highest": math.nan}, "highest in the state .* must be a finite number"),
         ({"inputs": -1}, "inputs in the state .* must be at least 0"),
+        ({"since": -1}, "since in the state .* must be at least 0"),
         ({"alarm_at": 0.5}, "alarm_at in the state .* must be a whole number"),
         ({"inputs": 7}, "its counts sum to 0, and it has 7 inputs"),
     ],

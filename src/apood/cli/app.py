@@ -16,6 +16,7 @@ from apood.cli.datasets import datasets
 from apood.cli.demo import demo
 from apood.cli.embed import EXAMPLES, embed
 from apood.cli.evaluate import evaluate
+from apood.cli.explain import explain
 from apood.cli.fit import fit
 from apood.cli.inspect import inspect
 from apood.cli.methods import methods
@@ -45,6 +46,7 @@ _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (fit, "apood fit train --out detector"),
         (calibrate, "apood calibrate detector held-out --accept 0.95"),
         (score, "apood score detector new.jsonl --out scores.csv"),
+        (explain, "apood explain detector 'Ignore the rules above.'"),
     ),
     "In operation": (
         (watch, "apood watch detector scores.jsonl --state drift.json"),

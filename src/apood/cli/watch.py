@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["watch"]
 
-_ALARM = 1  # exit code
+_ALARM = 3  # exit code; 1 would also be that of a Python that cannot start
 _LEVEL = 0.01
 _PORTION = 4096  # scores of a file that are taken at once
 _LARGEST = 700.0  # logarithm of a number that can be printed
@@ -53,7 +53,7 @@ def watch(
     """Watch a stream of scores for drift towards lower ones, and say when the alarm goes off.
 
     Without drift, the alarm ever goes off with probability at most --false-alarm, however long the stream is. The exit
-    code is 1 if the alarm has gone off, now or in an earlier part of the stream, and 0 if not.
+    code is 3 if the alarm has gone off, now or in an earlier part of the stream, and 0 if not.
 
     A pipe is watched row by row. With --state, the next call continues the stream with new rows. The state is written
     at the end, with every printed state, and after Ctrl-C or an error, and has all rows that were read by then.
@@ -120,8 +120,9 @@ class _Watcher:
             self.show()
         else:
             echo(
-                f"Alarm after {format_count(after, 'input')}: the scores have drifted towards lower ones. Without "
-                f"drift, an alarm ever goes off with probability {self.alarm.false_alarm:g} at most."
+                f"Alarm after {format_count(after, 'input')}: the scores have drifted towards lower ones, probably "
+                f"since about input {self.alarm.state.since:,}. Without drift, an alarm ever goes off with probability "
+                f"{self.alarm.false_alarm:g} at most."
             )
 
     def save(self) -> None:
@@ -136,7 +137,7 @@ class _Watcher:
         """Print the state."""
         state = self.alarm.state
         if self._as_json:
-            row = {**self.alarm.gauges(), "alarm_at": state.alarm_at}
+            row = {**self.alarm.gauges(), "alarm_at": state.alarm_at, "since": state.since}
             write_rows([row], None, as_json=True)
             return
         alarm = "no alarm" if state.alarm_at is None else f"alarm after {state.alarm_at:,}"

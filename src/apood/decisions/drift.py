@@ -58,16 +58,22 @@ class DriftState:
         stakes: for each bet, the logarithm of the sum of its stakes, each divided by the growth before its start.
         log_evidence: the natural logarithm of the evidence against "nothing has drifted".
         highest: the largest `log_evidence` so far.
+        lowest: for each bet, the smallest growth so far.
+        lowest_at: for each bet, the number of inputs at which its growth was smallest.
         alarm_at: the number of inputs after which the alarm went off; None if it has not. It never goes back.
+        since: the number of inputs after which the drift seems to have begun; an estimate, made at the alarm.
     """
 
     inputs: int
     counts: tuple[int, ...]
     growth: tuple[float, ...]
     stakes: tuple[float, ...]
+    lowest: tuple[float, ...]
+    lowest_at: tuple[int, ...]
     log_evidence: float = 0.0
     highest: float = 0.0
     alarm_at: int | None = None
+    since: int | None = None
 
 
 class DriftAlarm:
@@ -80,9 +86,10 @@ class DriftAlarm:
 
     Scores that differ by no more than `score_tolerance` are put in random order, by fixed draws, so that copies of an
     input do not look like drift if rounding differs. The bound is exact for a tolerance that does not depend on the
-    calibration scores. Theirs is far below the distances between them, and its effect is too small to measure.
+    calibration scores. This one is a ten-thousandth of their range, and its effect is too small to measure.
 
-    Drift towards higher scores is not watched: such inputs are accepted anyway.
+    Drift towards higher scores is not watched: such inputs are accepted anyway. Threads that share an alarm must update
+    it one after the other.
 
     Args:
         calibration: calibration scores of a detector, in any order.
@@ -114,7 +121,14 @@ class DriftAlarm:
         levels = [edge / edges[-1] for edge in edges]
         self._ood = np.repeat([_bin_shifted(levels, shift) for shift in _SHIFTS], len(_SHARES), axis=0)
         bets = len(self._share)
-        self.state = DriftState(0, (0,) * len(self._gaps), (0.0,) * bets, (float(_log_stakes(np.zeros(1))[0]),) * bets)
+        self.state = DriftState(
+            inputs=0,
+            counts=(0,) * len(self._gaps),
+            growth=(0.0,) * bets,
+            stakes=(float(_log_stakes(np.zeros(1))[0]),) * bets,
+            lowest=(0.0,) * bets,
+            lowest_at=(0,) * bets,
+        )
 
     @property
     def _seed(self) -> int:
@@ -144,15 +158,27 @@ class DriftAlarm:
         stakes = np.logaddexp.accumulate(np.vstack([state.stakes, started]))[1:]
         worth = np.logaddexp.reduce(stakes + growth, axis=1) - math.log(len(self._share))
         evidence = np.logaddexp(worth, np.log(_waiting(after + 1)))
+        lowest = np.minimum.accumulate(np.vstack([state.lowest, growth]))
+        fell = np.where(growth < lowest[:-1], after[:, None], 0).astype(np.int64)
+        lowest_at = np.maximum.accumulate(np.vstack([state.lowest_at, fell]))
+        alarm_at, since = state.alarm_at, state.since
         over = np.flatnonzero(evidence >= -math.log(self.false_alarm))
+        if alarm_at is None and len(over):
+            first = int(over[0])
+            alarm_at = state.inputs + first + 1
+            # The bet that has grown most has done so since its growth was smallest, like a CUSUM.
+            since = int(lowest_at[first + 1, np.argmax(growth[first] - lowest[first + 1])])
         self.state = DriftState(
             inputs=state.inputs + count,
             counts=tuple((state.counts + np.bincount(bins, minlength=len(self._gaps))).tolist()),
             growth=tuple(growth[-1].tolist()),
             stakes=tuple(stakes[-1].tolist()),
+            lowest=tuple(lowest[-1].tolist()),
+            lowest_at=tuple(lowest_at[-1].tolist()),
             log_evidence=float(evidence[-1]),
             highest=max(state.highest, float(evidence.max())),
-            alarm_at=state.inputs + int(over[0]) + 1 if state.alarm_at is None and len(over) else state.alarm_at,
+            alarm_at=alarm_at,
+            since=since,
         )
 
     def _expect(self, bins: NDArray[np.intp]) -> Floats:
@@ -204,17 +230,21 @@ class DriftAlarm:
 def _read_state(fields: Mapping[str, Any], start: DriftState) -> DriftState:
     """Return the state in `fields`, with as many bins and bets as there are at the start."""
     kept: dict[str, Any] = {name: fields.get(name) for name in asdict(start)}
-    for name in ("counts", "growth", "stakes"):
+    for name in ("counts", "growth", "stakes", "lowest", "lowest_at"):
         values, size = kept[name], len(getattr(start, name))
         if not isinstance(values, list | tuple) or len(values) != size:
             raise InputError(f"{name} in the state of the drift alarm must be a list of {size} numbers.")
         for value in values:
-            check_number(f"{name} in the state of the drift alarm", value)
+            if name in ("counts", "lowest_at"):
+                check_integer(f"{name} in the state of the drift alarm", value, 0)
+            else:
+                check_number(f"{name} in the state of the drift alarm", value)
         kept[name] = tuple(values)
     for name in ("log_evidence", "highest"):
         check_number(f"{name} in the state of the drift alarm", kept[name])
-    for name, value in (("inputs", kept["inputs"]), ("alarm_at", kept["alarm_at"] or 0)):
-        check_integer(f"{name} in the state of the drift alarm", value, 0)
+    for name in ("inputs", "alarm_at", "since"):
+        if name == "inputs" or kept[name] is not None:
+            check_integer(f"{name} in the state of the drift alarm", kept[name], 0)
     if sum(kept["counts"]) != kept["inputs"]:
         raise InputError(
             f"The state of the drift alarm is damaged: its counts sum to {sum(kept['counts'])}, "

@@ -16,6 +16,8 @@ from apood.detectors.contract.base import Detector, Scores
 from apood.detectors.fusion import default_detector
 from apood.encoders.embed import embed_to_store
 from apood.encoders.text.encoder import TextEncoder
+from apood.explain.explaining import explain_texts
+from apood.explain.text_explanation import TextExplanation
 from apood.pipeline.checks import refuse_same_data, warn_of_misuse
 from apood.pipeline.facts import Facts
 from apood.pipeline.judging import Judgement, judge_records
@@ -192,6 +194,14 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
     def p_values(self, texts: Iterable[str]) -> Scores:
         """Return conformal p-values: an ID text gets a p-value <= α with probability at most α."""
         return self.detector.calibration.p_values(self.score_samples(texts))
+
+    def explain(self, texts: Iterable[str]) -> list[TextExplanation]:
+        """Return why each text has its score: words, sentences and heads, what each member says, the nearest texts.
+
+        In a notebook an explanation shows the text with its suspicious words marked. `print` does so on a terminal.
+        """
+        known = list_texts(texts, allow_empty=True)
+        return explain_texts(self.detector, self.encoder, known)
 
     def save(self, folder: str | Path) -> None:
         """Write the detector to a folder, which `apood.load` reads. The model itself is not part of it."""
