@@ -106,9 +106,10 @@ def main() -> None:
         run_command("calibrate", folder / "detector", folder / "held-out")
         run_command("score", folder / "detector", folder / "new.jsonl")
         passed = set(modules)
-        import apood
+        from apood.detectors.contract.artefact import load
+        from apood.tokens.store import TokenStore
 
-        detector, store = apood.load(folder / "detector"), apood.TokenStore(folder / "held-out")
+        detector, store = load(folder / "detector"), TokenStore(folder / "held-out")
         batch = store.select(range(len(store)))
         modules.clear()
         detector.predict(batch)

@@ -6,9 +6,9 @@ The public names are imported when they are first used, so that `import apood` c
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from apood.decisions.drift import DriftAlarm
     from apood.detectors.ap_ood.detector import APOOD
     from apood.detectors.binary_logits import BinaryLogits
-    from apood.detectors.contract.artefact import load
     from apood.detectors.contract.base import Detector
     from apood.detectors.deep_svdd import DeepSAD, DeepSVDD
     from apood.detectors.entropy import Entropy
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from apood.detectors.trusted import Trusted
     from apood.encoders.text.encoder import TextEncoder
     from apood.fitting.optimise import Checkpoint
+    from apood.pipeline.loading import load
+    from apood.pipeline.text_detector import TextDetector
     from apood.pooling import attention_pool
     from apood.serving.guard import guard
     from apood.support.version import __version__
@@ -38,6 +40,7 @@ __all__ = [
     "DeepSAD",
     "DeepSVDD",
     "Detector",
+    "DriftAlarm",
     "Energy",
     "Entropy",
     "Fusion",
@@ -46,6 +49,7 @@ __all__ = [
     "MahalanobisKNN",
     "Perplexity",
     "RelativeMahalanobis",
+    "TextDetector",
     "TextEncoder",
     "TokenBatch",
     "TokenStore",
@@ -67,6 +71,7 @@ _HOMES = {
     "DeepSAD": "apood.detectors.deep_svdd",
     "DeepSVDD": "apood.detectors.deep_svdd",
     "Detector": "apood.detectors.contract.base",
+    "DriftAlarm": "apood.decisions.drift",
     "Energy": "apood.detectors.logits",
     "Entropy": "apood.detectors.entropy",
     "Fusion": "apood.detectors.fusion",
@@ -75,6 +80,7 @@ _HOMES = {
     "MahalanobisKNN": "apood.detectors.knn",
     "Perplexity": "apood.detectors.perplexity",
     "RelativeMahalanobis": "apood.detectors.relative_mahalanobis",
+    "TextDetector": "apood.pipeline.text_detector",
     "TextEncoder": "apood.encoders.text.encoder",
     "TokenBatch": "apood.tokens.batch",
     "TokenStore": "apood.tokens.store",
@@ -84,7 +90,7 @@ _HOMES = {
     "attention_pool": "apood.pooling",
     "default_detector": "apood.detectors.fusion",
     "guard": "apood.serving.guard",
-    "load": "apood.detectors.contract.artefact",
+    "load": "apood.pipeline.loading",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw it would believe in every name

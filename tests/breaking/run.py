@@ -31,7 +31,7 @@ ATTACKS = {
     "cli": Attack(break_cli, 60, 5_000),
     "files": Attack(break_files, 80, 1_000),
     "saves": Attack(break_saves, 150, 20_000),
-    "limits": Attack(break_limits, 20, 400),
+    "limits": Attack(break_limits, 10, 400),
     "kills": Attack(break_commands, 6, 200),
 }
 

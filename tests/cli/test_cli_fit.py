@@ -37,11 +37,38 @@ def test_aux_and_settings_reach_the_method(apood, stores, tmp_path):
     result = apood("fit", stores / "train", "--aux", stores / "other", "--out", out, *settings)
     assert "Fitted ap-ood on 120 sequences" in result.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["detector"]
-    direct = APOOD(steps=20, queries=1, seed=3).fit(TokenStore(stores / "train"), TokenStore(stores / "other"))
+    direct = APOOD(steps=20, queries=1, seed=3).fit(TokenStore(stores / "train"), aux=TokenStore(stores / "other"))
     direct.save(tmp_path / "direct")
     assert_same_detector(out, tmp_path / "direct")
     apood("fit", stores / "train", "--out", tmp_path / "without", *settings)
     assert not torch.equal(load(tmp_path / "without").queries_, direct.queries_)
+
+
+OWN = """
+from apood import Length
+
+class Own(Length):
+    name = "own"
+"""
+
+
+def test_a_method_of_ones_own(stores, tmp_path):
+    """In processes of their own, in which nothing is imported yet."""
+    (tmp_path / "own_length.py").write_text(OWN)
+
+    def run(*words):
+        command = [*PROGRAM, *map(str, words)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    named = ("--method", "own_length:Own")
+    assert run("fit", stores / "train", *named, "--out", "detector").returncode == 0
+    refused, shown = run("inspect", "detector"), run("--import", "own_length:Own", "inspect", "detector", "--json")
+    assert refused.returncode == 2 and "`apood --import own_length:Own inspect detector`" in refused.stderr
+    assert json.loads(shown.stdout)["method"] == "own"
+    assert "cannot be imported" in run("--import", "nowhere:Own", "inspect", "detector").stderr
+    data = ("--id-train", stores / "train", "--id-test", stores / "test", "--ood", f"other={stores / 'other'}")
+    compared = run("compare", *data, *named, "--method", "knn", "--splits", 1, "--jobs", 2, "--json")
+    assert [one["name"] for one in json.loads(compared.stdout)["methods"]] == ["own", "knn"]
 
 
 def count_steps(checkpoint):
@@ -111,7 +138,8 @@ def test_the_default_is_the_recommended_fusion(apood, stores, tmp_path, one_thre
     assert [path.name for path in tmp_path.iterdir()] == ["out"], "no checkpoint is left"
 
     facts = json.loads(apood("inspect", out, "--json").stdout)
-    assert facts["method"] == "fusion" and facts["parameters"] == {"members": None, "seed": 1, "device": "auto"}
+    parameters = {"members": None, "seed": 1, "device": "auto", "beginnings": False}
+    assert facts["method"] == "fusion" and facts["parameters"] == parameters
     members = facts["learnt"]["members_"]
     assert [member.partition("(")[0] for member in members] == ["APOOD", "MahalanobisKNN", "KNN"]
     assert "seed=1" in members[0] and "MahalanobisKNN" in apood("inspect", out).stdout

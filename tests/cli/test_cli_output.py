@@ -16,7 +16,7 @@ from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.writer import TokenStoreWriter
 
-COLUMNS = {"index": [0, 1], "score": [-1.25, -math.inf], "decision": ["ID", "OOD"]}
+ROWS = [{"index": 0, "score": -1.25, "decision": "ID"}, {"index": 1, "score": -math.inf, "decision": "OOD"}]
 
 
 class Terminal(io.StringIO):
@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 
 
 def test_json_lines_write_infinity_as_null(tmp_path):
-    write_rows(COLUMNS, tmp_path / "rows.jsonl", as_json=False)
+    write_rows(ROWS, tmp_path / "rows.jsonl", as_json=False)
     lines = (tmp_path / "rows.jsonl").read_text().splitlines()
     assert lines == [
         '{"index": 0, "score": -1.25, "decision": "ID"}',
@@ -34,7 +34,7 @@ def test_json_lines_write_infinity_as_null(tmp_path):
 
 
 def test_csv(tmp_path):
-    write_rows(COLUMNS, tmp_path / "rows.csv", as_json=False)
+    write_rows(ROWS, tmp_path / "rows.csv", as_json=False)
     rows = list(csv.DictReader((tmp_path / "rows.csv").open(newline="")))
     assert [(int(r["index"]), float(r["score"]), r["decision"]) for r in rows] == [
         (0, -1.25, "ID"),
@@ -44,13 +44,15 @@ def test_csv(tmp_path):
 
 def test_parquet(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
-    write_rows(COLUMNS, tmp_path / "rows.parquet", as_json=False)
-    assert parquet.read_table(tmp_path / "rows.parquet").to_pydict() == COLUMNS
+    write_rows(ROWS, tmp_path / "rows.parquet", as_json=False)
+    assert parquet.read_table(tmp_path / "rows.parquet").to_pydict() == {
+        key: [row[key] for row in ROWS] for key in ROWS[0]
+    }
 
 
 def test_no_temporary_file_is_left(tmp_path):
     for name in ("a.jsonl", "a.csv", "a.parquet"):
-        write_rows(COLUMNS, tmp_path / name, as_json=False)
+        write_rows(ROWS, tmp_path / name, as_json=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "a.jsonl", "a.parquet"]
 
 
@@ -58,7 +60,7 @@ def test_standard_output_is_a_table_only_on_a_terminal(monkeypatch):
     pipe, terminal, asked = io.StringIO(), Terminal(), Terminal()
     for stream, as_json in ((pipe, False), (terminal, False), (asked, True)):
         monkeypatch.setattr(sys, "stdout", stream)
-        write_rows(COLUMNS, None, as_json=as_json)
+        write_rows(ROWS, None, as_json=as_json)
     assert [json.loads(line)["index"] for line in pipe.getvalue().splitlines()] == [0, 1]
     assert asked.getvalue() == pipe.getvalue()
     assert "decision" in terminal.getvalue() and "-inf" in terminal.getvalue() and "{" not in terminal.getvalue()
@@ -99,7 +101,7 @@ def test_control_characters_are_escaped_wherever_they_are_printed(capsys, monkey
     printed = capsys.readouterr()
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    write_rows({HOSTILE: [HOSTILE]}, None, as_json=False)
+    write_rows([{HOSTILE: HOSTILE}], None, as_json=False)
     for text in (printed.out, printed.err, terminal.getvalue()):
         assert "\\u001b]0;title" in text and not any(hostile in text for hostile in ("\x1b]", "\x07", "\x9b", "\u202e"))
 
@@ -183,6 +185,7 @@ def test_score_writes_every_format_into_new_folders(apood, calibrated, stores, t
         found = pytest.importorskip("pyarrow.parquet").read_table(file).to_pylist()
     else:
         read = {"index": int, "score": float, "p_value": float, "decision": str, "tokens": int, "windows": int}
+        read |= dict.fromkeys(["truncated", "note"], lambda value: value or None)
         table = csv.DictReader(file.open(newline=""))
         found = [{name: read[name](value) for name, value in row.items()} for row in table]
     assert found == rows

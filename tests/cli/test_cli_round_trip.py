@@ -67,7 +67,9 @@ def test_score_gives_the_scores_of_the_library_for_a_store(apood, calibrated, st
 
 
 def test_score_gives_no_decision_without_a_threshold(apood, fitted, stores):
-    assert set(read_rows(apood("score", fitted, stores / "other"))[0]) == {"index", "score", "tokens", "windows"}
+    assert set(read_rows(apood("score", fitted, stores / "other"))[0]) == {
+        "index", "score", "tokens", "windows", "truncated", "note"
+    }  # fmt: skip
 
 
 def assert_same_rows(rows, expected):
@@ -95,6 +97,7 @@ def test_the_encoder_is_found_in_its_old_folder_or_by_its_name(apood, model, fil
     apood("embed", files / "train.jsonl", "--model", before, "--out", tmp_path / "store")
     apood("fit", tmp_path / "store", "--method", "length", "--out", tmp_path / "detector")
     expected = read_rows(apood("score", tmp_path / "detector", stores / "other"))
+    expected = [row | {"truncated": False} for row in expected]  # a store does not say it
     assert read_rows(apood("score", tmp_path / "detector", files / "other.jsonl")) == expected
     shutil.rmtree(before)
     monkeypatch.chdir(model.parent)
@@ -110,6 +113,8 @@ def test_an_empty_text_gives_one_warning(apood, calibrated, model):
         "decision": "OOD",
         "tokens": 0,
         "windows": 1,
+        "truncated": False,
+        "note": "It is empty.",
     }
     assert (
         result.stderr.startswith("Warning: 1 of 3 inputs are empty or have no tokens")
@@ -139,6 +144,8 @@ def test_a_text_of_white_space_is_empty_even_if_its_tokenizer_adds_tokens(apood,
         "decision": "OOD",
         "tokens": 1,
         "windows": 1,
+        "truncated": False,
+        "note": "It is empty.",
     }
     assert [row["score"] is None for row in read_rows(result)] == [False, True, True, True, False]
     assert result.stderr.startswith("Warning: 3 of 5 inputs are empty")
@@ -255,7 +262,11 @@ def test_evaluate_gives_the_rows_of_the_library_and_their_means(apood, calibrate
         id_scores = detector.score_samples(TokenStore(stores / "test"))
         own = compute_rows(detector.name, id_scores, {name: detector.score_samples(s) for name, s in sets.items()})
         expected += [*own, compute_mean_row(own)]
+    decisions = [(row.pop("id_accepted"), row.pop("ood_refused")) for row in rows]
     assert rows == expected
+    refused = 100 * (load(calibrated).predict(sets["other"]) == -1).mean()
+    assert decisions[0][1] == pytest.approx(refused) and decisions[2][1] is None  # a mean over sets is no share
+    assert decisions[3:] == [(None, None)] * 3  # the other detector has no threshold
     assert rows[0]["auroc"] > 70  # the two kinds of texts do differ
 
 

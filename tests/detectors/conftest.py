@@ -72,7 +72,7 @@ def aux():
 @pytest.fixture(scope="session")
 def fit(aux):
     """Return a function that fits a detector, with auxiliary outliers if it requires them."""
-    return lambda detector, tokens: detector.fit(tokens, aux if detector.aux == "required" else None)
+    return lambda detector, tokens: detector.fit(tokens, aux=aux if detector.aux == "required" else None)
 
 
 @pytest.fixture(scope="session")

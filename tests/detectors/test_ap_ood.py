@@ -263,7 +263,7 @@ def test_more_outliers_do_not_hurt():
         outside = [correlated_sequences(150, DIM, seed=10 * seed + i, shift=1.5) for i in (2, 3)]
         for count in counts:
             aux = outside[0][:count] if count else None
-            detector = APOOD(steps=60, learning_rate=0.003, seed=seed).fit(inside[0], aux)
+            detector = APOOD(steps=60, learning_rate=0.003, seed=seed).fit(inside[0], aux=aux)
             yield auroc(detector.score_samples(inside[1]), detector.score_samples(outside[1])).value
 
     mean = np.mean([list(qualities(seed)) for seed in range(8)], axis=0)
@@ -275,13 +275,13 @@ def test_more_outliers_do_not_hurt():
 @pytest.mark.parametrize("count", [1, 100])
 def test_outliers_by_the_papers_recipe(train, count):
     aux = correlated_sequences(count, DIM, seed=3, shift=4.0)
-    detector = APOOD(recipe="paper", steps=10).fit(train, aux)
+    detector = APOOD(recipe="paper", steps=10).fit(train, aux=aux)
     assert np.isfinite(detector.score_samples(train)).all()
 
 
 def test_outliers_of_no_weight_change_nothing(train, test_set):
     aux = correlated_sequences(10, DIM, seed=3, shift=4.0)
-    alone, beside = APOOD(steps=10).fit(train), APOOD(steps=10, aux_weight=0.0).fit(train, aux)
+    alone, beside = APOOD(steps=10).fit(train), APOOD(steps=10, aux_weight=0.0).fit(train, aux=aux)
     np.testing.assert_allclose(beside.score_samples(test_set), alone.score_samples(test_set), rtol=1e-4, atol=1e-4)
 
 

@@ -161,7 +161,7 @@ def fit_with_aux(train, aux, **arguments):
     """Return the detector, and the warnings of its fit about AUX sequences."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        detector = APOOD(**arguments).fit(train, aux)
+        detector = APOOD(**arguments).fit(train, aux=aux)
     about = [warning for warning in caught if "AUX" in str(warning.message)]
     assert all(issubclass(w.category, FitWarning) and w.filename == __file__ for w in about), "it points at the fit"
     return detector, [str(warning.message) for warning in about]
@@ -222,8 +222,8 @@ def test_a_fit_that_was_interrupted_says_the_same(train, tmp_path, monkeypatch):
     checkpoint, aux = Checkpoint(tmp_path / "checkpoint", every_seconds=0), shifted(1.0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ap_ood, "Training", Interrupted)
-        APOOD(**MANY_HEADS).fit(train, aux, checkpoint=checkpoint)
+        APOOD(**MANY_HEADS).fit(train, aux=aux, checkpoint=checkpoint)
     with pytest.warns(FitWarning) as caught:
-        found = APOOD(**MANY_HEADS).fit(train, aux, checkpoint=checkpoint)
+        found = APOOD(**MANY_HEADS).fit(train, aux=aux, checkpoint=checkpoint)
     expected, (message,) = fit_with_aux(train, aux, **MANY_HEADS)
     assert torch.equal(found.queries_, expected.queries_) and message in {str(w.message) for w in caught}

@@ -30,7 +30,7 @@ def fit_and_save(folder, threads):
     """Fit like the program of a user, with a checkpoint after every step."""
     torch.set_num_threads(threads)
     checkpoint = Checkpoint(folder / "checkpoint", every_seconds=0)
-    APOOD(**ARGUMENTS).fit(*data(), checkpoint=checkpoint).save(folder / "detector")
+    APOOD(**ARGUMENTS).fit(data()[0], aux=data()[1], checkpoint=checkpoint).save(folder / "detector")
     checkpoint.delete()
 
 
@@ -51,7 +51,7 @@ def test_killed_fits_end_like_an_uninterrupted_one(tmp_path):
         assert process.exitcode == -9
         kills.append(seen)
     assert len(set(kills)) >= 3, "it was killed after different steps"
-    found, expected = apood.load(tmp_path / "detector"), APOOD(**ARGUMENTS).fit(*data())
+    found, expected = apood.load(tmp_path / "detector"), APOOD(**ARGUMENTS).fit(data()[0], aux=data()[1])
     for name, value in vars(expected).items():
         same = torch.equal(vars(found)[name], value) if torch.is_tensor(value) else vars(found)[name] == value
         assert same, name
@@ -72,12 +72,15 @@ def interrupted(tmp_path, monkeypatch):
     checkpoint = Checkpoint(tmp_path / "checkpoint", every_seconds=0)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ap_ood, "Training", Interrupted)
-        APOOD(**ARGUMENTS).fit(*data(), checkpoint=checkpoint)
+        APOOD(**ARGUMENTS).fit(data()[0], aux=data()[1], checkpoint=checkpoint)
     return checkpoint
 
 
 def test_an_interrupted_fit_continues(interrupted):
-    found, expected = APOOD(**ARGUMENTS).fit(*data(), checkpoint=interrupted), APOOD(**ARGUMENTS).fit(*data())
+    found, expected = (
+        APOOD(**ARGUMENTS).fit(data()[0], aux=data()[1], checkpoint=interrupted),
+        APOOD(**ARGUMENTS).fit(data()[0], aux=data()[1]),
+    )
     assert torch.equal(found.queries_, expected.queries_)
 
 
@@ -90,4 +93,4 @@ def test_the_checkpoint_of_another_fit_is_refused(interrupted):
         (ARGUMENTS, (tokens[:-1], aux)),
     ):
         with pytest.raises(ArtefactError, match="belongs to a fit with other"):
-            APOOD(**arguments).fit(*other_data, checkpoint=interrupted)
+            APOOD(**arguments).fit(other_data[0], aux=other_data[1], checkpoint=interrupted)

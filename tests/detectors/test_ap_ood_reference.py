@@ -96,7 +96,7 @@ def test_the_gradient_is_that_of_finite_differences(supervised):
 def test_a_fit_is_that_of_the_eager_loss_from_the_same_start(train, aux, test_set, beta, supervised):
     """The batch holds all sequences, so the order does not matter; without a beta it is 1, and λ is 10."""
     steps, others = 12, aux if supervised else None
-    detector = APOOD(recipe="reference", queries=2, beta=beta, steps=steps, device="cpu").fit(train, others)
+    detector = APOOD(recipe="reference", queries=2, beta=beta, steps=steps, device="cpu").fit(train, aux=others)
     recipe = resolve("reference", supervised=supervised, queries=2, beta=beta)
     start = prepare_start(train, recipe, torch.Generator().manual_seed(0), CPU)
     assert float(start.weights.std()) == pytest.approx(8**-0.5 if supervised else 1.0, rel=0.2)
@@ -114,7 +114,7 @@ def test_a_fit_is_that_of_the_eager_loss_from_the_same_start(train, aux, test_se
     norms = weights.square().sum((1, 2)).log()
     distances = measure([z.double() for z in test_set], own, weights, beta)
     np.testing.assert_allclose(detector.score_samples(test_set), (norms - distances).sum(1), rtol=1e-2, atol=1e-2)
-    least = APOOD(**detector.get_params() | {"score": "min"}).fit(train, others).score_samples(test_set)
+    least = APOOD(**detector.get_params() | {"score": "min"}).fit(train, aux=others).score_samples(test_set)
     np.testing.assert_allclose(least, (norms - distances).amin(1), rtol=1e-2, atol=1e-2)
 
 
@@ -126,7 +126,7 @@ def test_contributions_sum_to_the_distance_of_the_pooled_logits(train, test_set,
     squares = measure(list(test_set), list(train), detector.queries_ / 0.3, 0.3)
     expected = (squares if score == "sum" else 3 * torch.log1p(squares / 3)).sum(1)
     found = torch.stack([row.sum() for row in detector.token_contributions(test_set)])
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found, expected.double(), rtol=1e-3, atol=1e-3)
     best = float(detector.log_norms_.sum())
     np.testing.assert_allclose(best - detector.score_samples(test_set), expected, rtol=1e-3, atol=1e-3)
 
@@ -171,7 +171,7 @@ def learn(weight, scale=1.0, **arguments):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         aux = None if weight is None else bags(60, 3, 2, scale)
-        detector = APOOD(aux_weight=weight, steps=200, batch_size=64, **arguments).fit(inside, aux)
+        detector = APOOD(aux_weight=weight, steps=200, batch_size=64, **arguments).fit(inside, aux=aux)
     said = [str(one.message) for one in caught if issubclass(one.category, FitWarning) and "AUX" in str(one.message)]
     return detector, auroc(detector.score_samples(test), detector.score_samples(odd)).value, said
 
@@ -216,7 +216,7 @@ def test_the_reference_start_follows_from_aux_sequences_unless_it_is_given():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)
         spreads = [
-            float(APOOD(start=start, **arguments).fit(data, outliers).queries_.std())
+            float(APOOD(start=start, **arguments).fit(data, aux=outliers).queries_.std())
             for start, outliers in ((None, None), (None, aux), ("normal", aux), ("scaled", None))
         ]
     assert spreads == pytest.approx([1.0, 8**-0.5, 1.0, 8**-0.5], rel=0.05)

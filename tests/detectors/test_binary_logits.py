@@ -37,7 +37,7 @@ def near():
 )
 def test_it_equals_another_solver(train, test_set, near, how, penalty, count):
     train, test = (batch.to(dtype=torch.float64) for batch in (train, test_set))
-    detector = BinaryLogits(normalize=how, penalty=penalty).fit(train, near[:count])
+    detector = BinaryLogits(normalize=how, penalty=penalty).fit(train, aux=near[:count])
     scaler = StandardScaler().fit(means(train, how))
     x = scaler.transform(np.concatenate([means(train, how), means(near[:count], how)]))
     labels = np.arange(len(x)) < len(train)
@@ -57,21 +57,21 @@ def test_it_minimises_what_the_docstring_says(train, test_set, near):
         return 0.5 * loss + 0.05 / 2 * weight @ weight
 
     found = minimize(objective, np.zeros(DIM + 1), tol=1e-12).x
-    scores = BinaryLogits(penalty=0.05).fit(train, near).score_samples(test_set)
+    scores = BinaryLogits(penalty=0.05).fit(train, aux=near).score_samples(test_set)
     np.testing.assert_allclose(scores, scaler.transform(means(test_set)) @ found[:-1] + found[-1], rtol=0, atol=1e-4)
 
 
 def test_repeated_outliers_weigh_no_more(train, near, test_set):
-    once = BinaryLogits().fit(train, near).score_samples(test_set)
-    often = BinaryLogits().fit(train, TokenBatch.concatenate([near] * 20)).score_samples(test_set)
+    once = BinaryLogits().fit(train, aux=near).score_samples(test_set)
+    often = BinaryLogits().fit(train, aux=TokenBatch.concatenate([near] * 20)).score_samples(test_set)
     np.testing.assert_allclose(often, once, rtol=1e-6, atol=1e-6)
-    twice = BinaryLogits().fit(TokenBatch.concatenate([train, train]), near).score_samples(test_set)
+    twice = BinaryLogits().fit(TokenBatch.concatenate([train, train]), aux=near).score_samples(test_set)
     np.testing.assert_allclose(twice, once, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 2, 500])
 def test_outliers_score_lower_however_many_there_are(train, count):
-    detector = BinaryLogits().fit(train, correlated_sequences(count, DIM, seed=5, shift=4.0))
+    detector = BinaryLogits().fit(train, aux=correlated_sequences(count, DIM, seed=5, shift=4.0))
     inside, outside = (detector.score_samples(correlated_sequences(60, DIM, seed=6, shift=s)) for s in (0.0, 4.0))
     assert auroc(inside, outside).value > (0.9 if count > 1 else 0.6)
     if count > 1:
@@ -80,7 +80,7 @@ def test_outliers_score_lower_however_many_there_are(train, count):
 
 def test_one_sequence_against_more_dimensions_than_sequences():
     train, aux = correlated_sequences(20, 64), correlated_sequences(1, 64, seed=1, shift=10.0)
-    detector = BinaryLogits().fit(train, aux)
+    detector = BinaryLogits().fit(train, aux=aux)
     assert detector.score_samples(aux).item() < detector.score_samples(train).min()
 
 
@@ -89,13 +89,13 @@ def test_scale_and_origin_of_the_tokens_do_not_matter(train, near, test_set, fac
     def moved(batch):
         return TokenBatch(factor * (batch.values.double() + 5), batch.offsets)
 
-    here = BinaryLogits().fit(train, near).score_samples(test_set)
-    there = BinaryLogits().fit(moved(train), moved(near)).score_samples(moved(test_set))
+    here = BinaryLogits().fit(train, aux=near).score_samples(test_set)
+    there = BinaryLogits().fit(moved(train), aux=moved(near)).score_samples(moved(test_set))
     np.testing.assert_allclose(there, here, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_learnt_is_two_tensors(train, near):
-    detector = BinaryLogits().fit(train, near)
+    detector = BinaryLogits().fit(train, aux=near)
     assert detector.weight_.shape == (DIM,) and detector.bias_.shape == () and detector.bias_.dtype == torch.float64
     assert not any(isinstance(value, LogisticRegression) for value in vars(detector).values())
 
@@ -103,7 +103,7 @@ def test_what_is_learnt_is_two_tensors(train, near):
 def test_a_regression_that_does_not_converge_warns(train, near, monkeypatch):
     monkeypatch.setattr(binary_logits, "_MOST_ITERATIONS", 2)
     with pytest.warns(FitWarning, match=r"after 2 iterations.*larger penalty") as caught:
-        BinaryLogits().fit(train, near)
+        BinaryLogits().fit(train, aux=near)
     assert [warning.filename for warning in caught] == [__file__], "it points at the call of fit"
 
 
@@ -111,7 +111,7 @@ def test_absurd_outliers_are_reported(train, near):
     absurd = near.to(dtype=torch.float32)
     absurd.values[0] = 3e38
     with pytest.warns(FitWarning, match="remove AUX sequences"):
-        BinaryLogits().fit(train, absurd)
+        BinaryLogits().fit(train, aux=absurd)
 
 
 def test_outliers_that_overflow_are_named(train, near):
@@ -121,7 +121,7 @@ def test_outliers_that_overflow_are_named(train, near):
         absurd.values[int(absurd.offsets[sequence])] = 1e37
     sentence = r"^Sequence 7 of the AUX data .*float32.*remove"
     with pytest.raises(InputError, match=sentence):
-        BinaryLogits().fit(tiny, absurd)
+        BinaryLogits().fit(tiny, aux=absurd)
 
 
 @pytest.mark.parametrize("penalty", [1e-8, 1e3])
@@ -129,15 +129,15 @@ def test_extreme_penalties_converge(train, near, penalty):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for aux in (near, near[:1], correlated_sequences(10, DIM, seed=1, shift=100.0)):
-            assert np.isfinite(BinaryLogits(penalty=penalty).fit(train, aux).score_samples(train)).all()
+            assert np.isfinite(BinaryLogits(penalty=penalty).fit(train, aux=aux).score_samples(train)).all()
 
 
 def test_bad_arguments_are_refused(train, near):
     for penalty in (0, -1.0, float("inf"), "much"):
         with pytest.raises(InputError, match=r"penalty must .*> 0, got "):
-            BinaryLogits(penalty=penalty).fit(train, near)
+            BinaryLogits(penalty=penalty).fit(train, aux=near)
     with pytest.raises(InputError, match=r"normalize must be one of .*'both'"):
-        BinaryLogits(normalize="both").fit(train, near)
+        BinaryLogits(normalize="both").fit(train, aux=near)
 
 
 def test_the_settings_worth_trying_are_allowed():

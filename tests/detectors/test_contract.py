@@ -138,7 +138,7 @@ def test_random_numbers_of_others_change_nothing(fitted, test_set):
 # Fit, calibrate, decide: in this order.
 
 NEED_FIT = ("score_samples", "decision_function", "predict", "p_values", "select_ood", "calibrate", "save")
-NEED_THRESHOLD = ("decision_function", "predict", "p_values", "select_ood")
+NEED_THRESHOLD = ("predict", "p_values", "select_ood")
 
 
 def test_nothing_works_before_fit(new, test_set):
@@ -164,6 +164,10 @@ def test_decisions_need_calibration_and_say_so_before_the_work(fitted, method, t
     for action in NEED_THRESHOLD:
         with pytest.raises(NotCalibratedError, match=rf"{method} detector .*calibrate"):
             getattr(fitted, action)(test_set)
+
+
+def test_without_a_threshold_the_decision_function_is_the_score(fitted, test_set):
+    assert np.array_equal(fitted.decision_function(test_set), fitted.score_samples(test_set))
 
 
 def test_calibration_refuses_what_cannot_work(fitted, held_out):

@@ -69,7 +69,7 @@ def test_only_what_is_required_is_looked_at(new, train, test_set, fitted, aux, l
     for name in (CHANNELS | TOKENS_ALONE) - set(looks_at):
         assert np.array_equal(fitted.score_samples(with_value(test_set, name, 5, 0, torch.nan)), expected)
     assert np.array_equal(fitted.score_samples(bare(test_set)), expected)
-    again = new().fit(bare(train), bare(aux) if fitted.aux == "required" else None)
+    again = new().fit(bare(train), aux=bare(aux) if fitted.aux == "required" else None)
     assert np.array_equal(again.score_samples(bare(test_set)), expected)
 
 

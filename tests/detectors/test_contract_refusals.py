@@ -163,10 +163,25 @@ def test_no_sequences_at_all(new, fit, fitted, train):
 
 
 def test_what_is_no_data_is_refused(new, fitted):
-    wrongs = [None, 3, "text", np.zeros((4, DIM)), [np.zeros(DIM)], [np.zeros((2, DIM), int)]]
-    for wrong, action in product(wrongs, (new().fit, fitted.score_samples)):
-        with pytest.raises(InputError, match=r"^Tokens must "):
-            action(wrong)
+    wrongs = {
+        r"^Tokens must ": [None, 3, "text", [np.zeros((2, DIM), int)]],
+        r"at sequence 0; a vector is a sequence of one token as vector\[None\]\.$": [[np.zeros(DIM)]],
+        r"^A 2-D array \[4, 8\] .*: give \[X\] for the former, and X\[:, None\]": [
+            np.zeros((4, DIM)),
+            torch.zeros(4, DIM),
+        ],
+    }
+    for sentence, given in wrongs.items():
+        for wrong, action in product(given, (new().fit, fitted.score_samples)):
+            with pytest.raises(InputError, match=sentence):
+                action(wrong)
+
+
+@with_methods(["knn", "binary-logits"])
+def test_what_is_no_label_is_refused_in_favour_of_aux(new, train, aux):
+    for wrong in (aux, train, list(aux), [0, 1], np.zeros((len(train), 1)), 3, "labels"):
+        with pytest.raises(InputError, match=r"^The second argument of fit is y, .*: fit\(X, aux=outliers\)\.$"):
+            new().fit(train, wrong)
 
 
 @with_methods([m for m in METHODS if detector_class(m)().requires & CHANNELS])
@@ -180,7 +195,7 @@ def test_a_channel_that_is_missing_is_named_with_the_method(new, fit, train, tes
                 fitted.score_samples(data)
         if fitted.aux != "unused":
             with pytest.raises(InputError, match=sentence.format("AUX data")):
-                new().fit(train, without(aux, name))
+                new().fit(train, aux=without(aux, name))
 
 
 def test_another_dimension_is_refused_where_tokens_matter(fitted, test_set, looks_at):
@@ -217,7 +232,7 @@ def test_another_encoder_is_refused(new, fit, train, test_set, stored):
 @with_methods(USES_AUX["unused"])
 def test_aux_is_refused_where_it_is_not_used(new, method, train, aux):
     with pytest.raises(InputError, match=f"^{method} .*no AUX"):
-        new().fit(train, aux)
+        new().fit(train, aux=aux)
 
 
 @with_methods(USES_AUX["required"])
@@ -228,13 +243,13 @@ def test_aux_is_asked_for_where_it_is_required(new, method, train):
 
 @with_methods(USES_AUX["optional"] + USES_AUX["required"])
 def test_aux_where_it_is_used(new, train, test_set, aux, stored, looks_at):
-    detector = new().fit(train, aux)
+    detector = new().fit(train, aux=aux)
     scores = detector.score_samples(test_set)
     assert np.isfinite(scores).all() and scores[:12].mean() > scores[12:].mean()
-    assert same_state(new().fit(stored(train), stored(aux, name="aux")), detector)
-    assert not same_state(new().fit(train, aux[:20]), detector), "it makes a difference"
+    assert same_state(new().fit(stored(train), aux=stored(aux, name="aux")), detector)
+    assert not same_state(new().fit(train, aux=aux[:20]), detector), "it makes a difference"
     if detector.aux == "optional":  # a method that lives on outliers may ask for more than one
-        assert np.isfinite(new().fit(train, aux[:1]).score_samples(test_set)).all()
+        assert np.isfinite(new().fit(train, aux=aux[:1]).score_samples(test_set)).all()
     for wrong, sentence in (
         (aux[:0], r"^There are no AUX sequences to fit on\.$"),
         ([], r"^There are no sequences: the list is empty\.$"),
@@ -245,12 +260,12 @@ def test_aux_where_it_is_used(new, train, test_set, aux, stored, looks_at):
         ),
     ):
         with pytest.raises(InputError, match=sentence):
-            new().fit(train, wrong)
+            new().fit(train, aux=wrong)
     if "tokens" in looks_at:
         with pytest.raises(InputError, match=r"^The AUX tokens have D=5, the ID tokens have D=8\.$"):
-            new().fit(train, replace(aux, values=aux.values[:, :5]))
+            new().fit(train, aux=replace(aux, values=aux.values[:, :5]))
     stores = stored(train, ENCODER, "id"), stored(aux, ENCODER | {"layers": "3"}, "other")
     with pytest.raises(
         InputError, match=r"^The AUX tokens come from another encoder \(layers 3\) than the ID tokens \(layers -1\)\.$"
     ):
-        new().fit(*stores)
+        new().fit(stores[0], aux=stores[1])

@@ -101,7 +101,7 @@ def test_batches_depend_on_the_step_alone(train, aux):
 @BOTH
 @pytest.mark.parametrize("how", ["none", "tokens", "pooled"])
 def test_the_score_is_the_distance_from_the_centre(train, aux, test_set, kind, how):
-    detector = kind(steps=STEPS, normalize=how).fit(train, aux_of(kind, aux))
+    detector = kind(steps=STEPS, normalize=how).fit(train, aux=aux_of(kind, aux))
     sequences = [z.double().numpy() for z in test_set]
     if how == "tokens":
         sequences = [z / np.linalg.norm(z, axis=1, keepdims=True) for z in sequences]
@@ -143,8 +143,8 @@ def test_scale_and_origin_of_the_tokens_do_not_matter(train, aux, test_set, kind
     def moved(batch):
         return TokenBatch(1000 * batch.values.double() - 300, batch.offsets)
 
-    here = kind(steps=STEPS).fit(train, aux_of(kind, aux)).score_samples(test_set)
-    there = kind(steps=STEPS).fit(moved(train), aux_of(kind, moved(aux))).score_samples(moved(test_set))
+    here = kind(steps=STEPS).fit(train, aux=aux_of(kind, aux)).score_samples(test_set)
+    there = kind(steps=STEPS).fit(moved(train), aux=aux_of(kind, moved(aux))).score_samples(moved(test_set))
     np.testing.assert_allclose(there, here, rtol=1e-3, atol=1e-3)
 
 
@@ -191,7 +191,7 @@ def test_bad_arguments_are_refused(train, kind, arguments, sentence):
 def test_deep_sad_without_aux_is_deep_svdd(train, aux):
     expected = DeepSVDD(steps=STEPS).fit(train)
     assert_same(DeepSAD(steps=STEPS).fit(train), expected)
-    weightless = DeepSAD(steps=STEPS, aux_weight=0.0).fit(train, aux)
+    weightless = DeepSAD(steps=STEPS, aux_weight=0.0).fit(train, aux=aux)
     assert_same(weightless, expected)
 
 
@@ -203,20 +203,20 @@ def test_deep_sad_pushes_outliers_away_however_many_there_are(train, held_out, c
         return detector.score_samples(outliers).mean() / detector.score_samples(held_out).mean()
 
     aux = correlated_sequences(count, DIM, seed=5, shift=2.0)
-    with_aux, without = DeepSAD().fit(train, aux), DeepSVDD().fit(train)
+    with_aux, without = DeepSAD().fit(train, aux=aux), DeepSVDD().fit(train)
     assert with_aux.score_samples(aux).mean() < with_aux.score_samples(train).mean() - 0.1
     if count > 1:  # one outlier says little about other outliers
         assert relative_distance(with_aux) > 1.2 * relative_distance(without)
 
 
 def test_a_heavier_weight_pushes_farther(train, aux):
-    light, heavy = (DeepSAD(aux_weight=weight).fit(train, aux).score_samples(aux).mean() for weight in (0.01, 1.0))
+    light, heavy = (DeepSAD(aux_weight=weight).fit(train, aux=aux).score_samples(aux).mean() for weight in (0.01, 1.0))
     assert heavy < light
 
 
 def test_a_bad_weight_is_refused(train, aux):
     with pytest.raises(InputError, match=r"aux_weight must .*>= 0, got -1"):
-        DeepSAD(aux_weight=-1).fit(train, aux)
+        DeepSAD(aux_weight=-1).fit(train, aux=aux)
 
 
 # Failures.
@@ -241,7 +241,7 @@ def test_a_loss_that_is_not_finite_keeps_usable_weights(train):
 @BOTH
 def test_no_spread_is_refused(aux, kind):
     with pytest.raises(InputError, match="same vector"):
-        kind().fit(TokenBatch.from_padded(torch.ones(5, 2, DIM)), aux_of(kind, aux))
+        kind().fit(TokenBatch.from_padded(torch.ones(5, 2, DIM)), aux=aux_of(kind, aux))
 
 
 # Interruptions.
@@ -262,13 +262,13 @@ def interrupted(request, tmp_path, monkeypatch, train, aux):
     data = (train, aux_of(kind, aux))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(deep_svdd, "Training", Interrupted)
-        kind(steps=STEPS, batch_size=16).fit(*data, checkpoint=checkpoint)
+        kind(steps=STEPS, batch_size=16).fit(data[0], aux=data[1], checkpoint=checkpoint)
     return kind, data, checkpoint
 
 
 def test_an_interrupted_fit_continues(interrupted, monkeypatch):
     kind, data, checkpoint = interrupted
-    expected = kind(steps=STEPS, batch_size=16).fit(*data)
+    expected = kind(steps=STEPS, batch_size=16).fit(data[0], aux=data[1])
     seen = []
 
     class Watched(Training):
@@ -277,7 +277,7 @@ def test_an_interrupted_fit_continues(interrupted, monkeypatch):
             return super().__call__(step)
 
     monkeypatch.setattr(deep_svdd, "Training", Watched)
-    assert_same(kind(steps=STEPS, batch_size=16).fit(*data, checkpoint=checkpoint), expected)
+    assert_same(kind(steps=STEPS, batch_size=16).fit(data[0], aux=data[1], checkpoint=checkpoint), expected)
     assert seen == list(range(STEPS // 2, STEPS))
 
 
@@ -285,10 +285,10 @@ def test_the_checkpoint_of_another_fit_is_refused(interrupted, train):
     kind, data, checkpoint = interrupted
     for arguments, other in (({"seed": 1}, data), ({}, (train[:-1], data[1]))):
         with pytest.raises(ArtefactError, match="belongs to a fit with other"):
-            kind(steps=STEPS, batch_size=16, **arguments).fit(*other, checkpoint=checkpoint)
+            kind(steps=STEPS, batch_size=16, **arguments).fit(other[0], aux=other[1], checkpoint=checkpoint)
 
 
 def test_the_standard_is_that_of_the_id_sequences(train, aux):
-    detector = DeepSAD(steps=1).fit(train, aux)
+    detector = DeepSAD(steps=1).fit(train, aux=aux)
     _, standard = standardize(train, "none")
     assert torch.equal(detector.mean_, standard.mean) and torch.equal(detector.scale_, standard.scale)

@@ -51,7 +51,7 @@ def interrupted_fit(monkeypatch, members, data, checkpoint, *, seed, step):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ap_ood, "Training", Interrupted)
-        Fusion(members).fit(*data, checkpoint=checkpoint)
+        Fusion(members).fit(data[0], aux=data[1], checkpoint=checkpoint)
 
 
 def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch, train, test_set):
@@ -67,13 +67,13 @@ def test_an_interrupted_fit_goes_on(tmp_path, monkeypatch, train, test_set):
     steps = []
     original = ap_ood.Training.__call__
     monkeypatch.setattr(ap_ood.Training, "__call__", lambda *call: steps.append(call[1]) or original(*call))
-    found = Fusion(members).fit(*data, checkpoint=checkpoint)
+    found = Fusion(members).fit(data[0], aux=data[1], checkpoint=checkpoint)
     assert steps == [29, *range(10, 30)], "nothing is done twice"
-    expected = Fusion(members).fit(*data)
+    expected = Fusion(members).fit(data[0], aux=data[1])
     assert np.array_equal(found.score_samples(test_set), expected.score_samples(test_set))
 
     with pytest.raises(ArtefactError, match="part-0 belongs to"):
-        Fusion(members, seed=1).fit(*data, checkpoint=checkpoint)
+        Fusion(members, seed=1).fit(data[0], aux=data[1], checkpoint=checkpoint)
     (tmp_path / "fit.checkpoint.part-time.txt").write_text("precious")
     checkpoint.delete()
     assert [path.name for path in tmp_path.iterdir()] == ["fit.checkpoint.part-time.txt"] and not checkpoint.exists()

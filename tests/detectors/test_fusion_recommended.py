@@ -15,6 +15,7 @@ import apood
 from apood.detectors import fusion
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.binary_logits import BinaryLogits
+from apood.detectors.contract import unseen
 from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.mahalanobis import Mahalanobis
@@ -58,7 +59,7 @@ TOKENS_ONLY = [APOOD, MahalanobisKNN, KNN]
 def test_the_members_follow_from_the_data(train, summary, supervised, tmp_path):
     given = with_summary(train) if summary else train
     aux = correlated_sequences(20, DIM, seed=9, shift=4.0) if supervised else None
-    detector = Fusion().fit(given, aux)
+    detector = Fusion().fit(given, aux=aux)
     kinds = TOKENS_ONLY + [KNN] * summary + [BinaryLogits] * supervised
     assert [type(member) for member in detector.members_] == kinds
     assert [member.view for member in detector.members_ if type(member) is KNN] == ["tokens", "summary"][: 1 + summary]
@@ -77,7 +78,7 @@ def test_the_members_follow_from_the_data(train, summary, supervised, tmp_path):
 
 
 def test_aux_sequences_need_no_summary(train):
-    detector = Fusion().fit(with_summary(train), correlated_sequences(20, DIM, seed=9, shift=4.0))
+    detector = Fusion().fit(with_summary(train), aux=correlated_sequences(20, DIM, seed=9, shift=4.0))
     assert len(detector.members_) == 5
 
 
@@ -109,7 +110,7 @@ def test_a_study_reads_what_the_fusion_welcomes(train, tmp_path):
 
 
 def test_a_score_does_not_depend_on_its_neighbours(train):
-    detector = Fusion().fit(with_summary(train), correlated_sequences(20, DIM, seed=9, shift=4.0))
+    detector = Fusion().fit(with_summary(train), aux=correlated_sequences(20, DIM, seed=9, shift=4.0))
     test = with_summary(correlated_sequences(30, DIM, seed=4), seed=4)
     expected = detector.score_samples(test)
     assert_same_scores(np.array([detector.score_samples(test[i : i + 1])[0] for i in range(30)]), expected)
@@ -122,7 +123,10 @@ def test_an_interrupted_fit_of_neighbours_and_a_classifier_goes_on(tmp_path, mon
     members = [KNN(k=3, average=True), APOOD(steps=20), MahalanobisKNN(), BinaryLogits(normalize="pooled")]
     checkpoint = Checkpoint(tmp_path / "fit.checkpoint", every_seconds=0)
     interrupted_fit(monkeypatch, members, data, checkpoint, seed=0, step=10)
-    found, expected = Fusion(members).fit(*data, checkpoint=checkpoint), Fusion(members).fit(*data)
+    found, expected = (
+        Fusion(members).fit(data[0], aux=data[1], checkpoint=checkpoint),
+        Fusion(members).fit(data[0], aux=data[1]),
+    )
     assert np.array_equal(found.score_samples(train), expected.score_samples(train))
 
 
@@ -132,7 +136,7 @@ def test_an_interrupted_fit_of_neighbours_and_a_classifier_goes_on(tmp_path, mon
 def test_the_weight_of_a_classifier_grows_with_its_outliers(train):
     aux = correlated_sequences(72, DIM, seed=9, shift=2.0)
     members = [Mahalanobis(), BinaryLogits(normalize="pooled")]
-    found = {count: Fusion(members).fit(train, aux[:count]) for count in (1, 8, 72)}
+    found = {count: Fusion(members).fit(train, aux=aux[:count]) for count in (1, 8, 72)}
     inside = correlated_sequences(400, DIM, seed=5)
     spreads = {n: [own.std() for own in detector.member_scores(inside).values()] for n, detector in found.items()}
     for count, (plain, classifier) in spreads.items():
@@ -152,7 +156,7 @@ def test_outliers_help_and_a_few_do_not_hurt():
             correlated_sequences(n, DIM, seed=20 + 2 * seed + i, shift=1.5) for i, n in enumerate((64, 200))
         )
         for count, found in quality.items():
-            found.append(auroc(Fusion(seed=seed).fit(train, aux[:count] if count else None), inside, outside))
+            found.append(auroc(Fusion(seed=seed).fit(train, aux=aux[:count] if count else None), inside, outside))
     none, few, many = (np.mean(found) for found in quality.values())
     assert few > none - 0.01 and many > none + 0.02, quality
 
@@ -186,7 +190,7 @@ def test_a_few_near_copies_are_not_worth_a_warning():
 
 
 def test_the_count_is_of_those_that_were_compared(monkeypatch):
-    monkeypatch.setattr(fusion, "_LEFT_OUT", 50)
+    monkeypatch.setattr(unseen, "_LEFT_OUT", 50)
     many = near_copies(correlated_sequences(100, DIM, lengths=(4, 8)), 1.0)
     with pytest.warns(DataWarning, match=r"^(\d+) of \1 ID sequences that were compared are near copies") as caught:
         Fusion(NEIGHBOURS).fit(many)
@@ -222,5 +226,5 @@ def test_few_sequences_do_not_give_one_member_all_the_weight():
 def test_fewer_than_forty_are_refused(train, supervised):
     aux = train[:5] if supervised else None
     with pytest.raises(InputError, match=r"needs 40, got 39"):
-        Fusion().fit(train[:39], aux)
-    Fusion().fit(train[:40], aux)
+        Fusion().fit(train[:39], aux=aux)
+    Fusion().fit(train[:40], aux=aux)

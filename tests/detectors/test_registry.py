@@ -56,7 +56,7 @@ def test_a_method_of_another_distribution_is_found_saved_and_loaded(install, tmp
 
 def test_an_unknown_name_is_refused_with_the_added_methods(install):
     install(counter="counting:Counter")
-    with pytest.raises(InputError, match=r"'count' \(did you mean 'counter'\?\).*knn.*counter\.$"):
+    with pytest.raises(InputError, match=r"'count' \(did you mean 'counter'\?\).*knn.*counter, and module:Class"):
         detector_class("count")
 
 

@@ -55,7 +55,7 @@ def fit_on(new, outliers):
     def fit(batch, ends=(False, False)):
         detector = new()
         aux = with_sinks(outliers, ends) if detector.aux == "required" else None
-        return detector.fit(with_sinks(batch, ends), aux)
+        return detector.fit(with_sinks(batch, ends), aux=aux)
 
     return fit
 

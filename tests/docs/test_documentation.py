@@ -6,8 +6,8 @@ The language of a fenced block says how it is checked:
 - `output` is what the `python` block before it prints: the same words, and numbers that differ by at most a tenth.
 - `console` has commands after `$ `. An `apood` command is run in this process; of slow commands only the options are
   checked. If output follows, its words must be the same; its numbers may differ, because a tiny model replaces the
-  one that the page names. Output that begins with `Error:` means exit code 2. The targets of `make` and the extras of
-  `pip install` must exist. Other commands are not allowed.
+  one that the page names. Output that begins with `Error:` means exit code 2, and with `Alarm` 3. The targets of
+  `make` and the extras of `pip install` must exist. Other commands are not allowed.
 - `toml` is a file for the commands that follow. Its first line is a comment with its name.
 - `text`, `json`, `bibtex` and `diff` are not checked.
 
@@ -35,6 +35,7 @@ import torch
 from cli_tables import COMMANDS, PAGE, find_section, list_options, make_table
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from apood import APOOD, __version__
@@ -44,12 +45,12 @@ from apood.detectors.contract.registry import METHODS, detector_class
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "apood"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-README, TOUR = ROOT / "README.md", ROOT / "docs" / "getting-started.md"
+README, TOUR, EXPLAIN = ROOT / "README.md", ROOT / "docs" / "getting-started.md", ROOT / "docs" / "explain.md"
 RUN = [page for page in PAGES if page.name != "CHANGELOG.md"]
 LANGUAGES = {"python", "output", "console", "toml", "text", "json", "bibtex", "diff"}
 LARGEST_IMAGE = 150_000
 README_LINES = 120
-SLOW = ("demo", "bench")
+SLOW = ("demo", "bench", "serve", "proxy")  # or without an end
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 VOCABULARY = 2**14
@@ -151,7 +152,8 @@ def working_directory(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Change to a new folder, with a model and texts if the page needs them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    if page in (README, TOUR):  # they show what the model itself says
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if page in (README, TOUR, EXPLAIN):  # they show what the model itself says
         from apood.experiments.demo_sources import find_minilm
 
         (tmp_path / MODEL).parent.mkdir()
@@ -226,7 +228,8 @@ def run_apood(arguments: list[str], shown: str, where: str) -> None:
     if arguments[0] in SLOW:
         arguments.append("--help")
     result = CliRunner().invoke(app, arguments, input=given)
-    assert result.exit_code == (2 if shown.startswith("Error:") else 0), f"{where}: {result.output}"
+    expected = {"Error:": 2, "Alarm": 3}.get(shown.partition(" ")[0], 0)
+    assert result.exit_code == expected, f"{where}: {result.output}"
     if shown:
         assert words(result.output) == words(shown), where
     else:
@@ -291,7 +294,8 @@ def test_the_options_of_every_command_are_those_of_its_help(command):
 
 def test_options_that_are_named_exist():
     named = set(re.findall(r"--[a-z][a-z-]*", PAGE.read_text(encoding="utf-8")))
-    assert named <= {option for command in COMMANDS.values() for option in list_options(command)} | {"--help"}
+    commands = [get_command(app), *COMMANDS.values()]
+    assert named <= {option for command in commands for option in list_options(command)} | {"--help"}
 
 
 def test_every_parameter_of_ap_ood_is_explained():

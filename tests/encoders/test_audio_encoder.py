@@ -98,7 +98,7 @@ def test_sounds_longer_than_the_window_are_cut_and_counted(folder: Path, sounds:
     encoder = AudioEncoder(folder, device="cpu")
     whole, longer = sounds[1], Sound(sounds[1].samples[:FULL], 16_000)
     prepared = encoder.prepare([whole, longer])
-    assert (prepared.cut, encoder.truncated) == (1, 0)
+    assert (prepared.cut, encoder.truncated) == ({0}, 0)
     first, second = encoder.run(prepared)
     assert encoder.truncated == 1
     torch.testing.assert_close(first, second)

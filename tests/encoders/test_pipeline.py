@@ -81,7 +81,7 @@ def test_portions_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embed, "_SOUND_BYTES", 1000)
     sounds = [Record(Sound(np.zeros(100, np.float32), 16000), f"sound {i}") for i in range(5)]
     reader = embed._RecordReader(sounds, WordEncoder(), None)
-    assert [len(reader.read(100)) for _ in range(3)] == [3, 2, 0]
+    assert [len(reader.read(100, lambda: True)) for _ in range(3)] == [3, 2, 0]
 
 
 def test_portions_grow_while_they_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,11 +103,11 @@ def test_a_portion_of_refused_records_keeps_the_size() -> None:
 
     class PickyEncoder(WordEncoder):
         def prepare(self, items: Sequence[str]) -> Words:
-            return AllRefused([], [], 0) if items[0] == TEXTS[0] else super().prepare(items)
+            return AllRefused([], [], frozenset()) if items[0] == TEXTS[0] else super().prepare(items)
 
     portions = list(encode_portions(records(TEXTS[:16]), PickyEncoder()))
     assert [len(portion.batch) for portion in portions] == [0, 4, 4, 4]
-    assert [portion.records for portion in portions] == [4, 4, 4, 4]
+    assert [len(portion.records) for portion in portions] == [4, 4, 4, 4]
 
 
 def test_the_next_portion_is_prepared_while_one_runs() -> None:
@@ -299,7 +299,7 @@ class Loudness(WordEncoder):
     """Encodes the first samples of a sound as a token."""
 
     def prepare(self, items):
-        return Words([], [item.samples[:8].tolist() for item in items], 0)
+        return Words([], [item.samples[:8].tolist() for item in items], frozenset())
 
     def run(self, prepared):
         return TokenBatch.from_lengths(torch.tensor(prepared.words), [1] * len(prepared.words))

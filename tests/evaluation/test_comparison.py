@@ -22,6 +22,7 @@ from apood.evaluation.metrics import auroc, fpr95
 from apood.evaluation.result import MEAN, METRICS, Spread
 from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
 TOO_MANY = Entry("knn", {"k": 50})
@@ -51,6 +52,28 @@ def plan(stores):
         ood={"near": stores / "near", "far": stores / "far"}, id_train=stores / "train", id_test=stores / "test",
         methods=[Entry("mahalanobis"), Entry("knn", {"k": 2})], splits=2,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_arrays_classes_and_detectors_give_the_figures_of_stores_and_names(stores, plan, jobs):
+    def arrays(name):
+        return [tokens.numpy() for tokens in TokenStore(stores / name).select(slice(None))]
+
+    given = ComparisonPlan(
+        ood={"near": arrays("near"), "far": str(stores / "far")}, id_train=arrays("train"), id_test=arrays("test"),
+        methods=[Mahalanobis, KNN(k=2)], splits=2,
+    )  # fmt: skip
+    found, expected = compare(given, jobs=jobs), compare(plan)
+    for own, other in zip(found.results, expected.results, strict=True):
+        assert own.entry.label == other.entry.label
+        assert all(own.summarize(MEAN, metric) == other.summarize(MEAN, metric) for metric in METRICS)
+    described = found.to_json()["stores"]
+    assert described["id_train"] == "60 sequences" and described["ood.far"] == str(stores / "far")
+
+
+def test_a_set_that_is_no_data_is_named(plan):
+    with pytest.raises(InputError, match=r"^ood\.near: A 2-D array"):
+        compare(replace(plan, ood={"near": np.ones((4, 6))}))
 
 
 @pytest.fixture

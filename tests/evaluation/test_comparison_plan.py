@@ -8,6 +8,7 @@ import torch
 from builders import correlated_sequences
 
 from apood.detectors.contract.registry import METHODS
+from apood.detectors.knn import KNN
 from apood.evaluation.comparison import ComparisonPlan, check_plan, draw_splits, read_plan
 from apood.evaluation.entry import Entry
 from apood.support.errors import InputError
@@ -205,7 +206,7 @@ DATA_MISTAKES = {
     "": "The ID sequences are either id_train and id_test, or id alone, got none of them",
     TRAIN + NEAR: "or id alone, got id_train",
     f'id = "train"\n{TEST}{NEAR}': "or id alone, got id and id_test",
-    TRAIN + TEST: "ood must name at least one store of OOD sequences, got none",
+    TRAIN + TEST: "ood must name at least one set of OOD sequences, got none",
     f"{TRAIN}{TEST}ood = 3": "ood in [data] must be a table, got 3",
     f'{TRAIN}{TEST}ood.mean = "near"': "An OOD set cannot be called 'mean'",
     f'{TRAIN}{TEST}{NEAR}validation = "x"': "no key 'validation' (did you mean 'id_validation'?) in [data]; allowed",
@@ -295,6 +296,16 @@ def test_seeds_follow_the_split():
     assert Entry("ap-ood").make_detector(3).seed == 3
     assert Entry("ap-ood", {"seed": 10}).make_detector(3).seed == 13
     assert Entry("knn").make_detector(3).get_params() == Entry("knn").make_detector().get_params()
+
+
+def test_a_method_is_a_name_a_class_a_detector_or_an_entry():
+    entry = Entry("knn", name="mine")
+    assert Entry.from_method(entry) is entry and Entry.from_method("knn") == Entry("knn")
+    assert Entry.from_method(KNN) == Entry(KNN) and Entry.from_method(KNN(k=3)) == Entry(KNN, {"k": 3})
+    assert Entry.from_method("apood.detectors.knn:KNN").label == "knn"
+    for wrong in (3, list, None):
+        with pytest.raises(InputError, match="A method is a name, a subclass of Detector, a detector or an Entry"):
+            Entry.from_method(wrong)
 
 
 def test_labels():

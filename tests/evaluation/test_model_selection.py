@@ -1,5 +1,6 @@
 """A search tries what it should, judges by what no fit has seen, survives what fails, and says what it is worth."""
 
+import copy
 import json
 import math
 
@@ -9,7 +10,7 @@ import torch
 from builders import correlated_sequences
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.contract.base import HeldOutFit
+from apood.detectors.contract.held_out import HeldOutFit
 from apood.detectors.contract.registry import METHODS, detector_class
 from apood.detectors.entropy import Entropy
 from apood.detectors.knn import KNN
@@ -108,7 +109,7 @@ def test_supervision_learns_from_the_aux_that_are_not_judged_by():
     assert found.sequences == {"train": 64, "validation": 16, "aux_train": 20, "aux_validation": 20}
     (train, validation), (learnt, outliers) = split(TRAIN, 0.2, 0), split(AUX, 0.5, 0)
     for point in found.points:
-        detector = APOOD(**QUICK, **point.settings).fit(train, learnt)
+        detector = APOOD(**QUICK, **point.settings).fit(train, aux=learnt)
         assert point.auroc == auroc(detector.score_samples(validation), detector.score_samples(outliers))
 
 
@@ -129,9 +130,11 @@ def test_the_held_out_loss_is_the_one_of_the_paper(score):
     found = select(APOOD(**QUICK, score=score), TRAIN, VALIDATION, grid={"beta": [0.5], "queries": [1], "heads": [4]})
     point = next(point for point in found.points if not point.given)
     detector = APOOD(**QUICK, score=score, **point.settings).fit(TRAIN)
-    distances = [float(tokens.sum()) for tokens in detector.token_contributions(VALIDATION)]  # Σ_j d² of each sequence
-    assert point.held_out.distance == pytest.approx(np.mean(distances) / 4, rel=1e-4)
-    assert point.held_out.loss == pytest.approx(np.mean(distances) - float(detector.log_norms_.sum()), rel=1e-4)
+    summed = copy.copy(detector)
+    summed.score_ = "sum"
+    distances = summed.explain(VALIDATION).totals  # Σ_j d² of each sequence
+    assert point.held_out.distance == pytest.approx(float(distances.mean()) / 4, rel=1e-4)
+    assert point.held_out.loss == pytest.approx(float(distances.mean()) - float(detector.log_norms_.sum()), rel=1e-4)
     assert point.held_out.training_distance == detector.mean_distance_
     assert point.auroc is None and not point.disaster
 

@@ -47,7 +47,7 @@ def fit_on_cpu(method, tokens, *, move=lambda batch: batch):
     """A detector that computes on the CPU; `move` is applied to the data it is fitted on."""
     detector = detector_of(method, "cpu")
     aux = move(observed_sequences(30, DIM, seed=3, shift=4.0)) if detector.aux == "required" else None
-    return detector.fit(move(tokens), aux)
+    return detector.fit(move(tokens), aux=aux)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_a_detector_fitted_on_gpu_is_saved_and_loaded(method, train, test_set, t
         return
     detector = detector_of(method, "cuda")
     aux = observed_sequences(30, DIM, seed=3, shift=4.0) if detector.aux == "required" else None
-    detector.fit(train, aux).calibrate(train, 0.9).save(tmp_path / "detector")
+    detector.fit(train, aux=aux).calibrate(train, 0.9).save(tmp_path / "detector")
     loaded = load(tmp_path / "detector")
     assert_close(loaded.score_samples(test_set), detector.score_samples(test_set), 1e-6)
     assert_close(compute_on(loaded, "cpu").score_samples(test_set), detector.score_samples(test_set), 1e-4)

@@ -40,7 +40,7 @@ def sequences(count, seed=0, dtype=torch.float64, shift=0.0):
 
 
 def fit(detector, seed=0):
-    return detector.fit(sequences(200, seed), sequences(100, 7, shift=3.0) if detector.aux == "required" else None)
+    return detector.fit(sequences(200, seed), aux=sequences(100, 7, shift=3.0) if detector.aux == "required" else None)
 
 
 @pytest.fixture(scope="module", params=METHODS)

@@ -50,10 +50,10 @@ def test_a_resident_corpus_and_a_streamed_one_are_learnt_alike(recipe, kind, sup
     source = stored(batch, tmp_path / "store")
     aux = with_sink(sequences(kind, 40, seed=3, shift=4.0)) if supervised else None
     arguments = {"recipe": recipe, "steps": 25, "batch_size": 16, "device": "cuda", "seed": 5}
-    resident = APOOD(**arguments).fit(source, aux)
-    there = APOOD(**arguments).fit(batch.to("cuda"), None if aux is None else aux.to("cuda"))
+    resident = APOOD(**arguments).fit(source, aux=aux)
+    there = APOOD(**arguments).fit(batch.to("cuda"), aux=None if aux is None else aux.to("cuda"))
     monkeypatch.setattr("apood.tokens.loader.has_room_for", lambda *_: False)
-    streamed = APOOD(**arguments).fit(source, aux)
+    streamed = APOOD(**arguments).fit(source, aux=aux)
     assert resident.fitted_on_ == streamed.fitted_on_ == there.fitted_on_
     assert resident.skips_first_ == streamed.skips_first_ == (recipe == "robust")
     expected = resident.score_samples(batch)
@@ -81,7 +81,7 @@ def test_no_step_waits_for_the_device(recipe, kind, supervised, resident, monkey
         monkeypatch.setattr("apood.tokens.loader.has_room_for", lambda *_: False)
     aux = sequences(kind, 40, seed=3, shift=4.0) if supervised else None
     try:
-        APOOD(recipe=recipe, steps=25, batch_size=16, device="cuda").fit(sequences(kind), aux)
+        APOOD(recipe=recipe, steps=25, batch_size=16, device="cuda").fit(sequences(kind), aux=aux)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

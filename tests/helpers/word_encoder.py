@@ -15,7 +15,7 @@ __all__ = ["WordEncoder", "Words"]
 class Words(NamedTuple):
     texts: list[str]
     words: list[list[str]]
-    cut: int
+    cut: frozenset[int]
 
     @property
     def refused(self) -> dict[int, str]:
@@ -34,13 +34,13 @@ class WordEncoder:
 
     def prepare(self, items: Sequence[str]) -> Words:
         _fail("prepare", items)
-        cut = sum(len(item.split()) > self.max_tokens for item in items)
+        cut = frozenset(i for i, item in enumerate(items) if len(item.split()) > self.max_tokens)
         return Words(list(items), [item.split()[: self.max_tokens] for item in items], cut)
 
     def run(self, prepared: Words) -> TokenBatch:
         _fail("run", prepared.texts)
         self.ran += prepared.texts
-        self.truncated += prepared.cut
+        self.truncated += len(prepared.cut)
         rows = [[float(ord(letter)) for letter in word.ljust(8)[:8]] for words in prepared.words for word in words]
         values = torch.tensor(rows).reshape(-1, self.dim)
         tokens = Ragged.from_lengths(values, [len(words) for words in prepared.words])

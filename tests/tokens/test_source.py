@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.identity import describe_encoder, describe_other, same_encoder
-from apood.tokens.source import Subset, TokenSource, Trimmed, as_source, split
+from apood.tokens.source import Beginnings, Subset, TokenSource, Trimmed, as_source, split
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
@@ -67,6 +67,14 @@ def test_every_form_of_the_same_tokens(form, batch):
     assert torch.equal(whole.values, batch.values) and torch.equal(whole.offsets, batch.offsets)
 
 
+def test_arrays_of_objects_are_what_they_hold(batch):
+    ragged = np.empty(COUNT, dtype=object)
+    ragged[:] = [tokens.numpy() for tokens in batch]
+    assert torch.equal(as_source(ragged).values, batch.values)
+    even = np.ones((4, 3, 2))
+    assert np.array_equal(as_source(even.astype(object)).values, as_source(even).values)
+
+
 def test_a_source_is_returned_unchanged(batch, store):
     for source in (batch, store, Subset(store, [0]), Trimmed(store, first=True, last=False)):
         assert isinstance(source, TokenSource) and as_source(source) is source
@@ -82,7 +90,7 @@ def test_a_pair_of_2d_arrays_is_two_sequences():
     assert as_source((np.ones((2, 3)), np.ones((1, 3)))).lengths.tolist() == [2, 1]
 
 
-@pytest.mark.parametrize("data", [None, "text", {"values": 1}, np.ones((2, 3))])
+@pytest.mark.parametrize("data", [None, "text", {"values": 1}, np.ones(3)])
 def test_other_types_are_refused(data):
     with pytest.raises(InputError, match=f"got {type(data).__name__}"):
         as_source(data)
@@ -222,3 +230,20 @@ def test_encoders_are_described_in_one_line():
     one, other = {"model": "a", "layer": 1, "fingerprint": "f" * 20}, {"model": "b", "fingerprint": "g"}
     assert describe_other(one, other) == f"model a, layers 1, fingerprint {'f' * 12}…"
     assert describe_other(other, one) == "model b, fingerprint g, no layers"
+
+
+@pytest.mark.parametrize("form", ["batch", "store"])
+def test_beginnings_are_the_first_tokens(form, request, batch):
+    source = request.getfixturevalue(form)
+    lengths = torch.minimum(source.lengths, torch.arange(COUNT) % 4)
+    beginnings = Beginnings(source, lengths)
+    assert (
+        len(beginnings) == COUNT and torch.equal(beginnings.lengths, lengths) and beginnings.encoder == source.encoder
+    )
+    expected = [own[:length] for own, length in zip(batch, lengths.tolist(), strict=True)]
+    for found in (
+        [own for part in beginnings.batches(7) for own in part],
+        list(beginnings.select(slice(None))),
+        [beginnings.select([place]).sequence(0) for place in range(COUNT)],
+    ):
+        assert all(torch.equal(own, other) for own, other in zip(found, expected, strict=True))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record
     from apood.detectors.contract.base import Detector
     from apood.encoders.audio.encoder import AudioEncoder
-    from apood.encoders.text.encoder import TextEncoder
     from apood.tokens.store import StoreIndex, TokenStore
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "default_parameters",
     "describe_unfinished",
     "format_parameter",
-    "open_detector_encoder",
     "open_store",
     "parse_named_stores",
     "parse_settings",
@@ -210,12 +208,15 @@ def read_text_records(
     pairs: bool,
     allow_empty: bool,
     skip_bad: bool,
+    keep: Sequence[str] = (),
 ) -> "Iterator[Record | BadRecord]":
     """Return the texts of all inputs. Raise an error if there are none, or if the first cannot be used."""
     from apood.data.inputs import read_records
 
-    records = read_records(inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty)
-    options = "--field and --target-field" if pairs else "--field"
+    records = read_records(
+        inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty, keep=keep
+    )
+    options = " and ".join(["--field", *(["--target-field"] if pairs else []), *(["--keep"] if keep else [])])
     return _check_first(records, f"There is no text in {', '.join(map(repr, inputs))}.", skip_bad, options)
 
 
@@ -264,18 +265,6 @@ def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
         echo(f"Skipped: {record.reason}", err=True)
     if count > len(first):
         echo(f"Skipped: {format_count(count - len(first), 'more record')}.", err=True)
-
-
-def open_detector_encoder(detector: "Detector", model: str | None) -> "TextEncoder | AudioEncoder":
-    """Return the encoder that the detector was fitted with; `model` is its folder if that has moved."""
-    from apood.encoders.embed import reopen_encoder
-
-    if detector.encoder_ is None:
-        raise InputError(
-            "The detector does not know which encoder made its tokens, so it cannot score texts: "
-            "embed the texts with that encoder, and give the token store."
-        )
-    return reopen_encoder(detector.encoder_, model, channels=detector.requires)
 
 
 def refuse_occupied(target: Path, force: bool | None = None) -> None:

@@ -65,7 +65,7 @@ def run(
         typer.Option(
             "--method",
             metavar="NAME",
-            help="Only this method, or module:Class of one that is not registered; may be repeated.",
+            help="Only this method, or module:Class of your own; may be repeated.",
             show_default="all",
         ),
     ] = None,

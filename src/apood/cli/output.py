@@ -14,7 +14,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PlainGroup",
     "advise_on_interrupt",
+    "check_file",
     "check_rows_file",
     "echo",
     "print_facts",
@@ -40,7 +41,7 @@ __all__ = [
     "write_rows",
 ]
 
-Columns = Mapping[str, Sequence[Any]]
+Row = Mapping[str, Any]
 
 _FORMATS = (".jsonl", ".csv", ".parquet")
 
@@ -120,56 +121,66 @@ def check_rows_file(path: Path, *, force: bool) -> None:
     """Raise an error if `write_rows` cannot write `path`, or would replace a file without `force`."""
     if path.suffix.lower() not in _FORMATS:
         raise InputError(f"The ending of {path} is not a known format: use {', '.join(_FORMATS)}.")
+    if path.suffix.lower() == ".parquet":
+        _import_pyarrow(path)
+    check_file(path, force=force)
+
+
+def check_file(path: Path, *, force: bool) -> None:
+    """Raise an error if nothing can be written to `path`, or if it is there already and `force` is not given."""
     if path.is_dir():
         raise InputError(f"{path} is a folder: give the name of a file.")
     if path.exists() and not force:
         raise InputError(f"The file {path} exists already: choose another name, or replace it with --force.")
-    if path.suffix.lower() == ".parquet":
-        _import_pyarrow(path)
     refuse_unwritable(path)
 
 
-def write_rows(columns: Columns, path: Path | None, *, as_json: bool) -> None:
-    """Write rows, given as columns, in the format that the ending of `path` names.
+def write_rows(rows: Iterable[Row], path: Path | None, *, as_json: bool) -> None:
+    """Write rows, which have the same keys, in the format that the ending of `path` names.
 
-    Without a path, rows are printed: as a table on a terminal, and as JSON lines in a pipe or with `as_json`.
+    Without a path, rows are printed: as a table on a terminal, and as JSON lines in a pipe or with `as_json`. Each of
+    these lines is written as soon as its row is there.
     """
     if path is None:
         if as_json or not sys.stdout.isatty():
-            _write_json_lines(columns, sys.stdout)
-            sys.stdout.flush()
+            _write_json_lines(rows, sys.stdout)
         else:
-            _print_table(columns)
+            _print_table(list(rows))
         return
     with atomic_file(path) as temporary:
         if path.suffix.lower() == ".parquet":
             pyarrow = _import_pyarrow(path)
-            pyarrow.parquet.write_table(pyarrow.table(dict(columns)), temporary)
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), temporary)
             return
         with temporary.open("w", encoding="utf-8", newline="") as file:
             if path.suffix.lower() == ".csv":
                 writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(columns)
-                writer.writerows(zip(*columns.values(), strict=True))
+                for number, row in enumerate(rows):
+                    if number == 0:
+                        writer.writerow(row)
+                    writer.writerow(row.values())
             else:
-                _write_json_lines(columns, file)
+                _write_json_lines(rows, file)
 
 
-def _write_json_lines(columns: Columns, file: Any) -> None:
-    for values in zip(*columns.values(), strict=True):
-        file.write(json.dumps(_replace_nonfinite(dict(zip(columns, values, strict=True))), allow_nan=False) + "\n")
+def _write_json_lines(rows: Iterable[Row], file: Any) -> None:
+    for row in rows:
+        file.write(json.dumps(_replace_nonfinite(row), allow_nan=False) + "\n")
+        if file is sys.stdout:
+            file.flush()
 
 
-def _print_table(columns: Columns) -> None:
+def _print_table(rows: Sequence[Row]) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for name, values in columns.items():
-        table.add_column(name, justify="left" if values and isinstance(values[0], str) else "right")
-    for row in zip(*columns.values(), strict=True):
-        cells = (f"{value:.6g}" if isinstance(value, float) else value for value in row)
+    for name in rows[0] if rows else ():
+        are_texts = any(isinstance(row[name], str) for row in rows)
+        table.add_column(name, justify="left" if are_texts else "right")
+    for row in rows:
+        cells = (_format_fact(value) if not isinstance(value, int) else value for value in row.values())
         table.add_row(*(Text(cell) if isinstance(cell, str) else str(cell) for cell in cells))
     print_table(table, highlight=True)
 

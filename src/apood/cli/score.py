@@ -1,9 +1,8 @@
 """`apood score`."""
 
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,6 @@ from apood.cli.arguments import (
     NoVerify,
     are_sounds,
     check_input_kind,
-    open_detector_encoder,
     open_store,
     read_sound_records,
     read_text_records,
@@ -21,15 +19,18 @@ from apood.cli.arguments import (
 )
 from apood.cli.output import check_rows_file, echo, write_rows
 from apood.support.checks import format_count
-from apood.support.errors import DataWarning, InputError
+from apood.support.errors import InputError
 
 if TYPE_CHECKING:
-    from apood.data.record import BadRecord, Record, Skipped
-    from apood.detectors.contract.base import Detector, Scores
-    from apood.encoders.base.encoder import Encoder
-    from apood.tokens.source import TokenSource
+    from apood.data.record import BadRecord, Record
+    from apood.detectors.contract.base import Detector
+    from apood.pipeline.seen import Seen
+    from apood.tokens.store import TokenStore
 
 __all__ = ["score"]
+
+_LOOKED_AT = ("tokens", "windows", "truncated", "note")
+_COLUMNS = ("index", "score", "p_value", "decision", *_LOOKED_AT)
 
 
 def score(
@@ -59,6 +60,10 @@ def score(
             show_default="where `apood embed` found it",
         ),
     ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Field or column of the input to keep in the rows; may be repeated."),
+    ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records that cannot be used.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     no_verify: NoVerify = False,
@@ -67,78 +72,75 @@ def score(
     """Score sequences, and decide which are out-of-distribution. A higher score is more in-distribution.
 
     Each text, sound or sequence gives one row: its index, its score and, if the detector is calibrated, its p-value and
-    decision (ID or OOD). The columns tokens and windows say what was scored: a long text is scored in windows, and its
-    score is that of the worst one.
+    decision (ID or OOD). The columns tokens, windows and truncated say what was scored: a long text is scored in
+    windows, and its score is that of the worst one. The column note says what is unusual about a text: that it is
+    shorter or longer than 99% of what the detector learnt from, or why it could not be scored.
 
     Texts and sounds are embedded with the encoder of the detector, which also says what becomes of long texts. An empty
-    input has the score -inf (null in JSON) and the decision OOD. So has a text that is too long; the column reason then
-    says why.
+    input has the score -inf (null in JSON) and the decision OOD. So has a text that is too long. Rows for a pipe are
+    written one by one, as inputs come.
     """
-    from apood.detectors.contract.artefact import load
+    from apood.pipeline.facts import load_detector_and_facts
 
     file = None if out == "-" else Path(out)
     if file is not None:
         check_rows_file(file, force=force)
-    detector = load(detector_folder)
+    if taken := [name for name in keep or [] if name in _COLUMNS]:
+        raise InputError(f"--keep {taken[0]} cannot be kept: a column of the rows has that name.")
+    detector, facts = load_detector_and_facts(detector_folder)
+    seen = facts.training
+    tally = _Tally()
     if len(inputs) == 1 and _is_store(inputs[0]):
-        sequences = open_store(Path(inputs[0]), detector, verify=not no_verify)
-        if len(sequences) == 0:
-            raise InputError(f"The token store {inputs[0]} has no sequences.")
-        found = _Scored.of_documents(sequences, detector.score_samples(sequences))
+        if keep:
+            raise InputError("--keep is for files with fields: a token store has none.")
+        rows = _judge_store(open_store(Path(inputs[0]), detector, verify=not no_verify), detector, seen)
     else:
-        found = _score_inputs(inputs, detector, model, field, target_field, skip_bad)
-    columns = _make_columns(detector, found)
-    write_rows(columns, file, as_json=as_json)
-    if found.long:
-        echo(f"{format_count(found.long, 'input')} had several windows, and the worst one decided.", err=True)
-    if found.cut:
-        echo(
-            f"{format_count(found.cut, 'input')} had more than {found.limit:,} tokens: only the beginning was scored.",
-            err=True,
-        )
-    if file is not None:
-        ood = f", {columns['decision'].count('OOD'):,} of them OOD" if "decision" in columns else ""
-        echo(f"Scored {format_count(len(found.scores), 'input')}{ood}; written to {file}.")
+        rows = _judge_inputs(inputs, detector, seen, model, field, target_field, keep or [], skip_bad, tally)
+    with closing(rows):
+        write_rows(map(tally.count, rows), file, as_json=as_json)
+    tally.report(file)
 
 
 @dataclass
-class _Scored:
-    """The scores of inputs, one after the other, and what they were computed from.
+class _Tally:
+    """Counts of the rows that were written.
 
     Attributes:
-        scores: the score of each input.
-        tokens: the number of tokens that were scored, in all windows.
-        windows: the number of windows, 0 if nothing was scored.
-        indices: the indices of the records of the inputs.
-        reasons: why an input was refused before it was scored, else None; empty for a store.
+        rows: the number of rows.
+        ood: the number of decisions OOD; None if there are no decisions.
+        long: the number of inputs with several windows.
         cut: the number of inputs of which only the beginning was scored.
         limit: the number of tokens that they were cut at.
     """
 
-    scores: list[float]
-    tokens: list[int]
-    windows: list[int]
-    indices: list[int]
-    reasons: list[str | None]
+    rows: int = 0
+    ood: int | None = None
+    long: int = 0
     cut: int = 0
     limit: int = 0
 
-    @classmethod
-    def of_documents(cls, source: "TokenSource", scores: "Scores") -> "_Scored":
-        """Return the scores of the documents of a source."""
-        import numpy as np
+    def count(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Count a row, and return it."""
+        self.rows += 1
+        if "decision" in row:
+            self.ood = (self.ood or 0) + (row["decision"] == "OOD")
+        self.long += row["windows"] > 1
+        self.cut += bool(row["truncated"])
+        return row
 
-        from apood.tokens.documents import find_documents
-
-        starts = find_documents(source)
-        tokens = np.add.reduceat(source.lengths.numpy(), starts) if len(starts) else starts
-        windows = np.diff(starts, append=len(source))
-        return cls(scores.tolist(), tokens.tolist(), windows.tolist(), list(range(len(scores))), [])
-
-    @property
-    def long(self) -> int:
-        """The number of inputs with several windows."""
-        return sum(count > 1 for count in self.windows)
+    def report(self, file: Path | None) -> None:
+        """Print how many inputs were long or cut and, if the rows are in a file, how many there are."""
+        if self.long:
+            echo(f"{format_count(self.long, 'input')} had several windows, and the worst one decided.", err=True)
+        if self.cut:
+            echo(
+                f"{format_count(self.cut, 'input')} had more than {self.limit:,} tokens: only the beginning was "
+                "scored.",
+                err=True,
+            )
+        if file is not None:
+            ood = "" if self.ood is None else f", {self.ood:,} of them OOD"
+            echo(f"Scored {format_count(self.rows, 'input')}{ood}; written to {file}.")
 
 
 def _is_store(name: str) -> bool:
@@ -155,133 +157,91 @@ def _is_store(name: str) -> bool:
     )
 
 
-def _score_inputs(
+def _judge_store(sequences: "TokenStore", detector: "Detector", seen: "Seen | None") -> Generator[dict[str, Any]]:
+    """Yield the rows of a token store, which does not say which of its texts were cut."""
+    import numpy as np
+
+    from apood.pipeline.seen import count_tokens
+    from apood.tokens.documents import find_documents
+
+    if len(sequences) == 0:
+        raise InputError(f"The token store {sequences.folder} has no sequences.")
+    scores, tokens = detector.score_samples(sequences), count_tokens(sequences).tolist()
+    columns: dict[str, list[Any]] = {"index": list(range(len(scores))), "score": scores.tolist()}
+    if hasattr(detector, "threshold_"):  # decisions follow from the scores, so that tokens are read only once
+        calibration = detector.calibration
+        columns["p_value"] = calibration.p_values(scores).tolist()
+        columns["decision"] = np.where(calibration.accepts(scores), "ID", "OOD").tolist()
+    windows = np.diff(find_documents(sequences), append=len(sequences)).tolist()
+    notes = [None if seen is None else seen.describe_length(count) for count in tokens]
+    columns |= dict(zip(_LOOKED_AT, (tokens, windows, [None] * len(scores), notes), strict=True))
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))
+
+
+def _judge_inputs(
     inputs: list[str],
     detector: "Detector",
+    seen: "Seen | None",
     model: str | None,
     field: str | None,
     target_field: str | None,
+    keep: list[str],
     skip_bad: bool,
-) -> _Scored:
-    """Return the scores of texts or sounds."""
+    tally: _Tally,
+) -> Generator[dict[str, Any]]:
+    """Yield the rows of texts or sounds."""
     from apood.data.record import BadRecordError, Skipped
+    from apood.data.text_files import stdin_is_ready
     from apood.encoders.audio.encoder import AudioEncoder
+    from apood.pipeline.judging import judge_records
+    from apood.pipeline.opening import open_encoder_of
 
     records: Iterable[Record | BadRecord] = ()
-    indices: list[int] = []
-    empty: list[bool] = []
     skipped = Skipped() if skip_bad else None
     try:
         if not are_sounds(inputs):
             # Unlike `apood embed`, scoring accepts empty texts: every input gets a row.
             pairs = (detector.encoder_ or {}).get("mode") == "reference"
             records = read_text_records(
-                inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=True, skip_bad=skip_bad
+                inputs,
+                field=field,
+                target_field=target_field,
+                pairs=pairs,
+                allow_empty=True,
+                skip_bad=skip_bad,
+                keep=keep,
             )
-        encoder = open_detector_encoder(detector, model)
-        name = str(encoder.identity["model"])
-        check_input_kind(inputs, name, takes_sounds=isinstance(encoder, AudioEncoder))
+        elif keep:
+            raise InputError("--keep is for files with fields: sounds have none.")
+        encoder = open_encoder_of(detector, model)
+        check_input_kind(inputs, str(encoder.identity["model"]), takes_sounds=isinstance(encoder, AudioEncoder))
         if isinstance(encoder, AudioEncoder):
             records = read_sound_records(inputs, encoder, skip_bad=skip_bad)
-        found = _score_records(_note_indices(records, indices, empty), empty, encoder, detector, skipped)
-        found.indices = indices
+        tally.limit = int(encoder.identity["max_tokens"] or 0)
+        judged = judge_records(
+            _number(records),
+            encoder,
+            detector,
+            seen=seen,
+            skipped=skipped,
+            ready=stdin_is_ready if "-" in inputs else lambda: True,
+        )
+        with closing(judged):
+            for record, (score, p_value, accepted, *looked_at) in judged:
+                decided = {} if accepted is None else {"p_value": p_value, "decision": "ID" if accepted else "OOD"}
+                yield {**record.kept, "score": score} | decided | dict(zip(_LOOKED_AT, looked_at, strict=True))
     except BadRecordError as error:
         raise InputError(f"{str(error).rstrip('.')}; skip such records with --skip-bad.") from error
+    if not tally.rows:
+        raise InputError("There is nothing to score: no record can be used.")
     if skipped is not None:
         report_skipped(skipped.count, skipped.first)
-    return found
 
 
-def _note_indices(
-    records: "Iterable[Record | BadRecord]", indices: list[int], empty: list[bool]
-) -> "Iterator[Record | BadRecord]":
-    """Yield the same records. Note the index of each good record, and whether its text is empty."""
+def _number(records: "Iterable[Record | BadRecord]") -> "Iterator[Record | BadRecord]":
+    """Yield the same records. Good ones keep their number among all of them as `index`, before their other fields."""
     from apood.data.record import Record
 
     for number, record in enumerate(records):
-        if isinstance(record, Record):
-            indices.append(number)
-            empty.append(_is_empty(record.item))
-        yield record
-
-
-def _is_empty(item: Any) -> bool:
-    """Return whether a text, or one text of a pair, has nothing but white space."""
-    texts = (item,) if isinstance(item, str) else item if isinstance(item, tuple) else ()
-    return any(not text.strip() for text in texts)
-
-
-def _score_records(
-    records: "Iterable[Record | BadRecord]",
-    empty: list[bool],
-    encoder: "Encoder",
-    detector: "Detector",
-    skipped: "Skipped | None",
-) -> _Scored:
-    """Return the scores of records, encoded and scored portion by portion, with one warning for all empty ones."""
-    import numpy as np
-
-    from apood.detectors.contract.data_checks import find_nonempty
-    from apood.encoders.embed import encode_portions
-    from apood.support.progress import progress_bar
-    from apood.tokens.documents import find_documents
-
-    found, scorable = _Scored([], [], [], [], []), list[bool]()
-    with (
-        warnings.catch_warnings(),
-        closing(encode_portions(records, encoder, skipped)) as portions,
-        progress_bar(None, "encoding", unit="tok") as progress,
-    ):
-        warnings.simplefilter("ignore", DataWarning)
-        for portion in portions:
-            batch = portion.batch
-            nonempty = find_nonempty(batch, detector.requires).numpy()
-            starts = find_documents(batch)
-            scored = _Scored.of_documents(batch, detector.score_samples(batch))
-            whole = np.logical_and.reduceat(nonempty, starts).tolist() if len(starts) else []
-            rows = iter(zip(scored.scores, scored.tokens, scored.windows, whole, strict=True))
-            for place in range(portion.records):
-                refused = portion.refused.get(place)
-                score, tokens, windows, scores_it = (-np.inf, 0, 0, True) if refused is not None else next(rows)
-                found.scores.append(score)
-                found.tokens.append(tokens)
-                found.windows.append(windows)
-                found.reasons.append(None if refused is None else refused.reason)
-                scorable.append(scores_it)
-            found.cut += portion.truncated
-            progress.update(len(batch.values))
-    found.limit = int(encoder.identity["max_tokens"] or 0)
-    if not found.scores:
-        raise InputError("There is nothing to score: no record can be used.")
-    # An empty text is OOD, even if the tokenizer adds special tokens to it.
-    ood = np.array(empty) | ~np.array(scorable)
-    found.scores = np.where(ood, -np.inf, found.scores).tolist()
-    if ood.any():
-        warnings.warn(
-            f"{ood.sum()} of {len(ood)} inputs are empty or have no {' or '.join(sorted(detector.requires))}; "
-            "their score is -inf and their decision OOD.",
-            DataWarning,
-            stacklevel=1,
-        )
-    if refusals := [reason for reason in found.reasons if reason is not None]:
-        warnings.warn(
-            f"{len(refusals)} of {len(ood)} texts are too long to be scored; their score is -inf and their decision "
-            f"OOD. The first: {refusals[0]}",
-            DataWarning,
-            stacklevel=1,
-        )
-    return found
-
-
-def _make_columns(detector: "Detector", found: _Scored) -> dict[str, list[Any]]:
-    """Return the columns to write, with p-values and decisions from the scores, so that tokens are read only once."""
-    import numpy as np
-
-    scores = np.array(found.scores)
-    columns: dict[str, list[Any]] = {"index": found.indices, "score": found.scores}
-    if hasattr(detector, "threshold_"):
-        calibration = detector.calibration
-        columns["p_value"] = calibration.p_values(scores).tolist()
-        columns["decision"] = np.where(calibration.accepts(scores), "ID", "OOD").tolist()
-    columns |= {"tokens": found.tokens, "windows": found.windows}
-    return columns | ({"reason": found.reasons} if any(found.reasons) else {})
+        yield replace(record, kept={"index": number, **record.kept}) if isinstance(record, Record) else record

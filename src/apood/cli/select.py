@@ -28,7 +28,8 @@ def select(
     method: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Method whose settings are searched, such as ap-ood or knn. It must be given."
+            metavar="NAME",
+            help="Method whose settings are searched, such as ap-ood, or module:Class of your own. It must be given.",
         ),
     ] = None,
     aux: Annotated[

@@ -34,6 +34,7 @@ def read_records(
     target_field: str | None = None,
     pairs: bool = False,
     allow_empty: bool = False,
+    keep: Sequence[str] = (),
 ) -> Iterator[Record | BadRecord]:
     """Return an iterator over the records of all inputs in order. They are read when they are asked for.
 
@@ -57,12 +58,13 @@ def read_records(
         target_field: name of the field that holds the target. Each item is then a `Pair`.
         pairs: make each item a pair, with the target field of the preset or of the parallel text as the default.
         allow_empty: accept texts that are empty or only white space.
+        keep: names of further fields, whose values the records keep.
     """
     if not inputs:
         raise InputError("There is nothing to read: give at least one file, or - for standard input.")
     if list(inputs).count(_STDIN) > 1:
         raise InputError("Standard input (-) can be read only once, but it is given more than once.")
-    request = _Request(field, target_field, pairs or target_field is not None, allow_empty)
+    request = _Request(field, target_field, pairs or target_field is not None, allow_empty, tuple(keep))
     readers = [reader for name in inputs for reader in _choose_readers(name, request)]
     return itertools.chain.from_iterable(reader() for reader in readers)
 
@@ -116,17 +118,18 @@ class _Request:
     target_field: str | None
     pairs: bool
     allow_empty: bool
+    keep: tuple[str, ...]
 
     def choose_fields(self, name: str, source: str = DEFAULT_FIELD, target: str | None = None) -> TextFields:
         source = self.field or source
         if not self.pairs:
-            return TextFields(source, None, self.allow_empty)
+            return TextFields(source, None, self.allow_empty, self.keep)
         target = self.target_field or target
         if target is None:
             raise InputError(
                 f"{name!r} does not say where its targets are: name their field, as target_field or --target-field."
             )
-        return TextFields(source, target, self.allow_empty)
+        return TextFields(source, target, self.allow_empty, self.keep)
 
 
 def _choose_readers(name: str, request: _Request) -> list[Reader]:

@@ -27,7 +27,7 @@ def read_parquet(path: str, fields: TextFields, most_bytes: int) -> Iterator[Rec
         with pyarrow.parquet.ParquetFile(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
             fields.refuse_missing({field.name: _list_fields(field.type) for field in schema}, repr(path))
-            for name in fields.names:
+            for name in fields.read:
                 _refuse_lists(_find_type(schema, name), name, path)
             for group in range(metadata.num_row_groups):
                 rows, size = metadata.row_group(group).num_rows, _measure_group(metadata.row_group(group), fields)
@@ -35,7 +35,7 @@ def read_parquet(path: str, fields: TextFields, most_bytes: int) -> Iterator[Rec
                     raise InputError(f"The rows of {path!r} have on average {too_long} them.")
                 # A value may be as large as the whole group, and all rows may share it.
                 step = max(1, min(_MOST_ROWS, _BATCH_BYTES // max(1, size)))
-                for batch in file.iter_batches(step, row_groups=[group], columns=list(fields.names)):
+                for batch in file.iter_batches(step, row_groups=[group], columns=list(fields.read)):
                     for row in _iterate_rows(batch, most_bytes):
                         number += 1
                         place = f"row {number} of {path!r}"
@@ -51,7 +51,7 @@ def read_parquet(path: str, fields: TextFields, most_bytes: int) -> Iterator[Rec
 def _measure_group(group: Any, fields: TextFields) -> int:
     """Return the size of the columns of a row group that hold the fields, in bytes, when they are not compressed."""
     columns = [group.column(place) for place in range(group.num_columns)]
-    wanted = tuple(f"{name}." for name in fields.names)
+    wanted = tuple(f"{name}." for name in fields.read)
     return sum(column.total_uncompressed_size for column in columns if f"{column.path_in_schema}.".startswith(wanted))
 
 
@@ -78,7 +78,7 @@ def _refuse_lists(kind: Any, name: str, path: str) -> None:
         for inner in kind:
             _refuse_lists(inner.type, f"{name}.{inner.name}", path)
     elif pyarrow.types.is_nested(kind):
-        raise InputError(f"The column {name!r} of {path!r} holds {kind}, and texts are needed: name another field.")
+        raise InputError(f"The column {name!r} of {path!r} holds {kind}; texts and plain values are read, not lists.")
 
 
 def _iterate_rows(batch: Any, most_bytes: int) -> Iterator[dict[str, Any] | None]:

@@ -40,10 +40,14 @@ class Sound:
 
 @dataclass(frozen=True)
 class Record:
-    """An item (a text, a `Pair` or a `Sound`) and its place in words, such as "line 12 of 'a.jsonl'"."""
+    """An item (a text, a `Pair` or a `Sound`) and its place in words, such as "line 12 of 'a.jsonl'".
+
+    `kept` are the other fields of the same row that the caller asked for.
+    """
 
     item: Any
     place: str
+    kept: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -95,16 +99,25 @@ def refuse_or_skip(record: BadRecord, skipped: Skipped | None) -> None:
 
 @dataclass(frozen=True)
 class TextFields:
-    """The fields that hold the texts: `source` and, for pairs, `target`. Dots lead into objects: `translation.en`."""
+    """The fields that hold the texts: `source` and, for pairs, `target`. Dots lead into objects: `translation.en`.
+
+    `keep` names further fields of a row, whose values records keep.
+    """
 
     source: str
     target: str | None = None
     allow_empty: bool = False
+    keep: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
         """The source field and, for pairs, the target field."""
         return [self.source] if self.target is None else [self.source, self.target]
+
+    @property
+    def read(self) -> list[str]:
+        """All fields that are read."""
+        return list(dict.fromkeys([*self.names, *self.keep]))
 
     def make_record(self, values: Mapping[str, Any], place: str) -> Record | BadRecord:
         """Return the text or the pair that is among `values`."""
@@ -116,7 +129,12 @@ class TextFields:
             if problem := self._find_problem(text):
                 return make_bad_record(place, problem, name)
             texts.append(text)
-        return Record(texts[0] if self.target is None else Pair(*texts), place)
+        kept = {}
+        for name in self.keep:
+            found, kept[name] = _look_up(values, name)
+            if not found:
+                return MissingField(place, _describe_missing(name, values, place))
+        return Record(texts[0] if self.target is None else Pair(*texts), place, kept)
 
     def make_plain_record(self, text: str, place: str) -> Record | BadRecord:
         """Return a record of a text that has no field."""
@@ -125,7 +143,7 @@ class TextFields:
 
     def refuse_missing(self, values: Mapping[str, Any], where: str) -> None:
         """Raise an error if a field is not among `values`, the fields that all records of the input have."""
-        for name in self.names:
+        for name in self.read:
             if not _look_up(values, name)[0]:
                 raise InputError(_describe_missing(name, values, where))
 

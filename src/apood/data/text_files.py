@@ -8,6 +8,7 @@ import gzip
 import html
 import itertools
 import re
+import select
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +29,15 @@ from apood.data.record import (
 from apood.support.errors import InputError
 from apood.support.files import open_regular, parse_json
 
-__all__ = ["MOST_BYTES", "Reader", "choose_reader", "find_parallel_files", "read_parallel_files", "read_stdin"]
+__all__ = [
+    "MOST_BYTES",
+    "Reader",
+    "choose_reader",
+    "find_parallel_files",
+    "read_parallel_files",
+    "read_stdin",
+    "stdin_is_ready",
+]
 
 MOST_BYTES = 64 << 20
 """The largest size of one record, in bytes: a line, or a row of a table that may span several lines."""
@@ -87,6 +96,14 @@ def read_stdin(fields: TextFields) -> Records:
         _refuse_fields(_STDIN, fields)
     read = _read_json_lines if is_json else _read_plain
     yield from read(itertools.chain(head, lines), _STDIN, fields)
+
+
+def stdin_is_ready() -> bool:
+    """Return whether standard input can be read now; False if it would have to be waited for."""
+    try:
+        return bool(select.select([sys.stdin.buffer], [], [], 0)[0])
+    except (OSError, ValueError):  # not a file of the system, or one that cannot be asked
+        return True
 
 
 def find_parallel_files(given: str) -> dict[str, str]:
@@ -170,10 +187,9 @@ def _refuse_line(line: _Line, file: str) -> BadRecord:
 
 def _refuse_fields(what: str, fields: TextFields) -> None:
     """Raise an error if the user named a field of an input that has none."""
-    if fields.target is not None:
-        raise InputError(make_sentence(f"{what} has one text per line, so there is no field {fields.target!r}"))
-    if fields.source != DEFAULT_FIELD:
-        raise InputError(make_sentence(f"{what} has one text per line, so there is no field {fields.source!r}"))
+    named = [name for name in (fields.target, fields.source, *fields.keep) if name not in (None, DEFAULT_FIELD)]
+    if named:
+        raise InputError(make_sentence(f"{what} has one text per line, so there is no field {named[0]!r}"))
 
 
 def _strip_end(line: _Line) -> str:
@@ -262,7 +278,7 @@ def _read_csv(lines: Iterable[_Line], file: str, fields: TextFields, delimiter: 
             yield bad
         elif row and not width:
             fields.refuse_missing(dict.fromkeys(row), f"the header of {file}")
-            width, columns = len(row), {name: row.index(name) for name in fields.names}
+            width, columns = len(row), {name: row.index(name) for name in fields.read}
         elif row and len(row) == width:
             yield fields.make_record({name: row[column] for name, column in columns.items()}, place)
         elif row:

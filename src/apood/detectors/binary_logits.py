@@ -10,7 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.shared.mean_pooling import Normalize, pool_means, standardize, standardize_by
+from apood.detectors.shared.explanation import Explanation
+from apood.detectors.shared.mean_pooling import Normalize, pool_means, share_means, standardize, standardize_by
 from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_choice, check_number
 from apood.support.errors import FitWarning
@@ -58,6 +59,7 @@ class BinaryLogits(Detector):
 
     name = "binary-logits"
     pools_tokens = True
+    explains = True
     aux = "required"
 
     weight_: Annotated[Tensor, "D"]
@@ -102,3 +104,7 @@ class BinaryLogits(Detector):
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         return pool_means(tokens, self.normalize).cpu() @ self.weight_ + self.bias_
+
+    def _explain(self, tokens: TokenBatch) -> Explanation:
+        tokens = tokens.to("cpu")
+        return share_means(tokens, self.normalize, -self.weight_.expand(len(tokens), -1), -self._score(tokens))

@@ -1,13 +1,16 @@
 """Distance to the nearest training sequences, in the Euclidean and in the Mahalanobis metric."""
 
 import math
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from apood.detectors.contract.base import Detector, LeftOut
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.held_out import LeftOut
+from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import compute_floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
@@ -15,16 +18,17 @@ from apood.detectors.shared.mean_pooling import (
     compute_moments,
     inverse_root,
     pool_means,
+    share_means,
     shrink,
     warn_of_few,
 )
 from apood.fitting.optimise import Checkpoint
 from apood.pooling import Preprocessing
-from apood.support.checks import check_choice, check_integer, check_number
+from apood.support.checks import check_choice, check_flag, check_integer, check_number
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch
-from apood.tokens.source import TokenSource, token_budget
+from apood.tokens.source import TokenSource, Trimmed, token_budget
 
 __all__ = ["KNN", "MahalanobisKNN"]
 
@@ -100,13 +104,17 @@ class KNN(Detector):
         """Whether the view is the mean token."""
         return self.view == "tokens"
 
+    @property
+    def explains(self) -> bool:  # type: ignore[override]
+        """Whether the view is the mean token: a summary belongs to no token."""
+        return self.view == "tokens"
+
     def check_parameters(self) -> None:
         """Raise `InputError` if a constructor argument is not allowed."""
         check_choice("normalize", self.normalize, get_args(Normalize))
         check_choice("view", self.view, get_args(View))
         check_integer("k", self.k, least=1)
-        if not isinstance(self.average, bool):
-            raise InputError(f"average must be True or False, got {self.average!r}.")
+        check_flag("average", self.average)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """Return near and far neighbours, each with every normalization."""
@@ -116,7 +124,9 @@ class KNN(Detector):
         """Return the logarithms of the distances to the neighbours."""
         return compute_floored_log(-scores)
 
-    def score_training(self, chosen: Tensor, documents: Tensor | None = None) -> LeftOut:
+    def score_training(
+        self, chosen: Tensor, documents: Tensor | None = None, beginnings: TokenSource | None = None
+    ) -> LeftOut:
         """Return the scores of training sequences among those of other documents that are no near copies of them.
 
         A near copy is nearer than a tenth of the distance to the 32nd nearest sequence (or to that in the middle, if
@@ -128,10 +138,14 @@ class KNN(Detector):
         crowds = (others // 2).clamp(1, _CROWD)
         wanted = min(self.k, len(self.bank_) - 1)
         count = min(int(crowds.max()) + wanted, len(self.bank_) - 1)
+        pooled = self.bank_[chosen] if beginnings is None else self._pool_source(beginnings)
+        rows = self._count_rows(count)
         scores, copied = [], []
-        for own in torch.split(chosen, self._count_rows(count)):
-            vectors = self.bank_[own].double()
-            left_out = _LeftOutRows(documents[own], documents, self._find_stretches(vectors))
+        for own, part in zip(torch.split(chosen, rows), torch.split(pooled, rows), strict=True):
+            vectors = part.double()
+            # a beginning points elsewhere than its sequence, so hardly anything of its own metric is due to it
+            stretches = self._find_stretches(vectors) if beginnings is None else None
+            left_out = _LeftOutRows(documents[own], documents, stretches)
             nearest = _measure_tile(vectors, self.bank_, count, left_out)
             copies = (nearest <= _COPY * nearest.gather(1, crowds[own, None] - 1)).sum(1, keepdim=True)
             places = copies + torch.arange(wanted)
@@ -159,6 +173,11 @@ class KNN(Detector):
                 parts.append(self._pool_vectors(batch).cpu())
                 progress.update(len(batch))
         self.bank_ = torch.cat(parts)
+
+    def _pool_source(self, source: TokenSource) -> Tensor:
+        """Return the vectors of sequences that still have their sinks, float32."""
+        batches = Trimmed(source, first=self.skips_first_, last=self.skips_last_).batches(token_budget(source.dim))
+        return torch.cat([self._pool_vectors(batch).cpu() for batch in batches])
 
     def _pool(self, tokens: TokenBatch) -> Tensor:
         """Return one vector per sequence `[N, D]`, float64, in the view."""
@@ -192,6 +211,22 @@ class KNN(Detector):
             return -self._measure(vectors, self._copy_on(vectors.device, "bank_"))
         except torch.OutOfMemoryError:  # an encoder may take most of the memory
             return -self._measure(vectors.cpu(), self.bank_)
+
+    def _explain(self, tokens: TokenBatch) -> Explanation:
+        tokens = tokens.to("cpu")
+        vectors = self._pool_vectors(tokens).double()
+        found, _ = _find_nearest(vectors, self.bank_, self.k, None)
+        apart = vectors[:, None] - self.bank_[found].double()
+        distances, order = torch.linalg.vector_norm(apart, dim=2).sort(1)
+        found, apart = found.gather(1, order), apart.gather(1, order[:, :, None].expand_as(apart))
+        units = apart / distances.clamp_min(torch.finfo(distances.dtype).tiny)[:, :, None]
+        directions = self._find_direction(units.mean(1) if self.average else units[:, -1])
+        own = share_means(tokens, self.normalize, directions, self._reduce(distances))
+        return replace(own, neighbours=found)
+
+    def _find_direction(self, units: Tensor) -> Tensor:
+        """Return the directions in which pooled vectors must move for the compared ones to move along `units`."""
+        return units
 
     def _measure(self, vectors: Tensor, bank: Tensor) -> Tensor:
         """Return the distance of each vector to its neighbours, computed on the device of both."""
@@ -333,6 +368,9 @@ class MahalanobisKNN(KNN):
         """
         part = (1 - self.shrinkage) / (len(self.bank_) - 1)
         return part / (1 - part * vectors.square().sum(1)).clamp_min(EIGENVALUE_FLOOR)
+
+    def _find_direction(self, units: Tensor) -> Tensor:
+        return units @ self.whitening_
 
     def _pool_vectors(self, tokens: TokenBatch) -> Tensor:
         vectors = self._pool(tokens)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, get_args
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
+from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import compute_floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
@@ -12,6 +13,7 @@ from apood.detectors.shared.mean_pooling import (
     compute_moments,
     inverse_root,
     pool_means,
+    share_means,
     warn_of_few,
 )
 from apood.fitting.optimise import Checkpoint
@@ -51,6 +53,7 @@ class Mahalanobis(Detector):
 
     name = "mahalanobis"
     pools_tokens = True
+    explains = True
     propagates_nonfinite = True
 
     mean_: Annotated[Tensor, "D"]
@@ -84,3 +87,9 @@ class Mahalanobis(Detector):
         vectors = pool_means(tokens, self.normalize)
         mean, whitening = (self._copy_on(vectors.device, name) for name in ("mean_", "whitening_"))
         return -((vectors - mean) @ whitening.T).square().sum(1)
+
+    def _explain(self, tokens: TokenBatch) -> Explanation:
+        vectors = pool_means(tokens, self.normalize)
+        mean, whitening = (self._copy_on(vectors.device, name) for name in ("mean_", "whitening_"))
+        whitened = (vectors - mean) @ whitening.T
+        return share_means(tokens, self.normalize, whitened @ whitening, whitened.square().sum(1))

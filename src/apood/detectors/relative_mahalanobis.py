@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.shared.mean_pooling import Normalize, compute_moments, pool_means
+from apood.detectors.shared.explanation import Explanation
+from apood.detectors.shared.mean_pooling import Normalize, compute_moments, pool_means, share_means
 from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_choice, check_number
 from apood.support.errors import InputError
@@ -54,6 +55,7 @@ class RelativeMahalanobis(Detector):
 
     name = "relative-mahalanobis"
     pools_tokens = True
+    explains = True
     propagates_nonfinite = True
     aux = "required"
 
@@ -84,11 +86,19 @@ class RelativeMahalanobis(Detector):
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         vectors = pool_means(tokens, self.normalize)
-        return self._squared_distances(vectors, "aux") - self._squared_distances(vectors, "id")
+        own, other = (self._whiten(vectors, role)[0].square().sum(1) for role in ("id", "aux"))
+        return other - own
 
-    def _squared_distances(self, vectors: Tensor, role: str) -> Tensor:
+    def _explain(self, tokens: TokenBatch) -> Explanation:
+        vectors = pool_means(tokens, self.normalize)
+        (own, own_root), (other, other_root) = (self._whiten(vectors, role) for role in ("id", "aux"))
+        totals = own.square().sum(1) - other.square().sum(1)
+        return share_means(tokens, self.normalize, own @ own_root - other @ other_root, totals)
+
+    def _whiten(self, vectors: Tensor, role: str) -> tuple[Tensor, Tensor]:
+        """Return Σ^(-1/2) (z̄ - μ) of the ID or the AUX sequences, and Σ^(-1/2)."""
         mean, whitening = (self._copy_on(vectors.device, f"{role}_{name}_") for name in ("mean", "whitening"))
-        return ((vectors - mean) @ whitening).square().sum(1)
+        return (vectors - mean) @ whitening, whitening
 
     def _refuse_too_few(self, sequences: int, dim: int, role: str) -> None:
         if sequences < 2:

@@ -13,6 +13,7 @@ import torch
 
 from apood.data.record import BadRecord, Pair, Record, Skipped, Sound, keep_good, make_bad_record, refuse_or_skip
 from apood.encoders.base.encoder import Encoder
+from apood.encoders.base.known_models import find_installed
 from apood.encoders.base.pretrained import Pretrained, find_pretrained, is_audio_model
 from apood.encoders.text.encoder import TextEncoder
 from apood.encoders.text.windows import MOST_WINDOWS
@@ -105,7 +106,7 @@ def _find_model(identity: EncoderIdentity) -> str:
     if revision is not None:
         return f"{name}@{revision}"
     for place in (identity.get(FOLDER), name):
-        if isinstance(place, str) and Path(place).is_dir():
+        if isinstance(place, str) and (Path(place).is_dir() or find_installed(place) is not None):
             return place
     raise InputError(
         f"The tokens came from the model {name!r}, and there is no such folder here: give the folder of the model "
@@ -157,16 +158,16 @@ class Portion:
 
     Attributes:
         batch: the states and channels of the records: one document per record that was not refused.
-        records: the number of records.
+        records: the records.
         refused: the records that the encoder refused, by their positions among the records.
-        truncated: how many of the records were cut at the encoder's limit.
+        cut: the documents that were cut at the encoder's limit, by their positions in the batch.
         skipped: how many bad records were skipped so far, without those that the encoder refused.
     """
 
     batch: TokenBatch
-    records: int
+    records: Sequence[Record]
     refused: Mapping[int, BadRecord]
-    truncated: int
+    cut: frozenset[int]
     skipped: int
 
 
@@ -186,11 +187,13 @@ def encode_portions(
     skipped: Skipped | None = None,
     *,
     seconds: float = _PORTION_SECONDS,
+    ready: Callable[[], bool] = lambda: True,
 ) -> Generator[Portion]:
     """Yield the states of `records` in order, in portions.
 
     A portion is large enough to batch sequences of similar length, small enough for memory, and takes about `seconds`
     at most, except for the first one. While the encoder runs one portion, it prepares the next one in another thread.
+    `ready` says whether the next record can be read without waiting. If not, the records before it are encoded first.
 
     Bad records are added to `skipped`; if it is None, the first one raises an error. An error in reading a record is
     raised after all records before it were yielded, an error in the encoder after all portions before it. Records that
@@ -205,22 +208,24 @@ def encode_portions(
     with ThreadPoolExecutor(1, "prepare") as pool:
 
         def start_next() -> "tuple[Future[Any], list[Record], int, int] | None":
-            found = reader.read(size)
+            found = reader.read(size, ready)
             if not found:
                 return None
             return pool.submit(encoder.prepare, [record.item for record in found]), found, reader.bad, size
 
         ahead = start_next()
         while ahead is not None:
-            (preparing, found, bad, before), ahead = ahead, start_next()
+            (preparing, found, bad, before), ahead = ahead, start_next() if ready() else None
             prepared = preparing.result()
             started = time.perf_counter()
             batch = encoder.run(prepared)
             if len(batch):  # a portion of refused records does not tell how long others take
                 affordable = int(seconds * len(batch) / max(time.perf_counter() - started, 1e-9))
                 size = max(1, min(2 * before, affordable, most))
-            yield Portion(batch, len(found), _describe_refused(found, prepared.refused), prepared.cut, bad)
+            yield Portion(batch, found, _describe_refused(found, prepared.refused), prepared.cut, bad)
             del batch, prepared, preparing, found  # free the memory of this portion before the next one
+            if ahead is None:
+                ahead = start_next()
     if reader.error is not None:
         raise reader.error
 
@@ -241,14 +246,16 @@ class _RecordReader:
         self._good = keep_good(self._count_bad(records), skipped)
         self._window = encoder.max_tokens if encoder.identity.get("on_long") == "windows" else None
 
-    def read(self, count: int) -> list[Record]:
+    def read(self, count: int, ready: Callable[[], bool]) -> list[Record]:
         """Return records of at most `count` sequences, or one; none at the end or after an error.
+
+        The first record is waited for, others only if they are `ready`.
 
         The number of windows of a text is estimated from its characters, most of which have at most one token.
         """
         found: list[Record] = []
         sequences = sound_bytes = 0
-        while self.error is None and sequences < count and sound_bytes < _SOUND_BYTES:
+        while self.error is None and sequences < count and sound_bytes < _SOUND_BYTES and (not found or ready()):
             try:
                 record = next(self._good, None)
             except Exception as error:
@@ -331,7 +338,7 @@ def embed_to_store(
                 batch, first_refused = portion.batch, next(iter(portion.refused), None)
                 if first_refused is not None and not skip_bad:  # all records before it are kept
                     batch = batch.select(make_document_mask(batch, slice(first_refused)))
-                truncated += portion.truncated
+                truncated += len(portion.cut)
                 refused += len(portion.refused)
                 tally = None
                 if held.truncated is not None and (skip_bad or not portion.refused):
@@ -349,7 +356,7 @@ def embed_to_store(
                     refuse_or_skip(record, skipped if skip_bad else None)
                 rate = tokens / (time.perf_counter() - started)
                 progress.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
-                progress.update(portion.records)
+                progress.update(len(portion.records))
         if held.truncated is not None:
             writer.count(truncated=held.truncated + truncated, bad=skipped.count)
         finished = True
@@ -438,7 +445,7 @@ def _skip_held(
         refused = {} if prepared is None else _describe_refused(again, prepared.refused)
         for record in refused.values():
             refuse_or_skip(record, skipped)
-        cut += 0 if prepared is None else prepared.cut
+        cut += 0 if prepared is None else len(prepared.cut)
         bad += len(refused)
         done += len(some) - len(refused)
         last = next((r.item for n, r in reversed([*enumerate(some)]) if n not in refused), last)

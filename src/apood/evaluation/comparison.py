@@ -1,22 +1,24 @@
-"""Comparisons of methods on stores: the plan, in Python or from a TOML file, its checks, and the results."""
+"""Comparisons of methods: the plan, in Python or from a TOML file, its checks, and the results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_incompatible
 from apood.detectors.contract.registry import list_methods
 from apood.evaluation.entry import Entry
 from apood.evaluation.result import MEAN, Result
-from apood.evaluation.split import Split, draw_share, refuse_same_data
+from apood.evaluation.split import Split, draw_share
 from apood.evaluation.study import run_study
+from apood.pipeline.checks import refuse_same_data
 from apood.support.checks import check_integer, format_count, suggest_name
 from apood.support.errors import ApoodError, InputError
 from apood.support.files import read_toml
 from apood.support.version import __version__
 from apood.tokens.documents import count_documents
-from apood.tokens.source import split
+from apood.tokens.source import TokenSource, as_source, split
 from apood.tokens.store import TokenStore
 
 __all__ = ["Comparison", "ComparisonPlan", "check_plan", "compare", "draw_splits", "read_plan"]
@@ -39,53 +41,65 @@ _KINDS = {
     dict: "a table",
     list: "a list",
 }
-_STORE_KEYS = ("id", "id_train", "id_test", "id_validation", "aux")
+_SET_KEYS = ("id", "id_train", "id_test", "id_validation", "aux")
 _NUMBER_KEYS = ("splits", "share", "seed", "test_share")
 _TOP_KEYS = {"splits": int, "share": float, "seed": int, "data": dict, "methods": list}
-_DATA_KEYS = {**dict.fromkeys(_STORE_KEYS, str), "test_share": float, "ood": dict}
+_DATA_KEYS = {**dict.fromkeys(_SET_KEYS, str), "test_share": float, "ood": dict}
 _METHOD_KEYS = {"method": str, "name": str, "aux": bool, "parameters": dict}
 
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """Which entries to compare, and on which stores.
+    """Which methods to compare, and on which data.
 
-    ID sequences are either two stores, `id_train` and `id_test`, from which every split draws a share at random, or one
-    store `id`, which every split divides anew into sequences to fit on and sequences to test on.
+    A set of sequences is the folder of a token store, or anything that `Detector.fit` takes, such as a list of arrays.
+    ID sequences are either two sets, `id_train` and `id_test`, from which every split draws a share at random, or one
+    set `id`, which every split divides anew into sequences to fit on and sequences to test on.
 
     Attributes:
-        ood: stores of OOD sequences, by the name of their set.
-        id_train: store of ID sequences to fit on.
-        id_test: store of ID sequences to test on.
-        id: store of ID sequences for both, instead.
-        id_validation: store of ID sequences to set a threshold with. The results then say how many of the test
-            sequences it accepts.
-        aux: store of auxiliary outliers.
-        methods: the entries; by default all registered methods that can work with these stores.
+        ood: sets of OOD sequences by name.
+        id_train: ID sequences to fit on.
+        id_test: ID sequences to test on.
+        id: ID sequences for both, instead.
+        id_validation: ID sequences to set a threshold with. The results then say how many of the test sequences it
+            accepts.
+        aux: auxiliary outliers.
+        methods: names of methods, classes, detectors, or entries, which have a label and may learn from AUX sequences;
+            by default all registered methods that can work with the data.
         test_share: share of `id` to test on.
         splits: number of repetitions.
-        share: share of every store that a split draws at random. With 1 the splits differ in the seed of the training
+        share: share of every set that a split draws at random. With 1 the splits differ in the seed of the training
             alone.
         seed: seed of the first split; each further split adds 1. It determines both the draw and the training.
     """
 
-    ood: Mapping[str, Path]
-    id_train: Path | None = None
-    id_test: Path | None = None
-    id: Path | None = None
-    id_validation: Path | None = None
-    aux: Path | None = None
-    methods: Sequence[Entry] = ()
+    ood: Mapping[str, Any]
+    id_train: Any = None
+    id_test: Any = None
+    id: Any = None
+    id_validation: Any = None
+    aux: Any = None
+    methods: Sequence[Entry | str | type[Detector] | Detector] = ()
     test_share: float = 0.2
     splits: int = 5
     share: float = 0.8
     seed: int = 0
 
     @property
+    def sets(self) -> dict[str, Any]:
+        """Every set as it was given, by its key; the key of an OOD set is `ood.NAME`."""
+        given = {key: getattr(self, key) for key in _SET_KEYS if getattr(self, key) is not None}
+        return given | {f"ood.{name}": data for name, data in self.ood.items()}
+
+    @property
     def stores(self) -> dict[str, Path]:
-        """The folder of every store, by its key; the key of an OOD set is `ood.NAME`."""
-        given = {key: getattr(self, key) for key in _STORE_KEYS if getattr(self, key) is not None}
-        return given | {f"ood.{name}": folder for name, folder in self.ood.items()}
+        """The folders among the sets."""
+        return {key: Path(data) for key, data in self.sets.items() if isinstance(data, str | Path)}
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The methods as entries."""
+        return tuple(map(Entry.from_method, self.methods))
 
 
 @dataclass(frozen=True)
@@ -113,7 +127,7 @@ class Comparison:
             "splits": plan.splits,
             "share": plan.share,
             "seed": plan.seed,
-            "stores": {key: str(folder) for key, folder in plan.stores.items()},
+            "stores": {key: _describe_set(data) for key, data in plan.sets.items()},
             **({} if plan.id is None else {"test_share": plan.test_share}),
             "methods": [result.to_json() for result in self.results],
         }
@@ -130,7 +144,7 @@ def compare(plan: ComparisonPlan, *, cache: Path | None = None, jobs: int = 1) -
     plan = check_plan(plan)
     check_integer("jobs", jobs, 1)
     splits = draw_splits(plan)
-    entries = [(entry, splits) for entry in plan.methods]
+    entries = [(entry, splits) for entry in plan.entries]
     results = run_study(entries, cache=cache, jobs=jobs if jobs > 1 else None, what="methods", label="compare")
     return Comparison(plan, results)
 
@@ -140,7 +154,7 @@ def draw_splits(plan: ComparisonPlan) -> list[Split]:
 
     The draw of a set depends on its size and the seed alone, not on the other sets.
     """
-    stores = {key: TokenStore(folder) for key, folder in plan.stores.items()}
+    stores = {key: _open_set(data) for key, data in plan.sets.items()}
     found = []
     for seed in range(plan.seed, plan.seed + plan.splits):
         sets = {key: draw_share(store, plan.share, seed) for key, store in stores.items() if key != "id"}
@@ -162,8 +176,11 @@ def draw_splits(plan: ComparisonPlan) -> list[Split]:
 # plans from files
 
 
-def read_plan(path: Path) -> ComparisonPlan:
-    """Return the checked plan of a TOML file; paths of stores are relative to the file."""
+def read_plan(path: Path, find_store: Callable[[Path], Path] = lambda given: given) -> ComparisonPlan:
+    """Return the checked plan of a TOML file; paths of stores are relative to the file.
+
+    `find_store` returns the folder of the store for a path, which may lead to something else.
+    """
     try:
         content = read_toml(path)
     except OSError as error:
@@ -171,12 +188,12 @@ def read_plan(path: Path) -> ComparisonPlan:
     except ValueError as error:  # of TOML and of UTF-8
         raise InputError(f"The plan {path} is not TOML: {error}.") from error
     try:
-        return check_plan(_parse_plan(content, path.parent))
+        return check_plan(_parse_plan(content, lambda given: find_store(path.parent / given)))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 
-def _parse_plan(content: dict[str, Any], folder: Path) -> ComparisonPlan:
+def _parse_plan(content: dict[str, Any], find_store: Callable[[str], Path]) -> ComparisonPlan:
     _check_table("the plan", content, _TOP_KEYS)
     data = content.get("data")
     if data is None:
@@ -188,10 +205,11 @@ def _parse_plan(content: dict[str, Any], folder: Path) -> ComparisonPlan:
     if "methods" in content and not methods:
         raise InputError("methods is empty: name some as [[methods]], or leave it out to compare all methods.")
     numbers = {key: table[key] for table in (content, data) for key in _NUMBER_KEYS if key in table}
+    sets: dict[str, Any] = {key: find_store(data[key]) for key in _SET_KEYS if key in data}
     return ComparisonPlan(
-        ood={name: folder / store for name, store in ood.items()},
+        ood={name: find_store(store) for name, store in ood.items()},
         methods=tuple(_parse_entry(number, table) for number, table in enumerate(methods, start=1)),
-        **{key: folder / data[key] for key in _STORE_KEYS if key in data},
+        **sets,
         **numbers,
     )
 
@@ -202,7 +220,9 @@ def _parse_entry(number: int, table: Any) -> Entry:
         raise InputError(f"methods must be a list of tables, got {table!r}.")
     _check_table(where, table, _METHOD_KEYS)
     if "method" not in table:
-        raise InputError(f"The key method is missing in {where}: it names a method that `apood methods` lists.")
+        raise InputError(
+            f"The key method is missing in {where}: it names a method that `apood methods` lists, or module:Class."
+        )
     return Entry(**table | {"aux": "all" if table.get("aux") else 0})
 
 
@@ -222,12 +242,18 @@ def _check_table(where: str, table: dict[str, Any], allowed: dict[str, type]) ->
 
 
 def check_plan(plan: ComparisonPlan) -> ComparisonPlan:
-    """Return the plan with its entries; raise an InputError if it cannot be carried out to the end."""
+    """Return the plan with its entries and arrays as batches; raise an InputError if it cannot be carried out."""
     _check_numbers(plan)
     _check_roles(plan)
-    stores = {key: _open_store(key, folder) for key, folder in plan.stores.items()}
+    stores = {key: _open_named_set(key, data) for key, data in plan.sets.items()}
+    kept: dict[str, Any] = {key: plan.stores.get(key, source) for key, source in stores.items()}
+    plan = replace(
+        plan,
+        ood={name: kept[f"ood.{name}"] for name in plan.ood},
+        **{key: kept[key] for key in _SET_KEYS if key in kept},
+    )
     _check_stores(plan, stores)
-    entries = tuple(plan.methods) or _list_all_entries(plan, stores)
+    entries = plan.entries or _list_all_entries(plan, stores)
     for number, entry in enumerate(entries, start=1):
         _check_entry(number, entry, entries[: number - 1], plan, stores)
     _refuse_empty_sequences(plan, entries, stores)
@@ -244,24 +270,36 @@ def _check_numbers(plan: ComparisonPlan) -> None:
 
 
 def _check_roles(plan: ComparisonPlan) -> None:
-    given = tuple(key for key in plan.stores if key in ("id", "id_train", "id_test"))
+    given = tuple(key for key in plan.sets if key in ("id", "id_train", "id_test"))
     if given not in (("id",), ("id_train", "id_test")):
         found = " and ".join(given) or "none of them"
         raise InputError(f"The ID sequences are either id_train and id_test, or id alone, got {found}.")
     if not plan.ood:
-        raise InputError("ood must name at least one store of OOD sequences, got none.")
+        raise InputError("ood must name at least one set of OOD sequences, got none.")
     if MEAN in plan.ood:
         raise InputError(f"An OOD set cannot be called {MEAN!r}: that name is kept for the mean over the sets.")
 
 
-def _open_store(key: str, folder: Path) -> TokenStore:
+def _open_set(data: Any) -> TokenSource:
+    return TokenStore(data) if isinstance(data, str | Path) else as_source(data)
+
+
+def _open_named_set(key: str, data: Any) -> TokenSource:
     try:
-        return TokenStore(folder)
+        return _open_set(data)
     except ApoodError as error:
         raise InputError(f"{key}: {error}") from error
 
 
-def _check_stores(plan: ComparisonPlan, stores: Mapping[str, TokenStore]) -> None:
+def _describe_set(data: Any) -> str:
+    return str(data) if isinstance(data, str | Path) else format_count(len(data), "sequence")
+
+
+def _name_set(plan: ComparisonPlan, key: str) -> str:
+    return f"store {plan.stores[key]} of {key}" if key in plan.stores else f"set {key}"
+
+
+def _check_stores(plan: ComparisonPlan, stores: Mapping[str, TokenSource]) -> None:
     first, reference = next(iter(stores.items()))
     for key, store in stores.items():
         least = 2 if key in ("id", "id_train") else _FEWEST_TO_CALIBRATE if key == "id_validation" else 1
@@ -270,21 +308,21 @@ def _check_stores(plan: ComparisonPlan, stores: Mapping[str, TokenStore]) -> Non
         if drawn < least:
             part = "" if key == "id" else f"; a split draws {drawn} of them (share {plan.share:g})"
             raise InputError(
-                f"The store {plan.stores[key]} of {key} has {format_count(count, 'sequence')}{part}, "
+                f"The {_name_set(plan, key)} has {format_count(count, 'sequence')}{part}, "
                 f"and at least {least} are needed."
             )
         refuse_incompatible(store, reference, {"tokens"}, key, first)
     count = 0 if plan.id is None else count_documents(stores["id"])
     if plan.id is not None and not 0 < round(plan.test_share * count) < count - 1:
         raise InputError(
-            f"A test_share of {plan.test_share} divides the {count} sequences of the store {plan.id} of id "
+            f"A test_share of {plan.test_share} divides the {count} sequences of the {_name_set(plan, 'id')} "
             "so that fewer than 2 are left to fit on or none to test on."
         )
     refuse_same_data(stores)
 
 
 def _check_entry(
-    number: int, entry: Entry, earlier: Sequence[Entry], plan: ComparisonPlan, stores: Mapping[str, TokenStore]
+    number: int, entry: Entry, earlier: Sequence[Entry], plan: ComparisonPlan, stores: Mapping[str, TokenSource]
 ) -> None:
     where = f"Method {number}"
     try:
@@ -300,32 +338,32 @@ def _check_entry(
         raise InputError(f"{where}, {entry.label}, learns from AUX sequences, and aux is not given.")
     if lacking := _find_lacking(entry, stores):
         part, key = lacking
-        raise InputError(f"{where}, {entry.label}, needs {part}, which the store {plan.stores[key]} of {key} lacks.")
+        raise InputError(f"{where}, {entry.label}, needs {part}, which the {_name_set(plan, key)} lacks.")
 
 
-def _find_lacking(entry: Entry, stores: Mapping[str, TokenStore]) -> tuple[str, str] | None:
+def _find_lacking(entry: Entry, stores: Mapping[str, TokenSource]) -> tuple[str, str] | None:
     """Return what the entry reads and the key of a store that lacks it, if one does."""
     used = {key: store for key, store in stores.items() if key != "aux" or entry.uses_aux}
     for part in sorted(entry.requires):
         for key, store in used.items():
-            if not (store.tokens if part == "tokens" else part in store.channels):
+            if not (store.lengths.any() if part == "tokens" else part in store.channels):
                 return part, key
     return None
 
 
-def _refuse_empty_sequences(plan: ComparisonPlan, entries: Sequence[Entry], stores: Mapping[str, TokenStore]) -> None:
+def _refuse_empty_sequences(plan: ComparisonPlan, entries: Sequence[Entry], stores: Mapping[str, TokenSource]) -> None:
     """Raise an InputError if there is nothing to learn from a sequence; a fit would find it late, and misnumbered."""
     readers = [entry for entry in entries if "tokens" in entry.requires]
     learners = {"id": readers, "id_train": readers, "aux": [entry for entry in readers if entry.uses_aux]}
     for key, store in stores.items():
         if learners.get(key) and len(empty := (store.lengths == 0).nonzero()):
             raise InputError(
-                f"Sequence {int(empty[0])} of the store {plan.stores[key]} of {key} has no tokens; "
+                f"Sequence {int(empty[0])} of the {_name_set(plan, key)} has no tokens; "
                 "remove empty sequences from the data to fit on."
             )
 
 
-def _list_all_entries(plan: ComparisonPlan, stores: Mapping[str, TokenStore]) -> tuple[Entry, ...]:
+def _list_all_entries(plan: ComparisonPlan, stores: Mapping[str, TokenSource]) -> tuple[Entry, ...]:
     """Return every registered method that the stores allow, also with AUX sequences if these are optional."""
     found: list[Entry] = []
     for name in list_methods():

@@ -6,7 +6,7 @@ from inspect import signature
 from typing import Any, Literal
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.contract.registry import detector_class
+from apood.detectors.contract.registry import detector_class, name_class
 from apood.support.checks import check_integer, suggest_name
 from apood.support.errors import InputError
 
@@ -18,7 +18,7 @@ class Entry:
     """A detector with settings and a label: one row of a table.
 
     Attributes:
-        method: name in the registry, or class, of the detector.
+        method: name in the registry, `module:Class`, or class, of the detector.
         parameters: arguments of its constructor. A `seed` is added to the seed of each split.
         name: label in the results. None makes one from the method and its parameters.
         aux: how many AUX sequences it learns from: "all", or a number n for the first n. A method that requires AUX
@@ -30,6 +30,19 @@ class Entry:
     name: str | None = None
     aux: int | Literal["all"] = 0
 
+    @classmethod
+    def from_method(cls, method: Any) -> "Entry":
+        """Return the entry of a method: an entry itself, a name, a class, or a detector with its parameters."""
+        if isinstance(method, Entry):
+            return method
+        if isinstance(method, str) or (isinstance(method, type) and issubclass(method, Detector)):
+            return cls(method)
+        if not isinstance(method, Detector):
+            raise InputError(f"A method is a name, a subclass of Detector, a detector or an Entry, got {method!r}.")
+        kind, own = type(method), method.get_params(deep=False)
+        defaults = {name: parameter.default for name, parameter in signature(kind).parameters.items()}
+        return cls(kind, {name: value for name, value in own.items() if value != defaults[name]})
+
     @property
     def kind(self) -> type[Detector]:
         """The class of the detector."""
@@ -40,7 +53,7 @@ class Entry:
         """The label in the results."""
         if self.name is not None:
             return self.name
-        method = self.method if isinstance(self.method, str) else self.method.name
+        method = self.method if isinstance(self.method, str) and ":" not in self.method else self.kind.name
         aux = [] if self.aux == 0 else ["AUX"] if self.aux == "all" else [f"{self.aux} AUX"]
         return ", ".join([method, *(f"{key}={value}" for key, value in self.parameters.items()), *aux])
 
@@ -80,6 +93,7 @@ class Entry:
     def check(self) -> None:
         """Raise an InputError if the method, a parameter or the use of AUX sequences is not allowed."""
         kind = self.kind
+        name_class(kind)
         allowed = list(signature(kind).parameters)
         for key in self.parameters:
             if key not in allowed:

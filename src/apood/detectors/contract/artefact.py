@@ -1,9 +1,11 @@
 """A saved detector: a folder of `config.json` and `model.safetensors`, complete or absent, never pickle.
 
 `config.json` holds the name of the method, the constructor's arguments, and the learnt attributes that are no tensors;
-`model.safetensors` holds the tensors. The configuration also holds the hash of either. The members of a detector that
-is made of others are in `members/0`, `members/1`, ..., each a saved detector itself; the hashes of their
-configurations are in the configuration of the whole.
+`model.safetensors` holds the tensors. The configuration also holds the hash of either, and the class of a method that
+is not registered. The members of a detector that is made of others are in `members/0`, `members/1`, ..., each a saved
+detector itself; the hashes of their configurations are in the configuration of the whole. Whoever saves a detector may
+add facts about it, which are kept in the configuration and mean nothing to the detector. What could not be loaded again
+is refused before it is written.
 """
 
 import hashlib
@@ -12,6 +14,7 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -25,17 +28,22 @@ from torch import Tensor
 
 from apood.decisions.conformal import Calibration, score_tolerance
 from apood.detectors.contract.base import Detector
-from apood.detectors.contract.registry import detector_class
+from apood.detectors.contract.registry import find_saved_class, name_class
 from apood.support.errors import ArtefactError, InputError
 from apood.support.files import atomic_folder, is_being_replaced, read_json, sha256_of, write_json
 from apood.support.version import __version__
 
-__all__ = ["build_detector", "describe_detector", "from_json", "load", "refuse_foreign", "save_detector", "to_json"]
+__all__ = [
+    "build_detector", "describe_detector", "from_json", "load", "load_with_facts", "refuse_foreign", "save_detector",
+    "to_json",
+]  # fmt: skip
 
 _SCHEMA = 1
 _ATTEMPTS, _PAUSE = 200, 0.005  # tries to read a folder that other processes replace, and seconds between them
 _CONFIG, _TENSORS, _MEMBERS = "config.json", "model.safetensors", "members"
 _HEADER_BYTES, _NUMBER_BYTES = 100_000_000, 16  # the most of a header of safetensors, and of a number
+_CLASS = "class"  # of a method that is not registered
+_FACTS = "facts"
 _HASH = "config_sha256"  # of the rest of the configuration
 _FIELDS = {
     "method": str,
@@ -43,24 +51,27 @@ _FIELDS = {
     "learnt": dict,
     "tensors": dict,
     "sha256": str,
+    _CLASS: str,
     _MEMBERS: list,
+    _FACTS: dict,
     _HASH: str,
 }
+_ABSENT: dict[str, Any] = {_CLASS: "", _MEMBERS: [], _FACTS: {}}  # most detectors have none of them
 _PLAIN = {Tensor: Tensor, bool: bool, int: int, float: int | float, str: str}  # what an annotation allows
 _CALIBRATION = ("accept_", "threshold_", "calibration_scores_")  # absent before `calibrate`
 
 
-def save_detector(detector: Detector, folder: Path) -> None:
-    """Write `detector` to `folder`, replacing an older artefact there in one step."""
+def save_detector(detector: Detector, folder: Path, facts: Mapping[str, Any] | None = None) -> None:
+    """Write `detector` to `folder`, replacing an older artefact there in one step; `facts` are JSON about it."""
     try:
         with atomic_folder(folder, refuse_foreign) as temporary:
-            _write(detector, temporary)
+            _write(detector, temporary, facts or {})
     except (OSError, SafetensorError) as error:  # a full disk raises the latter
         cause = getattr(error, "strerror", None) or error
         raise ArtefactError(f"The detector cannot be written to {folder}: {cause}.") from error
 
 
-def _write(detector: Detector, folder: Path) -> str:
+def _write(detector: Detector, folder: Path, facts: Mapping[str, Any]) -> str:
     """Write `detector` to a new folder, and return the hash of its configuration, which covers all files."""
     learnt = {key: value for key, value in vars(detector).items() if key.endswith("_")}
     if (calibration := vars(detector).get("_calibration")) is not None:
@@ -70,45 +81,62 @@ def _write(detector: Detector, folder: Path) -> str:
     for number, member in enumerate(learnt.pop("members_", [])):
         place = folder / _MEMBERS / str(number)
         place.mkdir(parents=True)
-        members.append(_write(member, place))
+        members.append(_write(member, place, {}))
     # an object such as a LengthLaw is stored as a tensor; on loading, the annotated type restores it
     learnt |= {key: value.to_tensor() for key, value in learnt.items() if hasattr(value, "to_tensor")}
-    tensors = {key: value.detach().cpu().contiguous() for key, value in learnt.items() if isinstance(value, Tensor)}
+    # copied, because the file format refuses tensors that share memory
+    tensors = {key: value.detach().cpu().clone() for key, value in learnt.items() if isinstance(value, Tensor)}
+    described = {
+        **describe_detector(detector),
+        "learnt": {key: to_json(value) for key, value in learnt.items() if key not in tensors},
+    }
+    _refuse_unloadable(detector, described, tensors)
     save_file(tensors, folder / _TENSORS)
     config = {
         "schema": _SCHEMA,
-        **describe_detector(detector),
+        **described,
         "versions": {"apood": __version__, "torch": str(torch.__version__)},
-        "learnt": {key: to_json(value) for key, value in learnt.items() if key not in tensors},
         "tensors": {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()},
         "sha256": sha256_of(folder / _TENSORS),
-    } | ({_MEMBERS: members} if members else {})
+    }
+    config |= ({_MEMBERS: members} if members else {}) | ({_FACTS: dict(facts)} if facts else {})
     digest = _hash_config(config)
     write_json(folder / _CONFIG, config | {_HASH: digest})
     shutil.copymode(folder / _CONFIG, folder / _TENSORS)  # safetensors writes files that only the owner can read
     return digest
 
 
+def _refuse_unloadable(detector: Detector, described: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Raise `ArtefactError` if a detector that is written like this could not be loaded again."""
+    members = vars(detector).get("members_", [])
+    try:
+        _restore(json.loads(json.dumps(described, allow_nan=False)), tensors, members, "it")
+    except (ArtefactError, TypeError, ValueError) as error:  # JSON raises the latter two
+        reason = str(error).rstrip(".")
+        raise ArtefactError(
+            f"This {detector.name} detector is not saved, for it could not be loaded: {reason}."
+        ) from error
+
+
 def load(folder: str | Path) -> Detector:
-    """Return the detector that `save` wrote to `folder`.
+    """Return the detector that `save_detector` wrote to `folder`."""
+    return load_with_facts(folder)[0]
+
+
+def load_with_facts(folder: str | Path) -> tuple[Detector, dict[str, Any]]:
+    """Return the detector in `folder`, and the facts that were saved with it.
+
+    No module is imported because the folder names it: a method that is not registered must be imported before.
 
     Raises:
         ArtefactError: if there is no detector, or it is incomplete, was changed, or is from a newer apood.
-
-    Examples:
-        >>> import tempfile
-        >>> import apood
-        >>> detector = apood.KNN(k=1).fit([[[0.0, 1.0]], [[1.0, 0.0]]])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     detector.save(f"{folder}/knn")
-        ...     print(apood.load(f"{folder}/knn"))
-        KNN(k=1)
     """
     folder = Path(folder)
     for _ in range(_ATTEMPTS):
         before = _identify(folder)
         try:
-            return _read(folder, _read_config(folder))
+            config = _read_config(folder)
+            return _read(folder, config), config.get(_FACTS, {})
         except (ArtefactError, OSError) as error:
             # Another process may replace the folder between two reads. The hashes show it, and a second try helps.
             if _identify(folder) == before and not is_being_replaced(folder):
@@ -131,52 +159,59 @@ def _identify(folder: Path) -> tuple[int, int] | None:
 def _read(folder: Path, config: dict[str, Any]) -> Detector:
     tensors = _read_tensors(folder / _TENSORS, config)
     members = [_read(place, own) for place, own in _read_member_configs(folder, config)]
+    return _restore(config, tensors, members, str(folder))
+
+
+def _restore(config: dict[str, Any], tensors: dict[str, Tensor], members: list[Detector], where: str) -> Detector:
+    """Return the detector of a configuration; `where` is the folder that errors name."""
     try:
         detector = build_detector(config)
         detector.check_parameters()
         learnt = {key: from_json(value) for key, value in config["learnt"].items()} | tensors
     except (ValueError, TypeError, AttributeError) as error:
-        raise ArtefactError(f"{folder / _CONFIG} describes no detector of this apood: {error}") from error
+        raise ArtefactError(f"{where} describes no detector of this apood: {error}") from error
     if members:
         learnt["members_"] = members
-    calibration = _restore_calibration({key: learnt.pop(key) for key in _CALIBRATION if key in learnt}, folder)
+    calibration = _restore_calibration({key: learnt.pop(key) for key in _CALIBRATION if key in learnt}, where)
     learnable = _find_learnable(type(detector))
     if unknown := sorted(learnt.keys() - learnable.keys()):
-        raise ArtefactError(f"{folder} holds {unknown[0]!r}, which {detector.name} does not learn.")
+        raise ArtefactError(
+            f"{where} holds {unknown[0]!r}, which {detector.name} does not learn: its class has no such annotation."
+        )
     if missing := sorted(key for key in learnable.keys() - learnt.keys() if not hasattr(type(detector), key)):
-        raise ArtefactError(f"{folder} is incomplete: it does not hold {missing[0]}.")
+        raise ArtefactError(f"{where} is incomplete: it does not hold {missing[0]}.")
     # D is the dimension of the tokens, or of what is read instead
     sizes = {"members": len(members)} | ({"D": learnt["dim_"]} if "tokens" in detector.requires else {})
     for key, value in learnt.items():
         try:
             setattr(detector, key, _check_learnt(learnable[key], value, sizes))
         except (ValueError, TypeError) as error:
-            raise ArtefactError(f"{folder} holds a {key} that {detector.name} cannot have learnt: {error}.") from error
+            raise ArtefactError(f"{where} holds a {key} that {detector.name} cannot have learnt: {error}.") from error
     if any("tokens" in member.requires and member.dim_ != detector.dim_ for member in members):
-        raise ArtefactError(f"{folder} holds members for tokens of other dimensions than D={detector.dim_}.")
+        raise ArtefactError(f"{where} holds members for tokens of other dimensions than D={detector.dim_}.")
     if calibration is not None:
         detector._calibration = calibration
     detector._remember_parameters()
     return detector
 
 
-def _restore_calibration(stored: dict[str, Any], folder: Path) -> Calibration | None:
+def _restore_calibration(stored: dict[str, Any], where: str) -> Calibration | None:
     """Return the calibration from its stored values, or None if there are none; refuse values that contradict it."""
     if not stored:
         return None
     if missing := [key for key in _CALIBRATION if key not in stored]:
-        raise ArtefactError(f"{folder} is incomplete: it does not hold {missing[0]}.")
+        raise ArtefactError(f"{where} is incomplete: it does not hold {missing[0]}.")
     accept, threshold, scores = (stored[key] for key in _CALIBRATION)
     try:
         if not (isinstance(accept, float) and isinstance(threshold, float) and isinstance(scores, Tensor)):
             raise InputError("accept_ and threshold_ must be numbers, and calibration_scores_ a tensor.")
         calibration = Calibration.from_scores(scores, accept)
     except InputError as error:
-        raise ArtefactError(f"The calibration in {folder} is not valid: {error}") from error
+        raise ArtefactError(f"The calibration in {where} is not valid: {error}") from error
     # older versions stored the k-th smallest score itself
     if not calibration.threshold <= threshold <= calibration.threshold + 2 * score_tolerance(scores):
         raise ArtefactError(
-            f"The calibration in {folder} is not valid: threshold_ is {threshold:.6g}, but its calibration scores and "
+            f"The calibration in {where} is not valid: threshold_ is {threshold:.6g}, but its calibration scores and "
             f"accept rate give {calibration.threshold:.6g}."
         )
     return calibration
@@ -268,7 +303,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ArtefactError(
             f"{folder} was made by a newer apood: it has schema {schema}, this one reads up to {_SCHEMA}."
         )
-    given = {_MEMBERS: []} | fields  # most detectors have no members
+    given = _ABSENT | fields
     if wrong := [key for key, kind in _FIELDS.items() if not isinstance(given.get(key), kind)]:
         raise ArtefactError(f"{path} is not the configuration of a detector: it has no proper {wrong[0]!r}.")
     if _hash_config(fields) != fields[_HASH]:
@@ -319,12 +354,12 @@ def _find_most_bytes(config: dict[str, Any]) -> int:
 def describe_detector(detector: Detector) -> dict[str, Any]:
     """Return the method and the constructor's arguments as JSON."""
     parameters = detector.get_params(deep=False)
-    return {"method": detector.name, "parameters": {key: to_json(value) for key, value in parameters.items()}}
+    return name_class(type(detector)) | {"parameters": {key: to_json(value) for key, value in parameters.items()}}
 
 
 def build_detector(description: dict[str, Any]) -> Detector:
     """Return the detector that `describe_detector` described, perhaps in an older version, not fitted."""
-    kind = detector_class(description["method"])
+    kind = find_saved_class(description["method"], description.get(_CLASS))
     stored = {
         kind.renamed_parameters.get(key, key): from_json(value) for key, value in description["parameters"].items()
     }
@@ -349,7 +384,7 @@ def from_json(value: Any) -> Any:
     match value:
         case {"float": text, **rest} if not rest:
             return float(text)
-        case {"method": str(), "parameters": dict(), **rest} if not rest:
+        case {"method": str(), "parameters": dict(), **rest} if rest.keys() <= {_CLASS}:
             return build_detector(value)
         case list():
             return [from_json(item) for item in value]

@@ -1,17 +1,18 @@
 """The contract of every detector: fit, score, calibrate, decide, save."""
 
 import warnings
-from collections.abc import Callable, Generator, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import closing
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, Self, TypeVar, cast
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -21,19 +22,21 @@ from apood.detectors.contract.data_checks import (
     refuse_incompatible,
     refuse_lacking,
     refuse_nonfinite,
+    refuse_other_than_labels,
     refuse_unfit,
 )
+from apood.detectors.contract.held_out import HeldOutFit, LeftOut
+from apood.detectors.shared.explanation import Explanation, explain_source
 from apood.detectors.shared.sinks import Sinks, find_sinks, leave_out, mark_nonfinite_ends
 from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
-from apood.support.progress import progress_bar
-from apood.tokens.batch import TokenBatch
+from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.digests import sample_digest
 from apood.tokens.documents import find_worst
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
-from apood.tokens.source import TokenSource, as_source, count_trimmed, token_budget, trim_ends
+from apood.tokens.source import TokenSource, as_source, count_trimmed, read_with_progress, trim_ends
 
-__all__ = ["AuxUse", "Detector", "HeldOutFit", "LeftOut", "Scores", "name_renamed"]
+__all__ = ["AuxUse", "Detector", "Scores", "name_renamed"]
 
 Scores = npt.NDArray[np.float64]
 
@@ -45,47 +48,7 @@ P = ParamSpec("P")
 D = TypeVar("D", bound="Detector")
 
 _TOKENS = "tokens"
-_FAR = 4.0  # squared distance per head, and its ratio between held-out and training sequences; both should be about 1
 _FREE = frozenset({"seed", "device"})  # parameters that may be changed after `fit`: no score depends on them then
-_FEW = 64  # sequences that are scored without a progress bar, because it would not appear in time
-
-
-class HeldOutFit(NamedTuple):
-    """The loss and the distances of held-out ID sequences.
-
-    It does not rank settings, but it shows models that failed.
-
-    Attributes:
-        loss: mean over the sequences of the method's loss; AP-OOD's is Σ_j d²_j - Σ_j log |W_j|².
-        distance: mean squared distance per head.
-        training_distance: the same for the sequences that the model was fitted on.
-    """
-
-    loss: float
-    distance: float
-    training_distance: float
-
-    @property
-    def ratio(self) -> float:
-        """Held-out distance divided by training distance: 1 is ideal, whatever the size of the model."""
-        return self.distance / max(self.training_distance, np.finfo(np.float64).tiny)
-
-    @property
-    def disaster(self) -> bool:
-        """Whether the training never converged, or the model memorised its training sequences."""
-        return not (self.ratio < _FAR and self.training_distance < _FAR)
-
-
-class LeftOut(NamedTuple):
-    """What a detector says about training sequences as if it had seen neither them nor their near copies.
-
-    Attributes:
-        scores: their scores, float64; 0 if nothing is known.
-        copied: whether they have near copies.
-    """
-
-    scores: Tensor
-    copied: Tensor
 
 
 class Detector(BaseEstimator):  # type: ignore[misc]
@@ -105,6 +68,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             then searched only after a score that is not finite, instead of reading all values before each batch.
         pools_tokens: whether the method pools tokens, so that sinks are left out: `_fit` and `_score` do not see them.
         has_held_out_fit: whether the method implements `held_out_fit`.
+        explains: whether the method implements `_explain`.
         renamed_parameters: new names of constructor arguments that had another name before. Saved detectors are read
             with either.
         absent_parameters: values of constructor arguments in detectors that were saved before these existed.
@@ -129,6 +93,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     propagates_nonfinite: ClassVar[bool] = False
     pools_tokens: ClassVar[bool] = False
     has_held_out_fit: ClassVar[bool] = False
+    explains: ClassVar[bool] = False
     renamed_parameters: ClassVar[Mapping[str, str]] = MappingProxyType({})
     absent_parameters: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
@@ -157,10 +122,22 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Return the scores `[sequences]` of a batch without empty sequences."""
         raise NotImplementedError
 
+    def _explain(self, tokens: TokenBatch) -> Explanation:
+        """Return what the tokens of a batch without empty sequences contribute to the distances behind the scores.
+
+        The contributions of a sequence sum to its distance, the score at a distance of 0 minus the score.
+        """
+        raise NotImplementedError
+
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         """Raise `InputError` if a finite value is not allowed; `first` is the index of the batch's first sequence."""
 
-    def score_training(self, chosen: Tensor, documents: Tensor | None = None) -> LeftOut | None:  # noqa: ARG002
+    def score_training(
+        self,
+        chosen: Tensor,  # noqa: ARG002
+        documents: Tensor | None = None,  # noqa: ARG002
+        beginnings: TokenSource | None = None,  # noqa: ARG002
+    ) -> LeftOut | None:
         """Return the scores that training sequences would have if the detector had not seen them, or None.
 
         A method that cannot leave a sequence out without another fit does not implement it. Then a fusion holds
@@ -170,6 +147,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             chosen: the indices of the training sequences.
             documents: the number of the document of each training sequence, which is left out as a whole; None if
                 every sequence is a document.
+            beginnings: beginnings of the chosen sequences, which are scored instead of them.
         """
         return None
 
@@ -200,16 +178,19 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
     # Methods that users call.
 
-    def fit(self, tokens: Any, aux: Any = None, *, checkpoint: Checkpoint | None = None) -> Self:
+    def fit(self, X: Any, y: Any = None, *, aux: Any = None, checkpoint: Checkpoint | None = None) -> Self:
         """Learn from in-distribution sequences and, if the method can, from auxiliary outliers.
 
         Args:
-            tokens: a TokenBatch, a TokenStore, a list of arrays `[tokens, D]`, or padded `(array, mask)`.
-            aux: auxiliary outliers in the same forms, from one sequence to more than there are in `tokens`.
+            X: a TokenBatch, a TokenStore, a list of arrays `[tokens, D]`, or padded `(array, mask)`.
+            y: one label per sequence, as scikit-learn passes them. They are ignored: all sequences in `X` are taken
+                for in-distribution, so leave known outliers out.
+            aux: auxiliary outliers in the forms of `X`, from one sequence to more than there are in `X`.
             checkpoint: where a long fit saves its state, so that it can continue after an interruption.
         """
         self.check_parameters()
-        source = as_source(tokens)
+        source = as_source(X)
+        refuse_other_than_labels(y, source)
         outliers = self._check_aux(aux, source)
         for data, role in ((source, "ID"), (outliers, "AUX")):
             if data is not None:
@@ -229,12 +210,12 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         self.dim_ = source.dim  # set last, because it marks a detector as fitted
         return self
 
-    def score_samples(self, tokens: Any) -> Scores:
+    def score_samples(self, X: Any) -> Scores:
         """Return one score per document, higher if more in-distribution; -inf (and a warning) for an empty one.
 
         A document is a sequence, or all windows of a long text. Then its score is that of the worst window.
         """
-        source = as_source(tokens)
+        source = as_source(X)
         scores = self._score_sequences(source)
         return scores[find_worst(scores, source)]
 
@@ -255,7 +236,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         scores, nonempty = np.full(len(source), -np.inf), np.ones(len(source), dtype=np.bool_)
         first, where = 0, "the data to score"
         # closed explicitly, because the traceback of an error would keep the progress bar open
-        with closing(_read_with_progress(source)) as batches, torch.inference_mode():
+        with closing(read_with_progress(source, "score")) as batches, torch.inference_mode():
             for batch in batches:
                 if not self.propagates_nonfinite:
                     refuse_nonfinite(batch, self.requires, first, where)
@@ -273,14 +254,33 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 first += len(batch)
         return scores, nonempty
 
-    def calibrate(self, tokens: Any, accept: float = 0.95) -> Self:
+    def explain(self, X: Any) -> Explanation:
+        """Return what each token contributes to the distance of its sequence, with heads, neighbours or members.
+
+        Windows of a long text are sequences here, each with an explanation of its own.
+        """
+        source = self._check_for_scoring(X)
+        if not self.explains:
+            raise InputError(f"The score of {self.name} is not made of parts that belong to single tokens.")
+
+        def check(batch: TokenBatch, first: int) -> None:
+            refuse_nonfinite(batch, self.requires, first, "the data to explain")
+            self._check_batch(batch, first, "the data to explain")
+
+        return explain_source(source, self._explain, check, first=self.skips_first_, last=self.skips_last_)
+
+    def token_contributions(self, X: Any) -> Ragged:
+        """Return how much each token adds to the distance of its sequence: the contributions of `explain`."""
+        return self.explain(X).contributions
+
+    def calibrate(self, X: Any, accept: float = 0.95) -> Self:
         """Set the threshold from in-distribution sequences that were not used in `fit`.
 
         A new in-distribution document is then accepted with probability at least `accept`, for every distribution, if
         it is exchangeable with the documents given here. Each of them counts once, by its worst window. Empty sequences
         are refused here as in `fit`: the promise is for inputs that can be scored.
         """
-        source = self._check_for_scoring(tokens)
+        source = self._check_for_scoring(X)
         if _TOKENS in self.requires:  # the lengths are known without reading any token
             self._refuse_empty_calibration(source.lengths.numpy() > 0)
         scores, nonempty = self._score_source(source)
@@ -313,6 +313,11 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             )
         return self._calibration
 
+    @calibration.setter
+    def calibration(self, calibration: Calibration) -> None:
+        check_is_fitted(self, "dim_")
+        self._calibration = calibration
+
     @property
     def accept_(self) -> float:
         """Accept rate of the calibration."""
@@ -328,38 +333,44 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Scores of the calibration sequences in ascending order, as a copy."""
         return torch.tensor(self._calibration.scores)
 
-    def was_fitted_on(self, tokens: Any) -> bool:
+    def was_fitted_on(self, X: Any) -> bool:
         """Return whether these are all the sequences that the detector was fitted on, in the same order."""
         check_is_fitted(self, "dim_")
-        return self._digest(as_source(tokens)) == self.fitted_on_
+        return self._digest(as_source(X)) == self.fitted_on_
 
-    def decision_function(self, tokens: Any) -> Scores:
-        """Return score minus threshold; negative means out-of-distribution."""
-        return self.calibration.subtract_threshold(self.score_samples(tokens))
+    def decision_function(self, X: Any) -> Scores:
+        """Return score minus threshold; negative means out-of-distribution.
 
-    def predict(self, tokens: Any) -> npt.NDArray[np.int64]:
+        Before `calibrate` there is no threshold, and the scores themselves are returned. They rank the documents, which
+        is all that `scoring="roc_auc"` of scikit-learn needs, but their sign means nothing, and `predict` refuses.
+        """
+        calibration = vars(self).get("_calibration")
+        scores = self.score_samples(X)
+        return scores if calibration is None else calibration.subtract_threshold(scores)
+
+    def predict(self, X: Any) -> npt.NDArray[np.int64]:
         """Return +1 for in-distribution and -1 for out-of-distribution documents."""
-        return np.where(self.calibration.accepts(self.score_samples(tokens)), 1, -1)
+        return np.where(self.calibration.accepts(self.score_samples(X)), 1, -1)
 
     def decide(self, scores: Scores) -> npt.NDArray[np.int64]:
         """Return the result of `predict` for sequences that are already scored."""
         return np.where(self.calibration.accepts(scores), 1, -1)
 
-    def p_values(self, tokens: Any) -> Scores:
+    def p_values(self, X: Any) -> Scores:
         """Return conformal p-values: an ID sequence gets a p-value <= α with probability at most α."""
-        return self.calibration.p_values(self.score_samples(tokens))
+        return self.calibration.p_values(self.score_samples(X))
 
-    def select_ood(self, tokens: Any, rate: float = 0.05) -> npt.NDArray[np.bool_]:
+    def select_ood(self, X: Any, rate: float = 0.05) -> npt.NDArray[np.bool_]:
         """Return which sequences to call OOD so that, on average, at most a share `rate` of these calls is wrong."""
-        return benjamini_hochberg(self.p_values(tokens), rate)
+        return benjamini_hochberg(self.p_values(X), rate)
 
-    def save(self, folder: str | Path) -> None:
-        """Write the detector to a folder of JSON and safetensors files, which `apood.load` reads."""
+    def save(self, folder: str | Path, *, facts: Mapping[str, Any] | None = None) -> None:
+        """Write the detector, with `facts` about it, to a folder of JSON and safetensors files, for `apood.load`."""
         from apood.detectors.contract.artefact import save_detector  # here, because it imports this module
 
         check_is_fitted(self, "dim_")
         self._compare_parameters()  # without the cache: nothing tells it that a parameter of a member was set
-        save_detector(self, Path(folder))
+        save_detector(self, Path(folder), facts)
 
     # The cache of what scoring derives from learnt attributes.
 
@@ -387,6 +398,11 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if not name.startswith("_"):  # a new calibration changes nothing that is cached
             # after the value is set: a thread that still computes from the old one writes to a cache that nobody reads
             self.__dict__.pop("_cache", None)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.estimator_type = "outlier_detector"
+        return tags
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "_cache"}
@@ -477,18 +493,3 @@ def _describe_parameters(value: Any) -> Any:
         parameters = value.get_params(deep=False).items()
         return {name: _describe_parameters(own) for name, own in parameters if name not in _FREE}
     return [_describe_parameters(own) for own in value] if isinstance(value, list) else value
-
-
-def _read_with_progress(source: TokenSource) -> Generator[TokenBatch]:
-    """Yield all sequences in batches, with a progress bar if there are many."""
-    budget = token_budget(source.dim)
-    if len(source) <= _FEW:
-        if isinstance(source, TokenBatch) and 0 < len(source.values) <= budget:
-            yield source
-        else:
-            yield from source.batches(budget)
-        return
-    with progress_bar(len(source), "score", "seq") as progress:
-        for batch in source.batches(budget):
-            yield batch
-            progress.update(len(batch))

@@ -1,7 +1,8 @@
 """Checks of the data that a detector is given: what is missing, empty, not finite, or of another encoder."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sized
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.documents import count_documents
 from apood.tokens.identity import describe_other, same_encoder
 from apood.tokens.source import TokenSource, token_budget
 
@@ -19,6 +21,7 @@ __all__ = [
     "refuse_incompatible",
     "refuse_lacking",
     "refuse_nonfinite",
+    "refuse_other_than_labels",
     "refuse_unfit",
 ]
 
@@ -29,6 +32,20 @@ _LARGEST = 1e15  # in size: squares of such values can be added up in float32
 def get_required_parts(batch: TokenBatch, requires: frozenset[str]) -> dict[str, Ragged]:
     """Return the tokens and channels of a batch that a method requires, by name."""
     return {name: batch if name == _TOKENS else batch.channels[name] for name in sorted(requires)}
+
+
+def refuse_other_than_labels(y: Any, source: TokenSource) -> None:
+    """Raise `InputError` if `y` is neither None nor one label per document, such as AUX data in its place."""
+    if y is None:
+        return
+    countable = isinstance(y, Sized) and isinstance(y, Iterable) and not isinstance(y, TokenSource)
+    count = count_documents(source)
+    if not countable or len(y) != count or any(np.ndim(label) for label in y):
+        size = f" of length {len(y)}" if isinstance(y, Sized) else ""
+        raise InputError(
+            f"The second argument of fit is y, one label for each of the {count} sequences, which is ignored; got "
+            f"{type(y).__name__}{size}. Auxiliary outliers are given by name: fit(X, aux=outliers)."
+        )
 
 
 def find_nonempty(batch: TokenBatch, requires: frozenset[str]) -> Tensor:

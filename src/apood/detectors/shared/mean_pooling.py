@@ -6,10 +6,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from apood.detectors.shared.explanation import Explanation
 from apood.pooling import Preprocessing, mean_pool
 from apood.support.errors import FitWarning, InputError
 from apood.support.progress import progress_bar
-from apood.tokens.batch import TokenBatch
+from apood.tokens.batch import Ragged, TokenBatch, upload
 from apood.tokens.source import TokenSource, token_budget
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "inverse_root",
     "pool_means",
     "refuse_no_spread",
+    "share_means",
     "shrink",
     "standardize",
     "standardize_by",
@@ -43,6 +45,30 @@ def pool_means(tokens: TokenBatch, normalize: Normalize) -> Tensor:
     """Return the mean-pooled sequences `[N, D]`, float64."""
     means = mean_pool(tokens, Preprocessing(unit=normalize == "tokens"))
     return Preprocessing(unit=normalize == "pooled").apply(means)
+
+
+def share_means(tokens: TokenBatch, normalize: Normalize, directions: Tensor, totals: Tensor) -> Explanation:
+    """Return what each token contributes to a distance that is linear in the pooled vector, given a direction.
+
+    The pooled vector is a sum over tokens, z̄ = Σ_s x_s, and x_s·g, with g the direction, is what token s adds to z̄·g.
+    The rest of the total, such as the part of the prototype, belongs to all tokens alike, so the sum is the total. A
+    squared distance (z̄ - μ)ᵀ A (z̄ - μ) has g = A (z̄ - μ), a distance |z̄ - y| has g = (z̄ - y) / |z̄ - y|.
+
+    Args:
+        tokens: the sequences, none of them empty.
+        normalize: how they are pooled.
+        directions: g per sequence, `[N, D]`, float64.
+        totals: the distance per sequence, `[N]`, float64.
+    """
+    lengths = upload(tokens.lengths, tokens.values.device)
+    owners = torch.arange(len(tokens), device=lengths.device).repeat_interleave(lengths)
+    z = tokens.values if tokens.dtype == torch.float64 else tokens.values.float()
+    along = (Preprocessing(unit=normalize == "tokens").apply(z).double() * directions[owners]).sum(1)
+    along /= lengths[owners]
+    if normalize == "pooled":
+        along /= torch.linalg.vector_norm(mean_pool(tokens), dim=1).clamp_min(torch.finfo(torch.float64).tiny)[owners]
+    sums = torch.zeros_like(totals).index_add_(0, owners, along)
+    return Explanation(Ragged(along + ((totals - sums) / lengths)[owners], tokens.offsets), totals)
 
 
 class Moments(NamedTuple):

@@ -40,12 +40,12 @@ class Features(NamedTuple):
     Attributes:
         values: the features of all sounds, one after the other.
         kept: per sound, the indices of the states that are not padding.
-        cut: the number of sounds that were longer than the model's window.
+        cut: the indices of the sounds that were longer than the model's window.
     """
 
     values: Tensor
     kept: list[Tensor]
-    cut: int
+    cut: frozenset[int]
 
     @property
     def refused(self) -> dict[int, str]:
@@ -136,17 +136,18 @@ class AudioEncoder:
     def prepare(self, sounds: Sequence[Sound]) -> Features:
         """Return the features of the sounds, on the CPU. Another thread may call it."""
         values = torch.empty(len(sounds), *self._model.shape)
-        kept, cut = [], 0
+        kept, cut = [], set()
         for index, sound in enumerate(sounds):
             if not isinstance(sound, Sound):
                 raise InputError(f"An audio encoder takes sounds, got {type(sound).__name__} at index {index}.")
             why = find_sound_problem(sound, f"Sound {index}", rate=self.rate, least_samples=self.least_samples)
             if why is not None:
                 raise InputError(why)
-            cut += self._model.is_cut(len(sound.samples))
+            if self._model.is_cut(len(sound.samples)):
+                cut.add(index)
             values[index] = self._model.compute_features(sound.samples)
             kept.append(self._model.find_kept(len(sound.samples)))
-        return Features(values, kept, cut)
+        return Features(values, kept, frozenset(cut))
 
     def run(self, prepared: Features) -> TokenBatch:
         """Return the states of every sound, in the order given, and the channel `logits` of a classifier."""
@@ -166,7 +167,7 @@ class AudioEncoder:
                     rows.sequence(index).copy_(own[kept[index]])
                 if own_logits is not None:
                     logits[chosen] = own_logits.float().cpu()
-        self.truncated += prepared.cut
+        self.truncated += len(prepared.cut)
         channels = {"logits": Ragged.from_lengths(logits, [1] * len(kept))} if self.classes else {}
         return TokenBatch(rows.values, rows.offsets, channels, self.identity)
 

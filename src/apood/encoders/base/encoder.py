@@ -13,8 +13,8 @@ class Prepared(Protocol):
     """Items that are ready for the model."""
 
     @property
-    def cut(self) -> int:
-        """The number of items that were cut at a limit."""
+    def cut(self) -> frozenset[int]:
+        """The items that were cut at a limit, by their indices among those that are encoded."""
 
     @property
     def refused(self) -> Mapping[int, str]:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Literal
 import torch
 from torch import nn
 
+from apood.encoders.base.known_models import find_hub_id, find_installed, suggest_installed
 from apood.encoders.base.model_files import check_model_files, find_weight_files, read_weight_header
 from apood.support.checks import import_optional
 from apood.support.errors import InputError
@@ -97,7 +98,7 @@ class Pretrained:
 
 
 def find_pretrained(model: str | Path | Pretrained) -> Pretrained:
-    """Return the model in a local folder, or a model from the hub (`owner/name` or `owner/name@revision`).
+    """Return the model in a local folder, of a known short name, or from the hub (`owner/name`, `owner/name@revision`).
 
     A model from the hub is downloaded unless it is in the cache. A `Pretrained` is returned as it is.
     """
@@ -110,8 +111,10 @@ def find_pretrained(model: str | Path | Pretrained) -> Pretrained:
         raise InputError(f"A model must be a folder or a hub id, but {str(model)!r} is a file.")
     elif folder.is_absolute() or str(model).startswith(_PATH_PREFIXES):
         raise InputError(f"There is no folder {str(model)!r}.")
+    elif (installed := find_installed(str(model))) is not None:
+        found = Pretrained(installed, str(model), None)
     else:
-        found = _download(str(model))
+        found = _download(find_hub_id(str(model)))
     if not (found.folder / "config.json").is_file():
         raise InputError(f"The model folder {str(found.folder)!r} has no config.json.")
     if not find_weight_files(found.folder):
@@ -137,7 +140,8 @@ def _download(model: str) -> Pretrained:
     except (OSError, ValueError) as error:
         raise InputError(
             f"There is no local folder {model!r}, and no such model on the Hugging Face hub or in its cache "
-            f"({_get_first_line(error)}). Without a connection, give the path of a local folder."
+            f"({_get_first_line(error)}). Without a connection, give the path of a local folder"
+            f"{suggest_installed(name)}."
         ) from error
     return Pretrained(Path(folder), name, Path(folder).name)
 

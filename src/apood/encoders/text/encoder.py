@@ -55,7 +55,7 @@ class PreparedTexts:
         sources: the token ids of each sequence: a text, or a window of a long one.
         target_texts: the targets of mode `reference`.
         targets: the token ids of the targets.
-        shortened: the indices of the sequences that were cut at a limit.
+        cut: the indices of the sequences that were cut at a limit.
         windows: the number of each sequence among the windows of its text; None if long texts have no windows.
         refused: what is wrong with the items that have no sequence, by their indices.
     """
@@ -64,14 +64,9 @@ class PreparedTexts:
     sources: Ragged
     target_texts: list[str]
     targets: Ragged | None
-    shortened: frozenset[int]
+    cut: frozenset[int]
     windows: Tensor | None = None
     refused: Mapping[int, str] = field(default_factory=dict)
-
-    @property
-    def cut(self) -> int:
-        """The number of items that were cut at a limit."""
-        return len(self.shortened)
 
     def slice(self, start: int, stop: int) -> "PreparedTexts":
         """Return the sequences from `start` to `stop`."""
@@ -81,7 +76,7 @@ class PreparedTexts:
             self.sources.select(some),
             self.target_texts[some],
             None if self.targets is None else self.targets.select(some),
-            frozenset(index - start for index in self.shortened if start <= index < stop),
+            frozenset(index - start for index in self.cut if start <= index < stop),
             None if self.windows is None else self.windows[some],
         )
 
@@ -310,7 +305,7 @@ class TextEncoder:
         """Return the states and channels of prepared texts, in their order."""
         self._refuse_unknown_ids(prepared)
         parts = [self._run_part(part) for part in self._split(prepared)]
-        self.truncated += prepared.cut
+        self.truncated += len(prepared.cut)
         return parts[0] if len(parts) == 1 else TokenBatch.concatenate(parts)
 
     def _refuse_unknown_ids(self, prepared: PreparedTexts) -> None:
@@ -384,6 +379,19 @@ class TextEncoder:
         return batch_by_length(
             torch.where(lengths > 0, lengths + targets + extra, 0), self._budget.tokens, self._max_sequences
         )
+
+    def locate(self, texts: Sequence[str]) -> Ragged:
+        """Return where in the texts the tokens of `encode` are, in mode `input`: one sequence per window.
+
+        A row has the start and the end of a token, which count characters of the text; -1 if it is no part of the text.
+        """
+        if self.mode != "input":
+            raise InputError(f"In mode {self.mode} the tokens of a sequence are no part of the text that is given.")
+        _check_texts(texts)
+        rows = [row for windows in self._tokeniser.locate_documents(texts, self.on_long) for row in windows]
+        places = torch.tensor([place for row in rows for place in row], dtype=torch.int64).view(-1, 2)
+        kept = self._pass.find_kept(self._tokeniser.tokenise_documents(texts, self.on_long).ids)
+        return Ragged(places[kept.values], kept.offsets)
 
     def pieces(self, input_ids: Sequence[int] | Tensor) -> list[str]:
         """Return the text of each token; joined, the pieces make up the text.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from apood.detectors.ap_ood.training import log_norms, squared_distances
-from apood.detectors.contract.base import HeldOutFit
+from apood.detectors.contract.held_out import HeldOutFit
 from apood.evaluation.result import Spread
 from apood.evaluation.study import fit_entry
 from apood.experiments.paper.claims import Claim

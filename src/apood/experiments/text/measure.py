@@ -169,10 +169,9 @@ class Measurer:
 
 def _describe_method(entry: Entry) -> dict[str, Any]:
     kind = entry.kind
-    own = [] if isinstance(entry.method, str) else [f"{kind.__module__}:{kind.__qualname__}"]
     return {
         "label": entry.label,
-        "method": own[0] if own else entry.method,
+        "method": entry.method if isinstance(entry.method, str) else f"{kind.__module__}:{kind.__qualname__}",
         "parameters": dict(entry.parameters),
         "aux": entry.aux,
         "depends_on_view": depends_on_view(entry),

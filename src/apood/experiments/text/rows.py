@@ -8,10 +8,8 @@ before the mean over layers, and the embedding layer is left out. TRUSTED is lik
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import NamedTuple
 
-from apood.detectors.contract.base import Detector
 from apood.detectors.contract.registry import list_methods
 from apood.evaluation.entry import Entry
 from apood.support.checks import suggest_name
@@ -99,30 +97,15 @@ def choose_rows(names: Sequence[str]) -> Rows:
 
 
 def _make_entry(name: str) -> Entry:
-    if ":" in name:
-        kind = _import_class(name)
-        entry = Entry(kind, name=kind.name)
-    elif name in list_methods():
-        entry = Entry(name, name=name)
-    else:
+    if ":" not in name and name not in list_methods():
         known = [*list_methods(), *(entry.label for entry in ALONE)]
         raise InputError(
             f"There is no method {name!r}{suggest_name(name, known)}; there are {', '.join(list_methods())}, and "
-            "module:Class for one that is not registered."
+            "module:Class for one of your own."
         )
+    entry = Entry(name)
     entry.check()
     return entry
-
-
-def _import_class(name: str) -> type[Detector]:
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except Exception as error:  # importing code of others can raise anything
-        raise InputError(f"The method {name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Detector)):
-        raise InputError(f"The method {name!r} is {found!r}, not a subclass of Detector.")
-    return found
 
 
 def list_rows(rows: Rows, channels: Collection[str], aux: int, *, first_view: bool) -> list[Entry]:

@@ -1,0 +1,175 @@
+"""Reading scores that were computed before, perhaps with the verdicts of reviewers: rows, as `apood score` writes them.
+
+The first line decides the format: JSON lines if it is an object, one score per line if it is a number, else a table in
+CSV with a header. Rows are read one by one, so that a pipe can be watched.
+"""
+
+import csv
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from apood.data.record import BadRecord, Record, describe_json_type, make_bad_record
+from apood.support.checks import shorten
+from apood.support.errors import InputError
+from apood.support.files import open_regular, parse_json
+
+__all__ = ["Reviewed", "read_reviewed", "read_scores"]
+
+_SCORE, _VERDICT, _PROBABILITY = "score", "verdict", "probability"
+_VERDICTS = {"id": True, "ood": False}
+_OTHER_ENDINGS = (".parquet", ".gz")
+_LONGEST = 1 << 20  # bytes of a line, which may hold more than a score
+
+Row = Mapping[str, Any]
+
+
+class Reviewed(NamedTuple):
+    """A score with what a reviewer said.
+
+    Attributes:
+        score: the score of the input.
+        is_id: whether the reviewer called the input in-distribution.
+        probability: the probability with which the input was chosen for review.
+    """
+
+    score: float
+    is_id: bool
+    probability: float
+
+
+def read_scores(name: str) -> Iterator[Record | BadRecord]:
+    """Return an iterator over the scores of a file, or of standard input if the name is `-`.
+
+    A score of null, or without a number in a table, is -inf, as `apood score` writes it.
+    """
+    return _read_records(name, _find_score)
+
+
+def read_reviewed(name: str) -> Iterator[Record | BadRecord]:
+    """Return an iterator over scores with verdicts (`Reviewed`). A row without a probability has 1."""
+    return _read_records(name, _find_reviewed)
+
+
+def _read_records(name: str, find: Callable[[Row], Any]) -> Iterator[Record | BadRecord]:
+    """Yield what `find` finds in each row."""
+    parse: Callable[[str], Row] | None = None
+    for number, line in enumerate(_read_lines(name), start=1):
+        place = f"line {number} of {'standard input' if name == '-' else repr(name)}"
+        try:
+            text = _decode(line)
+            if parse is None and text:
+                parse = _choose_parser(text)
+                text = "" if isinstance(parse, _Table) else text  # a header is no row
+            if parse is None or not text:
+                continue
+            record: Record | BadRecord = Record(find(parse(text)), place)
+        except _BadRowError as error:
+            record = make_bad_record(place, str(error))
+        yield record
+
+
+class _BadRowError(Exception):
+    """A row cannot be used; the message says why, as a sentence that begins with its place."""
+
+
+def _read_lines(name: str) -> Iterator[bytes]:
+    path = Path(name)
+    if name != "-" and not path.is_file():
+        what = "is not a regular file" if path.exists() else "does not exist"
+        raise InputError(f"{name!r} {what}: give a file of scores, or - for standard input.")
+    if path.suffix.lower() in _OTHER_ENDINGS:
+        raise InputError(f"The scores in {name!r} cannot be read: give JSON lines, CSV, or one score per line.")
+    source = nullcontext(sys.stdin.buffer) if name == "-" else open_regular(path)
+    with source as file:
+        while line := file.readline(_LONGEST + 1):
+            yield line
+            while len(line) > _LONGEST and not line.endswith(b"\n"):  # the rest of a line that is too long
+                line = file.readline(_LONGEST + 1) or b"\n"
+
+
+def _decode(line: bytes) -> str:
+    if len(line) > _LONGEST:
+        raise _BadRowError(f"is longer than {_LONGEST >> 20} MiB")
+    try:
+        return line.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise _BadRowError(f"is not UTF-8: byte {error.start + 1} of the line cannot be decoded") from error
+
+
+def _choose_parser(first: str) -> Callable[[str], Row]:
+    if first.startswith("{"):
+        return _parse_json
+    return _Table(first) if _as_number(first) is None else _parse_plain
+
+
+def _parse_json(text: str) -> Row:
+    try:
+        row = parse_json(text)
+    except ValueError as error:
+        raise _BadRowError(f"is not valid JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise _BadRowError(f"must be a JSON object, got {describe_json_type(row)}")
+    return row
+
+
+def _parse_plain(text: str) -> Row:
+    return {_SCORE: text}
+
+
+class _Table:
+    """Parses the rows of a table in CSV with this header."""
+
+    def __init__(self, header: str) -> None:
+        self._columns = self._split(header)
+
+    def __call__(self, text: str) -> Row:
+        cells = self._split(text)
+        if len(cells) != len(self._columns):
+            raise _BadRowError(f"has {len(cells)} cells, but the header has {len(self._columns)}")
+        return {name: cell or None for name, cell in zip(self._columns, cells, strict=True)}
+
+    def _split(self, text: str) -> list[str]:
+        try:
+            return next(csv.reader([text], strict=True))
+        except csv.Error as error:
+            raise _BadRowError(f"is not valid CSV ({error})") from error
+
+
+def _find_score(row: Row) -> float:
+    if _SCORE not in row:
+        raise _BadRowError(f"has no field {_SCORE!r}: there are {', '.join(map(repr, row)) or 'none'}")
+    if row[_SCORE] is None:
+        return -math.inf
+    if (score := _as_number(row[_SCORE])) is None:
+        raise _BadRowError(f"must have a number as its {_SCORE}, got {_show(row[_SCORE])}")
+    return score
+
+
+def _find_reviewed(row: Row) -> Reviewed:
+    score, verdict = _find_score(row), row.get(_VERDICT)
+    if not isinstance(verdict, str) or verdict.lower() not in _VERDICTS:
+        raise _BadRowError(f"must have ID or OOD as its {_VERDICT}, got {_show(verdict)}")
+    probability = _as_number(row.get(_PROBABILITY, 1.0))
+    if probability is None or not 0 < probability <= 1:
+        given = _show(row[_PROBABILITY])
+        raise _BadRowError(f"must have a number above 0 and at most 1 as its {_PROBABILITY}, got {given}")
+    return Reviewed(score, _VERDICTS[verdict.lower()], probability)
+
+
+def _as_number(value: Any) -> float | None:
+    """Return a number, which tables hold as a text; None if it is none, or NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return None if math.isnan(number) else number
+
+
+def _show(value: Any) -> str:
+    return shorten(value) if isinstance(value, str | int | float) else describe_json_type(value)

@@ -1,0 +1,1 @@
+"""An encoder and a detector as one thing: from texts to decisions."""

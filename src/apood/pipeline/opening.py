@@ -1,0 +1,60 @@
+"""Open the encoder that a detector was fitted with."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from apood.data.record import Pair
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.data_checks import refuse_lacking
+from apood.encoders.embed import reopen_encoder
+from apood.encoders.text.encoder import TextEncoder
+from apood.support.errors import InputError
+from apood.tokens.identity import describe_encoder, same_encoder
+
+if TYPE_CHECKING:
+    from apood.encoders.audio.encoder import AudioEncoder
+
+__all__ = ["open_encoder_of", "open_text_encoder_of"]
+
+
+def open_encoder_of(
+    detector: Detector, model: str | Path | None = None, *, role: str = "detector"
+) -> "TextEncoder | AudioEncoder":
+    """Return the encoder that the detector was fitted with; `model` is its folder if that has moved.
+
+    `role` is what the detector is called in messages.
+    """
+    if detector.encoder_ is None:
+        raise InputError(
+            f"The {role} does not know which encoder made its tokens, so it cannot score texts: embed the texts with "
+            "that encoder, and give a token store."
+        )
+    return reopen_encoder(detector.encoder_, model, channels=detector.requires)
+
+
+def open_text_encoder_of(
+    detector: Detector,
+    given: TextEncoder | None = None,
+    *,
+    model: str | Path | None = None,
+    role: str = "detector",
+) -> TextEncoder:
+    """Return the encoder of texts that the detector was fitted with, after a check that it gives what is needed.
+
+    Args:
+        detector: the detector.
+        given: an encoder that is open already; None to open it.
+        model: the folder of the encoder's model if that has moved.
+        role: what the detector is called in messages.
+    """
+    encoder = open_encoder_of(detector, model, role=role) if given is None else given
+    if not isinstance(encoder, TextEncoder):
+        raise InputError(f"The {role} was fitted on sounds, and takes no texts.")
+    if not same_encoder(detector.encoder_, encoder.identity):
+        raise InputError(
+            f"The encoder gives tokens from {describe_encoder(encoder.identity)}, but the {role} was fitted on tokens "
+            f"from {describe_encoder(detector.encoder_)}."
+        )
+    probe = encoder.encode([Pair("a", "a")] if encoder.mode == "reference" else ["a"])
+    refuse_lacking(probe, detector.name, detector.requires, f"{role}'s tokens")
+    return encoder

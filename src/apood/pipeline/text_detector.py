@@ -1,0 +1,221 @@
+"""`TextDetector`: from texts to decisions, an encoder and a detector as one thing."""
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator
+
+from apood.data.record import Record
+from apood.decisions.conformal import check_level, conformal_threshold
+from apood.detectors.contract.base import Detector, Scores
+from apood.detectors.fusion import default_detector
+from apood.encoders.embed import embed_to_store
+from apood.encoders.text.encoder import TextEncoder
+from apood.explain.explaining import explain_texts
+from apood.explain.text_explanation import TextExplanation
+from apood.pipeline.checks import refuse_same_data, warn_of_misuse
+from apood.pipeline.facts import Facts
+from apood.pipeline.judging import Judgement, judge_records
+from apood.pipeline.opening import open_text_encoder_of
+from apood.pipeline.texts import list_texts
+from apood.support.checks import check_integer, check_number
+from apood.support.errors import ArtefactError, InputError
+from apood.tokens.documents import count_documents
+from apood.tokens.identity import FOLDER
+from apood.tokens.source import TokenSource, split
+from apood.tokens.store import TokenStore
+
+__all__ = ["TextDetector"]
+
+
+class TextDetector(BaseEstimator):  # type: ignore[misc]
+    """A detector of texts: it encodes texts, learns from them, sets its threshold, and decides about new ones.
+
+    `fit` holds out a random part of the texts. The detector learns from the rest, and the held-out texts set the
+    threshold: a new in-distribution text is accepted with probability at least `accept`. Methods have the names of
+    `Detector`, and take texts: a list, a tuple, a generator, or a column of numpy, pandas or polars. A single string is
+    refused, so that results always are arrays.
+
+    Args:
+        model: the model of the encoder: a folder, a hub id, or `minilm`, which the extra `demo` installs. For other
+            settings than the defaults, a `TextEncoder`, of mode `input` or `output`.
+        detector: the detector, which `fit` fits; by default a new `default_detector()`.
+        accept: the accept rate, the share of new in-distribution texts to accept.
+        hold_out: the share of the texts that are held out to set the threshold.
+        seed: the seed that decides which texts are held out.
+
+    Attributes:
+        encoder: the encoder, which is opened on first use.
+        detector: the detector.
+        facts: what is known about the texts of `fit`: `facts.training` about those that the detector learnt from, and
+            `facts.calibration` about those that set the threshold; both are None before `fit`.
+
+    Examples:
+        The folder holds a model, and the texts are in-distribution.
+
+        >>> from apood import KNN, TextDetector
+        >>> detector = TextDetector(folder, KNN(k=1)).fit(texts)
+        >>> detector.predict([texts[0], ""])
+        array([ 1, -1])
+        >>> detector.facts.training.documents, detector.facts.calibration.documents
+        (240, 60)
+    """
+
+    def __init__(
+        self,
+        model: str | Path | TextEncoder = "minilm",
+        detector: Detector | None = None,
+        *,
+        accept: float = 0.95,
+        hold_out: float = 0.2,
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.detector = default_detector() if detector is None else detector
+        self.accept = accept
+        self.hold_out = hold_out
+        self.seed = seed
+        self.facts = Facts()
+        self._encoder: TextEncoder | None = None
+        self._moved: str | Path | None = None
+
+    @property
+    def encoder(self) -> TextEncoder:
+        """The encoder, opened on first use. That of a loaded detector must be the one that it was fitted with."""
+        if self._encoder is None:
+            if isinstance(self.model, TextEncoder):
+                encoder = self.model
+            elif self.facts.training is not None:
+                encoder = open_text_encoder_of(self.detector, model=self._moved)
+            else:
+                reads = self.detector.requires | self.detector.welcomes
+                logprobs = None if "token_logprobs" in reads else False
+                encoder = TextEncoder(self.model, logprobs=logprobs, summary="summary" in reads)
+            if encoder.mode == "reference":
+                raise InputError("A TextDetector takes texts, and an encoder of mode reference takes pairs of texts.")
+            self._encoder = encoder
+        return self._encoder
+
+    def fit(self, texts: Iterable[str], *, aux: Iterable[str] | None = None) -> Self:
+        """Learn from in-distribution texts, hold out a part of them, and set the threshold with it.
+
+        Tokens are kept in a temporary folder meanwhile (of `tempfile`, which reads TMPDIR).
+
+        Args:
+            texts: in-distribution texts, none of them empty.
+            aux: auxiliary outliers, for detectors that learn from them.
+        """
+        known = list_texts(texts, allow_empty=False)
+        outliers = None if aux is None else list_texts(aux, allow_empty=False, what="The texts of aux")
+        self.check(len(known))
+        if self.facts.training is not None:  # an encoder that was opened to score may lack channels that a fit reads
+            self.facts, self._encoder = Facts(), None
+        with tempfile.TemporaryDirectory(prefix="apood-") as folder:
+            return self.fit_tokens(
+                self._embed(known, Path(folder, "id")),
+                None if outliers is None else self._embed(outliers, Path(folder, "aux")),
+            )
+
+    def fit_tokens(self, tokens: TokenSource, aux: TokenSource | None = None, **options: Any) -> Self:
+        """Do what `fit` does, with texts that are embedded already, by an encoder with the settings of `encoder`.
+
+        Args:
+            tokens: the tokens of in-distribution texts.
+            aux: the tokens of auxiliary outliers.
+            **options: further arguments of `Detector.fit`.
+        """
+        self.check(count_documents(tokens))
+        rest, held_out = split(tokens, self.hold_out, self.seed)
+        if aux is not None:
+            refuse_same_data({"ID": tokens, "AUX": aux})
+        self.detector.fit(rest, aux=aux, **options).calibrate(held_out, self.accept)
+        self.facts = Facts.of_fit(rest).after_calibration(held_out, self.accept)
+        warn_of_misuse(held_out, self.facts, "held-out")
+        return self
+
+    def calibrate(self, texts: Iterable[str], accept: float | None = None) -> Self:
+        """Set the threshold with other in-distribution texts, which `fit` has not seen, or for another accept rate."""
+        known = list_texts(texts, allow_empty=False)
+        accept = self.accept if accept is None else accept
+        conformal_threshold(np.zeros(len(known)), accept)  # fails early if the share is invalid or the texts too few
+        with tempfile.TemporaryDirectory(prefix="apood-") as folder:
+            tokens = self._embed(known, Path(folder, "id"))
+            self.detector.calibrate(tokens, accept)
+            self.accept, self.facts = accept, self.facts.after_calibration(tokens, accept)
+            warn_of_misuse(tokens, self.facts, "calibration")
+        return self
+
+    def check(self, count: int) -> None:
+        """Raise InputError if a parameter is not allowed, or if `count` texts are too few for the accept rate."""
+        check_number("hold_out", self.hold_out, above=0, below=1)
+        check_integer("seed", self.seed, 0)
+        needed = int(1 / (1 - check_level(self.accept, "accept"))) - 1
+        if (held_out := round(self.hold_out * count)) < needed:
+            raise InputError(
+                f"{held_out} of {count} texts would be held out, and an accept rate of {self.accept:g} needs {needed}: "
+                f"give at least {int(np.ceil(needed / self.hold_out))} texts, hold out a larger share, or accept less."
+            )
+        self.detector.check_parameters()
+
+    def _embed(self, texts: list[str], folder: Path) -> TokenStore:
+        encoder = self.encoder
+        embed_to_store(
+            (Record(text, f"text {index}") for index, text in enumerate(texts)), encoder, folder, total=len(texts)
+        )
+        return TokenStore(folder)
+
+    def judge(self, texts: Iterable[str]) -> list[Judgement]:
+        """Return one row per text: score, p-value, decision, what was looked at, and a note about odd texts.
+
+        The score of an empty text is -inf, and so is that of a text of too many windows.
+        """
+        known = list_texts(texts, allow_empty=True)
+        records = (Record(text, f"text {index}") for index, text in enumerate(known))
+        judged = judge_records(records, self.encoder, self.detector, seen=self.facts.training, total=len(known))
+        return [judgement for _, judgement in judged]
+
+    def score_samples(self, texts: Iterable[str]) -> Scores:
+        """Return one score per text, higher if more in-distribution; -inf (and a warning) for an empty one."""
+        return np.array([row.score for row in self.judge(texts)])
+
+    def decision_function(self, texts: Iterable[str]) -> Scores:
+        """Return score minus threshold; negative means out-of-distribution."""
+        return self.detector.calibration.subtract_threshold(self.score_samples(texts))
+
+    def predict(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
+        """Return +1 for in-distribution and -1 for out-of-distribution texts."""
+        return self.detector.decide(self.score_samples(texts))
+
+    def p_values(self, texts: Iterable[str]) -> Scores:
+        """Return conformal p-values: an ID text gets a p-value <= α with probability at most α."""
+        return self.detector.calibration.p_values(self.score_samples(texts))
+
+    def explain(self, texts: Iterable[str]) -> list[TextExplanation]:
+        """Return why each text has its score: words, sentences and heads, what each member says, the nearest texts.
+
+        In a notebook an explanation shows the text with its suspicious words marked. `print` does so on a terminal.
+        """
+        known = list_texts(texts, allow_empty=True)
+        return explain_texts(self.detector, self.encoder, known)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the detector to a folder, which `apood.load` reads. The model itself is not part of it."""
+        if self.facts.training is None:
+            raise InputError("This TextDetector is not fitted yet: call fit with in-distribution texts first.")
+        settings = {"accept": self.accept, "hold_out": self.hold_out, "seed": self.seed}
+        self.detector.save(folder, facts=replace(self.facts, texts=settings).to_json())
+
+    @classmethod
+    def restore(cls, detector: Detector, facts: Facts, folder: Path, model: str | Path | None) -> Self:
+        """Return the detector of texts that was saved to `folder` with these facts."""
+        identity, settings = detector.encoder_ or {}, facts.texts or {}
+        if facts.training is None or "model" not in identity or not {"accept", "hold_out", "seed"} == settings.keys():
+            raise ArtefactError(f"{folder} is not a saved detector of texts: some facts about it are missing.")
+        found = cls(str(identity.get(FOLDER) or identity["model"]), detector, **settings)
+        found.facts, found._moved = facts, model
+        return found
