@@ -32,7 +32,7 @@ ATTACKS = {
     "files": Attack(break_files, 80, 1_000),
     "saves": Attack(break_saves, 150, 20_000),
     "limits": Attack(break_limits, 10, 400),
-    "kills": Attack(break_commands, 6, 200),
+    "kills": Attack(break_commands, 8, 200),
 }
 
 
