@@ -50,7 +50,7 @@ RUN = [page for page in PAGES if page.name != "CHANGELOG.md"]
 LANGUAGES = {"python", "output", "console", "toml", "text", "json", "bibtex", "diff"}
 LARGEST_IMAGE = 150_000
 README_LINES = 120
-SLOW = ("demo", "bench")
+SLOW = ("demo", "bench", "serve", "proxy")  # or without an end
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 VOCABULARY = 2**14
@@ -152,6 +152,7 @@ def working_directory(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Change to a new folder, with a model and texts if the page needs them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if page in (README, TOUR, EXPLAIN):  # they show what the model itself says
         from apood.experiments.demo_sources import find_minilm
 

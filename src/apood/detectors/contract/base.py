@@ -364,13 +364,13 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Return which sequences to call OOD so that, on average, at most a share `rate` of these calls is wrong."""
         return benjamini_hochberg(self.p_values(X), rate)
 
-    def save(self, folder: str | Path) -> None:
-        """Write the detector to a folder of JSON and safetensors files, which `apood.load` reads."""
+    def save(self, folder: str | Path, *, facts: Mapping[str, Any] | None = None) -> None:
+        """Write the detector, with `facts` about it, to a folder of JSON and safetensors files, for `apood.load`."""
         from apood.detectors.contract.artefact import save_detector  # here, because it imports this module
 
         check_is_fitted(self, "dim_")
         self._compare_parameters()  # without the cache: nothing tells it that a parameter of a member was set
-        save_detector(self, Path(folder))
+        save_detector(self, Path(folder), facts)
 
     # The cache of what scoring derives from learnt attributes.
 
