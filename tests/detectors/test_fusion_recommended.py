@@ -1,6 +1,7 @@
 """The recommended fusion: its members with and without a summary and AUX sequences, and corpora that are not clean."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,11 @@ def test_a_token_that_is_too_long_is_found():
     assert auroc(detector, make_bags(100, 1), make_bags(100, 2, odd=-3.0)) > 0.9
     unit = Fusion([APOOD(steps=10), *NEIGHBOURS]).fit(make_bags(200, 0))
     assert auroc(unit, make_bags(100, 1), make_bags(100, 2, odd=-3.0)) < 0.6, "directions alone do not show it"
+
+
+def test_of_texts_directions_are_compared():
+    bags = replace(make_bags(100, 0), encoder={"model": "small", "mode": "input"})
+    assert Fusion().fit(bags).members_[0].normalize is None
 
 
 def test_lengths_that_would_hide_directions_are_not_looked_at():

@@ -122,8 +122,9 @@ class Fusion(Detector):
     Args:
         members: detectors, copies of which are fitted; None for the recommended ones: AP-OOD, the mean distance to
             three neighbours in the Mahalanobis and in the Euclidean metric, the latter also of the channel `summary` if
-            the data have it, and binary logits if there are AUX sequences. AP-OOD also sees the lengths of tokens,
-            unless their variance is more than five times the mean variance along a coordinate.
+            the data have it, and binary logits if there are AUX sequences. If no encoder of apood made the tokens,
+            AP-OOD also sees their lengths, unless the variance of these is more than five times the mean variance along
+            a coordinate.
         seed: seed of the split, and of the recommended members.
         device: device of the recommended members: "auto" (a GPU if there is one), "cpu", "cuda", ...
         beginnings: whether a_k(S) is also learnt from beginnings of the ID sequences held out. Without them, a sequence
@@ -259,7 +260,8 @@ class Fusion(Detector):
             return [clone(member) for member in self.members]
         # the summary of a text says nothing about its beginnings
         summary, supervised = _SUMMARY in source.channels and not self.beginnings, aux is not None
-        lengths = not lengths_outweigh(source)
+        # Directions are known to be enough for texts and sounds; about other vectors nothing is known.
+        lengths = source.encoder is None and not lengths_outweigh(source)
         return _recommend_members(self.seed, self.device, lengths=lengths, summary=summary, supervised=supervised)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
