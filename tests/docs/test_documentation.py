@@ -45,12 +45,12 @@ from apood.detectors.contract.registry import METHODS, detector_class
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "apood"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-README, TOUR = ROOT / "README.md", ROOT / "docs" / "getting-started.md"
+README, TOUR, EXPLAIN = ROOT / "README.md", ROOT / "docs" / "getting-started.md", ROOT / "docs" / "explain.md"
 RUN = [page for page in PAGES if page.name != "CHANGELOG.md"]
 LANGUAGES = {"python", "output", "console", "toml", "text", "json", "bibtex", "diff"}
 LARGEST_IMAGE = 150_000
 README_LINES = 120
-SLOW = ("demo", "bench")
+SLOW = ("demo", "bench", "serve", "proxy")  # or without an end
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 VOCABULARY = 2**14
@@ -152,7 +152,8 @@ def working_directory(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Change to a new folder, with a model and texts if the page needs them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    if page in (README, TOUR):  # they show what the model itself says
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if page in (README, TOUR, EXPLAIN):  # they show what the model itself says
         from apood.experiments.demo_sources import find_minilm
 
         (tmp_path / MODEL).parent.mkdir()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PlainGroup",
     "advise_on_interrupt",
+    "check_file",
     "check_rows_file",
     "echo",
     "print_facts",
@@ -120,12 +121,17 @@ def check_rows_file(path: Path, *, force: bool) -> None:
     """Raise an error if `write_rows` cannot write `path`, or would replace a file without `force`."""
     if path.suffix.lower() not in _FORMATS:
         raise InputError(f"The ending of {path} is not a known format: use {', '.join(_FORMATS)}.")
+    if path.suffix.lower() == ".parquet":
+        _import_pyarrow(path)
+    check_file(path, force=force)
+
+
+def check_file(path: Path, *, force: bool) -> None:
+    """Raise an error if nothing can be written to `path`, or if it is there already and `force` is not given."""
     if path.is_dir():
         raise InputError(f"{path} is a folder: give the name of a file.")
     if path.exists() and not force:
         raise InputError(f"The file {path} exists already: choose another name, or replace it with --force.")
-    if path.suffix.lower() == ".parquet":
-        _import_pyarrow(path)
     refuse_unwritable(path)
 
 

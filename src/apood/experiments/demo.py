@@ -26,6 +26,7 @@ from apood.evaluation.split import Split
 from apood.evaluation.study import fit_entry, run_study
 from apood.experiments.demo_sources import find_minilm
 from apood.experiments.demo_texts import DemoTexts, make_demo_texts
+from apood.explain.explaining import explain_texts
 from apood.explain.terminal import marked_text
 from apood.report.grid import make_grid
 from apood.report.plots import plot_score_distributions
@@ -80,7 +81,7 @@ def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list
     )
     console.print("[bold]4.[/] The words that made texts with one foreign sentence (repeated below each) suspicious.")
     of_default = results[0].runs[0]
-    _show_spliced(default, texts, split, encoder, of_default.ood_scores, console)
+    _show_spliced(default, texts, encoder, of_default.ood_scores, console)
     default.save(out / "detector")
     write_json(out / "results.json", rows)
     plot_score_distributions(
@@ -105,18 +106,15 @@ def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list
 def _show_spliced(
     detector: Fusion,
     texts: DemoTexts,
-    split: Split,
     encoder: TextEncoder,
     scores: Mapping[str, Scores],
     console: Console,
 ) -> None:
     """Print some refused texts with a foreign sentence, with the words marked that made them suspicious."""
     for name, index in _pick_refused({name: scores[name] for name in texts.spliced}, detector.threshold_):
-        batch = split.ood[name].select([index])
-        pieces = encoder.pieces(batch.channels["input_ids"].sequence(0))
-        contributions = detector.token_contributions(batch).sequence(0).tolist()
-        console.print(Padding(marked_text(pieces, contributions), (1, 0, 0, 3)))
         foreign = texts.spliced[name][index]
+        explanation = explain_texts(detector, encoder, [foreign.text])[0]
+        console.print(Padding(marked_text(explanation.text, explanation.words), (1, 0, 0, 3)))
         console.print(f"   [dim]foreign ({name}): {escape(foreign.text[foreign.start : foreign.end])}[/]")
     console.print()
 

@@ -369,6 +369,19 @@ class TextEncoder:
             torch.where(lengths > 0, lengths + targets + extra, 0), self._budget.tokens, self._max_sequences
         )
 
+    def locate(self, texts: Sequence[str]) -> Ragged:
+        """Return where in the texts the tokens of `encode` are, in mode `input`: one sequence per window.
+
+        A row has the start and the end of a token, which count characters of the text; -1 if it is no part of the text.
+        """
+        if self.mode != "input":
+            raise InputError(f"In mode {self.mode} the tokens of a sequence are no part of the text that is given.")
+        _check_texts(texts)
+        rows = [row for windows in self._tokeniser.locate_documents(texts, self.on_long) for row in windows]
+        places = torch.tensor([place for row in rows for place in row], dtype=torch.int64).view(-1, 2)
+        kept = self._pass.find_kept(self._tokeniser.tokenise_documents(texts, self.on_long).ids)
+        return Ragged(places[kept.values], kept.offsets)
+
     def pieces(self, input_ids: Sequence[int] | Tensor) -> list[str]:
         """Return the text of each token; joined, the pieces make up the text.
 

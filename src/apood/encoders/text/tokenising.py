@@ -101,6 +101,36 @@ class Tokeniser:
         ids = _make_ragged([row for windows in documents for row in windows])
         return Documents(ids, torch.tensor([len(windows) for windows in documents], dtype=torch.int64), [], refused)
 
+    def locate_documents(self, texts: Sequence[str], on_long: OnLong) -> list[list[list[tuple[int, int]]]]:
+        """Return where the tokens of `tokenise_documents` are: per text and window, a start and an end per token.
+
+        Both count characters of the text. They are -1 for special tokens and tokens of the template. Refused texts have
+        no windows.
+        """
+        if self._rust is None:
+            raise InputError("A tokenizer that is written in Python does not say where in a text its tokens are.")
+        whole = self._fill_template(texts)
+        with self._lock:
+            encodings = self._rust.encode_batch(whole)
+        located = []
+        for text, encoding, tail in zip(texts, encodings, self._count_kept(whole), strict=True):
+            row, head = self._map_offsets(text, encoding.offsets), self._count_head(encoding.ids)
+            if len(row) <= self._limit:
+                located.append([row])
+            elif on_long == "beginning":
+                located.append([row[: self._limit - tail] + row[len(row) - tail :]])
+            elif find_long_problem(len(row), head + tail, self._limit, on_long) is None:
+                located.append(cut_windows(row, head, tail, self._limit))
+            else:
+                located.append([])
+        return located
+
+    def _map_offsets(self, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return offsets into the text from those into the filled template, -1 for what is not part of the text."""
+        places, before = _map_surrogates(text), len(self._before)
+        clipped = ([min(max(place - before, 0), len(places) - 1) for place in both] for both in offsets)
+        return [(places[start], places[end]) if end > start else (-1, -1) for start, end in clipped]
+
     def tokenise_sources(self, texts: Sequence[str]) -> Tokenised:
         """Return the ids of texts in the template, with the special tokens that the tokenizer adds.
 
@@ -239,6 +269,20 @@ def _replace_surrogates(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def _map_surrogates(text: str) -> Sequence[int]:
+    """Return the place in `text` of each character of `_replace_surrogates(text)`, and the length of `text`.
+
+    Two surrogates that make up one character become that character.
+    """
+    if len(_replace_surrogates(text)) == len(text):
+        return range(len(text) + 1)
+    return [
+        place
+        for place, character in enumerate(text)
+        if not ("\udc00" <= character <= "\udfff" and "\ud800" <= text[place - 1 : place] <= "\udbff")
+    ] + [len(text)]
 
 
 _CPU_BYTES = 1 << 30

@@ -1,13 +1,15 @@
 """Long texts: what becomes of a text with more tokens than the encoder takes."""
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from apood.tokens.batch import Ragged
 
 __all__ = ["MOST_WINDOWS", "Documents", "OnLong", "cut_windows", "find_long_problem"]
+
+T = TypeVar("T")
 
 OnLong = Literal["windows", "refuse", "beginning"]
 """How to treat a long text: as overlapping windows, as an input that cannot be used, or as its beginning alone."""
@@ -34,11 +36,12 @@ class Documents(NamedTuple):
     refused: dict[int, str]
 
 
-def cut_windows(row: list[int], head: int, tail: int, limit: int) -> list[list[int]]:
+def cut_windows(row: list[T], head: int, tail: int, limit: int) -> list[list[T]]:
     """Return the ids of a long text in windows of equal length, at most `limit` ids, which cover the text evenly.
 
-    The first `head` ids and the last `tail` ids, special tokens and the template, are in every window. There are as few
-    windows as possible. Full ones could only end with the text by repeating nearly all of the window before it.
+    A row may also hold another property of the tokens than their ids. The first `head` ids and the last `tail` ids,
+    special tokens and the template, are in every window. There are as few windows as possible. Full ones could only end
+    with the text by repeating nearly all of the window before it.
     """
     room, stop = limit - head - tail, len(row) - tail
     count = _count_windows(stop - head, room)

@@ -1,0 +1,117 @@
+"""`apood explain`."""
+
+import json
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from apood.cli.arguments import read_text_records
+from apood.cli.output import check_file, echo, print_table
+from apood.support.checks import format_count
+from apood.support.errors import InputError
+from apood.support.files import atomic_file
+
+if TYPE_CHECKING:
+    from apood.explain.text_explanation import TextExplanation
+
+__all__ = ["explain"]
+
+_MOST = 100  # texts that are explained at once; nobody reads more
+
+
+class _Format(StrEnum):
+    TERMINAL = "terminal"
+    JSON = "json"
+    HTML = "html"
+
+
+def explain(
+    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a detector of texts.")],
+    text_or_file: Annotated[
+        str, typer.Argument(metavar="TEXT_OR_FILE", help="A text, or a file of texts as for `apood embed`.")
+    ],
+    output_format: Annotated[
+        _Format, typer.Option("--format", help="Marked text, JSON lines, or an HTML page.")
+    ] = _Format.TERMINAL,
+    out: Annotated[str, typer.Option(metavar="FILE", help="File to write; - is standard output.")] = "-",
+    field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field or column of the text, called text by default.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder of the encoder, if it has moved.", show_default="where it was found"
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Show why texts have their scores: which words and sentences are suspicious, and which member says so.
+
+    An argument that is the name of a file is read as a file; anything else is the text itself. A long text is explained
+    by its worst window, which decides. The marks show the contributions of tokens to the distance of AP-OOD; the
+    command says which part of all that speaks against the text they explain. Neighbours are named by their number among
+    the sequences that the detector learnt from.
+    """
+    from rich.padding import Padding
+
+    from apood.detectors.contract.artefact import load_with_facts
+    from apood.explain.explaining import explain_texts
+    from apood.pipeline.opening import open_text_encoder_of
+
+    file = None if out == "-" else Path(out)
+    if file is not None:
+        check_file(file, force=force)
+    texts = _read_texts(text_or_file, field)
+    detector, _ = load_with_facts(detector_folder)
+    explanations = explain_texts(detector, open_text_encoder_of(detector, model=model), texts[:_MOST])
+    if file is not None:
+        with atomic_file(file) as place:
+            place.write_text(_format(explanations, output_format), encoding="utf-8")
+        echo(f"Explained {format_count(len(explanations), 'text')}; written to {file}.")
+    elif output_format is _Format.TERMINAL:
+        for number, explanation in enumerate(explanations):
+            print_table(Padding(explanation, (bool(number), 0, 0, 0)))
+    else:
+        echo(_format(explanations, output_format).rstrip("\n"))
+    if len(texts) > _MOST:
+        echo(f"Only the first {_MOST} texts were explained: choose those that you want to read.", err=True)
+
+
+def _read_texts(text_or_file: str, field: str | None) -> list[str]:
+    """Return the texts of a file, one more than are explained at most, or the text itself."""
+    if not _is_file(text_or_file):
+        if field is not None:
+            raise InputError(f"There is no file {text_or_file!r}, and a text has no fields: leave out --field.")
+        return [text_or_file]
+    from apood.data.record import BadRecord, BadRecordError
+
+    records = read_text_records(
+        [text_or_file], field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=False
+    )
+    texts = []
+    for record in islice(records, _MOST + 1):
+        if isinstance(record, BadRecord):
+            raise BadRecordError(record.reason)
+        texts.append(record.item)
+    return texts
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return name == "-" or Path(name).is_file()
+    except (OSError, ValueError):  # a text may be longer than any name, or contain a null character
+        return False
+
+
+def _format(explanations: "list[TextExplanation]", output_format: _Format) -> str:
+    """Return the content of a file."""
+    if output_format is _Format.HTML:
+        from apood.explain.html import render_page
+
+        return render_page(explanations)
+    if output_format is _Format.JSON:
+        return "".join(json.dumps(explanation.to_json()) + "\n" for explanation in explanations)
+    return "\n\n".join(map(str, explanations)) + "\n"

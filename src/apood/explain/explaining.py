@@ -1,0 +1,165 @@
+"""From a fitted detector and its encoder to explanations of texts."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from apood.detectors.contract.base import Detector
+from apood.detectors.shared.explanation import Explanation
+from apood.encoders.text.encoder import TextEncoder
+from apood.explain.spans import Span, find_sentences, find_words, sum_tokens
+from apood.explain.text_explanation import HeadPart, MemberPart, TextExplanation
+from apood.support.errors import InputError, NotCalibratedError
+from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.documents import find_documents, number_documents
+
+__all__ = ["Marks", "choose_marks", "explain_texts"]
+
+_HEADS, _HEAD_WORDS = 3, 3  # heads that are named, and words of each
+_TEXTS = 64  # explained at once, because the contributions of heads take much memory
+
+
+class Marks(NamedTuple):
+    """The contributions that words are marked by.
+
+    Attributes:
+        contributions: one per token.
+        explained: the share of what speaks against each sequence that they explain, `[N]`.
+        members: the numbers of the members of a fusion that they come from.
+        heads: the contributions of tokens per head, if one member has heads.
+    """
+
+    contributions: Ragged
+    explained: Tensor
+    members: frozenset[int]
+    heads: Ragged | None
+
+
+def choose_marks(explanation: Explanation) -> Marks:
+    """Return the contributions to mark words by: those of members with attention, or all if there is no such member.
+
+    Every token moves a mean a little, so the contributions to a distance of means hardly tell where in a text a foreign
+    sentence is. Those of attention do.
+    """
+    members = explanation.members
+    known = [number for number, member in enumerate(members) if member.parts is not None]
+    attending = [n for n in known if (parts := members[n].parts) is not None and parts.heads is not None]
+    if not attending:
+        return Marks(explanation.contributions, explanation.explained, frozenset(known), explanation.heads)
+    rows = [own.values for n in attending if (own := members[n].contributions) is not None]
+    against = torch.stack([member.share.clamp_min(0) for member in members])
+    explained = torch.where(against.sum(0) > 0, against[attending].sum(0) / against.sum(0), 1.0)
+    first = members[attending[0]].parts
+    heads = first.heads if first is not None and len(attending) == 1 else None
+    contributions = Ragged(torch.stack(rows).sum(0), explanation.contributions.offsets)
+    return Marks(contributions, explained, frozenset(attending), heads)
+
+
+def explain_texts(detector: Detector, encoder: TextEncoder, texts: Sequence[str]) -> list[TextExplanation]:
+    """Return why each text has its score.
+
+    Args:
+        detector: a fitted detector.
+        encoder: the encoder that it was fitted with, in mode `input`.
+        texts: the texts, none of them empty.
+    """
+    explanations = []
+    for start in range(0, len(texts), _TEXTS):
+        some = texts[start : start + _TEXTS]
+        batch = encoder.encode(some)
+        windows = zip(number_documents(batch).tolist(), batch.lengths.tolist(), strict=True)
+        for number in (number for number, length in windows if length == 0 or not some[number].strip()):
+            raise InputError(f"The text at index {start + number} is empty, so there is nothing to explain.")
+        explained = _ExplainedBatch(detector, batch, encoder.locate(some))
+        explanations += explained.describe(some)
+    return explanations
+
+
+class _ExplainedBatch:
+    """The explanation of the windows of some texts."""
+
+    def __init__(self, detector: Detector, batch: TokenBatch, places: Ragged) -> None:
+        self._detector, self._places = detector, places
+        self._explanation = detector.explain(batch)
+        self._marks = choose_marks(self._explanation)
+        self._scores = detector._score_sequences(batch)
+        self._starts = find_documents(batch).tolist()
+
+    def describe(self, texts: Sequence[str]) -> list[TextExplanation]:
+        """Return one explanation per text, that of its worst window."""
+        stops = [*self._starts[1:], len(self._scores)]
+        return [self._describe_text(*given) for given in zip(texts, self._starts, stops, strict=True)]
+
+    def _describe_text(self, text: str, start: int, stop: int) -> TextExplanation:
+        number = start + int(np.argmin(self._scores[start:stop]))
+        score, places = self._scores[number], self._places.sequence(number).numpy()
+        contributions = self._marks.contributions.sequence(number).numpy()
+        window = (0, len(text))
+        if stop - start > 1:
+            inside = places[places[:, 0] >= 0]
+            window = int(inside[:, 0].min()), int(inside[:, 1].max())
+        words, sentences = (
+            [span for span in find(text) if span.end > window[0] and span.start < window[1]]
+            for find in (find_words, find_sentences)
+        )
+        heads = self._marks.heads
+        return TextExplanation(
+            text=text,
+            score=float(score),
+            **self._decide(score),
+            window=window,
+            windows=stop - start,
+            words=sum_tokens(text, words, places, contributions),
+            sentences=sum_tokens(text, sentences, places, contributions),
+            members=self._describe_members(number),
+            explained=float(self._marks.explained[number]),
+            heads=[] if heads is None else _describe_heads(text, words, places, heads.sequence(number)),
+        )
+
+    def _decide(self, score: float) -> dict[str, Any]:
+        try:
+            calibration = self._detector.calibration
+        except NotCalibratedError:
+            return {"threshold": None, "p_value": None, "accepted": None}
+        scores = np.array([score])
+        return {
+            "threshold": float(calibration.threshold),
+            "p_value": float(calibration.p_values(scores)[0]),
+            "accepted": bool(calibration.accepts(scores)[0]),
+        }
+
+    def _describe_members(self, number: int) -> list[MemberPart]:
+        explanation, marks = self._explanation, self._marks
+        if not explanation.members:
+            share, neighbours = float(explanation.totals[number]), _list_neighbours(explanation, number)
+            return [MemberPart(self._detector.name, share, True, neighbours)]
+        return [
+            MemberPart(
+                member.name, float(member.share[number]), place in marks.members, _list_neighbours(member.parts, number)
+            )
+            for place, member in enumerate(explanation.members)
+        ]
+
+
+def _list_neighbours(explanation: Explanation | None, number: int) -> tuple[int, ...]:
+    if explanation is None or explanation.neighbours is None:
+        return ()
+    return tuple(explanation.neighbours[number].tolist())
+
+
+def _describe_heads(text: str, words: list[Span], places: npt.NDArray[np.int64], heads: Tensor) -> list[HeadPart]:
+    """Return the heads that contribute most to the distance, with the words that contribute most to each."""
+    totals = heads.sum(0)
+    distance = float(totals.sum())
+    if distance <= 0:
+        return []
+    found = []
+    for head in totals.argsort(descending=True)[:_HEADS].tolist():
+        own = sorted(sum_tokens(text, words, places, heads[:, head].numpy()), key=lambda word: -word.contribution)
+        top = tuple(word for word in own[:_HEAD_WORDS] if word.contribution > 0)
+        found.append(HeadPart(head, float(totals[head]) / distance, top))
+    return found

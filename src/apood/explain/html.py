@@ -1,0 +1,127 @@
+"""Explanations as HTML: a fragment for notebooks and reports, and a page of its own.
+
+Texts come from strangers, so every character of them is escaped, and characters that cannot be seen or that reorder
+others are shown by their numbers. The page runs no script and loads nothing; a content security policy forbids both.
+"""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from html import escape
+
+from apood.explain.levels import grade_words
+from apood.explain.spans import Span
+from apood.explain.text_explanation import TextExplanation
+from apood.explain.visible import split_visible
+from apood.explain.wording import describe_decision, describe_explained, describe_window, shorten
+
+__all__ = ["STYLE", "escape_text", "make_policy", "render_body", "render_fragment", "render_page"]
+
+STYLE = """
+.apood { --ink: #1b1b1f; --paper: #ffffff; --faint: #5d5d66; --line: #d5d5dc; --low: #fff3b0; --mid: #ffd27a;
+  --high: #ffb0a3; color: var(--ink); background: var(--paper); font: 1rem/1.55 system-ui, sans-serif;
+  overflow-wrap: anywhere; }
+@media (prefers-color-scheme: dark) { .apood { --ink: #ececf1; --paper: #17171b; --faint: #a9a9b5; --line: #3d3d47;
+  --low: #4a4215; --mid: #6b4a0c; --high: #8a2b20; } }
+@media print { .apood { --ink: #000; --paper: #fff; --faint: #444; --low: #fff3b0; --mid: #ffd27a; --high: #ffb0a3; } }
+.apood .text { unicode-bidi: isolate; white-space: pre-wrap; border-left: .25rem solid var(--line); margin: .75rem 0;
+  padding: .25rem .75rem; overflow: hidden; }
+.apood mark { color: inherit; border-radius: .15rem; padding: 0 .08rem; unicode-bidi: isolate; }
+.apood .l1 { background: var(--low); }
+.apood .l2 { background: var(--mid); text-decoration: underline; }
+.apood .l3 { background: var(--high); text-decoration: underline; font-weight: 600; }
+.apood .hidden { color: var(--faint); border: 1px solid var(--line); border-radius: .2rem; font-size: .75em; }
+.apood .note { color: var(--faint); }
+.apood table { border-collapse: collapse; font-size: .9rem; margin: .5rem 0; }
+.apood th, .apood td { text-align: left; padding: .15rem .9rem .15rem 0; vertical-align: top; }
+.apood td.number, .apood th.number { text-align: right; font-variant-numeric: tabular-nums; }
+.apood .wide { overflow-x: auto; }
+"""
+
+_PAGE_STYLE = """
+body { margin: 0; } main { max-width: 46rem; margin: 0 auto; padding: 1rem; min-height: 100vh; box-sizing: border-box; }
+h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin: 1.5rem 0 .25rem; }
+"""
+
+
+def escape_text(text: str) -> str:
+    """Return a text as HTML that shows every character of it and does nothing else."""
+    return "".join(
+        f'<span class="hidden">{escape(part)}</span>' if hidden else escape(part)
+        for part, hidden in split_visible(text)
+    )
+
+
+def make_policy(*styles: str) -> str:
+    """Return a content security policy that allows these style sheets and nothing else."""
+    hashes = [base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() for style in styles]
+    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
+    return f"default-src 'none'; style-src {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def render_page(explanations: Sequence[TextExplanation]) -> str:
+    """Return a whole page with the explanations of some texts."""
+    style = STYLE + _PAGE_STYLE
+    numbered = len(explanations) > 1
+    bodies = [
+        f"<section>{f'<h2>Text {number}</h2>' if numbered else ''}{render_body(explanation)}</section>"
+        for number, explanation in enumerate(explanations)
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{make_policy(style)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>Explanation by apood</title>\n<style>{style}</style>\n</head>\n"
+        f'<body class="apood"><main>\n<h1>Why a text has its score</h1>\n{"".join(bodies)}\n</main></body>\n</html>\n'
+    )
+
+
+def render_fragment(explanation: TextExplanation) -> str:
+    """Return the explanation with its style sheet, to be shown inside another page such as a notebook."""
+    return f'<div class="apood"><style>{STYLE}</style>{render_body(explanation)}</div>'
+
+
+def render_body(explanation: TextExplanation) -> str:
+    """Return the explanation for a page that has `STYLE`, inside an element of the class `apood`."""
+    start, end, before, after = describe_window(explanation)
+    words = [word for word in explanation.words if word.end <= end]
+    parts = [
+        f"<p><strong>{escape(describe_decision(explanation))}</strong></p>",
+        f'<div class="text" dir="auto">{_render_note(before)}{_render_marks(explanation.text, words, start, end)}'
+        f"{_render_note(after)}</div>",
+    ]
+    ranked = explanation.rank_sentences()
+    if len(explanation.sentences) > 1 and ranked and ranked[0].mean > 0:
+        sentence = escape_text(shorten(explanation.cut(ranked[0])))
+        parts.append(f"<p>Most suspicious sentence: <bdi>{sentence}</bdi></p>")
+    parts += [f"<p>{escape(describe_explained(explanation))}</p>", _render_members(explanation)]
+    return "".join(parts)
+
+
+def _render_marks(text: str, words: Sequence[Span], start: int, end: int) -> str:
+    """Return the text from `start` to `end` with its suspicious words marked."""
+    parts, place = [], start
+    for word, level in zip(words, grade_words(words), strict=True):
+        parts.append(escape_text(text[place : word.start]))
+        shown, place = escape_text(text[max(word.start, place) : word.end]), word.end
+        title = f"{word.contribution:+.3g}"
+        parts.append(f'<mark class="l{level}" title="{title}">{shown}</mark>' if level else shown)
+    return "".join([*parts, escape_text(text[place:end])])
+
+
+def _render_note(note: str) -> str:
+    return f'<span class="note">{escape(note)}</span>' if note else ""
+
+
+def _render_members(explanation: TextExplanation) -> str:
+    rows = [
+        f"<tr><td>{escape(member.name)}</td><td class='number'>{member.share:+.2f}</td>"
+        f"<td>{'yes' if member.marked else 'no'}</td><td>{', '.join(map(str, member.neighbours[:5])) or '–'}</td></tr>"
+        for member in explanation.members
+    ]
+    return (
+        '<div class="wide" tabindex="0" role="region" aria-label="Members"><table><thead><tr><th>member</th>'
+        '<th class="number">speaks against it</th><th>marks</th><th>nearest training sequences</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )

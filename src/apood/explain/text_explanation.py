@@ -1,0 +1,130 @@
+"""`TextExplanation`: why a text has its score, as data that terminals, pages and programs show."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import RenderableType
+
+from apood.explain.spans import Span
+
+__all__ = ["HeadPart", "MemberPart", "TextExplanation"]
+
+
+@dataclass(frozen=True)
+class MemberPart:
+    """What one member of a fusion says about a text.
+
+    Attributes:
+        name: the name of the member.
+        share: what it adds to minus the score; positive speaks against the text.
+        marked: whether its contributions are those of the marks.
+        neighbours: the numbers of the nearest training sequences, nearest first; empty if the member has none.
+    """
+
+    name: str
+    share: float
+    marked: bool
+    neighbours: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class HeadPart:
+    """What one head of AP-OOD adds to the distance of a text.
+
+    Attributes:
+        number: the number of the head.
+        share: its share in the distance, from 0 to 1.
+        words: the words that contribute most to it.
+    """
+
+    number: int
+    share: float
+    words: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class TextExplanation:
+    """Why a text has its score.
+
+    In a notebook it shows the text with its marks. `print` and `rich.print` show it on a terminal.
+
+    Attributes:
+        text: the text.
+        score: its score; higher is more in-distribution.
+        threshold: the lowest score that is accepted; None without a calibration.
+        p_value: its conformal p-value; None without a calibration.
+        accepted: whether it is accepted; None without a calibration.
+        window: start and end of the part of the text that has this score: the whole text, or its worst window.
+        windows: the number of windows of the text.
+        words: the words in the window, with their contributions.
+        sentences: the sentences in the window, with their contributions.
+        members: what each member says; a detector that is no fusion is its own only member.
+        explained: the share of what speaks against the text that the marks explain, from 0 to 1.
+        heads: the heads of AP-OOD that contribute most.
+    """
+
+    text: str
+    score: float
+    threshold: float | None
+    p_value: float | None
+    accepted: bool | None
+    window: tuple[int, int]
+    windows: int
+    words: Sequence[Span]
+    sentences: Sequence[Span]
+    members: Sequence[MemberPart]
+    explained: float
+    heads: Sequence[HeadPart] = ()
+
+    @property
+    def decided(self) -> str:
+        """The name of the member that speaks most against the text."""
+        return max(self.members, key=lambda member: member.share).name
+
+    def cut(self, span: Span) -> str:
+        """Return the part of the text that a span is."""
+        return self.text[span.start : span.end]
+
+    def rank_sentences(self) -> list[Span]:
+        """Return the sentences, the most suspicious first, compared by the mean contribution of their tokens."""
+        return sorted((span for span in self.sentences if span.tokens), key=lambda span: -span.mean)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the explanation as JSON values; places count characters of the text."""
+        return {
+            "text": self.text,
+            "score": self.score,
+            "threshold": self.threshold,
+            "p_value": self.p_value,
+            "accepted": self.accepted,
+            "decided": self.decided,
+            "explained": self.explained,
+            "window": list(self.window),
+            "windows": self.windows,
+            "members": [asdict(member) for member in self.members],
+            "words": [asdict(word) for word in self.words],
+            "sentences": [asdict(sentence) for sentence in self.sentences],
+            "heads": [asdict(head) for head in self.heads],
+        }
+
+    def to_html(self) -> str:
+        """Return a whole page that needs no network and runs no script."""
+        from apood.explain.html import render_page  # here, because it imports this module
+
+        return render_page([self])
+
+    def _repr_html_(self) -> str:
+        from apood.explain.html import render_fragment
+
+        return render_fragment(self)
+
+    def __rich__(self) -> RenderableType:
+        from apood.explain.terminal import render_explanation
+
+        return render_explanation(self)
+
+    def __str__(self) -> str:
+        from apood.explain.terminal import print_plain
+
+        return print_plain(self)

@@ -1,0 +1,46 @@
+"""The sentences that all outputs share."""
+
+from apood.explain.text_explanation import TextExplanation
+
+__all__ = ["describe_decision", "describe_explained", "describe_window", "shorten"]
+
+_SHOWN = 20_000  # characters of a text; more would hide everything else
+_SHORT = 160  # characters of a sentence that is quoted
+
+
+def describe_decision(explanation: TextExplanation) -> str:
+    """Return the decision with its numbers."""
+    if explanation.accepted is None or explanation.threshold is None:
+        return f"Score {explanation.score:.3g}; the detector is not calibrated, so there is no decision."
+    word = "Accepted" if explanation.accepted else "Refused"
+    return (
+        f"{word}: score {explanation.score:.3g}, threshold {explanation.threshold:.3g}, "
+        f"p-value {explanation.p_value:.3g}."
+    )
+
+
+def describe_explained(explanation: TextExplanation) -> str:
+    """Return which part of the score the marks explain, and which member speaks most against the text."""
+    if len(explanation.members) == 1:
+        return f"The marked words show what {explanation.members[0].name} sees; together they make up its distance."
+    if max(member.share for member in explanation.members) <= 0:
+        return "No member speaks against this text; the marks show the least ordinary words."
+    marked = ", ".join(member.name for member in explanation.members if member.marked)
+    return (
+        f"{explanation.decided} speaks most against this text. The marks show what {marked} sees, "
+        f"{explanation.explained:.0%} of all that speaks against it."
+    )
+
+
+def describe_window(explanation: TextExplanation) -> tuple[int, int, str, str]:
+    """Return start and end of the text to show, and notes about what is left out before and after it."""
+    start, end = explanation.window
+    end = min(end, start + _SHOWN)
+    before = f"⟨{start:,} characters before the part that was judged worst⟩ " if start else ""
+    left = len(explanation.text) - end
+    return start, end, before, f" ⟨{left:,} more characters⟩" if left else ""
+
+
+def shorten(text: str) -> str:
+    """Return the text, or its beginning if it is long."""
+    return text if len(text) <= _SHORT else text[: _SHORT - 1] + "…"

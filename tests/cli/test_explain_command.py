@@ -1,0 +1,47 @@
+"""`apood explain`: texts and files, three formats, and what it refuses."""
+
+import json
+
+import pytest
+
+WORDS = "word1 word2 unknown <b>word3</b>"
+
+
+@pytest.fixture(scope="module")
+def detector(apood, stores, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("explain") / "detector"
+    apood("fit", stores / "train", "--out", folder, "--method", "mahalanobis")
+    apood("calibrate", folder, stores / "held-out")
+    return folder
+
+
+def test_a_text_is_marked(apood, detector):
+    shown = apood("explain", detector, WORDS).stdout
+    assert "p-value" in shown and "mahalanobis" in shown
+    for word in WORDS.split():
+        assert word in shown
+
+
+def test_a_file_is_explained_text_by_text(apood, detector, tmp_path):
+    (tmp_path / "texts.txt").write_text("word1 word2\nword3 \x1b[31m\n")
+    rows = [
+        json.loads(line)
+        for line in apood("explain", detector, tmp_path / "texts.txt", "--format", "json").stdout.splitlines()
+    ]
+    assert [row["text"] for row in rows] == ["word1 word2", "word3 \x1b[31m"]
+    assert all({"score", "p_value", "accepted", "words", "sentences", "members"} <= row.keys() for row in rows)
+
+
+def test_a_page_is_written(apood, refused, detector, tmp_path):
+    file = tmp_path / "why.html"
+    assert "Explained 1 text" in apood("explain", detector, WORDS, "--format", "html", "--out", file).stdout
+    page = file.read_text()
+    assert "Content-Security-Policy" in page and "<b>" not in page and "&lt;b&gt;" in page
+    assert "exists already" in refused("explain", detector, WORDS, "--out", file)
+
+
+def test_what_cannot_be_explained_is_refused(apood, refused, detector, stores, tmp_path):
+    assert "is empty" in refused("explain", detector, " ")
+    assert "leave out --field" in refused("explain", detector, "no-such-file.jsonl", "--field", "text")
+    apood("fit", stores / "train", "--out", tmp_path / "trusted", "--method", "trusted")
+    assert "not made of parts that belong to single tokens" in refused("explain", tmp_path / "trusted", "word1")

@@ -1,0 +1,124 @@
+"""Explanations of texts: their numbers, and what each output makes of ordinary and of hostile texts."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from apood import APOOD, KNN, Fusion, Mahalanobis, TextDetector, TextEncoder
+from apood.explain.explaining import choose_marks, explain_texts
+from apood.explain.html import render_page
+from apood.support.errors import InputError
+
+pytestmark = pytest.mark.filterwarnings("ignore:Training has not settled")
+HOSTILE = {
+    "script": "word1 <script>alert(1)</script> <img src=x onerror=alert(1)> word2 \"'><svg onload=alert(1)>",
+    "right to left": "word1 \u202eevil\u202c \u2066word2\u2069 שלום \u200f",
+    "zero width": "wo\u200brd1 \u2060w\ufeffo\u00adrd2\u200d \U000e0041\U000e0100",
+    "no space": "a" * 1_000_000,
+    "surrogates": "word1 \ud800 \udfff word2 \ud83d\ude00",
+    "control": "word1 \x00\x1b]0;title\x07\x1b[31m word2 \x85\u2028 \r word3",
+    "rich": "[red]word1[/red] [link=http://x]word2[/link] :smile:",
+    "marks": "Z\u0300\u0301\u0302\u0303\u0304\u0305 word1",
+}
+ALLOWED = {"html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "section", "p", "strong", "div",
+           "span", "mark", "bdi", "table", "thead", "tbody", "tr", "th", "td"}  # fmt: skip
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.attributes, self.text = set(), set(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def fitted(models, texts):
+    members = [APOOD(steps=5, device="cpu"), KNN(k=2), Mahalanobis(), KNN(view="summary")]
+    return TextDetector(models("bert"), Fusion(members), accept=0.9).fit(texts)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_text_does_nothing_in_any_output(fitted, kind):
+    explanation = fitted.explain([HOSTILE[kind]])[0]
+    kept = json.loads(json.dumps(explanation.to_json()))["text"]
+    assert kept.encode("utf-16", "surrogatepass") == HOSTILE[kind].encode("utf-16", "surrogatepass"), "in JSON, too"
+    for page in (explanation.to_html(), explanation._repr_html_()):
+        page.encode()
+        found = Tags()
+        found.feed(page)
+        assert found.tags <= ALLOWED, "no tag of the text is a tag of the page"
+        assert not {name for name in found.attributes if name.startswith("on") or name in ("src", "href", "style")}
+        assert not any(c in page for c in "\u202e\u2066\u200b\u2060\ufeff\x1b\x00\u2028"), "nothing hidden is left"
+        assert len(page) < 100_000, "a page stays small"
+    shown = str(explanation)
+    shown.encode()
+    assert not any(c in shown for c in "\u202e\u200b\x1b\x00\x07"), "no character commands the terminal"
+    assert len(shown) < 100_000
+
+
+def test_brackets_that_rich_would_interpret_are_shown(fitted):
+    assert "[red]word1[/red]" in str(fitted.explain([HOSTILE["rich"]])[0])
+
+
+def test_words_and_members_sum_to_what_they_explain(fitted, texts):
+    explanation = fitted.explain([texts[0]])[0]
+    assert sum(member.share for member in explanation.members) == pytest.approx(-explanation.score)
+    assert [member.marked for member in explanation.members] == [True, False, False, False]
+    attention = explanation.members[0]
+    against = sum(max(member.share, 0) for member in explanation.members)
+    expected = max(attention.share, 0) / against if against else 1.0
+    assert explanation.explained == pytest.approx(expected)
+    assert [len(member.neighbours) for member in explanation.members] == [0, 2, 0, 0]
+    assert all(0 <= number < fitted.training.documents for number in explanation.members[1].neighbours)
+    assert explanation.accepted == (fitted.predict([texts[0]])[0] == 1)
+    assert explanation.p_value == fitted.p_values([texts[0]])[0]
+    assert [explanation.cut(word) for word in explanation.words] == texts[0].split()
+
+
+def test_all_contributions_belong_to_tokens(models, texts):
+    """Without special tokens, the words are the whole sequence."""
+    encoder = TextEncoder(models("bert"), special_tokens=False)
+    detector = APOOD(steps=5, device="cpu").fit(encoder.encode(texts))
+    explanation = explain_texts(detector, encoder, [texts[3]])[0]
+    total = float(detector.explain(encoder.encode([texts[3]])).totals)
+    assert sum(word.contribution for word in explanation.words) == pytest.approx(total)
+    assert sum(sentence.contribution for sentence in explanation.sentences) == pytest.approx(total)
+    assert explanation.accepted is None and "not calibrated" in str(explanation)
+    assert 0 < sum(head.share for head in explanation.heads) <= 1
+
+
+def test_a_long_text_is_explained_by_its_worst_window(fitted):
+    text = " ".join(["word1"] * 40 + ["unknown"] * 12 + ["word2"] * 40)
+    explanation = fitted.explain([text])[0]
+    start, end = explanation.window
+    assert explanation.windows > 1 and 0 <= start < end <= len(text)
+    assert all(start <= word.start and word.end <= end for word in explanation.words)
+    assert explanation.score == pytest.approx(fitted.score_samples([text])[0], rel=1e-4)
+    left_out = start + len(text) - end
+    assert left_out > 0 and "characters" in explanation.to_html()
+
+
+def test_without_attention_all_members_mark(models, texts):
+    encoder = TextEncoder(models("bert"))
+    tokens = encoder.encode(texts)
+    explanation = Fusion([KNN(), Mahalanobis()]).fit(tokens).explain(tokens)
+    marks = choose_marks(explanation)
+    assert torch.equal(marks.contributions.values, explanation.contributions.values) and marks.members == {0, 1}
+
+
+def test_an_empty_text_is_refused(fitted):
+    with pytest.raises(InputError, match="The text at index 1 is empty"):
+        fitted.explain(["word1", " "])
+
+
+def test_a_page_of_several_texts_numbers_them(fitted, texts):
+    page = render_page(fitted.explain(texts[:2]))
+    assert page.count("<section>") == 2 and "<h2>Text 1</h2>" in page
