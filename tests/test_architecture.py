@@ -15,7 +15,10 @@ PACKAGE = Path(apood.__file__).parent
 TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
 LINES = {module: len((PACKAGE / module).read_text(encoding="utf-8").splitlines()) for module in TREES}
 LONGEST, MEDIAN = 500, 200
-OPTIONAL = {"datasets", "jinja2", "matplotlib", "pyarrow", "sacrebleu", "sentencepiece", "soundfile"}
+OPTIONAL = {
+    "datasets", "fastapi", "httpx2", "jinja2", "matplotlib", "prometheus_client", "pyarrow", "sacrebleu",
+    "sentencepiece", "soundfile", "starlette", "uvicorn",
+}  # fmt: skip
 
 
 def imported_names(tree: ast.Module) -> Iterator[str]:

@@ -13,7 +13,7 @@ from workshop import Material, Tally, watch
 
 __all__ = ["break_cli"]
 
-ALLOWED_CODES = (0, 2)
+ALLOWED_CODES = (0, 2, 3)  # 3: `apood watch` and its alarm
 
 
 _WORDS = [
@@ -37,6 +37,8 @@ _GOOD_CALLS = [
     "score G/detector G/texts.jsonl",
     "score G/detector G/held-out --out O.csv",
     "score G/detector G/texts.csv --field text --out O.jsonl",
+    "watch G/detector G/scores.jsonl --state O.json --every 7",
+    "recalibrate G/detector G/reviewed.csv --out O --random-sample",
     "evaluate G/detector --id G/held-out --ood x=G/store",
     "compare --id-train G/store --id-test G/held-out --ood x=G/held-out --method knn --splits 1 --out O",
     "compare G/texts.csv --out O",

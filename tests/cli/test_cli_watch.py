@@ -48,7 +48,7 @@ def test_without_drift_there_is_no_alarm(apood, calibrated, write):
 
 def test_an_alarm_is_said_once_and_is_the_exit_code(calibrated, write):
     result = run(calibrated, write("lower"), "--every", 1000)
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     alarm, last = result.stdout.splitlines()
     after = int(alarm.removeprefix("Alarm after ").split(" inputs: ")[0])
     assert 300 < after < 400
@@ -68,13 +68,13 @@ def test_a_lower_probability_of_false_alarms_takes_longer(calibrated, write):
 
 def test_a_state_continues_the_stream(calibrated, write, tmp_path):
     whole, parts = tmp_path / "whole.json", tmp_path / "parts.json"
-    assert run(calibrated, write("lower"), "--state", whole, "--false-alarm", "0.02").exit_code == 1
+    assert run(calibrated, write("lower"), "--state", whole, "--false-alarm", "0.02").exit_code == 3
     assert run(calibrated, write("lower", 0, 217), "--state", parts, "--false-alarm", "0.02").exit_code == 0
-    assert run(calibrated, write("lower", 217), "--state", parts).exit_code == 1
+    assert run(calibrated, write("lower", 217), "--state", parts).exit_code == 3
     assert json.loads(parts.read_text()) == json.loads(whole.read_text())
     # later parts remember the alarm
     result = run(calibrated, "-", "--state", parts, input="")
-    assert result.exit_code == 1 and result.stdout.startswith("600 inputs: alarm after ")
+    assert result.exit_code == 3 and result.stdout.startswith("600 inputs: alarm after ")
 
 
 def test_all_formats_give_the_same(apood, calibrated, streams, tmp_path):
@@ -128,6 +128,8 @@ def test_what_cannot_be_watched_is_refused(refused, apood, calibrated, fitted, s
     assert "has no threshold yet" in refused("watch", fitted, rows)
     assert "'no.jsonl' does not exist" in refused("watch", calibrated, "no.jsonl")
     assert "is not a regular file" in refused("watch", calibrated, tmp_path)
+    (tmp_path / "scores.parquet").touch()
+    assert "give JSON lines, CSV, or one score per line" in refused("watch", calibrated, tmp_path / "scores.parquet")
     assert "false_alarm must lie strictly between 0 and 1" in refused("watch", calibrated, rows, "--false-alarm", 2)
     apood("watch", calibrated, rows, "--state", state)
     assert "was begun with --false-alarm 0.01, got 0.05" in refused(

@@ -178,6 +178,7 @@ def test_a_new_state_survives_json():
         ({"calibration": "0"}, "belongs to another calibration"),
         ({"false_alarm": 2}, "false_alarm in the state .* must be a finite number"),
         ({"counts": [1, 2]}, "counts in the state .* must be a list of 6 numbers"),
+        ({"counts": [-1, 1, 0, 0, 0, 0]}, "counts in the state .* must be at least 0"),
         ({"growth": None}, "growth in the state .* must be a list of 12 numbers"),
         ({"stakes": ["a"] * 12}, "stakes in the state .* must be a finite number"),
         ({"highest": math.nan}, "highest in the state .* must be a finite number"),

@@ -15,6 +15,7 @@ import apood
 from apood.detectors import fusion
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.binary_logits import BinaryLogits
+from apood.detectors.contract import unseen
 from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.mahalanobis import Mahalanobis
@@ -189,7 +190,7 @@ def test_a_few_near_copies_are_not_worth_a_warning():
 
 
 def test_the_count_is_of_those_that_were_compared(monkeypatch):
-    monkeypatch.setattr(fusion, "_LEFT_OUT", 50)
+    monkeypatch.setattr(unseen, "_LEFT_OUT", 50)
     many = near_copies(correlated_sequences(100, DIM, lengths=(4, 8)), 1.0)
     with pytest.warns(DataWarning, match=r"^(\d+) of \1 ID sequences that were compared are near copies") as caught:
         Fusion(NEIGHBOURS).fit(many)

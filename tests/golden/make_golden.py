@@ -1,4 +1,4 @@
-"""Write the golden files: a small store, an artefact of every method, and their scores.
+"""Write the golden files: a small store, an artefact of every method, their scores, and the state of a drift alarm.
 
 The files beside this script were written by the first version of format 1. They are not made again: the test proves
 that what was saved then is read, and scored the same, by every later version. Run the script only to add files for a
@@ -18,6 +18,7 @@ from apood import (
     BinaryLogits,
     DeepSAD,
     DeepSVDD,
+    DriftAlarm,
     Energy,
     Entropy,
     Fusion,
@@ -61,6 +62,9 @@ DETECTORS = {
     "fusion-temperature": Fusion([APOOD(steps=20, sharpness=1.5), KNN()]),  # the name of the argument when it was saved
 }
 
+CALIBRATION = [(i * 37 % 101) / 101 for i in range(101)]
+STREAM = [(i * 53 % 97) / 97 for i in range(400)] + [0.001 * i for i in range(20)]
+
 
 def make_batch(count: int, seed: int, shift: float = 0.0) -> TokenBatch:
     """Return sequences of 2 to 9 tokens with every channel that a method can read."""
@@ -99,6 +103,9 @@ def main(folder: Path) -> None:
             "decisions": detector.predict(store).tolist(),
         }
     (folder / "scores.json").write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
+    alarm = DriftAlarm(CALIBRATION)
+    alarm.update(STREAM[:300])
+    (folder / "drift.json").write_text(json.dumps(alarm.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

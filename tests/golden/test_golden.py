@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sklearn.base
-from make_golden import make_batch
+from make_golden import CALIBRATION, STREAM, make_batch
 
 import apood
 from apood.tokens.digests import content_digest
@@ -56,6 +56,16 @@ def test_every_registered_method_has_a_golden_artefact():
     from apood.detectors.contract.registry import METHODS
 
     assert {apood.load(GOLDEN / "detectors" / name).name for name in EXPECTED} == set(METHODS)
+
+
+def test_an_old_drift_alarm_continues_as_before():
+    alarm = apood.DriftAlarm.resume(CALIBRATION, json.loads((GOLDEN / "drift.json").read_text(encoding="utf-8")))
+    assert (alarm.false_alarm, alarm.state.inputs, alarm.state.alarm_at) == (0.01, 300, None)
+    again = apood.DriftAlarm(CALIBRATION)
+    again.update(STREAM[:300])
+    assert alarm.state.log_evidence == pytest.approx(again.state.log_evidence)
+    state = alarm.update(STREAM[300:])
+    assert (state.alarm_at, state.since) == (407, 399)
 
 
 def test_old_store_has_its_content_and_its_digest():

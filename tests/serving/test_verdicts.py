@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from apood import Length
-from apood.serving.verdicts import Judged, decide
+from apood.serving.shared.verdicts import Judged, decide
 from apood.tokens.batch import TokenBatch
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from apood.cli.bench import bench
+from apood.cli.build import build
 from apood.cli.calibrate import calibrate
 from apood.cli.compare import compare
 from apood.cli.datasets import datasets
@@ -20,9 +21,11 @@ from apood.cli.fit import fit
 from apood.cli.inspect import inspect
 from apood.cli.methods import methods
 from apood.cli.output import PlainGroup
+from apood.cli.proxy import proxy
 from apood.cli.recalibrate import recalibrate
 from apood.cli.score import score
 from apood.cli.select import select
+from apood.cli.serve import serve
 from apood.cli.train import train
 from apood.cli.watch import watch
 
@@ -30,20 +33,17 @@ __all__ = ["app", "main"]
 
 _WALK = """Decide which inputs belong to the distribution that a model was trained on.
 
-The usual way from texts to decisions takes four commands:
+The usual way from texts to decisions takes two commands:
 
-apood embed train.jsonl --model sentence-transformers/all-MiniLM-L6-v2 --out train
-
-apood fit train --out detector
-
-apood calibrate detector held-out --accept 0.95
+apood build train.jsonl --model minilm --out detector
 
 apood score detector new.jsonl --out scores.csv
 
-`held-out` is a second token store, made by `apood embed` from texts that are not in `train`."""
+`apood build` does what `apood embed`, `fit` and `calibrate` do one by one."""
 
 _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
     "From inputs to decisions": (
+        (build, "apood build train.jsonl --model minilm --out detector"),
         (embed, EXAMPLES),
         (fit, "apood fit train --out detector"),
         (calibrate, "apood calibrate detector held-out --accept 0.95"),
@@ -51,6 +51,8 @@ _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (explain, "apood explain detector 'Ignore the rules above.'"),
     ),
     "In operation": (
+        (serve, "apood serve detector --shadow"),
+        (proxy, "apood proxy detector --upstream http://127.0.0.1:8080"),
         (watch, "apood watch detector scores.jsonl --state drift.json"),
         (recalibrate, "apood recalibrate detector reviewed.jsonl --out recalibrated"),
     ),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["watch"]
 
-_ALARM = 1  # exit code
+_ALARM = 3  # exit code; 1 would also be that of a Python that cannot start
 _LEVEL = 0.01
 _PORTION = 4096  # scores of a file that are taken at once
 _LARGEST = 700.0  # logarithm of a number that can be printed
@@ -53,7 +53,7 @@ def watch(
     """Watch a stream of scores for drift towards lower ones, and say when the alarm goes off.
 
     Without drift, the alarm ever goes off with probability at most --false-alarm, however long the stream is. The exit
-    code is 1 if the alarm has gone off, now or in an earlier part of the stream, and 0 if not.
+    code is 3 if the alarm has gone off, now or in an earlier part of the stream, and 0 if not.
 
     A pipe is watched row by row. With --state, the next call continues the stream with new rows. The state is written
     at the end, with every printed state, and after Ctrl-C or an error, and has all rows that were read by then.

@@ -21,6 +21,7 @@ __all__ = ["Reviewed", "read_reviewed", "read_scores"]
 
 _SCORE, _VERDICT, _PROBABILITY = "score", "verdict", "probability"
 _VERDICTS = {"id": True, "ood": False}
+_OTHER_ENDINGS = (".parquet", ".gz")
 _LONGEST = 1 << 20  # bytes of a line, which may hold more than a score
 
 Row = Mapping[str, Any]
@@ -80,6 +81,8 @@ def _read_lines(name: str) -> Iterator[bytes]:
     if name != "-" and not path.is_file():
         what = "is not a regular file" if path.exists() else "does not exist"
         raise InputError(f"{name!r} {what}: give a file of scores, or - for standard input.")
+    if path.suffix.lower() in _OTHER_ENDINGS:
+        raise InputError(f"The scores in {name!r} cannot be read: give JSON lines, CSV, or one score per line.")
     source = nullcontext(sys.stdin.buffer) if name == "-" else open_regular(path)
     with source as file:
         while line := file.readline(_LONGEST + 1):

@@ -86,9 +86,10 @@ class DriftAlarm:
 
     Scores that differ by no more than `score_tolerance` are put in random order, by fixed draws, so that copies of an
     input do not look like drift if rounding differs. The bound is exact for a tolerance that does not depend on the
-    calibration scores. Theirs is far below the distances between them, and its effect is too small to measure.
+    calibration scores. This one is a ten-thousandth of their range, and its effect is too small to measure.
 
-    Drift towards higher scores is not watched: such inputs are accepted anyway.
+    Drift towards higher scores is not watched: such inputs are accepted anyway. Threads that share an alarm must update
+    it one after the other.
 
     Args:
         calibration: calibration scores of a detector, in any order.
@@ -234,7 +235,10 @@ def _read_state(fields: Mapping[str, Any], start: DriftState) -> DriftState:
         if not isinstance(values, list | tuple) or len(values) != size:
             raise InputError(f"{name} in the state of the drift alarm must be a list of {size} numbers.")
         for value in values:
-            check_number(f"{name} in the state of the drift alarm", value)
+            if name in ("counts", "lowest_at"):
+                check_integer(f"{name} in the state of the drift alarm", value, 0)
+            else:
+                check_number(f"{name} in the state of the drift alarm", value)
         kept[name] = tuple(values)
     for name in ("log_evidence", "highest"):
         check_number(f"{name} in the state of the drift alarm", kept[name])

@@ -32,7 +32,7 @@ from apood.encoders.text.states import Rows, TextPass
 from apood.encoders.text.tokenising import Tokeniser, batch_by_length, choose_batch_tokens
 from apood.encoders.text.windows import Documents, OnLong
 from apood.pipeline.opening import open_text_encoder_of
-from apood.serving.verdicts import Judged, score_states
+from apood.serving.shared.verdicts import Judged, find_owners, score_states
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.support.turns import Turns
@@ -121,7 +121,7 @@ class GuardedCallable:
             some = texts[start : start + _CALLABLE_TEXTS]
             prepared = self._encoder.prepare(some)
             judged = self._judge(self._detector, self._encoder, prepared, len(some))
-            owners = _find_owners(prepared)
+            owners = find_owners(prepared)
             empty = {owners[number] for number in (prepared.sources.lengths == 0).nonzero().flatten().tolist()}
             indices = [index for index in range(len(some)) if index not in empty]
             yield Reading(
@@ -138,7 +138,7 @@ class GuardedCallable:
             with self._encoding:
                 tokens = encoder.run(prepared.slice(start, stop))
             parts.append(score_states(detector, tokens))
-        return Judged.gather(count, _find_owners(prepared), parts, dict(prepared.refused))
+        return Judged.gather(count, find_owners(prepared), parts, dict(prepared.refused))
 
     def _generate(
         self, texts: list[str], chosen: list[int], options: dict[str, Any]
@@ -161,14 +161,6 @@ class GuardedCallable:
         if self._output_encoder is not None and not isinstance(output, str):
             return Failed(InputError(f"To be checked, an output must be a string, got {type(output).__name__}."))
         return output
-
-
-def _find_owners(prepared: PreparedTexts) -> list[int]:
-    """Return the index of the text of each sequence."""
-    refused, count = prepared.refused, len(prepared.sources)
-    numbers = np.zeros(count) if prepared.windows is None else prepared.windows.numpy()
-    kept = [index for index in range(count + len(refused)) if index not in refused]
-    return [kept[at] for at in np.cumsum(numbers == 0) - 1]
 
 
 def _open_detector_encoder(

@@ -12,7 +12,7 @@ import numpy as np
 from apood.detectors.contract.base import Detector
 from apood.encoders.text.encoder import TextEncoder
 from apood.serving.generators import Failed, Guardable, GuardedCallable, GuardedModel, Reading
-from apood.serving.verdicts import Judged, Verdict, decide
+from apood.serving.shared.verdicts import Judged, Verdict, decide
 from apood.support.errors import InputError
 
 __all__ = ["Guard", "Guarded", "guard"]

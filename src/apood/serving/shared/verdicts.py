@@ -9,9 +9,10 @@ import torch
 
 from apood.detectors.contract.base import Detector, Scores
 from apood.detectors.contract.data_checks import find_nonempty, get_required_parts
+from apood.encoders.text.encoder import PreparedTexts
 from apood.tokens.batch import TokenBatch
 
-__all__ = ["Judged", "Verdict", "decide", "score_states"]
+__all__ = ["Judged", "Verdict", "decide", "find_owners", "score_states"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,14 @@ def score_states(detector: Detector, tokens: TokenBatch) -> Judged:
         for scorable, sound in zip(nonempty.tolist(), finite.tolist(), strict=True)
     ]
     return Judged(scores, problems, [1] * len(tokens))
+
+
+def find_owners(prepared: PreparedTexts) -> list[int]:
+    """Return the index of the text of each sequence."""
+    refused, count = prepared.refused, len(prepared.sources)
+    numbers = np.zeros(count) if prepared.windows is None else prepared.windows.numpy()
+    kept = [index for index in range(count + len(refused)) if index not in refused]
+    return [kept[at] for at in np.cumsum(numbers == 0) - 1]
 
 
 class Verdict(NamedTuple):

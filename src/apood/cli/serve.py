@@ -1,0 +1,100 @@
+"""`apood serve`."""
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from apood.cli.output import echo
+from apood.support.checks import import_optional
+from apood.support.errors import InputError
+
+if TYPE_CHECKING:
+    from apood.serving.http.service import Service, Settings
+
+__all__ = ["TOKENS_VARIABLE", "find_tokens", "open_service", "serve"]
+
+TOKENS_VARIABLE = "APOOD_TOKENS"
+"""The environment variable with bearer tokens, one per line."""
+
+
+def serve(
+    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
+    host: Annotated[
+        str, typer.Option(help="Address to bind to. Any other than this machine's own needs --tokens.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 8000,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"File of bearer tokens, one per line; or the environment variable {TOKENS_VARIABLE}.",
+        ),
+    ] = None,
+    shadow: Annotated[bool, typer.Option("--shadow", help="Refuse nothing, and count what would be refused.")] = False,
+    on_error: Annotated[
+        Literal["refuse", "accept"],
+        typer.Option(help="What becomes of an input that cannot be judged because of an error of the service."),
+    ] = "refuse",
+    chat: Annotated[
+        Literal["last-user", "all-user", "whole"],
+        typer.Option(help="Which text of a conversation is judged, for the guardrail of LiteLLM."),
+    ] = "last-user",
+    other_parts: Annotated[
+        Literal["refuse", "ignore"], typer.Option(help="What becomes of messages with images, sounds or files.")
+    ] = "refuse",
+    model: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved.")] = None,
+    deadline: Annotated[float, typer.Option(min=0.01, help="Seconds after which a request is answered with 504.")] = 10,
+    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.")] = 1 << 20,
+    max_texts: Annotated[int, typer.Option(min=1, help="Largest number of texts of a request.")] = 256,
+    max_text_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens of a text.")] = 8192,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Largest number of tokens in flight, of all requests together.")
+    ] = 1 << 18,
+) -> None:
+    """Serve a detector over HTTP: POST texts to /v1/score, and read decisions.
+
+    Requests that arrive together share batches. A full service answers 429, and a missed deadline 504. SIGTERM finishes
+    what was accepted; SIGHUP loads the detector again, without losing a request. Inputs are neither stored nor logged.
+    """
+    from apood.serving.http.service import Settings
+
+    settings = Settings(deadline, max_body, max_texts, max_text_tokens, max_tokens, shadow, on_error)
+    known = find_tokens(tokens)
+    service = open_service(detector_folder, model, settings, host, known)
+    from apood.serving.http.access import is_loopback
+    from apood.serving.http.app import make_app
+    from apood.serving.http.server import run_server
+
+    app = make_app(service, known, local=is_loopback(host), chat=chat, other_parts=other_parts)
+    run_server(app, service, host, port, report=lambda address: echo(f"Serving {detector_folder} at {address}"))
+
+
+def find_tokens(file: Path | None) -> tuple[str, ...]:
+    """Return the bearer tokens of a file, or of the environment."""
+    from apood.serving.http.access import read_tokens
+
+    if file is None:
+        return read_tokens(os.environ.get(TOKENS_VARIABLE, ""))
+    tokens = read_tokens(file.read_text(encoding="utf-8"))
+    if not tokens:
+        raise InputError(f"{file} holds no token: write one per line.")
+    return tokens
+
+
+def open_service(
+    folder: Path, model: str | None, settings: "Settings", host: str, tokens: tuple[str, ...]
+) -> "Service":
+    """Return the service of the detector in `folder`. Everything that can be wrong is checked before it is started."""
+    for module in ("fastapi", "httpx2", "prometheus_client", "uvicorn"):
+        import_optional(module, "serve", "Serving over HTTP")
+    from apood.serving.http.access import check_exposure
+    from apood.serving.http.served import load_served
+    from apood.serving.http.service import Service
+
+    check_exposure(host, tokens)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    first = [load_served(folder, model)]  # an error here ends the command with one sentence
+    return Service(lambda: first.pop() if first else load_served(folder, model), settings)

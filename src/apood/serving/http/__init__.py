@@ -1,0 +1,1 @@
+"""The HTTP service: texts and token arrays in, scores and decisions out."""

@@ -1,0 +1,153 @@
+"""Who may ask, and what leaves the service: tokens, hosts, headers, and errors that nobody foresaw."""
+
+import hashlib
+import hmac
+import ipaddress
+import json
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from typing import Any
+
+from apood.serving.http.errors import HttpError, describe_error
+from apood.serving.http.service import Service
+from apood.support.errors import InputError
+
+__all__ = ["SAFE_HEADERS", "Asgi", "Gate", "check_exposure", "is_loopback", "read_tokens"]
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_OPEN = frozenset({"/", "/page.js", "/page.css", "/healthz", "/readyz"})  # what tells nothing about inputs
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_SHORTEST = 16  # characters of a token
+SAFE_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+"""Headers that keep browsers from doing more with an answer than showing it."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_tokens(text: str) -> tuple[str, ...]:
+    """Return bearer tokens, one per line. Raise InputError if one is too short to be a secret."""
+    tokens = tuple(line.strip() for line in text.splitlines() if line.strip())
+    for number, token in enumerate(tokens, 1):
+        if len(token) < _SHORTEST or not token.isascii() or " " in token:
+            raise InputError(
+                f"A bearer token must have at least {_SHORTEST} ASCII characters and no space: token {number} has not."
+            )
+    return tokens
+
+
+def check_exposure(host: str, tokens: Collection[str]) -> None:
+    """Raise InputError if other machines could ask without a token."""
+    if not tokens and not is_loopback(host):
+        raise InputError(
+            f"The address {host} can be reached from other machines, so bearer tokens are required: give a file with "
+            "--tokens, one token per line, or bind to 127.0.0.1."
+        )
+
+
+class Gate:
+    """Wraps an application: it checks tokens and hosts, counts answers, and answers errors that nobody foresaw.
+
+    Args:
+        app: the application.
+        service: the service, for its metrics.
+        tokens: the bearer tokens, one of which a request must have; empty if everyone on this machine may ask.
+        local: whether the server is bound to loopback. Then the name in the header Host must be a local one, so that a
+            web page cannot reach the service under a name of its own.
+        token_headers: the headers that a token may be in.
+        added: headers that every answer gets, unless it has them.
+    """
+
+    def __init__(
+        self,
+        app: Asgi,
+        service: Service,
+        tokens: Collection[str],
+        *,
+        local: bool,
+        token_headers: Collection[str] = ("authorization", "x-api-key"),
+        added: Mapping[str, str] = SAFE_HEADERS,
+    ) -> None:
+        self._app, self._service, self._local = app, service, local
+        self._tokens, self._token_headers = [_digest(token) for token in tokens], token_headers
+        self._added = [(name.encode(), value.encode()) for name, value in added.items()]
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 0
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                present = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(pair for pair in self._added if pair[0] not in present)]
+            await send(message)
+
+        try:
+            self._check(scope)
+            await self._app(scope, receive, note)
+        except HttpError as error:
+            await _answer(note, error)
+        except Exception as error:
+            self._service.note_failure(error)
+            if not status:
+                await _answer(note, HttpError(500, "The service met an error that it did not foresee."))
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self._service.metrics.count_request(route, status or 499, time.perf_counter() - started)
+
+    def _check(self, scope: Message) -> None:
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        host = headers.get("host", "")
+        if self._local and _drop_port(host).lower() not in _LOCAL_NAMES:
+            raise HttpError(403, "The service answers only to localhost, 127.0.0.1 and [::1].")
+        if not self._tokens or scope["path"] in _OPEN:
+            return
+        given = [_digest(_get_token(name, headers.get(name, ""))) for name in self._token_headers]
+        # All are compared, in constant time, so that the time tells nothing about any of them.
+        if not any([hmac.compare_digest(one, own) for one in given for own in self._tokens]):  # noqa: C419
+            where = " or ".join(self._token_headers)
+            raise HttpError(401, f"A token is required, in the header {where}.", headers={"www-authenticate": "Bearer"})
+
+
+def _get_token(header: str, value: str) -> str:
+    if header != "authorization":
+        return value.strip()
+    kind, _, token = value.partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
+
+
+def _drop_port(host: str) -> str:
+    return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+async def _answer(send: Send, error: HttpError) -> None:
+    body = json.dumps(describe_error(error)).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})

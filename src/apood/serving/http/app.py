@@ -1,0 +1,241 @@
+"""The application: its routes, and what they take and return."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from apood.pipeline.judging import Judgement
+from apood.serving.http.access import Asgi, Gate
+from apood.serving.http.bodies import get_content_type, parse_object, read_body
+from apood.serving.http.chat import Chat, OtherParts
+from apood.serving.http.errors import CODES, HttpError
+from apood.serving.http.guardrail import GUARDRAIL_PATH, answer_guardrail
+from apood.serving.http.requests import add_error_handlers, open_service, run_unless_gone
+from apood.serving.http.service import Service
+from apood.support.version import __version__
+from apood.tokens.identity import FOLDER
+
+__all__ = ["make_app"]
+
+_TOKEN_TYPES = ("application/vnd.safetensors", "application/octet-stream")
+_TEXT = {"type": "string", "description": "One text."}
+_SCORE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "text": _TEXT,
+                        "texts": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                    },
+                    "oneOf": [{"required": ["text"]}, {"required": ["texts"]}],
+                    "additionalProperties": False,
+                }
+            },
+            _TOKEN_TYPES[0]: {
+                "schema": {
+                    "type": "string",
+                    "format": "binary",
+                    "description": "A safetensors file with values [tokens, D] and offsets [sequences + 1], as a shard "
+                    "of a token store, and channel.NAME.values and channel.NAME.offsets for every channel.",
+                }
+            },
+        },
+    }
+}
+_GUARDRAIL_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "input_type": {"enum": ["request", "response"]},
+                        "structured_messages": {"type": ["array", "null"], "items": {"type": "object"}},
+                        "texts": {"type": ["array", "null"], "items": {"type": "string"}},
+                        "images": {"type": ["array", "null"], "items": {"type": "string"}},
+                    },
+                    "required": ["input_type"],
+                }
+            }
+        },
+    }
+}
+_ERROR_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": "null"},
+                "code": {"type": "string"},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+
+
+def make_app(
+    service: Service,
+    tokens: Collection[str],
+    *,
+    local: bool,
+    chat: Chat = "last-user",
+    other_parts: OtherParts = "refuse",
+) -> Asgi:
+    """Return the application of a service.
+
+    Args:
+        service: the service.
+        tokens: the bearer tokens, as in `Gate`.
+        local: whether the server is bound to loopback, as in `Gate`.
+        chat: which text of a conversation is judged.
+        other_parts: what becomes of messages with parts that are no text.
+    """
+    from fastapi import FastAPI, Request, Response
+    from fastapi.responses import JSONResponse
+
+    app = FastAPI(
+        title="apood",
+        version=__version__,
+        description="Tells whether inputs belong to the distribution that a model was trained on.",
+        docs_url=None,  # the pages load scripts from other hosts
+        redoc_url=None,
+        lifespan=lambda _app: open_service(service),
+    )
+    add_error_handlers(app)
+
+    @app.post(
+        "/v1/score",
+        summary="Score one or many texts, or token arrays",
+        openapi_extra=_SCORE_BODY,
+        responses=_describe_errors(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
+    )
+    async def score(request: Request) -> Response:
+        """Return one result per text: its score, p-value and decision.
+
+        A result is `accepted` if its decision is ID, or in shadow mode. If the request could not be judged and passes
+        by --on-error accept, there are no results, and `problem` says why.
+        """
+        kind, settings = get_content_type(request), service.settings
+        if kind not in ("application/json", *_TOKEN_TYPES):
+            raise HttpError(415, f"The content type must be application/json or {_TOKEN_TYPES[0]}.")
+        body = await read_body(request, settings.most_bytes, settings.deadline)
+        texts = _get_texts(parse_object(body)) if kind == "application/json" else None
+        digest = service.served.digest
+        judging = service.judge_tokens(body) if texts is None else service.judge_texts(texts)
+        outcome = await run_unless_gone(request, service.decide(judging))
+        return JSONResponse(
+            {
+                "detector": digest,
+                "shadow": settings.shadow,
+                "accepted": outcome.accepted,
+                "problem": None if outcome.problem is None else outcome.problem.message,
+                "results": [_describe_judgement(own, shadow=settings.shadow) for own in outcome.judgements],
+            }
+        )
+
+    @app.post(
+        GUARDRAIL_PATH,
+        summary="Answer the generic guardrail of LiteLLM",
+        openapi_extra=_GUARDRAIL_BODY,
+        responses=_describe_errors(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
+    )
+    async def guardrail(request: Request) -> Response:
+        """Return NONE if the input of a call may pass, and BLOCKED with a reason if not."""
+        return JSONResponse(await answer_guardrail(request, service, chat, other_parts))
+
+    @app.get("/v1/detector", responses=_describe_errors(401, 403, 503), summary="Describe the detector and the limits")
+    async def detector() -> Response:
+        """Return the method, its encoder, its calibration, and the limits of the service."""
+        return JSONResponse(_describe_service(service, chat))
+
+    @app.get("/v1/shadow", responses=_describe_errors(401, 403), summary="Count what would be refused")
+    async def shadow() -> Response:
+        """Return how many texts would have been refused at a grid of accept rates, since the start."""
+        return JSONResponse({"shadow": service.settings.shadow, **service.tally.describe()})
+
+    @app.get("/healthz", summary="Tell that the process is alive")
+    async def healthz() -> Response:
+        """Return an empty answer as long as the event loop runs."""
+        return Response(status_code=204)
+
+    @app.get("/readyz", responses=_describe_errors(503), summary="Tell whether the detector is loaded and warm")
+    async def readyz() -> Response:
+        """Return an empty answer once requests can be judged."""
+        _ = service.served
+        return Response(status_code=204)
+
+    @app.get("/metrics", responses=_describe_errors(401, 403), summary="Return metrics for Prometheus")
+    async def metrics() -> Response:
+        """Return counts and times; nothing is made from an input."""
+        content, kind = service.metrics.render(service.in_flight)
+        return Response(content, media_type=kind)
+
+    return Gate(app, service, tokens, local=local)
+
+
+def _describe_judgement(judgement: Judgement, *, shadow: bool) -> dict[str, Any]:
+    """Return a decision as JSON. A score of -inf, which JSON lacks, is null."""
+    scored = judgement.score != -float("inf")
+    return {
+        "accepted": shadow or judgement.accepted,
+        "decision": "ID" if judgement.accepted else "OOD",
+        "score": judgement.score if scored else None,
+        "p_value": judgement.p_value,
+        "passes_above": 1 - judgement.p_value if scored and judgement.p_value is not None else None,
+        "tokens": judgement.tokens,
+        "windows": judgement.windows,
+        "truncated": judgement.truncated,
+        "note": judgement.note,
+    }
+
+
+def _get_texts(body: Mapping[str, Any]) -> list[str]:
+    if len(body) != 1 or not body.keys() <= {"text", "texts"}:
+        raise HttpError(422, "The body must have either text, a string, or texts, a list of strings, and nothing else.")
+    texts = [body["text"]] if "text" in body else body["texts"]
+    if not isinstance(texts, list) or not texts:
+        raise HttpError(422, "texts must be a list of at least one string.")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise HttpError(422, f"Texts must be strings, and the one at index {index} is not.")
+    return texts
+
+
+def _describe_service(service: Service, chat: Chat) -> dict[str, Any]:
+    served, settings = service.served, service.settings
+    calibration, encoder = served.detector.calibration, served.detector.encoder_
+    return {
+        "detector": served.digest,
+        "method": served.detector.name,
+        "encoder": None if encoder is None else {key: value for key, value in encoder.items() if key != FOLDER},
+        "takes": ["tokens"] if served.encoder is None else ["texts", "tokens"],
+        "requires": sorted(served.detector.requires),
+        "dim": served.detector.dim_,
+        "accept": calibration.accept,
+        "threshold": calibration.threshold,
+        "calibration_texts": len(calibration.scores),
+        "chat": chat,
+        "shadow": settings.shadow,
+        "on_error": settings.on_error,
+        "limits": {
+            "deadline_seconds": settings.deadline,
+            "body_bytes": settings.most_bytes,
+            "texts": settings.most_texts,
+            "tokens_per_text": settings.most_text_tokens,
+            "tokens_in_flight": settings.most_tokens,
+        },
+        "version": __version__,
+    }
+
+
+def _describe_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    content = {"application/json": {"schema": _ERROR_SCHEMA}}
+    return {status: {"description": CODES[status], "content": content} for status in statuses}

@@ -1,0 +1,61 @@
+"""The generic guardrail of LiteLLM: its proxy asks before a call whether the input may pass."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from apood.pipeline.judging import Judgement
+from apood.serving.http.bodies import get_content_type, parse_object, read_body
+from apood.serving.http.chat import Chat, OtherParts, choose_text, read_messages
+from apood.serving.http.errors import HttpError
+from apood.serving.http.requests import run_unless_gone
+from apood.serving.http.service import Service
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+__all__ = ["GUARDRAIL_PATH", "answer_guardrail", "describe_refusal"]
+
+GUARDRAIL_PATH = "/beta/litellm_basic_guardrail_api"
+"""The path that LiteLLM asks."""
+
+
+async def answer_guardrail(request: "Request", service: Service, chat: Chat, other_parts: OtherParts) -> dict[str, Any]:
+    """Return whether a call of LiteLLM may pass: the action NONE, or BLOCKED with the reason.
+
+    Outputs are not judged: their answer is NONE. What cannot be judged is blocked.
+    """
+    if get_content_type(request) != "application/json":
+        raise HttpError(415, "The content type must be application/json.")
+    settings = service.settings
+    body = parse_object(await read_body(request, settings.most_bytes, settings.deadline))
+    if body.get("input_type") not in ("request", "response"):
+        raise HttpError(422, "input_type must be request or response.")
+    if body["input_type"] == "response":
+        return {"action": "NONE"}
+    try:
+        texts = _find_texts(body, chat, other_parts)
+    except HttpError as error:
+        return {"action": "BLOCKED", "blocked_reason": error.message}
+    outcome = await run_unless_gone(request, service.decide(service.judge_texts(texts)))
+    if outcome.accepted:
+        return {"action": "NONE"}
+    return {"action": "BLOCKED", "blocked_reason": describe_refusal(outcome.judgements)}
+
+
+def describe_refusal(judgements: Sequence[Judgement]) -> str:
+    """Return why a request was refused, for its sender; scores and thresholds are left out."""
+    refused = [own for own in judgements if not own.accepted]
+    if all(own.score == -float("inf") for own in refused):
+        return "The input is empty or cannot be judged."
+    return "The input is unlike those that this service was made for."
+
+
+def _find_texts(body: Mapping[str, Any], chat: Chat, other_parts: OtherParts) -> list[str]:
+    messages, texts = body.get("structured_messages"), body.get("texts")
+    if messages:
+        return [choose_text(read_messages(messages), chat, other_parts)]
+    if body.get("images") and other_parts == "refuse":
+        raise HttpError(400, "The request has images, and only texts can be judged.")
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise HttpError(400, "The request has no text, so there is nothing to judge.")
+    return texts

@@ -1,0 +1,182 @@
+"""What is served: a calibrated detector and, for texts, its encoder. Requests become pieces that share batches."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from torch import Tensor
+
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.data_checks import refuse_lacking, refuse_nonfinite
+from apood.encoders.text.encoder import PreparedTexts, TextEncoder
+from apood.encoders.text.tokenising import choose_batch_tokens
+from apood.pipeline.judging import Judgement
+from apood.pipeline.loading import load
+from apood.pipeline.opening import open_text_encoder_of
+from apood.pipeline.seen import Seen
+from apood.pipeline.text_detector import TextDetector
+from apood.serving.http.batcher import Run
+from apood.serving.shared.verdicts import Judged, decide, find_owners, score_states
+from apood.support.errors import InputError
+from apood.support.files import sha256_of
+from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.documents import number_documents
+
+__all__ = ["Served", "Work", "load_served"]
+
+_CHANNEL = "channel."  # the names of the tensors of a body are those of a shard of a token store
+
+
+@dataclass(frozen=True)
+class Work:
+    """A request that is ready for the model.
+
+    Attributes:
+        run: the function that scores pieces.
+        pieces: token ids or token arrays, one piece per sequence.
+        sizes: the number of tokens of each piece.
+        owners: the index of the text of each piece.
+        count: the number of texts.
+        problems: what is wrong with the texts that have no piece, by their indices.
+        cut: the indices of the texts of which only the beginning is scored.
+    """
+
+    run: Run
+    pieces: Sequence[Any]
+    sizes: Sequence[int]
+    owners: Sequence[int]
+    count: int
+    problems: Mapping[int, str]
+    cut: frozenset[int] = frozenset()
+
+    def count_tokens(self) -> list[int]:
+        """Return the number of tokens of each text, in all of its windows."""
+        counts = np.zeros(self.count, dtype=np.int64)
+        np.add.at(counts, np.array(self.owners, dtype=np.int64), np.array(self.sizes, dtype=np.int64))
+        return [int(count) for count in counts]
+
+
+class Served:
+    """A calibrated detector and its encoder. One thread prepares requests, another one runs their pieces.
+
+    Args:
+        detector: the detector, calibrated.
+        encoder: its encoder, of mode `input`; None to score token arrays only.
+        digest: what tells this detector from another one.
+        seen: numbers about the texts that it learnt from, if they are known.
+    """
+
+    def __init__(self, detector: Detector, encoder: TextEncoder | None, digest: str, seen: Seen | None = None) -> None:
+        _ = detector.calibration  # raises an error if there is none
+        if encoder is not None and encoder.mode != "input":
+            raise InputError(f"The service judges inputs, but the encoder of the detector has the mode {encoder.mode}.")
+        self.detector, self.encoder, self.digest, self.seen = detector, encoder, digest, seen
+        self.batch_tokens = choose_batch_tokens(torch.device("cpu") if encoder is None else encoder.device)
+
+    def prepare_texts(self, texts: Sequence[str]) -> Work:
+        """Return the work for texts."""
+        if self.encoder is None:
+            raise InputError("The detector does not know which encoder made its tokens: send token arrays, not texts.")
+        problems = {index: "is empty" for index, text in enumerate(texts) if not text.strip()}
+        kept = [index for index in range(len(texts)) if index not in problems]
+        prepared = self.encoder.prepare([texts[index] for index in kept])
+        problems |= {kept[index]: problem for index, problem in prepared.refused.items()}
+        owners = [kept[index] for index in find_owners(prepared)]
+        sizes = prepared.sources.lengths.clamp(min=1).tolist()
+        cut = frozenset(owners[index] for index in prepared.cut)
+        return Work(self.run_texts, list(prepared.sources), sizes, owners, len(texts), problems, cut)
+
+    def prepare_tokens(self, body: bytes) -> Work:
+        """Return the work for token arrays in a safetensors body. Raise InputError if they cannot be scored."""
+        batch = _read_tokens(body)
+        requires = self.detector.requires
+        refuse_lacking(batch, self.detector.name, requires, "body's sequences")
+        if "tokens" in requires and batch.dim != self.detector.dim_:
+            raise InputError(f"The tokens have D={batch.dim}, the detector was fitted on D={self.detector.dim_}.")
+        refuse_nonfinite(batch, requires, 0, "the body")
+        owners = number_documents(batch).tolist()
+        count = owners[-1] + 1 if owners else 0
+        pieces = [batch.select([index]) for index in range(len(batch))]
+        return Work(self.run_tokens, pieces, batch.lengths.clamp(min=1).tolist(), owners, count, {})
+
+    def run_texts(self, pieces: Sequence[Tensor]) -> list[tuple[float, str | None]]:
+        """Return the score of each piece, or what is wrong with it."""
+        assert self.encoder is not None
+        count = len(pieces)
+        ids = Ragged.from_lengths(torch.cat([*pieces]), [len(piece) for piece in pieces])
+        # Every window is a document of its own here: the worst one of a text is found when all are there.
+        windows = torch.zeros(count, dtype=torch.int64)
+        prepared = PreparedTexts([""] * count, ids, [], None, frozenset(), windows)
+        return self._score(self.encoder.run(prepared))
+
+    def run_tokens(self, pieces: Sequence[TokenBatch]) -> list[tuple[float, str | None]]:
+        """Return the score of each piece, or what is wrong with it."""
+        return self._score(TokenBatch.concatenate(pieces))
+
+    def _score(self, tokens: TokenBatch) -> list[tuple[float, str | None]]:
+        judged = score_states(self.detector, tokens)
+        return list(zip(judged.scores.tolist(), judged.problems, strict=True))
+
+    def judge(self, work: Work, outcomes: Sequence[tuple[float, str | None]]) -> list[Judgement]:
+        """Return the decisions on the texts of a request from the scores of its pieces."""
+        scores, problems = np.array([score for score, _ in outcomes]), [problem for _, problem in outcomes]
+        part = Judged(scores, problems, [1] * len(outcomes))
+        judged = Judged.gather(work.count, work.owners, [part], dict(work.problems))
+        verdicts = decide(self.detector, judged, "input")
+        return [
+            Judgement(
+                verdict.score, verdict.p_value, verdict.accepted, tokens, verdict.windows, index in work.cut,
+                verdict.reason or self._describe_length(tokens),
+            )
+            for index, (verdict, tokens) in enumerate(zip(verdicts, work.count_tokens(), strict=True))
+        ]  # fmt: skip
+
+    def count_unusual(self, judgements: Sequence[Judgement]) -> int:
+        """Return how many texts are shorter or longer than 99% of those that the detector learnt from."""
+        return sum(self._describe_length(own.tokens) is not None for own in judgements)
+
+    def _describe_length(self, tokens: int) -> str | None:
+        return None if self.seen is None else self.seen.describe_length(tokens)
+
+    def make_warm_up(self) -> Work:
+        """Return the work of a full batch, whose results mean nothing."""
+        if self.encoder is None:
+            dim = self.detector.dim_
+            tokens = TokenBatch.from_lengths(torch.ones(self.batch_tokens, dim), [self.batch_tokens])
+            return Work(self.run_tokens, [tokens], [self.batch_tokens], [0], 1, {})
+        longest = self.encoder.max_tokens
+        return self.prepare_texts([" ".join(["a"] * longest)] * max(1, self.batch_tokens // longest))
+
+
+def load_served(folder: Path, model: str | None = None) -> Served:
+    """Return the detector in a folder with its encoder, if it knows one; `model` is the folder of one that moved."""
+    digest = sha256_of(folder / "config.json")[:12] if (folder / "config.json").is_file() else ""
+    found = load(folder)
+    detector = found.detector if isinstance(found, TextDetector) else found
+    encoder = None if detector.encoder_ is None else open_text_encoder_of(detector, model=model)
+    return Served(detector, encoder, digest, found.training if isinstance(found, TextDetector) else None)
+
+
+def _read_tokens(body: bytes) -> TokenBatch:
+    try:
+        tensors = parse_tensors(body)
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise InputError("The body is not a safetensors file, or it is cut or damaged.") from error
+    prefixes = {name.removesuffix("values") for name in tensors if name.endswith("values")}
+    expected = {f"{prefix}{part}" for prefix in prefixes for part in ("values", "offsets")}
+    if expected != tensors.keys() or not all(prefix == "" or prefix.startswith(_CHANNEL) for prefix in prefixes):
+        raise InputError(
+            "The body must have the tensors values [tokens, D] and offsets [sequences + 1], and for each channel "
+            "channel.NAME.values and channel.NAME.offsets."
+        )
+    parts = {prefix: Ragged(tensors[f"{prefix}values"], tensors[f"{prefix}offsets"]) for prefix in sorted(prefixes)}
+    tokens = parts.pop("", None)
+    channels = {prefix.removeprefix(_CHANNEL).rstrip("."): part for prefix, part in parts.items()}
+    if tokens is None:
+        return TokenBatch.without_tokens(**channels)
+    return TokenBatch(tokens.values, tokens.offsets, channels)

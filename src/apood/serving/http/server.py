@@ -1,0 +1,84 @@
+"""Runs an application with uvicorn: SIGTERM finishes what was accepted, SIGHUP loads the detector again."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from apood.serving.http.access import Asgi
+from apood.serving.http.service import Service
+
+if TYPE_CHECKING:
+    import uvicorn
+
+__all__ = ["run_server"]
+
+_MOST_CONNECTIONS = 1024
+_GRACE = 5  # seconds beyond the deadline of requests, for answers on their way
+
+
+def run_server(
+    app: Asgi, service: Service, host: str, port: int, *, report: Callable[[str], None] | None = None
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; then accept nothing new, answer what was accepted, and return.
+
+    Args:
+        app: the application of the service.
+        service: the service.
+        host: the address to bind to.
+        port: its port; 0 for any that is free.
+        report: called with the address of the server as soon as it accepts connections.
+    """
+    asyncio.run(_serve(app, service, host, port, report))
+
+
+async def _serve(app: Asgi, service: Service, host: str, port: int, report: Callable[[str], None] | None) -> None:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Leave the signals alone: uvicorn would raise them again at the end, as if the server had failed."""
+            yield
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if report is not None and self.started:
+                report(_get_address(self))
+
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        lifespan="on",
+        log_level="warning",
+        access_log=False,  # paths may hold what a client should not have put there
+        server_header=False,
+        date_header=True,
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=int(service.settings.deadline) + _GRACE,
+        ws="none",
+    )
+    server = Server(config)
+    loop = asyncio.get_running_loop()
+    reloads: set[asyncio.Task[bool]] = set()
+
+    def stop() -> None:
+        server.should_exit = True
+
+    def reload() -> None:
+        task = loop.create_task(service.reload())
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await server.serve()
+
+
+def _get_address(server: "uvicorn.Server") -> str:
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

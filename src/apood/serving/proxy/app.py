@@ -1,0 +1,133 @@
+"""The application of the proxy: it judges inputs, refuses or tags them, and passes the rest on."""
+
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from apood.serving.http.access import Asgi, Gate
+from apood.serving.http.bodies import get_content_type, parse_object, read_body
+from apood.serving.http.chat import Chat, OtherParts, choose_text, read_messages, read_responses_input
+from apood.serving.http.errors import HttpError, describe_error
+from apood.serving.http.guardrail import describe_refusal
+from apood.serving.http.requests import add_error_handlers, open_service, run_unless_gone
+from apood.serving.http.service import Outcome, Service
+from apood.serving.proxy.refusals import ENDPOINTS, make_completion, stream_completion
+from apood.serving.proxy.upstream import Upstream
+
+__all__ = ["TOKEN_HEADER", "Rules", "find_texts", "make_proxy"]
+
+TOKEN_HEADER = "x-apood-token"
+"""The header of a token of the proxy; the header Authorization belongs to the server behind it."""
+
+REFUSED = "out_of_distribution"
+"""The code of the error that answers a refused request."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a proxy judges and refuses.
+
+    Attributes:
+        chat: which text of a conversation is judged.
+        other_parts: what becomes of messages with parts that are no text.
+        refusal_text: what a refused request is answered with, as an ordinary completion; None for an error.
+    """
+
+    chat: Chat = "last-user"
+    other_parts: OtherParts = "refuse"
+    refusal_text: str | None = None
+
+
+def make_proxy(
+    service: Service, upstream: Upstream, rules: Rules, tokens: Collection[str] = (), *, local: bool = True
+) -> Asgi:
+    """Return the application of a proxy; `tokens` and `local` are as in `Gate`."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+    async def guard(request: Request) -> Response:
+        if get_content_type(request) != "application/json":
+            raise HttpError(415, "The content type must be application/json.")
+        body = await read_body(request, service.settings.most_bytes, service.settings.deadline)
+        asked = parse_object(body)
+        texts = find_texts(request.url.path, asked, rules)
+        outcome = await run_unless_gone(request, service.decide(service.judge_texts(texts)))
+        tags = _make_tags(service, outcome)
+        if outcome.accepted:
+            return upstream.pass_back(await run_unless_gone(request, upstream.send(request, body)), tags)
+        if rules.refusal_text is None:
+            error = HttpError(400, describe_refusal(outcome.judgements), code=REFUSED)
+            return JSONResponse(describe_error(error), error.status, tags)
+        completion = make_completion(request.url.path, asked.get("model"), rules.refusal_text)
+        if asked.get("stream") is True:
+            events = stream_completion(request.url.path, completion)
+            return StreamingResponse(
+                events, headers={**tags, "cache-control": "no-cache"}, media_type="text/event-stream"
+            )
+        return JSONResponse(completion, headers=tags)
+
+    async def pass_on(request: Request) -> Response:
+        return upstream.pass_back(await run_unless_gone(request, upstream.send(request, b"")), {})
+
+    async def healthz(_request: Request) -> Response:
+        return Response(status_code=204)
+
+    async def readyz(_request: Request) -> Response:
+        _ = service.served
+        return Response(status_code=204)
+
+    async def metrics(_request: Request) -> Response:
+        content, kind = service.metrics.render(service.in_flight)
+        return Response(content, media_type=kind)
+
+    @asynccontextmanager
+    async def live(_app: Starlette) -> AsyncIterator[None]:
+        async with open_service(service):
+            yield
+        await upstream.close()
+
+    routes = [
+        *(Route(path, guard, methods=["POST"]) for path in ENDPOINTS),
+        # What carries no input. Other paths are refused: they would lead around the guard.
+        Route("/v1/models", pass_on, methods=["GET"]),
+        Route("/v1/models/{model:path}", pass_on, methods=["GET"]),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/metrics", metrics),
+    ]
+    app = Starlette(routes=routes, lifespan=live)
+    app.router.redirect_slashes = False
+    add_error_handlers(app)
+    return Gate(app, service, tokens, local=local, token_headers=(TOKEN_HEADER,), added={})
+
+
+def find_texts(path: str, body: Mapping[str, Any], rules: Rules) -> list[str]:
+    """Return the texts of a request that are judged. Raise HttpError if there are none."""
+    if path == "/v1/chat/completions":
+        return [choose_text(read_messages(body.get("messages")), rules.chat, rules.other_parts)]
+    if path == "/v1/responses":
+        return [choose_text(read_responses_input(body, rules.chat), rules.chat, rules.other_parts)]
+    prompt, suffix = body.get("prompt"), body.get("suffix")
+    texts = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise HttpError(400, "prompt must be a string or a list of strings: numbers of tokens cannot be judged.")
+    if suffix is not None and not isinstance(suffix, str):
+        raise HttpError(400, "suffix must be a string.")
+    return [*texts, *([suffix] if suffix else [])]
+
+
+def _make_tags(service: Service, outcome: Outcome) -> dict[str, str]:
+    """Return the headers that tell what was decided."""
+    tags = {"x-apood-detector": service.served.digest}
+    if service.settings.shadow:
+        tags["x-apood-shadow"] = "true"
+    if outcome.problem is not None:
+        return {**tags, "x-apood-decision": "none", "x-apood-problem": outcome.problem.code}
+    worst = min(outcome.judgements, key=lambda own: (own.accepted, own.score))
+    tags["x-apood-decision"] = "ID" if worst.accepted else "OOD"
+    if worst.score != -float("inf"):
+        tags |= {"x-apood-score": f"{worst.score:.6g}", "x-apood-p-value": f"{worst.p_value:.6g}"}
+    return tags

@@ -1,0 +1,1 @@
+"""What the guard and the HTTP service share."""

@@ -1,0 +1,142 @@
+"""The service answers as offline scoring does, whatever the batch, and describes itself."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from http_server import FOREIGN, KNOWN, Running, make_texts, run_service
+from safetensors.torch import save
+
+from apood import TextDetector, TokenBatch, load
+from apood.serving.http.served import Served
+
+NEW = [*make_texts(40, KNOWN, 5), *make_texts(20, FOREIGN, 6), *make_texts(5, KNOWN + FOREIGN, 7, 120)]
+
+
+def score(server: Running, texts: list[str]) -> list[dict]:
+    answer = server.client.post("/v1/score", json={"texts": texts})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["results"]
+
+
+@pytest.fixture(scope="module")
+def offline(detector_folder: Path) -> TextDetector:
+    found = load(detector_folder)
+    assert isinstance(found, TextDetector)
+    return found
+
+
+def check_same(results: list[dict], texts: list[str], offline: TextDetector) -> None:
+    expected = offline.judge(texts)
+    spread = np.std(offline.detector.calibration.scores)
+    np.testing.assert_allclose([own["score"] for own in results], [own.score for own in expected], atol=1e-4 * spread)
+    np.testing.assert_allclose([own["p_value"] for own in results], [own.p_value for own in expected])
+    assert [own["decision"] == "ID" for own in results] == [own.accepted for own in expected]
+    assert [own["accepted"] for own in results] == [own.accepted for own in expected]
+    assert [own["tokens"] for own in results] == [own.tokens for own in expected]
+    assert [own["windows"] for own in results] == [own.windows for own in expected]
+
+
+def test_a_list_is_judged_as_offline(server: Running, offline: TextDetector) -> None:
+    results = score(server, NEW)
+    check_same(results, NEW, offline)
+    assert {own["decision"] for own in results} == {"ID", "OOD"} and max(own["windows"] for own in results) > 1
+
+
+def test_concurrent_single_texts_are_judged_as_offline(server: Running, offline: TextDetector) -> None:
+    def ask(text: str) -> dict:
+        answer = server.client.post("/v1/score", json={"text": text})
+        assert answer.status_code == 200, answer.text
+        (result,) = answer.json()["results"]
+        return result
+
+    with ThreadPoolExecutor(16) as pool:
+        check_same(list(pool.map(ask, NEW)), NEW, offline)
+
+
+def test_token_arrays_are_judged_as_their_texts(server: Running, offline: TextDetector) -> None:
+    batch = offline.encoder.encode(NEW)
+    window = batch.channels["window"]
+    body = save(
+        {
+            "values": batch.values,
+            "offsets": batch.offsets,
+            "channel.window.values": window.values,
+            "channel.window.offsets": window.offsets,
+        }
+    )
+    answer = server.client.post("/v1/score", content=body, headers={"content-type": "application/vnd.safetensors"})
+    assert answer.status_code == 200, answer.text
+    check_same(answer.json()["results"], NEW, offline)
+
+
+def test_what_cannot_be_scored_is_refused_by_name(server: Running) -> None:
+    empty, far = score(server, ["  ", " ".join(KNOWN * 230)])
+    for result in (empty, far):
+        assert not result["accepted"] and result["decision"] == "OOD"
+        assert result["score"] is None and result["passes_above"] is None
+    assert empty["note"] == "The input is empty."
+    assert "windows" in far["note"]
+
+
+def test_a_text_passes_above_the_accept_rate_that_the_result_names(server: Running, offline: TextDetector) -> None:
+    result = next(own for own in score(server, NEW) if own["decision"] == "OOD" and own["score"] is not None)
+    scores = offline.detector.calibration.scores
+    from apood.decisions.conformal import Calibration
+
+    just_above, just_below = result["passes_above"] + 1e-4, result["passes_above"] - 1e-4
+    if just_above < 1 - 1 / (len(scores) + 1):
+        assert Calibration.from_scores(scores, just_above).accepts([result["score"]]).all()
+    assert not Calibration.from_scores(scores, just_below).accepts([result["score"]]).any()
+
+
+def test_the_detector_describes_itself(server: Running, offline: TextDetector) -> None:
+    facts = server.client.get("/v1/detector").json()
+    assert facts["method"] == "knn" and facts["accept"] == 0.9
+    assert facts["threshold"] == offline.detector.threshold_
+    assert "folder" not in facts["encoder"] and facts["limits"]["texts"] == 256
+    assert server.client.get("/healthz").status_code == 204
+    schema = server.client.get("/openapi.json").json()
+    assert {"/v1/score", "/v1/detector", "/v1/shadow", "/healthz", "/readyz", "/metrics"} <= schema["paths"].keys()
+
+
+def test_metrics_count_and_hold_no_input(server: Running) -> None:
+    score(server, ["word1 word2 word3"])
+    metrics = server.client.get("/metrics").text
+    assert 'apood_texts_total{decision="ID"}' in metrics
+    assert 'apood_requests_total{route="/v1/score",status="200"}' in metrics
+    assert "word1" not in metrics
+
+
+def test_shadow_mode_refuses_nothing_and_counts_what_would_be_refused(served: Served) -> None:
+    with run_service(served, shadow=True) as server:
+        results = score(server, NEW)
+        assert all(own["accepted"] for own in results)
+        assert {own["decision"] for own in results} == {"ID", "OOD"}
+        counts = server.client.get("/v1/shadow").json()
+        assert counts["shadow"] and counts["judged"] == len(NEW)
+        assert counts["ood"] == sum(own["decision"] == "OOD" for own in results)
+        for row in counts["rates"]:
+            expected = sum(own["score"] is None or own["p_value"] <= 1 - row["accept"] + 1e-9 for own in results)
+            assert row["refused"] == expected and row["share"] == expected / len(NEW)
+        at = {row["accept"]: row["refused"] for row in counts["rates"]}
+        assert at[0.9] == counts["ood"] and at[0.8] >= at[0.9] >= at[0.99]
+        assert f'apood_would_refuse_total{{accept_rate="0.9"}} {at[0.9]}.0' in server.client.get("/metrics").text
+        assert counts["minutes"][-1]["judged"] == len(NEW)
+
+
+def test_a_detector_without_an_encoder_takes_token_arrays_only() -> None:
+    from apood import KNN
+
+    tokens = [torch.randn(5, 8, generator=torch.Generator().manual_seed(n)) for n in range(40)]
+    detector = KNN(k=1).fit(tokens[:20]).calibrate(tokens[20:])
+    batch = TokenBatch.from_sequences(tokens[:3])
+    with run_service(Served(detector, None, "tokens")) as server:
+        body = save({"values": batch.values, "offsets": batch.offsets})
+        answer = server.client.post("/v1/score", content=body, headers={"content-type": "application/octet-stream"})
+        np.testing.assert_allclose([own["score"] for own in answer.json()["results"]], detector.score_samples(batch))
+        answer = server.client.post("/v1/score", json={"text": "a"})
+        assert answer.status_code == 422 and "send token arrays" in answer.json()["error"]["message"]
+        assert server.client.get("/v1/detector").json()["takes"] == ["tokens"]

@@ -1,0 +1,303 @@
+"""The proxy passes on what is in-distribution, unchanged, and nothing else."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from http_server import FOREIGN, KNOWN, Running, run_app, wait_until
+
+from apood.serving.http.served import Served
+from apood.serving.http.service import Service, Settings
+from apood.serving.proxy.app import Rules, make_proxy
+from apood.serving.proxy.upstream import Upstream, check_upstream
+from apood.support.errors import InputError
+
+KNOWN_TEXT, FOREIGN_TEXT = " ".join(KNOWN * 2), " ".join(FOREIGN * 2)
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+
+
+class Model:
+    """A server that notes what it is sent. A stream waits after its first event until it is freed."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, bytes, list[tuple[bytes, bytes]]]] = []
+        self.free = threading.Event()
+        self.gone = threading.Event()
+
+    def make_app(self) -> Any:
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+        from starlette.responses import Response, StreamingResponse
+        from starlette.routing import Route
+
+        async def stream() -> AsyncIterator[bytes]:
+            try:
+                yield b'data: {"n": 1}\n\n'
+                while not self.free.is_set():
+                    await asyncio.sleep(0.005)
+                yield b'data: {"n": 2}\n\ndata: [DONE]\n\n'
+            except (asyncio.CancelledError, GeneratorExit):
+                self.gone.set()
+                raise
+
+        async def answer(request: Request) -> Response:
+            body = await request.body()
+            self.seen.append((f"{request.url.path}?{request.url.query}", body, request.headers.raw))
+            asked = json.loads(body or b"{}")
+            if asked.get("stream"):
+                return StreamingResponse(stream(), media_type="text/event-stream")
+            if asked.get("model") == "slow":
+                await asyncio.sleep(5)
+            response = Response(b'{"odd":  "spacing"}', 418 if asked.get("model") == "teapot" else 200)
+            response.raw_headers += [(b"set-cookie", b"a=1"), (b"set-cookie", b"b=2"), (b"x-apood-score", b"forged")]
+            return response
+
+        return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture(scope="module")
+def upstream(model: Model) -> Iterator[str]:
+    with run_app(model.make_app(), None) as running:
+        yield running.url
+
+
+@contextmanager
+def run_proxy(served: Served, url: str, seconds: float = 30, settings: Any = None, **rules: Any) -> Iterator[Running]:
+    service = Service(lambda: served, Settings(**(settings or {})))
+    app = make_proxy(service, Upstream(url, seconds), Rules(**rules))
+    with run_app(app, service) as running:
+        wait_until(lambda: running.client.get("/readyz").status_code == 204)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def proxy(served: Served, upstream: str) -> Iterator[Running]:
+    with run_proxy(served, upstream) as running:
+        yield running
+
+
+def ask(text: str, **more: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+
+
+def test_accepted_requests_and_their_answers_pass_unchanged(proxy: Running, model: Model) -> None:
+    body = b'{ "messages": [{"role": "user", "content": "' + KNOWN_TEXT.encode() + b'"}],\n "x":1e3}'
+    headers = {
+        "authorization": "Bearer of-upstream",
+        "content-type": "application/json; charset=utf-8",
+        "traceparent": "00-1-2-01",
+        "connection": "x-private",
+        "x-private": "1",
+        "x-apood-decision": "forged",
+        "accept-encoding": "identity",
+    }
+    answer = proxy.client.post(f"{CHAT}?a=b%20c", content=body, headers=headers)
+    assert answer.status_code == 200 and answer.content == b'{"odd":  "spacing"}'
+    assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
+    assert answer.headers.get_list("x-apood-decision") == ["ID"]
+    assert answer.headers.get_list("x-apood-score") != ["forged"] and float(answer.headers["x-apood-p-value"]) > 0.1
+    path, seen, raw = model.seen[-1]
+    passed = {name.decode(): value.decode() for name, value in raw}
+    assert path == f"{CHAT}?a=b%20c" and seen == body
+    for name in ("authorization", "content-type", "traceparent", "accept-encoding"):
+        assert passed[name] == headers[name]
+    assert not {"x-private", "x-apood-decision", "user-agent-of-proxy"} & passed.keys()
+    assert proxy.client.post(CHAT, json=ask(KNOWN_TEXT, model="teapot")).status_code == 418
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, ask(FOREIGN_TEXT)),
+        (CHAT, ask(FOREIGN_TEXT, stream=True)),
+        (CHAT, ask("  ")),
+        (TEXT, {"prompt": FOREIGN_TEXT}),
+        (TEXT, {"prompt": [KNOWN_TEXT, FOREIGN_TEXT]}),
+        (TEXT, {"prompt": KNOWN_TEXT, "suffix": FOREIGN_TEXT}),
+        (RESPONSES, {"input": FOREIGN_TEXT}),
+        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": FOREIGN_TEXT}]}]}),
+    ],
+)
+def test_a_refused_request_never_reaches_upstream(proxy: Running, model: Model, path: str, body: Any) -> None:
+    before = len(model.seen)
+    answer = proxy.client.post(path, json=body)
+    assert answer.status_code == 400 and answer.headers["x-apood-decision"] == "OOD"
+    error = answer.json()["error"]
+    assert error["code"] == "out_of_distribution" and error["type"] == "invalid_request_error"
+    assert len(model.seen) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(TEXT, {"prompt": KNOWN_TEXT}), (TEXT, {"prompt": [KNOWN_TEXT] * 2}), (RESPONSES, {"input": KNOWN_TEXT})],
+)
+def test_other_endpoints_pass_too(proxy: Running, model: Model, path: str, body: Any) -> None:
+    assert proxy.client.post(path, json=body).headers["x-apood-decision"] == "ID"
+    assert json.loads(model.seen[-1][1]) == body
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", CHAT, {"messages": []}, 400),
+        ("POST", CHAT, {"prompt": KNOWN_TEXT}, 400),
+        ("POST", CHAT, ask(KNOWN_TEXT, messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400),
+        ("POST", TEXT, {"prompt": [1, 2, 3]}, 400),
+        ("POST", TEXT, {"prompt": [[1, 2, 3]]}, 400),
+        ("POST", RESPONSES, {"input": KNOWN_TEXT, "prompt": {"id": "p"}}, 400),
+        ("POST", f"{CHAT}/", ask(KNOWN_TEXT), 404),
+        ("POST", "/v1//chat/completions", ask(KNOWN_TEXT), 404),
+        ("POST", "/completion", {"prompt": FOREIGN_TEXT}, 404),
+        ("POST", "/v1/embeddings", {"input": FOREIGN_TEXT}, 404),
+        ("PUT", CHAT, ask(KNOWN_TEXT), 405),
+    ],
+)
+def test_no_way_leads_around_the_guard(
+    proxy: Running, model: Model, method: str, path: str, body: Any, status: int
+) -> None:
+    before = len(model.seen)
+    answer = proxy.client.request(method, path, json=body)
+    assert answer.status_code == status and answer.json()["error"]["message"].endswith(".")
+    assert len(model.seen) == before
+
+
+def test_a_body_that_two_programs_would_read_differently_is_refused(proxy: Running, model: Model) -> None:
+    before = len(model.seen)
+    one, other = (json.dumps(ask(text)["messages"]) for text in (FOREIGN_TEXT, KNOWN_TEXT))
+    body = f'{{"messages": {one}, "messages": {other}}}'.encode()
+    for content in (body, json.dumps(ask(KNOWN_TEXT)).encode("utf-16")):
+        answer = proxy.client.post(CHAT, content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+    assert len(model.seen) == before
+
+
+def test_the_system_prompt_and_the_history_do_not_change_the_score_by_a_bit(proxy: Running) -> None:
+    alone = proxy.client.post(CHAT, json=ask(KNOWN_TEXT)).headers
+    messages = [
+        {"role": "system", "content": FOREIGN_TEXT * 3},
+        {"role": "user", "content": FOREIGN_TEXT},
+        {"role": "assistant", "content": "word3"},
+        {"role": "user", "content": KNOWN_TEXT},
+    ]
+    among = proxy.client.post(CHAT, json={"messages": messages}).headers
+    assert among["x-apood-score"] == alone["x-apood-score"] and among["x-apood-decision"] == "ID"
+
+
+def test_the_whole_conversation_is_judged_if_the_contract_says_so(served: Served, upstream: str) -> None:
+    messages = [{"role": "user", "content": FOREIGN_TEXT}, {"role": "user", "content": KNOWN_TEXT}]
+    for chat in ("all-user", "whole"):
+        with run_proxy(served, upstream, chat=chat) as proxy:
+            assert proxy.client.post(CHAT, json={"messages": messages}).status_code == 400
+
+
+def test_a_stream_arrives_event_by_event(proxy: Running, model: Model) -> None:
+    model.free.clear()
+    with proxy.client.stream("POST", CHAT, json=ask(KNOWN_TEXT, stream=True)) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["x-apood-decision"] == "ID"
+        chunks = answer.iter_raw()
+        assert next(chunks) == b'data: {"n": 1}\n\n'  # upstream still waits
+        model.free.set()
+        assert b"".join(chunks) == b'data: {"n": 2}\n\ndata: [DONE]\n\n'
+
+
+def test_upstream_is_told_when_the_client_is_gone(proxy: Running, model: Model) -> None:
+    model.free.clear()
+    model.gone.clear()
+    with proxy.client.stream("POST", CHAT, json=ask(KNOWN_TEXT, stream=True)) as answer:
+        next(answer.iter_raw())
+    assert model.gone.wait(10)
+    model.free.set()
+
+
+def test_a_refusal_can_be_an_ordinary_completion(served: Served, upstream: str, model: Model) -> None:
+    before = len(model.seen)
+    with run_proxy(served, upstream, refusal_text="Ask about trains.") as proxy:
+        answer = proxy.client.post(CHAT, json=ask(FOREIGN_TEXT))
+        assert answer.status_code == 200 and answer.headers["x-apood-decision"] == "OOD"
+        assert (
+            answer.json()["choices"][0]["message"]["content"] == "Ask about trains." and answer.json()["model"] == "m"
+        )
+        assert (
+            proxy.client.post(TEXT, json={"prompt": FOREIGN_TEXT}).json()["choices"][0]["text"] == "Ask about trains."
+        )
+        output = proxy.client.post(RESPONSES, json={"input": FOREIGN_TEXT}).json()["output"]
+        assert output[0]["content"][0]["text"] == "Ask about trains."
+
+        def read(path: str, body: dict[str, Any]) -> list[Any]:
+            answer = proxy.client.post(path, json={**body, "stream": True})
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+            return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+        *events, end = read(CHAT, ask(FOREIGN_TEXT))
+        text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+        assert end == "[DONE]" and text == "Ask about trains." and events[-1]["choices"][0]["finish_reason"] == "stop"
+        *events, end = read(TEXT, {"prompt": FOREIGN_TEXT})
+        assert end == "[DONE]" and events[0]["choices"][0]["text"] == "Ask about trains."
+        events = read(RESPONSES, {"input": FOREIGN_TEXT})
+        assert [event["delta"] for event in events if event["type"] == "response.output_text.delta"] == [
+            "Ask about trains."
+        ]
+        assert events[-1]["type"] == "response.completed"
+    assert len(model.seen) == before
+
+
+def test_in_shadow_mode_everything_passes_with_a_tag(served: Served, upstream: str) -> None:
+    with run_proxy(served, upstream, settings={"shadow": True}) as proxy:
+        answer = proxy.client.post(CHAT, json=ask(FOREIGN_TEXT))
+        assert answer.status_code == 200
+        assert answer.headers["x-apood-decision"] == "OOD" and answer.headers["x-apood-shadow"] == "true"
+        assert 'apood_texts_total{decision="OOD"} 1.0' in proxy.client.get("/metrics").text
+
+
+def test_an_upstream_that_is_dead_or_slow_is_named(served: Served, upstream: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        with run_proxy(served, f"http://127.0.0.1:{taken.getsockname()[1]}") as proxy:
+            answer = proxy.client.post(CHAT, json=ask(KNOWN_TEXT))
+            assert answer.status_code == 502 and answer.json()["error"]["code"] == "upstream_failed"
+            assert proxy.client.post(CHAT, json=ask(FOREIGN_TEXT)).status_code == 400
+    with run_proxy(served, upstream, seconds=0.2) as proxy:
+        assert proxy.client.post(CHAT, json=ask(KNOWN_TEXT, model="slow")).status_code == 504
+        assert proxy.client.post(CHAT, json=ask(KNOWN_TEXT)).status_code == 200
+
+
+def test_what_cannot_be_judged_is_refused_unless_the_operator_accepts_it(served: Served, upstream: str) -> None:
+    class Broken(Served):
+        def run_texts(self, pieces: Any) -> Any:
+            if len(pieces) == 1 and len(pieces[0]) < 24:  # not the warm-up
+                raise RuntimeError
+            return super().run_texts(pieces)
+
+    broken = Broken(served.detector, served.encoder, served.digest)
+    with run_proxy(broken, upstream) as proxy:
+        answer = proxy.client.post(CHAT, json=ask(KNOWN_TEXT))
+        assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
+    with run_proxy(broken, upstream, settings={"on_error": "accept"}) as proxy:
+        answer = proxy.client.post(CHAT, json=ask(KNOWN_TEXT))
+        assert answer.status_code == 200 and answer.headers["x-apood-decision"] == "none"
+        assert answer.headers["x-apood-problem"] == "internal"
+
+
+def test_the_list_of_models_passes(proxy: Running, model: Model) -> None:
+    assert proxy.client.get("/v1/models").content == b'{"odd":  "spacing"}'
+    assert proxy.client.get("/v1/models/a/b").status_code == 200
+    assert model.seen[-1][0] == "/v1/models/a/b?"
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://host", "http://", "http://a:b@host", "http://host?x=1"])
+def test_an_upstream_must_be_a_plain_url(url: str) -> None:
+    with pytest.raises(InputError, match="--upstream must be a URL"):
+        check_upstream(url)
+    assert check_upstream("https://host/base/v1/") == "https://host/base"
