@@ -240,7 +240,8 @@ def main() -> None:
     ]
     detector = default_detector(device="cpu").fit(encoder.encode(articles))
     assert isinstance(detector, Fusion)
-    texts = splice_texts(options.data, options.texts)
+    spliced = splice_texts(options.data, options.texts)
+    texts = [text for text in spliced if len(encoder.locate([text.text])) == 1]  # those of one window
     rows = measure_ranks(detector, encoder, texts) + measure_deletion(detector, encoder, texts)
     print(f"## {Path(options.model).name}: {len(articles)} articles to learn from, {len(texts)} spliced texts\n")
     print("| measurement | value |\n| --- | --- |")

@@ -17,7 +17,7 @@ _STYLE = """
 body { margin: 0; }
 main { max-width: 50rem; margin: 0 auto; padding: 1rem; box-sizing: border-box; min-height: 100vh; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; } h3 { font-size: 1rem; margin: 1.25rem 0 0; }
-svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; } .square { max-width: 24rem; }
+svg { width: 100%; max-width: 36rem; height: auto; font: 13px system-ui, sans-serif; } .square { max-width: 24rem; }
 svg text { fill: var(--ink); } svg .label { fill: var(--faint); }
 .axis { stroke: var(--line); fill: none; } .chance { stroke: var(--line); stroke-dasharray: 4; }
 .threshold { stroke: var(--ink); stroke-width: 1.5; stroke-dasharray: 5 3; }
@@ -26,6 +26,7 @@ svg text { fill: var(--ink); } svg .label { fill: var(--faint); }
 .key { display: inline-block; width: .7rem; height: .7rem; border-radius: .15rem; background: var(--set); }
 .s0 { --set: #2f6fb5; } .s1 { --set: #d1662a; } .s2 { --set: #3f8f4f; } .s3 { --set: #b2436e; }
 .s4 { --set: #8a6fc0; } .s5 { --set: #8f7a2a; } .s6 { --set: #2f9aa0; } .s7 { --set: #7d7d88; }
+td:first-child { min-width: 5.5rem; }
 .chosen { font-weight: 600; } dt { font-weight: 600; margin-top: .4rem; } dd { margin: 0 0 0 1rem; }
 pre { white-space: pre-wrap; } section { break-inside: avoid; }
 @media print { main { max-width: none; padding: 0; } .wide { overflow: visible; } }

@@ -9,9 +9,9 @@ from apood.explain.visible import make_visible
 
 __all__ = ["draw_distributions", "draw_lengths", "draw_roc"]
 
-_WIDTH, _LEFT, _RIGHT, _BOTTOM = 640, 46, 12, 34
+_WIDTH, _LEFT, _RIGHT, _BOTTOM = 460, 40, 14, 38
 _ROW = 56  # height of the histogram of one set
-_SQUARE = 360
+_SQUARE = 320
 _COLOURS = 8  # classes s0 to s7
 _NAME = 28  # characters of a name in a picture
 
@@ -41,10 +41,10 @@ def draw_distributions(histograms: Mapping[str, Any], threshold: float) -> str:
     foot = _ROW * len(shares)
     parts.append(_line(x(threshold), 0, x(threshold), foot, "threshold"))
     parts += [
-        f'<text x="{x(value):.0f}" y="{foot + 14}" text-anchor="middle">{value:.3g}</text>'
+        f'<text x="{x(value):.0f}" y="{foot + 15}" text-anchor="middle">{value:.3g}</text>'
         for value in _choose_ticks(low, high)
     ]
-    parts.append(_label("score (higher is more in-distribution); the line is the threshold", height))
+    parts.append(_label("score, higher is more in-distribution; the line is the threshold", height))
     return _wrap(parts, _WIDTH, height, "Distribution of the scores of each set, with the threshold")
 
 
@@ -63,8 +63,9 @@ def draw_roc(curves: Sequence[Mapping[str, Any]], numbers: Mapping[str, int]) ->
     for share in (0.0, 0.5, 1.0):
         parts.append(f'<text x="{_LEFT + share * side:.0f}" y="{side + 22}" text-anchor="middle">{share:.0%}</text>')
         parts.append(f'<text x="{_LEFT - 4}" y="{12 + (1 - share) * side:.0f}" text-anchor="end">{share:.0%}</text>')
-    parts.append(_label("OOD accepted (across), ID accepted (up)", _SQUARE, _SQUARE))
-    return _wrap(parts, _SQUARE, _SQUARE, "ROC curves: share of ID accepted against share of OOD accepted")
+    height = side + 46
+    parts.append(_label("OOD accepted (across), ID accepted (up)", height, _SQUARE))
+    return _wrap(parts, _SQUARE, height, "ROC curves: share of ID accepted against share of OOD accepted")
 
 
 def draw_lengths(sets: Sequence[Mapping[str, Any]], numbers: Mapping[str, int], threshold: float) -> str:
@@ -76,7 +77,7 @@ def draw_lengths(sets: Sequence[Mapping[str, Any]], numbers: Mapping[str, int], 
     ordered = sorted(p[1] for p in points)
     low, high = ordered[len(ordered) // 100], ordered[-1 - len(ordered) // 100]
     low, high = min(low, threshold), max(high, threshold, low + 1e-9)
-    height, inner = 300, 300 - _BOTTOM - 8
+    height, inner = 260, 260 - _BOTTOM - 8
     spread = math.log(longest / shortest) or 1.0
 
     def x(tokens: float) -> float:
@@ -93,7 +94,7 @@ def draw_lengths(sets: Sequence[Mapping[str, Any]], numbers: Mapping[str, int], 
         parts.append(f'<text x="{x(tokens):.0f}" y="{height - 20}" text-anchor="middle">{tokens:,}</text>')
     for value in _choose_ticks(low, high):
         parts.append(f'<text x="{_LEFT - 4}" y="{y(value) + 4:.0f}" text-anchor="end">{value:.3g}</text>')
-    parts.append(_label("tokens (across, logarithmic), score (up); the line is the threshold", height))
+    parts.append(_label("tokens (across, logarithmic), score (up)", height))
     return _wrap(parts, _WIDTH, height, "Scores of inputs against their numbers of tokens")
 
 
