@@ -20,7 +20,7 @@ test-partners: $(READY)
 	(command -v pdflatex && command -v promtool) || (apt-get update && apt-get install -y --no-install-recommends $(PARTNERS))
 	$(BIN)/pytest -q -m partners
 
-# The attacks in their long form: an hour or more.
+# The attacks in their long form: one to two hours.
 break: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/breaking/run.py
 
