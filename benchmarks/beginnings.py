@@ -7,7 +7,6 @@ validation texts, once as it is and once with `beginnings=True`, and decides on 
 """
 
 import sys
-from pathlib import Path
 
 import numpy as np
 
@@ -15,9 +14,9 @@ from apood.detectors.contract.base import Detector
 from apood.detectors.fusion import default_detector
 from apood.encoders.text.encoder import TextEncoder
 from apood.evaluation.metrics import auroc
-from apood.experiments.text.declaration import read_declaration
-from apood.experiments.text.texts import OOD, TEST, TRAIN, VALIDATION, make_sets
+from apood.experiments.text.texts import OOD, TEST, TRAIN, VALIDATION
 from apood.tokens.batch import TokenBatch
+from benchmarks.text_sets import open_corpora
 
 WORDS = (10, 40, 80, 180, None)
 
@@ -25,29 +24,18 @@ Inputs = dict[tuple[str, int | None], TokenBatch | None]
 
 
 def main(arguments: list[str]) -> None:
-    declared, data, model, *names = arguments
-    declaration = read_declaration(Path(declared), Path(data))
-    label, _, folder = model.partition("=")
-    files = f"{Path(declared).name} {Path(data).name} {label}={Path(folder).name}"
-    print(f"Made by `python -m benchmarks.beginnings {files} {' '.join(names)}`.\n")
-    for name in names:
-        corpus = declaration.corpora[name]
-        sets = make_sets(corpus, declaration.salt, declaration.limits).items
-        texts = {role: [str(text) for text in own] for role, own in sets.items()}
-        encoder = TextEncoder(folder, max_tokens=corpus.max_tokens, on_long="beginning")
-        ood = [role for role in texts if role.startswith(OOD)]
+    for sets in open_corpora("benchmarks.beginnings", arguments):
+        texts, encoder = sets
         train, held_out = encoder.encode(texts[TRAIN]), encoder.encode(texts[VALIDATION])
         inputs: Inputs = {
-            (role, words): _encode(encoder, texts[role], words) for role in (TEST, *ood) for words in WORDS
+            (role, words): _encode(encoder, texts[role], words) for role in (TEST, *sets.ood) for words in WORDS
         }
-        print(f"## {label}, {name}\n")
-        print("| words | beginnings | accepted, % | " + " | ".join(role.removeprefix(OOD) for role in ood) + " |")
-        print("| --- | --- | ---: | " + " | ".join("---:" for _ in ood) + " |")
+        print("| words | beginnings | accepted, % | " + " | ".join(role.removeprefix(OOD) for role in sets.ood) + " |")
+        print("| --- | --- | ---: | " + " | ".join("---:" for _ in sets.ood) + " |")
         detectors = {use: default_detector(beginnings=use).fit(train).calibrate(held_out) for use in (False, True)}
         for words in WORDS:
             for use, detector in detectors.items():
-                _print_row(words, use, detector, inputs, ood)
-        print(flush=True)
+                _print_row(words, use, detector, inputs, sets.ood)
 
 
 def _encode(encoder: TextEncoder, texts: list[str], words: int | None) -> TokenBatch | None:
@@ -59,6 +47,8 @@ def _encode(encoder: TextEncoder, texts: list[str], words: int | None) -> TokenB
 
 
 def _print_row(words: int | None, use: bool, detector: Detector, inputs: Inputs, ood: list[str]) -> None:
+    if inputs[TEST, words] is None:
+        return
     genuine = detector.score_samples(inputs[TEST, words])
     cells = [f"{100 * np.mean(detector.decide(genuine) == 1):.0f}"]
     for role in ood:

@@ -26,6 +26,7 @@ from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.detectors.shared.mean_pooling import describe_shortage
+from apood.detectors.shared.token_lengths import lengths_outweigh
 from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_flag, check_integer
 from apood.support.errors import DataWarning, InputError
@@ -42,15 +43,18 @@ _FEW_COPIES = 0.05  # share of the compared ID sequences that is not worth a war
 _CONSTANT = 1e-9  # relative spread of equal scores by rounding alone
 
 
-def _recommend_members(seed: int, device: str, *, summary: bool = False, supervised: bool = False) -> list[Detector]:
+def _recommend_members(
+    seed: int, device: str, *, lengths: bool = False, summary: bool = False, supervised: bool = False
+) -> list[Detector]:
     """Return the members of a fusion whose `members` is None.
 
     Attention finds a few foreign tokens. Neighbours find what is unlike every training sequence, in the Mahalanobis
     metric by directions of low variance. The summary is another view of the model. A classifier knows on which side of
-    the ID sequences the AUX sequences lie.
+    the ID sequences the AUX sequences lie. With `lengths`, attention sees how long tokens are; neighbours compare
+    directions of mean tokens.
     """
     members: list[Detector] = [
-        APOOD(seed=seed, device=device),
+        APOOD(normalize="none" if lengths else None, seed=seed, device=device),
         MahalanobisKNN(k=3, average=True),
         KNN(k=3, average=True),
     ]
@@ -118,7 +122,9 @@ class Fusion(Detector):
     Args:
         members: detectors, copies of which are fitted; None for the recommended ones: AP-OOD, the mean distance to
             three neighbours in the Mahalanobis and in the Euclidean metric, the latter also of the channel `summary` if
-            the data have it, and binary logits if there are AUX sequences.
+            the data have it, and binary logits if there are AUX sequences. If no encoder of apood made the tokens,
+            AP-OOD also sees their lengths, unless the variance of these is more than five times the mean variance along
+            a coordinate.
         seed: seed of the split, and of the recommended members.
         device: device of the recommended members: "auto" (a GPU if there is one), "cpu", "cuda", ...
         beginnings: whether a_k(S) is also learnt from beginnings of the ID sequences held out. Without them, a sequence
@@ -254,7 +260,9 @@ class Fusion(Detector):
             return [clone(member) for member in self.members]
         # the summary of a text says nothing about its beginnings
         summary, supervised = _SUMMARY in source.channels and not self.beginnings, aux is not None
-        return _recommend_members(self.seed, self.device, summary=summary, supervised=supervised)
+        # Directions are known to be enough for texts and sounds; about other vectors nothing is known.
+        lengths = source.encoder is None and not lengths_outweigh(source)
+        return _recommend_members(self.seed, self.device, lengths=lengths, summary=summary, supervised=supervised)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         if len(source) < 2 * LEAST_HELD_OUT:
