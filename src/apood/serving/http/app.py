@@ -1,10 +1,11 @@
 """The application: its routes, and what they take and return."""
 
 from collections.abc import Collection, Mapping
+from importlib.resources import files
 from typing import Any
 
 from apood.pipeline.judging import Judgement
-from apood.serving.http.access import Asgi, Gate
+from apood.serving.http.access import PAGE_PATHS, Asgi, Gate
 from apood.serving.http.bodies import get_content_type, parse_object, read_body
 from apood.serving.http.chat import Chat, OtherParts
 from apood.serving.http.errors import CODES, HttpError
@@ -16,6 +17,10 @@ from apood.tokens.identity import FOLDER
 
 __all__ = ["make_app"]
 
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
 _TOKEN_TYPES = ("application/vnd.safetensors", "application/octet-stream")
 _TEXT = {"type": "string", "description": "One text."}
 _SCORE_BODY = {
@@ -41,6 +46,21 @@ _SCORE_BODY = {
                     "of a token store, and channel.NAME.values and channel.NAME.offsets for every channel.",
                 }
             },
+        },
+    }
+}
+_EXPLAIN_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"text": _TEXT},
+                    "required": ["text"],
+                    "additionalProperties": False,
+                }
+            }
         },
     }
 }
@@ -142,6 +162,22 @@ def make_app(
         )
 
     @app.post(
+        "/v1/explain",
+        summary="Explain the score of one text",
+        openapi_extra=_EXPLAIN_BODY,
+        responses=_describe_errors(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
+    )
+    async def explain(request: Request) -> Response:
+        """Return the words and sentences of a text with what they contribute; places count characters."""
+        if get_content_type(request) != "application/json":
+            raise HttpError(415, "The content type must be application/json.")
+        settings = service.settings
+        body = parse_object(await read_body(request, settings.most_bytes, settings.deadline))
+        if body.keys() != {"text"} or not isinstance(body["text"], str):
+            raise HttpError(422, "The body must have text, a string, and nothing else.")
+        return JSONResponse(await run_unless_gone(request, service.explain(body["text"])))
+
+    @app.post(
         GUARDRAIL_PATH,
         summary="Answer the generic guardrail of LiteLLM",
         openapi_extra=_GUARDRAIL_BODY,
@@ -178,6 +214,14 @@ def make_app(
         content, kind = service.metrics.render(service.in_flight)
         return Response(content, media_type=kind)
 
+    async def page(request: Request) -> Response:
+        name = request.url.path.removeprefix("/") or "page.html"
+        kind = {"html": "text/html", "css": "text/css", "js": "text/javascript"}[name.rpartition(".")[2]]
+        content = files("apood.serving.http").joinpath(name).read_bytes()
+        return Response(content, media_type=kind, headers={"content-security-policy": _PAGE_POLICY})
+
+    for path in PAGE_PATHS:
+        app.add_api_route(path, page, include_in_schema=False)
     return Gate(app, service, tokens, local=local)
 
 

@@ -15,6 +15,8 @@ from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_lacking, refuse_nonfinite
 from apood.encoders.text.encoder import PreparedTexts, TextEncoder
 from apood.encoders.text.tokenising import choose_batch_tokens
+from apood.explain.explaining import explain_texts
+from apood.explain.levels import grade_words
 from apood.pipeline.judging import Judgement
 from apood.pipeline.loading import load
 from apood.pipeline.opening import open_text_encoder_of
@@ -103,6 +105,27 @@ class Served:
         count = owners[-1] + 1 if owners else 0
         pieces = [batch.select([index]) for index in range(len(batch))]
         return Work(self.run_tokens, pieces, batch.lengths.clamp(min=1).tolist(), owners, count, {})
+
+    def prepare_explanation(self, text: str) -> Work:
+        """Return the work to explain the score of one text. Raise InputError if it has none."""
+        if not self.detector.explains:
+            raise InputError(f"The score of {self.detector.name} is not made of parts that belong to single tokens.")
+        work = self.prepare_texts([text])
+        for problem in work.problems.values():
+            raise InputError(f"The text {problem}, so there is nothing to explain.")
+        return Work(self.run_explanations, [text], [sum(work.sizes)], [0], 1, {})
+
+    def run_explanations(self, pieces: Sequence[str]) -> list[dict[str, Any]]:
+        """Return why each text has its score, as JSON without the text; words have the level of their mark, 0 to 3."""
+        assert self.encoder is not None
+        found = []
+        for explanation in explain_texts(self.detector, self.encoder, pieces):
+            content = explanation.to_json()
+            del content["text"]
+            for word, level in zip(content["words"], grade_words(explanation.words), strict=True):
+                word["level"] = level
+            found.append(content)
+        return found
 
     def run_texts(self, pieces: Sequence[Tensor]) -> list[tuple[float, str | None]]:
         """Return the score of each piece, or what is wrong with it."""
