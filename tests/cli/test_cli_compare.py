@@ -130,7 +130,7 @@ def test_the_help_shows_the_defaults_of_the_plan(apood):
     shown = " ".join(apood("compare", "--help", env={"COLUMNS": "200", "TERM": "dumb"}).stdout.split())
     for name in ("splits", "share", "test_share", "seed"):
         assert f"{getattr(ComparisonPlan, name)} by default" in shown
-    assert "[default: (cache in --out)]" in shown and "[[PLAN]]" not in shown
+    assert "[default: (cache in --out, and ~/.cache/apood for texts)]" in shown and "[[PLAN]]" not in shown
 
 
 def test_refusals(refused, options, plan, stores, tmp_path):

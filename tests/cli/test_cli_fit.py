@@ -138,7 +138,8 @@ def test_the_default_is_the_recommended_fusion(apood, stores, tmp_path, one_thre
     assert [path.name for path in tmp_path.iterdir()] == ["out"], "no checkpoint is left"
 
     facts = json.loads(apood("inspect", out, "--json").stdout)
-    assert facts["method"] == "fusion" and facts["parameters"] == {"members": None, "seed": 1, "device": "auto"}
+    parameters = {"members": None, "seed": 1, "device": "auto", "beginnings": False}
+    assert facts["method"] == "fusion" and facts["parameters"] == parameters
     members = facts["learnt"]["members_"]
     assert [member.partition("(")[0] for member in members] == ["APOOD", "MahalanobisKNN", "KNN"]
     assert "seed=1" in members[0] and "MahalanobisKNN" in apood("inspect", out).stdout

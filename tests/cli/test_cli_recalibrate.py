@@ -67,7 +67,7 @@ def test_a_detector_of_texts_stays_one(apood, model, texts, write, tmp_path):
     apood("recalibrate", tmp_path / "old", write(range(30), ["ID"] * 30), "--out", tmp_path / "new", "--random-sample")
     after = package.load(tmp_path / "new")
     assert isinstance(after, package.TextDetector)
-    assert (after.accept, after.calibration.documents, after.training) == (0.9, 30, before.training)
+    assert (after.accept, after.facts.calibration, after.facts.training) == (0.9, None, before.facts.training)
     assert after.detector.threshold_ == pytest.approx(2, abs=0.01)
 
 

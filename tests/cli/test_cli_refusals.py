@@ -25,7 +25,7 @@ EMBED = "--model m --out o"
     ("command", "facts"),
     [
         ("fti", ["'fti'"]),
-        ("fit", ["'STORE'", "see `apood fit --help`."]),
+        ("fit", ["'STORE_OR_TEXTS'", "see `apood fit --help`."]),
         ("fit store", ["'--out'"]),
         ("methods --jsn", ["--jsn"]),
         (f"embed a.txt {EMBED} --limit 0", ["--limit"]),

@@ -262,7 +262,11 @@ def test_evaluate_gives_the_rows_of_the_library_and_their_means(apood, calibrate
         id_scores = detector.score_samples(TokenStore(stores / "test"))
         own = compute_rows(detector.name, id_scores, {name: detector.score_samples(s) for name, s in sets.items()})
         expected += [*own, compute_mean_row(own)]
+    decisions = [(row.pop("id_accepted"), row.pop("ood_refused")) for row in rows]
     assert rows == expected
+    refused = 100 * (load(calibrated).predict(sets["other"]) == -1).mean()
+    assert decisions[0][1] == pytest.approx(refused) and decisions[2][1] is None  # a mean over sets is no share
+    assert decisions[3:] == [(None, None)] * 3  # the other detector has no threshold
     assert rows[0]["auroc"] > 70  # the two kinds of texts do differ
 
 

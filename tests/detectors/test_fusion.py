@@ -74,7 +74,12 @@ def auroc(detector, inside, outside):
 
 def test_the_recommended_members():
     detector = default_detector(seed=3, device="cpu")
-    assert type(detector) is Fusion and detector.get_params() == {"members": None, "seed": 3, "device": "cpu"}
+    assert type(detector) is Fusion and detector.get_params() == {
+        "members": None,
+        "seed": 3,
+        "device": "cpu",
+        "beginnings": False,
+    }
     assert [type(member) for member in detector._get_members()] == [APOOD, MahalanobisKNN, KNN]
     assert (
         detector._get_members()[0].get_params()["seed"] == 3

@@ -1,6 +1,7 @@
 """The recommended fusion: its members with and without a summary and AUX sequences, and corpora that are not clean."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import apood
 from apood.detectors import fusion
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.binary_logits import BinaryLogits
+from apood.detectors.contract import unseen
 from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.mahalanobis import Mahalanobis
@@ -51,6 +53,36 @@ def train():
 # The members.
 
 TOKENS_ONLY = [APOOD, MahalanobisKNN, KNN]
+
+
+def make_bags(count, seed, odd=1.0):
+    """Return bags of 10 to 29 tokens in all directions, the first of which is multiplied by `odd`."""
+    rng = np.random.default_rng(seed)
+    bags = [rng.normal(size=(rng.integers(10, 30), 16)) for _ in range(count)]
+    for bag in bags:
+        bag[0] *= odd
+    return TokenBatch.from_sequences(bags)
+
+
+def test_a_token_that_is_too_long_is_found():
+    detector = Fusion(members=None).fit(make_bags(200, 0))
+    assert detector.members_[0].normalize == "none"
+    assert auroc(detector, make_bags(100, 1), make_bags(100, 2, odd=-3.0)) > 0.9
+    unit = Fusion([APOOD(steps=10), *NEIGHBOURS]).fit(make_bags(200, 0))
+    assert auroc(unit, make_bags(100, 1), make_bags(100, 2, odd=-3.0)) < 0.6, "directions alone do not show it"
+
+
+def test_of_texts_directions_are_compared():
+    bags = replace(make_bags(100, 0), encoder={"model": "small", "mode": "input"})
+    assert Fusion().fit(bags).members_[0].normalize is None
+
+
+def test_lengths_that_would_hide_directions_are_not_looked_at():
+    bags = make_bags(100, 0)
+    scales = torch.from_numpy(np.random.default_rng(1).lognormal(0, 0.6, len(bags.values)))[:, None]
+    for factor, sees in ((1.0, True), (1e-6, True), (scales, False), (1e6 * scales, False)):
+        detector = Fusion().fit(TokenBatch(bags.values * factor, bags.offsets))
+        assert (detector.members_[0].normalize == "none") is sees
 
 
 @pytest.mark.parametrize("summary", [False, True])
@@ -189,7 +221,7 @@ def test_a_few_near_copies_are_not_worth_a_warning():
 
 
 def test_the_count_is_of_those_that_were_compared(monkeypatch):
-    monkeypatch.setattr(fusion, "_LEFT_OUT", 50)
+    monkeypatch.setattr(unseen, "_LEFT_OUT", 50)
     many = near_copies(correlated_sequences(100, DIM, lengths=(4, 8)), 1.0)
     with pytest.warns(DataWarning, match=r"^(\d+) of \1 ID sequences that were compared are near copies") as caught:
         Fusion(NEIGHBOURS).fit(many)

@@ -152,6 +152,7 @@ def working_directory(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Change to a new folder, with a model and texts if the page needs them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if page in (README, TOUR, EXPLAIN):  # they show what the model itself says
         from apood.experiments.demo_sources import find_minilm
 

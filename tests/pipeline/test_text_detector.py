@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def test_it_does_what_encoder_and_detector_do_by_hand(folder, texts, fitted):
     assert (fitted.predict(texts) == fitted.detector.decide(scores)).all()
     assert fitted.decision_function(texts) == pytest.approx(scores - fitted.detector.threshold_)
     assert fitted.p_values(texts) == pytest.approx(fitted.detector.calibration.p_values(scores))
-    assert (fitted.training.documents, fitted.calibration.documents) == (240, 60)
+    assert (fitted.facts.training.documents, fitted.facts.calibration.documents) == (240, 60)
 
 
 def test_rows_say_what_was_looked_at(fitted, texts):
@@ -105,7 +106,7 @@ def test_a_saved_detector_comes_back_with_its_encoder(fitted, texts, tmp_path):
     assert isinstance(again, TextDetector) and again._encoder is None  # no model is opened before it is needed
     assert (again.score_samples(texts[:20]) == fitted.score_samples(texts[:20])).all()
     assert again.encoder.identity == fitted.encoder.identity
-    assert (again.training, again.calibration, again.accept) == (fitted.training, fitted.calibration, 0.9)
+    assert again.facts == replace(fitted.facts, texts=again.facts.texts) and again.accept == 0.9
     again.save(tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_text())["facts"]["texts"]["hold_out"] == 0.2
 
@@ -141,9 +142,9 @@ def test_it_can_be_calibrated_anew_and_cloned(folder, texts):
     detector = TextDetector(folder, KNN(k=1)).fit(texts[:200])
     before = detector.detector.threshold_
     detector.calibrate(texts[200:], accept=0.5)
-    assert detector.detector.threshold_ > before and detector.calibration.documents == 100
+    assert detector.detector.threshold_ > before and detector.facts.calibration.documents == 100
     copy = clone(detector)
-    assert copy.accept == 0.5 and copy.training is None
+    assert copy.accept == 0.5 and copy.facts.training is None
     with pytest.raises(InputError, match="not fitted yet"):
         copy.save("nowhere")
     with pytest.raises(NotCalibratedError):

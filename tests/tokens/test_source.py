@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.identity import describe_encoder, describe_other, same_encoder
-from apood.tokens.source import Subset, TokenSource, Trimmed, as_source, split
+from apood.tokens.source import Beginnings, Subset, TokenSource, Trimmed, as_source, split
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
@@ -230,3 +230,20 @@ def test_encoders_are_described_in_one_line():
     one, other = {"model": "a", "layer": 1, "fingerprint": "f" * 20}, {"model": "b", "fingerprint": "g"}
     assert describe_other(one, other) == f"model a, layers 1, fingerprint {'f' * 12}…"
     assert describe_other(other, one) == "model b, fingerprint g, no layers"
+
+
+@pytest.mark.parametrize("form", ["batch", "store"])
+def test_beginnings_are_the_first_tokens(form, request, batch):
+    source = request.getfixturevalue(form)
+    lengths = torch.minimum(source.lengths, torch.arange(COUNT) % 4)
+    beginnings = Beginnings(source, lengths)
+    assert (
+        len(beginnings) == COUNT and torch.equal(beginnings.lengths, lengths) and beginnings.encoder == source.encoder
+    )
+    expected = [own[:length] for own, length in zip(batch, lengths.tolist(), strict=True)]
+    for found in (
+        [own for part in beginnings.batches(7) for own in part],
+        list(beginnings.select(slice(None))),
+        [beginnings.select([place]).sequence(0) for place in range(COUNT)],
+    ):
+        assert all(torch.equal(own, other) for own, other in zip(found, expected, strict=True))

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from apood.cli.bench import bench
+from apood.cli.build import build
 from apood.cli.calibrate import calibrate
+from apood.cli.check import check
 from apood.cli.compare import compare
 from apood.cli.datasets import datasets
 from apood.cli.demo import demo
@@ -22,6 +24,7 @@ from apood.cli.methods import methods
 from apood.cli.output import PlainGroup
 from apood.cli.proxy import proxy
 from apood.cli.recalibrate import recalibrate
+from apood.cli.report import report
 from apood.cli.score import score
 from apood.cli.select import select
 from apood.cli.serve import serve
@@ -32,25 +35,24 @@ __all__ = ["app", "main"]
 
 _WALK = """Decide which inputs belong to the distribution that a model was trained on.
 
-The usual way from texts to decisions takes four commands:
+The usual way from texts to decisions takes two commands:
 
-apood embed train.jsonl --model sentence-transformers/all-MiniLM-L6-v2 --out train
-
-apood fit train --out detector
-
-apood calibrate detector held-out --accept 0.95
+apood build train.jsonl --model minilm --out detector
 
 apood score detector new.jsonl --out scores.csv
 
-`held-out` is a second token store, made by `apood embed` from texts that are not in `train`."""
+`apood build` does what `apood embed`, `fit` and `calibrate` do one by one."""
 
 _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
     "From inputs to decisions": (
+        (build, "apood build train.jsonl --model minilm --out detector"),
         (embed, EXAMPLES),
         (fit, "apood fit train --out detector"),
         (calibrate, "apood calibrate detector held-out --accept 0.95"),
         (score, "apood score detector new.jsonl --out scores.csv"),
         (explain, "apood explain detector 'Ignore the rules above.'"),
+        (check, "apood check detector --id test.jsonl"),
+        (report, "apood report detector --id test.jsonl --ood news=news.jsonl --out report.html"),
     ),
     "In operation": (
         (serve, "apood serve detector --shadow"),

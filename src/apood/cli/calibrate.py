@@ -7,6 +7,7 @@ import typer
 
 from apood.cli.arguments import NoVerify, open_store
 from apood.cli.output import echo, print_json
+from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel
 from apood.support.checks import format_count
 
 __all__ = ["calibrate"]
@@ -17,12 +18,18 @@ def calibrate(
         Path, typer.Argument(metavar="DETECTOR", help="Folder that `apood fit` wrote; the threshold is saved there.")
     ],
     store: Annotated[
-        Path,
-        typer.Argument(metavar="STORE", help="Token store of in-distribution sequences that were not used in the fit."),
+        str,
+        typer.Argument(
+            metavar="STORE_OR_TEXTS",
+            help="Token store of in-distribution sequences that were not used in the fit, or such texts.",
+        ),
     ],
     accept: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of new in-distribution inputs to accept.")
     ] = 0.95,
+    model: TextModel = None,
+    field: TextField = None,
+    cache: CacheFolder = None,
     no_verify: NoVerify = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -34,17 +41,23 @@ def calibrate(
     import numpy as np
 
     from apood.decisions.conformal import conformal_threshold
-    from apood.detectors.contract.artefact import load
+    from apood.pipeline.checks import warn_of_misuse
+    from apood.pipeline.facts import load_detector_and_facts
     from apood.tokens.documents import count_documents
 
-    detector = load(detector_folder)
-    sequences = open_store(store, detector, verify=not no_verify)
+    detector, facts = load_detector_and_facts(detector_folder)
+    stores = StoreFinder.of_detector(detector, model, cache, field)
+    sequences = open_store(stores.find(store), detector, verify=not no_verify)
+    stores.refuse_unused_options()
     count = count_documents(sequences)
     conformal_threshold(np.zeros(count), accept)  # fails early if the share is invalid or the sequences are too few
-    detector.calibrate(sequences, accept).save(detector_folder)
+    facts = facts.after_calibration(sequences, accept)
+    detector.calibrate(sequences, accept).save(detector_folder, facts=facts.to_json())
     promise = f"at least {accept:.10g} of in-distribution inputs are accepted"
     if detector.was_fitted_on(sequences):
         promise = "it was fitted on these, so the share of new in-distribution inputs that it accepts is unknown"
+    else:
+        warn_of_misuse(sequences, facts, "calibration")
     if as_json:
         print_json({"threshold": detector.threshold_, "accept": accept, "sequences": count})
         return

@@ -1,5 +1,6 @@
 """`apood compare`."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,6 +9,7 @@ import typer
 
 from apood.cli.arguments import parse_named_stores, warn_if_unfinished
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
+from apood.cli.stores import StoreFinder, TextField, TextModel
 from apood.support.errors import InputError, StoreError
 from apood.support.files import refuse_unwritable, reserve_path
 
@@ -25,29 +27,29 @@ def compare(
         "comparison"
     ),
     id_train: Annotated[
-        Path | None, typer.Option(metavar="STORE", help="Token store of in-distribution sequences to fit on.")
+        Path | None, typer.Option(metavar="STORE_OR_TEXTS", help="In-distribution sequences to fit on.")
     ] = None,
     id_test: Annotated[
-        Path | None, typer.Option(metavar="STORE", help="Token store of in-distribution sequences to test on.")
+        Path | None, typer.Option(metavar="STORE_OR_TEXTS", help="In-distribution sequences to test on.")
     ] = None,
     id_store: Annotated[
         Path | None,
-        typer.Option("--id", metavar="STORE", help="Token store for both, divided anew in every split."),
+        typer.Option("--id", metavar="STORE_OR_TEXTS", help="Sequences for both, divided anew in every split."),
     ] = None,
     id_validation: Annotated[
         Path | None,
         typer.Option(
-            metavar="STORE",
-            help="Token store for a threshold; the table then shows how many test sequences it accepts.",
+            metavar="STORE_OR_TEXTS",
+            help="Sequences for a threshold; the table then shows how many test sequences it accepts.",
         ),
     ] = None,
     ood: Annotated[
         list[str] | None,
-        typer.Option("--ood", metavar="NAME=STORE", help="Name and token store of an OOD set; may be repeated."),
+        typer.Option("--ood", metavar="NAME=STORE_OR_TEXTS", help="Name and sequences of an OOD set; may be repeated."),
     ] = None,
     aux: Annotated[
         Path | None,
-        typer.Option(metavar="STORE", help="Token store of auxiliary outliers, for methods that learn from them."),
+        typer.Option(metavar="STORE_OR_TEXTS", help="Auxiliary outliers, for methods that learn from them."),
     ] = None,
     methods: Annotated[
         list[str] | None,
@@ -72,14 +74,20 @@ def compare(
         typer.Option(metavar="SHARE", help="Share of the store of --id to test on; 0.2 by default."),
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the first split; 0 by default.")] = None,
+    model: TextModel = None,
+    field: TextField = None,
     cache: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder that keeps fits and scores.", show_default="cache in --out"),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder that keeps fits and scores, and embedded texts.",
+            show_default="cache in --out, and ~/.cache/apood for texts",
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Number of processes that fit at the same time.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Fit and evaluate many methods on your token stores.
+    """Fit and evaluate many methods on your token stores, or on texts, which are embedded first.
 
     Without --method, all methods that can work with the stores are compared. A method that fails has no figures, and a
     note says why.
@@ -109,7 +117,9 @@ def compare(
     from apood.tokens.store import StoreIndex
 
     refuse_without_jinja()
-    plan = _read_options(given) if plan_file is None else read_plan(plan_file)
+    stores = StoreFinder.of_model(model, None if cache is None else cache / "tokens", field)
+    plan = _read_options(given, stores.find) if plan_file is None else read_plan(plan_file, stores.find)
+    stores.refuse_unused_options()
     for folder in plan.stores.values():
         with suppress(StoreError):  # reported below, together with the role of the store
             warn_if_unfinished(folder, StoreIndex.read(folder))
@@ -127,12 +137,14 @@ def compare(
     echo(f"\nWritten to {out}: {', '.join(path.name for path in written)}.")
 
 
-def _read_options(given: dict[str, Any]) -> "ComparisonPlan":
+def _read_options(given: dict[str, Any], find_store: Callable[[Path], Path]) -> "ComparisonPlan":
     from apood.evaluation.comparison import ComparisonPlan
     from apood.evaluation.entry import Entry
 
     methods = tuple(Entry(name) for name in given.pop("methods", ()))
-    return ComparisonPlan(ood=parse_named_stores(given.pop("ood", ())), methods=methods, **given)
+    ood = {name: find_store(given_store) for name, given_store in parse_named_stores(given.pop("ood", ())).items()}
+    sets = {key: find_store(value) for key, value in given.items() if isinstance(value, Path)}
+    return ComparisonPlan(ood=ood, methods=methods, **given | sets)
 
 
 def _name_option(key: str) -> str:

@@ -1,6 +1,7 @@
 """`apood evaluate`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +9,7 @@ import typer
 
 from apood.cli.arguments import NoVerify, open_store, parse_named_stores
 from apood.cli.output import echo, print_json, print_table
+from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,17 +18,26 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate"]
 
+_ACCEPTED = ""  # the key of the accepted share of ID; no OOD set has an empty name
+
 
 def evaluate(
     detector_folders: Annotated[list[Path], typer.Argument(metavar="DETECTOR", help="Folders of detectors.")],
     id_store: Annotated[
-        Path,
-        typer.Option("--id", metavar="STORE", help="Token store of in-distribution sequences that no fit has seen."),
+        str,
+        typer.Option(
+            "--id",
+            metavar="STORE_OR_TEXTS",
+            help="Token store of in-distribution sequences that no fit has seen, or such texts.",
+        ),
     ],
     ood_stores: Annotated[
         list[str],
-        typer.Option("--ood", metavar="NAME=STORE", help="Name and token store of an OOD set; may be repeated."),
+        typer.Option("--ood", metavar="NAME=STORE_OR_TEXTS", help="Name and sequences of an OOD set; may be repeated."),
     ],
+    model: TextModel = None,
+    field: TextField = None,
+    cache: CacheFolder = None,
     no_verify: NoVerify = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the rows with all metrics and their intervals.")
@@ -36,26 +47,37 @@ def evaluate(
     """Measure how well detectors separate in-distribution from out-of-distribution sequences.
 
     The table has AUROC and FPR95 in percent for each detector and OOD set, and their mean over the sets; --json adds
-    AUPR.
+    AUPR. For a calibrated detector, a line below says which share of each set is accepted or refused at its threshold.
     """
     if as_json and markdown:
         raise InputError("Choose one of --json and --markdown.")
     named = parse_named_stores(ood_stores)
-    from apood.detectors.contract.artefact import load
     from apood.evaluation.result import compute_mean_row, compute_rows
-    from apood.evaluation.split import refuse_same_data
+    from apood.pipeline.checks import refuse_same_data, warn_of_misuse
+    from apood.pipeline.facts import load_detector_and_facts
 
-    detectors = [load(folder) for folder in detector_folders]
-    labels = _choose_labels(detectors, detector_folders)
+    loaded = [load_detector_and_facts(folder) for folder in detector_folders]
+    labels = _choose_labels([detector for detector, _ in loaded], detector_folders)
     rows: list[ResultRow] = []
-    for label, detector in zip(labels, detectors, strict=True):
-        sources = {name: open_store(folder, detector, verify=not no_verify) for name, folder in named.items()}
-        id_source = open_store(id_store, detector, verify=not no_verify)
-        refuse_same_data({"ID": id_source} | {f"OOD {name}": source for name, source in sources.items()})
+    decisions: dict[str, dict[str, float]] = {}
+    for label, (detector, facts) in zip(labels, loaded, strict=True):
+        stores = StoreFinder.of_detector(detector, model, cache, field)
+        id_source, *sources = (
+            open_store(stores.find(given), detector, verify=not no_verify)
+            for given in (Path(id_store), *named.values())
+        )
+        stores.refuse_unused_options()
+        refuse_same_data({"ID": id_source} | {f"OOD {name}": s for name, s in zip(named, sources, strict=True)})
         id_scores = detector.score_samples(id_source)
-        own = compute_rows(label, id_scores, {name: detector.score_samples(source) for name, source in sources.items()})
+        scores = {name: detector.score_samples(source) for name, source in zip(named, sources, strict=True)}
+        warn_of_misuse(id_source, facts, "ID")
+        own = compute_rows(label, id_scores, scores)
         rows += [*own, compute_mean_row(own)]
-    _show(rows, as_json=as_json, markdown=markdown)
+        if hasattr(detector, "threshold_"):
+            accepts = detector.calibration.accepts
+            refused = {name: 100 * float((~accepts(some)).mean()) for name, some in scores.items()}
+            decisions[label] = {_ACCEPTED: 100 * float(accepts(id_scores).mean())} | refused
+    _show(rows, decisions, as_json=as_json, markdown=markdown)
 
 
 def _choose_labels(detectors: "Sequence[Detector]", folders: Sequence[Path]) -> list[str]:
@@ -66,13 +88,30 @@ def _choose_labels(detectors: "Sequence[Detector]", folders: Sequence[Path]) -> 
     raise InputError("A detector is given twice.")
 
 
-def _show(rows: "list[ResultRow]", *, as_json: bool, markdown: bool) -> None:
+def _show(
+    rows: "list[ResultRow]", decisions: Mapping[str, Mapping[str, float]], *, as_json: bool, markdown: bool
+) -> None:
+    """Print the metrics, and the percentages of decisions by the labels of the detectors that make any."""
     from apood.report.grid import make_grid
     from apood.report.tables import TerminalTable, format_markdown
 
     if as_json:
-        print_json(rows)
-    elif markdown:
-        echo(format_markdown(make_grid(rows)), nl=False)
+        own = [decisions.get(row["method"], {}) for row in rows]
+        print_json(
+            [
+                {**row, "id_accepted": shares.get(_ACCEPTED), "ood_refused": shares.get(row["dataset"])}
+                for row, shares in zip(rows, own, strict=True)
+            ]
+        )
+        return
+    grid = make_grid(rows)
+    grid = replace(grid, notes=[*grid.notes, *(_describe_decisions(*own) for own in decisions.items())])
+    if markdown:
+        echo(format_markdown(grid), nl=False)
     else:
-        print_table(TerminalTable(make_grid(rows)), highlight=True)
+        print_table(TerminalTable(grid), highlight=True)
+
+
+def _describe_decisions(label: str, shares: Mapping[str, float]) -> str:
+    refused = ", ".join(f"{share:.1f}% of {name}" for name, share in shares.items() if name != _ACCEPTED)
+    return f"At the threshold of {label}: {shares[_ACCEPTED]:.1f}% of ID accepted; {refused} refused."

@@ -7,6 +7,7 @@ import typer
 
 from apood.cli.arguments import NoVerify, open_store, parse_settings, refuse_occupied
 from apood.cli.output import advise_on_interrupt, echo, print_json
+from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel, are_texts
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.files import reserve_path
@@ -16,8 +17,10 @@ __all__ = ["fit"]
 
 def fit(
     store: Annotated[
-        Path,
-        typer.Argument(metavar="STORE", help="Token store of in-distribution sequences, written by `apood embed`."),
+        str,
+        typer.Argument(
+            metavar="STORE_OR_TEXTS", help="Token store of in-distribution sequences, or texts as for `apood embed`."
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
     method: Annotated[
@@ -29,9 +32,14 @@ def fit(
         ),
     ] = "default",
     aux: Annotated[
-        Path | None,
-        typer.Option(metavar="STORE", help="Token store of auxiliary outliers, for methods that learn from them."),
+        str | None,
+        typer.Option(
+            metavar="STORE_OR_TEXTS", help="Auxiliary outliers, in the same forms, for methods that learn from them."
+        ),
     ] = None,
+    model: TextModel = None,
+    field: TextField = None,
+    cache: CacheFolder = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,7 +58,7 @@ def fit(
     no_verify: NoVerify = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Fit a detector on in-distribution sequences.
+    """Fit a detector on in-distribution sequences, or on texts, which are embedded first.
 
     The default method combines AP-OOD with two nearest-neighbour methods. It needs no outliers and no tuning.
 
@@ -58,6 +66,8 @@ def fit(
     """
     from apood.detectors.contract.registry import detector_class
     from apood.fitting.optimise import Checkpoint
+    from apood.pipeline.checks import refuse_same_data
+    from apood.pipeline.facts import Facts
 
     chosen = detector_class(method)
     detector = chosen(**parse_settings(chosen, settings or []))
@@ -68,15 +78,20 @@ def fit(
 
     def advise() -> str:
         if not checkpoint.exists():
-            return "nothing was kept; run the same command again to start over."
+            kept = "embedded texts are kept" if are_texts(store) else "nothing was kept"
+            return f"{kept}; run the same command again to start over."
         return f"run the same command again to continue from {checkpoint.path}."
 
     with advise_on_interrupt(advise), reserve_path(out):
         refuse_occupied(out, force)
-        sequences = open_store(store, detector, verify=not no_verify)
-        outliers = None if aux is None else open_store(aux, detector, verify=not no_verify)
+        stores = StoreFinder.of_model(model, cache, field)
+        sequences = open_store(stores.find(store), detector, verify=not no_verify)
+        outliers = None if aux is None else open_store(stores.find(aux), detector, verify=not no_verify)
+        stores.refuse_unused_options()
+        if outliers is not None:
+            refuse_same_data({"ID": sequences, "AUX": outliers})
         detector.fit(sequences, aux=outliers, checkpoint=checkpoint)
-        detector.save(out)
+        detector.save(out, facts=Facts.of_fit(sequences).to_json())
         checkpoint.delete()
     if as_json:
         facts: dict[str, Any] = {"method": chosen.name, "sequences": len(sequences), "detector": str(out)}

@@ -53,12 +53,11 @@ def recalibrate(
     the rest is a random sample.
     """
     from apood.data.record import Skipped
-    from apood.detectors.contract.artefact import load_with_facts, save_detector
-    from apood.pipeline.seen import Seen
+    from apood.pipeline.facts import load_detector_and_facts
     from apood.support.errors import NotCalibratedError
 
     refuse_occupied(out, force)
-    detector, facts = load_with_facts(detector_folder)
+    detector, facts = load_detector_and_facts(detector_folder)
     try:
         before: Calibration | None = detector.calibration
     except NotCalibratedError:
@@ -72,10 +71,8 @@ def recalibrate(
             raise InputError(f"{error} If it was a random sample, say so with --random-sample.") from error
     after = review.calibrate(accept if accept is not None else before.accept if before is not None else _ACCEPT)
     detector.calibration = after
-    if "texts" in facts:
-        facts["texts"] |= {"accept": after.accept, "calibration": Seen.of_scores(len(after.scores)).to_json()}
     with reserve_path(out):
-        save_detector(detector, out, facts)
+        detector.save(out, facts=facts.after_calibration(None, after.accept).to_json())
     if skipped is not None:
         report_skipped(skipped.count, skipped.first)
     _print_result(review, before, after, as_json=as_json)

@@ -80,16 +80,15 @@ def score(
     input has the score -inf (null in JSON) and the decision OOD. So has a text that is too long. Rows for a pipe are
     written one by one, as inputs come.
     """
-    from apood.detectors.contract.artefact import load_with_facts
-    from apood.pipeline.seen import Seen
+    from apood.pipeline.facts import load_detector_and_facts
 
     file = None if out == "-" else Path(out)
     if file is not None:
         check_rows_file(file, force=force)
     if taken := [name for name in keep or [] if name in _COLUMNS]:
         raise InputError(f"--keep {taken[0]} cannot be kept: a column of the rows has that name.")
-    detector, facts = load_with_facts(detector_folder)
-    seen = Seen.from_json(facts["texts"]["training"]) if "texts" in facts else None
+    detector, facts = load_detector_and_facts(detector_folder)
+    seen = facts.training
     tally = _Tally()
     if len(inputs) == 1 and _is_store(inputs[0]):
         if keep:

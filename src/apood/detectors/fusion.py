@@ -4,7 +4,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from sklearn.base import clone
@@ -14,22 +14,28 @@ from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.binary_logits import BinaryLogits
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.contract.fused_explanation import explain_share, join_shares
+from apood.detectors.contract.unseen import (
+    HELD_OUT_SHARE,
+    LEAST_HELD_OUT,
+    HeldOut,
+    Unseen,
+    fit_member,
+    hold_out,
+)
 from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.detectors.shared.mean_pooling import describe_shortage
+from apood.detectors.shared.token_lengths import lengths_outweigh
 from apood.fitting.optimise import Checkpoint
-from apood.support.checks import check_integer
+from apood.support.checks import check_flag, check_integer
 from apood.support.errors import DataWarning, InputError
 from apood.tokens.batch import TokenBatch
-from apood.tokens.documents import count_documents, find_worst, number_documents
-from apood.tokens.source import Subset, TokenSource, split
+from apood.tokens.documents import find_worst
+from apood.tokens.source import TokenSource
 
 __all__ = ["Fusion", "default_detector"]
 
-_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.1, 2048  # more would not make a scale or a law of the length much better
-_LEAST_HELD_OUT = 20  # fewer are too few for a mean and a standard deviation
-_LEFT_OUT = 4096  # most training sequences that a member scores as if it had not seen them
 _LEAST_KNOWN = 5  # distances that a scale needs
 _FLOOR = 6.0  # in units of median minus lower quartile: 4 standard deviations of a normal distribution
 _SUMMARY = "summary"
@@ -37,15 +43,18 @@ _FEW_COPIES = 0.05  # share of the compared ID sequences that is not worth a war
 _CONSTANT = 1e-9  # relative spread of equal scores by rounding alone
 
 
-def _recommend_members(seed: int, device: str, *, summary: bool = False, supervised: bool = False) -> list[Detector]:
+def _recommend_members(
+    seed: int, device: str, *, lengths: bool = False, summary: bool = False, supervised: bool = False
+) -> list[Detector]:
     """Return the members of a fusion whose `members` is None.
 
     Attention finds a few foreign tokens. Neighbours find what is unlike every training sequence, in the Mahalanobis
     metric by directions of low variance. The summary is another view of the model. A classifier knows on which side of
-    the ID sequences the AUX sequences lie.
+    the ID sequences the AUX sequences lie. With `lengths`, attention sees how long tokens are; neighbours compare
+    directions of mean tokens.
     """
     members: list[Detector] = [
-        APOOD(seed=seed, device=device),
+        APOOD(normalize="none" if lengths else None, seed=seed, device=device),
         MahalanobisKNN(k=3, average=True),
         KNN(k=3, average=True),
     ]
@@ -68,19 +77,20 @@ def _combine(z: Tensor) -> Tensor:
     return -z.sum(1)
 
 
-def default_detector(seed: int = 0, device: str = "auto") -> Detector:
+def default_detector(seed: int = 0, device: str = "auto", *, beginnings: bool = False) -> Detector:
     """Return the detector to begin with: the recommended fusion, which needs no outliers and no settings.
 
     Args:
         seed: seed of the split and of the members.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
+        beginnings: whether short inputs are in-distribution if they are like beginnings of the ID sequences.
 
     Examples:
         >>> import apood
         >>> apood.default_detector(seed=1)
         Fusion(seed=1)
     """
-    return Fusion(seed=seed, device=device)
+    return Fusion(seed=seed, device=device, beginnings=beginnings)
 
 
 class Fusion(Detector):
@@ -94,7 +104,8 @@ class Fusion(Detector):
 
     a_k(S) is the part of log d_k that is due to length alone: more tokens average out, so a long sequence is near and a
     short one far, whatever they contain. It is a parabola in log S, learnt from the same sequences, and flatter if they
-    are few (see `LengthLaw`). A fusion of one member is that member, given the length.
+    are few (see `LengthLaw`). A fusion of one member is that member, given the length. For outputs of a model a_k is 0,
+    because their length is the model's doing and a sign like others.
 
     Neighbours learn from all ID sequences and score each of them (at most some 6,000) among the others that are no near
     copies of it and no windows of its document, because these say nothing about the distances of new sequences. Other
@@ -111,9 +122,15 @@ class Fusion(Detector):
     Args:
         members: detectors, copies of which are fitted; None for the recommended ones: AP-OOD, the mean distance to
             three neighbours in the Mahalanobis and in the Euclidean metric, the latter also of the channel `summary` if
-            the data have it, and binary logits if there are AUX sequences.
+            the data have it, and binary logits if there are AUX sequences. If no encoder of apood made the tokens,
+            AP-OOD also sees their lengths, unless the variance of these is more than five times the mean variance along
+            a coordinate.
         seed: seed of the split, and of the recommended members.
         device: device of the recommended members: "auto" (a GPU if there is one), "cpu", "cuda", ...
+        beginnings: whether a_k(S) is also learnt from beginnings of the ID sequences held out. Without them, a sequence
+            that is shorter than all ID sequences is far out because it is short. With them, it is compared with
+            beginnings of its length, so genuine short inputs are accepted, and foreign ones are harder to tell. The
+            channel `summary` is not read then.
 
     Attributes:
         members_: the fitted members.
@@ -141,10 +158,17 @@ class Fusion(Detector):
     floors_: Annotated[Tensor, "members"]
     length_law_: Annotated[LengthLaw, "members"]
 
-    def __init__(self, members: list[Detector] | None = None, seed: int = 0, device: str = "auto") -> None:
+    def __init__(
+        self,
+        members: list[Detector] | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        beginnings: bool = False,
+    ) -> None:
         self.members = members
         self.seed = seed
         self.device = device
+        self.beginnings = beginnings
 
     # Class attributes of other detectors; here they depend on the members.
 
@@ -156,7 +180,7 @@ class Fusion(Detector):
     @property
     def welcomes(self) -> frozenset[str]:  # type: ignore[override]
         """What the recommended members make use of."""
-        return frozenset({_SUMMARY}) if self.members is None else frozenset()
+        return frozenset({_SUMMARY}) if self.members is None and not self.beginnings else frozenset()
 
     @property
     def aux(self) -> AuxUse:  # type: ignore[override]
@@ -218,6 +242,10 @@ class Fusion(Detector):
         ):
             raise InputError(f"members must be None or a list of at least one detector, got {given!r}.")
         check_integer("seed", self.seed, least=0)
+        check_flag("beginnings", self.beginnings)
+        if self.beginnings and (other := self.requires - {"tokens"}):
+            names = " or ".join(sorted(other))
+            raise InputError(f"beginnings=True needs members that read tokens alone: a beginning has no {names}.")
         for member in self._get_members():
             member.check_parameters()
 
@@ -230,24 +258,26 @@ class Fusion(Detector):
     def _choose_members(self, source: TokenSource, aux: TokenSource | None) -> list[Detector]:
         if self.members is not None:
             return [clone(member) for member in self.members]
-        summary, supervised = _SUMMARY in source.channels, aux is not None
-        return _recommend_members(self.seed, self.device, summary=summary, supervised=supervised)
+        # the summary of a text says nothing about its beginnings
+        summary, supervised = _SUMMARY in source.channels and not self.beginnings, aux is not None
+        # Directions are known to be enough for texts and sounds; about other vectors nothing is known.
+        lengths = source.encoder is None and not lengths_outweigh(source)
+        return _recommend_members(self.seed, self.device, lengths=lengths, summary=summary, supervised=supervised)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
-        if len(source) < 2 * _LEAST_HELD_OUT:
+        if len(source) < 2 * LEAST_HELD_OUT:
             raise InputError(
-                f"A fusion learns from at least half of the ID sequences and holds out at least {_LEAST_HELD_OUT}, "
-                f"so it needs {2 * _LEAST_HELD_OUT}, got {len(source)}; fit one of its members alone instead."
+                f"A fusion learns from at least half of the ID sequences and holds out at least {LEAST_HELD_OUT}, "
+                f"so it needs {2 * LEAST_HELD_OUT}, got {len(source)}; fit one of its members alone instead."
             )
-        rest, held_out = _hold_out(source, self.seed)
-        left_out = _draw_left_out(len(source), held_out.indices)
+        parts = hold_out(source, self.seed, beginnings=self.beginnings)
         members = self._choose_members(source, aux)
         names, samples = _name_members(members), []
-        few = describe_shortage(len(rest), source.dim)
-        with _merge_warnings({few: _rephrase_shortage(few, len(rest), source)} if few is not None else {}):
+        few = describe_shortage(len(parts.rest), source.dim)
+        with _merge_warnings({few: _rephrase_shortage(few, len(parts.rest), source)} if few is not None else {}):
             for number, member in enumerate(members):
-                part = None if checkpoint is None else checkpoint.part(number)
-                samples.append(_fit_member(member, (source, rest, held_out), aux, left_out, part))
+                own = None if checkpoint is None else checkpoint.part(number)
+                samples.append(fit_member(member, parts, aux, own))
         copied = torch.zeros(len(source), dtype=torch.bool)
         for sample in samples:
             if sample.copied is not None:
@@ -261,7 +291,7 @@ class Fusion(Detector):
         quartiles = [logs.quantile(torch.tensor([0.25, 0.5], dtype=logs.dtype)) for logs, _ in columns]
         self.floors_ = torch.stack([median - _FLOOR * (median - lower) for lower, median in quartiles])
         columns = [(logs.clamp_min(floor), own) for (logs, own), floor in zip(columns, self.floors_, strict=True)]
-        self.length_law_ = LengthLaw.fit(columns)
+        self.length_law_ = self._fit_law(columns, members, samples, parts)
         compared = [
             logs - self.length_law_.compute_allowances(lengths)[:, number]
             for number, (logs, lengths) in enumerate(columns)
@@ -276,7 +306,27 @@ class Fusion(Detector):
                 )
         self.spreads_ = spreads / spreads.new_tensor([_weigh(member, aux, source.dim) for member in members])
         self.members_ = members
-        _warn_of_copies(int(copied.sum()), len(left_out), len(source))
+        _warn_of_copies(int(copied.sum()), len(parts.left_out), len(source))
+
+    def _fit_law(
+        self,
+        columns: list[tuple[Tensor, Tensor]],
+        members: list[Detector],
+        samples: list[Unseen],
+        parts: HeldOut,
+    ) -> LengthLaw:
+        """Return how log d of each member depends on the length, from `columns` of floored log d and lengths."""
+        if (parts.source.encoder or {}).get("mode") == "output":
+            # An output is as long as the model makes it, so an unusual length is a sign like others.
+            return LengthLaw.make_flat(len(members))
+        if parts.beginnings is None:
+            return LengthLaw.fit(columns)
+        begun = [
+            (member.log_distances(sample.beginnings).clamp_min(floor), parts.beginnings.lengths)
+            for member, sample, floor in zip(members, samples, self.floors_, strict=True)
+            if sample.beginnings is not None
+        ]
+        return LengthLaw.fit(columns, begun)
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         for member in self._get_members():
@@ -291,80 +341,6 @@ class Fusion(Detector):
             [member.log_distances(own) for member, own in zip(self.members_, scores, strict=True)], 1
         ).clamp_min(self.floors_)
         return (logs - self.length_law_.compute_allowances(lengths) - self.means_) / self.spreads_
-
-
-def _hold_out(source: TokenSource, seed: int) -> tuple[Subset, Subset]:
-    """Return the ID sequences to fit on and those held out, each with all windows of its documents."""
-    wanted = max(_LEAST_HELD_OUT, min(_MOST_HELD_OUT, round(_HELD_OUT_SHARE * len(source))))
-    documents = count_documents(source)
-    count = max(1, round(wanted * documents / len(source)))
-    rest, held_out = split(source, count / documents, seed)
-    while len(held_out) < _LEAST_HELD_OUT:  # the documents that were drawn have few windows
-        count += 1
-        rest, held_out = split(source, count / documents, seed)
-    if len(rest) < _LEAST_HELD_OUT:
-        raise InputError(
-            f"The {len(source)} ID sequences are windows of {documents} documents. A fusion holds out whole documents "
-            f"with at least {_LEAST_HELD_OUT} sequences, which leaves {len(rest)} to learn from, and it needs "
-            f"{_LEAST_HELD_OUT}; give more documents, or fit one of its members alone instead."
-        )
-    return rest, held_out
-
-
-def _draw_left_out(count: int, held_out: Tensor) -> Tensor:
-    """Return the training sequences that members score as if they had not seen them: those held out, and others."""
-    chosen = torch.zeros(count, dtype=torch.bool)
-    chosen[held_out] = True
-    chosen[torch.linspace(0, count - 1, min(count, _LEFT_OUT)).long()] = True
-    return chosen.nonzero().flatten()
-
-
-class _Sample(NamedTuple):
-    """Scores of ID sequences that a member has not seen.
-
-    Attributes:
-        scores: the scores.
-        numbers: the places of the sequences among all ID sequences.
-        copied: whether they have near copies, which the member has not seen either; None if it does not know.
-    """
-
-    scores: Tensor
-    numbers: Tensor
-    copied: Tensor | None = None
-
-    def find_new(self, copied: Tensor) -> Tensor:
-        """Return which scores are like those of new sequences, given which of all ID sequences have near copies."""
-        if self.copied is not None:
-            return torch.ones(len(self.scores), dtype=torch.bool)
-        new = ~copied[self.numbers]
-        # if nearly all have copies, their scores are better than none
-        return new if int(new.sum()) >= _LEAST_HELD_OUT else torch.ones_like(new)
-
-
-def _fit_member(
-    member: Detector,
-    sources: tuple[TokenSource, TokenSource, Subset],
-    aux: TokenSource | None,
-    left_out: Tensor,
-    checkpoint: Checkpoint | None,
-) -> _Sample:
-    """Fit a member, and return scores of sequences that it has not seen.
-
-    Args:
-        member: the detector to fit.
-        sources: all ID sequences, those to fit on, and those held out.
-        aux: AUX sequences, for members that can learn from them.
-        left_out: numbers of the sequences to score if the member can leave out sequences that it was fitted on.
-        checkpoint: where a long fit saves its state.
-    """
-    source, rest, held_out = sources
-    leaves_out = type(member).score_training is not Detector.score_training
-    used = None if member.aux == "unused" else aux
-    member.fit(source if leaves_out else rest, aux=used, checkpoint=checkpoint)
-    own = member.score_training(left_out, torch.from_numpy(number_documents(source)))
-    if own is not None:
-        return _Sample(own.scores, left_out, own.copied)
-    return _Sample(torch.from_numpy(member._score_sequences(held_out)), held_out.indices)
 
 
 def _warn_of_copies(count: int, compared: int, given: int) -> None:
@@ -392,7 +368,7 @@ def _merge_warnings(instead: Mapping[str, str]) -> Iterator[None]:
 
 def _rephrase_shortage(message: str, learnt: int, source: TokenSource) -> str:
     """Return the message about too few sequences with the number that the user gave."""
-    enough = max(source.dim + _LEAST_HELD_OUT, math.ceil(source.dim / (1 - _HELD_OUT_SHARE)))
+    enough = max(source.dim + LEAST_HELD_OUT, math.ceil(source.dim / (1 - HELD_OUT_SHARE)))
     return (
         f"{message.rstrip('.')} (a fusion holds out {len(source) - learnt} of the {len(source)} given sequences to "
         f"compare its members, so {enough} would be enough)."

@@ -24,11 +24,11 @@ from apood.detectors.shared.mean_pooling import (
 )
 from apood.fitting.optimise import Checkpoint
 from apood.pooling import Preprocessing
-from apood.support.checks import check_choice, check_integer, check_number
+from apood.support.checks import check_choice, check_flag, check_integer, check_number
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch
-from apood.tokens.source import TokenSource, token_budget
+from apood.tokens.source import TokenSource, Trimmed, token_budget
 
 __all__ = ["KNN", "MahalanobisKNN"]
 
@@ -114,8 +114,7 @@ class KNN(Detector):
         check_choice("normalize", self.normalize, get_args(Normalize))
         check_choice("view", self.view, get_args(View))
         check_integer("k", self.k, least=1)
-        if not isinstance(self.average, bool):
-            raise InputError(f"average must be True or False, got {self.average!r}.")
+        check_flag("average", self.average)
 
     def hyperparameter_space(self, dim: int, *, supervised: bool) -> list[dict[str, Any]]:  # noqa: ARG002
         """Return near and far neighbours, each with every normalization."""
@@ -125,7 +124,9 @@ class KNN(Detector):
         """Return the logarithms of the distances to the neighbours."""
         return compute_floored_log(-scores)
 
-    def score_training(self, chosen: Tensor, documents: Tensor | None = None) -> LeftOut:
+    def score_training(
+        self, chosen: Tensor, documents: Tensor | None = None, beginnings: TokenSource | None = None
+    ) -> LeftOut:
         """Return the scores of training sequences among those of other documents that are no near copies of them.
 
         A near copy is nearer than a tenth of the distance to the 32nd nearest sequence (or to that in the middle, if
@@ -137,10 +138,14 @@ class KNN(Detector):
         crowds = (others // 2).clamp(1, _CROWD)
         wanted = min(self.k, len(self.bank_) - 1)
         count = min(int(crowds.max()) + wanted, len(self.bank_) - 1)
+        pooled = self.bank_[chosen] if beginnings is None else self._pool_source(beginnings)
+        rows = self._count_rows(count)
         scores, copied = [], []
-        for own in torch.split(chosen, self._count_rows(count)):
-            vectors = self.bank_[own].double()
-            left_out = _LeftOutRows(documents[own], documents, self._find_stretches(vectors))
+        for own, part in zip(torch.split(chosen, rows), torch.split(pooled, rows), strict=True):
+            vectors = part.double()
+            # a beginning points elsewhere than its sequence, so hardly anything of its own metric is due to it
+            stretches = self._find_stretches(vectors) if beginnings is None else None
+            left_out = _LeftOutRows(documents[own], documents, stretches)
             nearest = _measure_tile(vectors, self.bank_, count, left_out)
             copies = (nearest <= _COPY * nearest.gather(1, crowds[own, None] - 1)).sum(1, keepdim=True)
             places = copies + torch.arange(wanted)
@@ -168,6 +173,11 @@ class KNN(Detector):
                 parts.append(self._pool_vectors(batch).cpu())
                 progress.update(len(batch))
         self.bank_ = torch.cat(parts)
+
+    def _pool_source(self, source: TokenSource) -> Tensor:
+        """Return the vectors of sequences that still have their sinks, float32."""
+        batches = Trimmed(source, first=self.skips_first_, last=self.skips_last_).batches(token_budget(source.dim))
+        return torch.cat([self._pool_vectors(batch).cpu() for batch in batches])
 
     def _pool(self, tokens: TokenBatch) -> Tensor:
         """Return one vector per sequence `[N, D]`, float64, in the view."""

@@ -1,6 +1,6 @@
 """Comparisons of methods: the plan, in Python or from a TOML file, its checks, and the results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from apood.detectors.contract.data_checks import refuse_incompatible
 from apood.detectors.contract.registry import list_methods
 from apood.evaluation.entry import Entry
 from apood.evaluation.result import MEAN, Result
-from apood.evaluation.split import Split, draw_share, refuse_same_data
+from apood.evaluation.split import Split, draw_share
 from apood.evaluation.study import run_study
+from apood.pipeline.checks import refuse_same_data
 from apood.support.checks import check_integer, format_count, suggest_name
 from apood.support.errors import ApoodError, InputError
 from apood.support.files import read_toml
@@ -175,8 +176,11 @@ def draw_splits(plan: ComparisonPlan) -> list[Split]:
 # plans from files
 
 
-def read_plan(path: Path) -> ComparisonPlan:
-    """Return the checked plan of a TOML file; paths of stores are relative to the file."""
+def read_plan(path: Path, find_store: Callable[[Path], Path] = lambda given: given) -> ComparisonPlan:
+    """Return the checked plan of a TOML file; paths of stores are relative to the file.
+
+    `find_store` returns the folder of the store for a path, which may lead to something else.
+    """
     try:
         content = read_toml(path)
     except OSError as error:
@@ -184,12 +188,12 @@ def read_plan(path: Path) -> ComparisonPlan:
     except ValueError as error:  # of TOML and of UTF-8
         raise InputError(f"The plan {path} is not TOML: {error}.") from error
     try:
-        return check_plan(_parse_plan(content, path.parent))
+        return check_plan(_parse_plan(content, lambda given: find_store(path.parent / given)))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 
-def _parse_plan(content: dict[str, Any], folder: Path) -> ComparisonPlan:
+def _parse_plan(content: dict[str, Any], find_store: Callable[[str], Path]) -> ComparisonPlan:
     _check_table("the plan", content, _TOP_KEYS)
     data = content.get("data")
     if data is None:
@@ -201,10 +205,11 @@ def _parse_plan(content: dict[str, Any], folder: Path) -> ComparisonPlan:
     if "methods" in content and not methods:
         raise InputError("methods is empty: name some as [[methods]], or leave it out to compare all methods.")
     numbers = {key: table[key] for table in (content, data) for key in _NUMBER_KEYS if key in table}
+    sets: dict[str, Any] = {key: find_store(data[key]) for key in _SET_KEYS if key in data}
     return ComparisonPlan(
-        ood={name: folder / store for name, store in ood.items()},
+        ood={name: find_store(store) for name, store in ood.items()},
         methods=tuple(_parse_entry(number, table) for number, table in enumerate(methods, start=1)),
-        **{key: folder / data[key] for key in _SET_KEYS if key in data},
+        **sets,
         **numbers,
     )
 

@@ -18,8 +18,9 @@ from apood.detectors.contract.held_out import HeldOutFit
 from apood.evaluation.entry import Entry
 from apood.evaluation.metrics import Estimate, auroc
 from apood.evaluation.result import Result
-from apood.evaluation.split import Split, narrow_channels, refuse_same_data
+from apood.evaluation.split import Split, narrow_channels
 from apood.evaluation.study import Jobs, fit_entry, run_study
+from apood.pipeline.checks import refuse_same_data
 from apood.support.checks import check_integer
 from apood.support.errors import InputError
 from apood.tokens.source import TokenSource, as_source, split

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from apood.evaluation.entry import Entry
 from apood.support.errors import InputError
-from apood.tokens.digests import content_digest
 from apood.tokens.documents import WINDOW, count_documents
 from apood.tokens.source import Subset, TokenSource, split
 from apood.tokens.store import TokenStore
 
-__all__ = ["Split", "draw_share", "narrow_channels", "refuse_same_data"]
+__all__ = ["Split", "draw_share", "narrow_channels"]
 
 
 @dataclass(frozen=True)
@@ -83,11 +82,3 @@ def narrow_channels(source: TokenSource, wanted: frozenset[str]) -> TokenSource:
         inner = narrow_channels(source.source, wanted)
         return source if inner is source.source else Subset(inner, source.indices)
     return source
-
-
-def refuse_same_data(sources: Mapping[str, TokenSource]) -> None:
-    """Raise an InputError if two of the sources, named by their roles, have the same sequences."""
-    known: dict[str, str] = {}
-    for role, source in sources.items():
-        if (other := known.setdefault(content_digest(source), role)) != role:
-            raise InputError(f"The {role} sequences are the {other} sequences: each set must be data of its own.")

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from apood.detectors.contract.artefact import load_with_facts
 from apood.detectors.contract.base import Detector
+from apood.pipeline.facts import load_detector_and_facts
 from apood.pipeline.text_detector import TextDetector
 from apood.support.errors import InputError
 
@@ -32,9 +32,9 @@ def load(folder: str | Path, *, model: str | Path | None = None) -> Detector | T
         ...     print(apood.load(f"{folder}/knn"))
         KNN(k=1)
     """
-    detector, facts = load_with_facts(folder)
-    if "texts" in facts:
-        return TextDetector.restore(detector, facts["texts"], Path(folder), model)
+    detector, facts = load_detector_and_facts(folder)
+    if facts.texts is not None:
+        return TextDetector.restore(detector, facts, Path(folder), model)
     if model is not None:
         raise InputError(f"{folder} holds a detector of tokens, which opens no model: leave out model.")
     return detector

@@ -6,7 +6,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from apood.support.errors import ArtefactError
 from apood.tokens.documents import find_documents
 from apood.tokens.source import TokenSource
 
@@ -44,20 +43,12 @@ class Seen:
         return cls(len(tokens), len(source), int(tokens.sum()), int(short), int(long), now)
 
     @classmethod
-    def of_scores(cls, count: int) -> Self:
-        """Return the numbers of texts of which only the scores are known: the others are 0."""
-        return cls(count, 0, 0, 0, 0, datetime.now(UTC).isoformat(timespec="seconds"))
-
-    @classmethod
     def from_json(cls, stored: Any) -> Self:
-        """Return what `to_json` wrote; raise ArtefactError if it is something else."""
-        try:
-            seen = cls(**stored)
-        except TypeError as error:
-            raise ArtefactError(f"the counts of its texts cannot be read: {stored!r:.200}") from error
+        """Return what `to_json` wrote; raise TypeError if it is something else."""
+        seen = cls(**stored)
         numbers = (seen.documents, seen.sequences, seen.tokens, seen.short, seen.long)
         if not all(isinstance(number, int) and number >= 0 for number in numbers) or not isinstance(seen.date, str):
-            raise ArtefactError(f"the counts of its texts cannot be read: {stored!r:.200}")
+            raise TypeError(f"{stored!r:.200} are not counts of texts")
         return seen
 
     def to_json(self) -> dict[str, Any]:
@@ -67,9 +58,9 @@ class Seen:
     def describe_length(self, tokens: int) -> str | None:
         """Return a sentence if a text of so many tokens is unusually short or long, else None."""
         if tokens < self.short:
-            return f"It is shorter than 99% of the texts that the detector learnt from ({tokens} tokens)."
+            return f"It is shorter than 99% of the texts that the detector learnt from ({self.short:,} tokens)."
         if tokens > self.long:
-            return f"It is longer than 99% of the texts that the detector learnt from ({tokens:,} tokens)."
+            return f"It is longer than 99% of the texts that the detector learnt from ({self.long:,} tokens)."
         return None
 
 

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,20 +12,19 @@ from sklearn.base import BaseEstimator
 
 from apood.data.record import Record
 from apood.decisions.conformal import check_level, conformal_threshold
-from apood.detectors.contract.artefact import save_detector
 from apood.detectors.contract.base import Detector, Scores
 from apood.detectors.fusion import default_detector
 from apood.encoders.embed import embed_to_store
 from apood.encoders.text.encoder import TextEncoder
 from apood.explain.explaining import explain_texts
 from apood.explain.text_explanation import TextExplanation
+from apood.pipeline.checks import refuse_same_data, warn_of_misuse
+from apood.pipeline.facts import Facts
 from apood.pipeline.judging import Judgement, judge_records
 from apood.pipeline.opening import open_text_encoder_of
-from apood.pipeline.seen import Seen
 from apood.pipeline.texts import list_texts
 from apood.support.checks import check_integer, check_number
 from apood.support.errors import ArtefactError, InputError
-from apood.support.provenance import package_versions
 from apood.tokens.documents import count_documents
 from apood.tokens.identity import FOLDER
 from apood.tokens.source import TokenSource, split
@@ -52,8 +52,8 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
     Attributes:
         encoder: the encoder, which is opened on first use.
         detector: the detector.
-        training: numbers about the texts that the detector learnt from; None before `fit`.
-        calibration: numbers about the texts that set the threshold; None before `fit`.
+        facts: what is known about the texts of `fit`: `facts.training` about those that the detector learnt from, and
+            `facts.calibration` about those that set the threshold; both are None before `fit`.
 
     Examples:
         The folder holds a model, and the texts are in-distribution.
@@ -62,7 +62,7 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         >>> detector = TextDetector(folder, KNN(k=1)).fit(texts)
         >>> detector.predict([texts[0], ""])
         array([ 1, -1])
-        >>> detector.training.documents, detector.calibration.documents
+        >>> detector.facts.training.documents, detector.facts.calibration.documents
         (240, 60)
     """
 
@@ -80,8 +80,7 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         self.accept = accept
         self.hold_out = hold_out
         self.seed = seed
-        self.training: Seen | None = None
-        self.calibration: Seen | None = None
+        self.facts = Facts()
         self._encoder: TextEncoder | None = None
         self._moved: str | Path | None = None
 
@@ -91,7 +90,7 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         if self._encoder is None:
             if isinstance(self.model, TextEncoder):
                 encoder = self.model
-            elif self.training is not None:
+            elif self.facts.training is not None:
                 encoder = open_text_encoder_of(self.detector, model=self._moved)
             else:
                 reads = self.detector.requires | self.detector.welcomes
@@ -113,9 +112,9 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         """
         known = list_texts(texts, allow_empty=False)
         outliers = None if aux is None else list_texts(aux, allow_empty=False, what="The texts of aux")
-        self._check(len(known))
-        if self.training is not None:  # an encoder that was opened to score may lack channels that a fit reads
-            self.training, self.calibration, self._encoder = None, None, None
+        self.check(len(known))
+        if self.facts.training is not None:  # an encoder that was opened to score may lack channels that a fit reads
+            self.facts, self._encoder = Facts(), None
         with tempfile.TemporaryDirectory(prefix="apood-") as folder:
             return self.fit_tokens(
                 self._embed(known, Path(folder, "id")),
@@ -130,10 +129,13 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
             aux: the tokens of auxiliary outliers.
             **options: further arguments of `Detector.fit`.
         """
-        self._check(count_documents(tokens))
+        self.check(count_documents(tokens))
         rest, held_out = split(tokens, self.hold_out, self.seed)
+        if aux is not None:
+            refuse_same_data({"ID": tokens, "AUX": aux})
         self.detector.fit(rest, aux=aux, **options).calibrate(held_out, self.accept)
-        self.training, self.calibration = Seen.of(rest), Seen.of(held_out)
+        self.facts = Facts.of_fit(rest).after_calibration(held_out, self.accept)
+        warn_of_misuse(held_out, self.facts, "held-out")
         return self
 
     def calibrate(self, texts: Iterable[str], accept: float | None = None) -> Self:
@@ -144,11 +146,12 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         with tempfile.TemporaryDirectory(prefix="apood-") as folder:
             tokens = self._embed(known, Path(folder, "id"))
             self.detector.calibrate(tokens, accept)
-            self.accept, self.calibration = accept, Seen.of(tokens)
+            self.accept, self.facts = accept, self.facts.after_calibration(tokens, accept)
+            warn_of_misuse(tokens, self.facts, "calibration")
         return self
 
-    def _check(self, count: int) -> None:
-        """Raise InputError if a parameter is not allowed, or if there are too few texts for the accept rate."""
+    def check(self, count: int) -> None:
+        """Raise InputError if a parameter is not allowed, or if `count` texts are too few for the accept rate."""
         check_number("hold_out", self.hold_out, above=0, below=1)
         check_integer("seed", self.seed, 0)
         needed = int(1 / (1 - check_level(self.accept, "accept"))) - 1
@@ -173,7 +176,7 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         """
         known = list_texts(texts, allow_empty=True)
         records = (Record(text, f"text {index}") for index, text in enumerate(known))
-        judged = judge_records(records, self.encoder, self.detector, seen=self.training, total=len(known))
+        judged = judge_records(records, self.encoder, self.detector, seen=self.facts.training, total=len(known))
         return [judgement for _, judgement in judged]
 
     def score_samples(self, texts: Iterable[str]) -> Scores:
@@ -202,28 +205,17 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
 
     def save(self, folder: str | Path) -> None:
         """Write the detector to a folder, which `apood.load` reads. The model itself is not part of it."""
-        if self.training is None or self.calibration is None:
+        if self.facts.training is None:
             raise InputError("This TextDetector is not fitted yet: call fit with in-distribution texts first.")
-        self.detector._check_unchanged()
-        facts = {
-            "accept": self.accept,
-            "hold_out": self.hold_out,
-            "seed": self.seed,
-            "training": self.training.to_json(),
-            "calibration": self.calibration.to_json(),
-            "versions": package_versions(),
-        }
-        save_detector(self.detector, Path(folder), {"texts": facts})
+        settings = {"accept": self.accept, "hold_out": self.hold_out, "seed": self.seed}
+        self.detector.save(folder, facts=replace(self.facts, texts=settings).to_json())
 
     @classmethod
-    def restore(cls, detector: Detector, facts: Any, folder: Path, model: str | Path | None) -> Self:
+    def restore(cls, detector: Detector, facts: Facts, folder: Path, model: str | Path | None) -> Self:
         """Return the detector of texts that was saved to `folder` with these facts."""
-        try:
-            identity = detector.encoder_ or {}
-            model_then = str(identity.get(FOLDER) or identity["model"])
-            found = cls(model_then, detector, **{key: facts[key] for key in ("accept", "hold_out", "seed")})
-            found.training, found.calibration = Seen.from_json(facts["training"]), Seen.from_json(facts["calibration"])
-        except (TypeError, KeyError, ArtefactError) as error:
-            raise ArtefactError(f"{folder} is not a saved detector of texts: {error}.") from error
-        found._moved = model
+        identity, settings = detector.encoder_ or {}, facts.texts or {}
+        if facts.training is None or "model" not in identity or not {"accept", "hold_out", "seed"} == settings.keys():
+            raise ArtefactError(f"{folder} is not a saved detector of texts: some facts about it are missing.")
+        found = cls(str(identity.get(FOLDER) or identity["model"]), detector, **settings)
+        found.facts, found._moved = facts, model
         return found

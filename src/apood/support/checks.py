@@ -12,6 +12,7 @@ from apood.support.errors import InputError
 
 __all__ = [
     "check_choice",
+    "check_flag",
     "check_integer",
     "check_number",
     "format_count",
@@ -59,6 +60,12 @@ def shorten(value: Any, show: Callable[[Any], str] = repr) -> str:
     except ValueError:  # Python does not write integers of more than 4,300 digits
         return "a number of thousands of digits"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise InputError if `value` is neither True nor False."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} must be True or False, got {shorten(value)}.")
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from apood.tokens.identity import EncoderIdentity
 
 __all__ = [
     "BaseSource",
+    "Beginnings",
     "Subset",
     "TokenSource",
     "Trimmed",
@@ -135,6 +136,35 @@ def split(source: TokenSource, share: float, seed: int) -> tuple[Subset, Subset]
     order = torch.randperm(count, generator=torch.Generator().manual_seed(int(seed)))
     taken = make_document_mask(source, order[: round(share * count)].numpy())
     return Subset(source, ~taken), Subset(source, taken)
+
+
+class Beginnings(BaseSource):
+    """The first tokens of each sequence of a source, without channels.
+
+    Attributes:
+        source: the source with all tokens.
+    """
+
+    def __init__(self, source: TokenSource, lengths: Tensor) -> None:
+        self.source = source
+        super().__init__(source.dim, source.dtype, lengths, source.encoder, windows=source.windows)
+
+    def batches(self, token_budget: int) -> Iterator[TokenBatch]:
+        """Yield consecutive batches that had at most `token_budget` tokens before they were cut."""
+        first = 0
+        for tokens in self.source.batches(token_budget):
+            yield self._cut(tokens, self.lengths[first : first + len(tokens)])
+            first += len(tokens)
+
+    def select(self, indices: Any) -> TokenBatch:
+        """Return the sequences `indices` (a slice, integers or booleans) in that order."""
+        chosen = as_indices(indices, len(self))
+        return self._cut(self.source.select(chosen), self.lengths[chosen])
+
+    def _cut(self, tokens: TokenBatch, lengths: Tensor) -> TokenBatch:
+        places = torch.arange(len(tokens.values)) - tokens.offsets[:-1].repeat_interleave(tokens.lengths)
+        rows = (places < lengths.repeat_interleave(tokens.lengths)).nonzero().flatten()
+        return TokenBatch.from_lengths(tokens.values[upload(rows, tokens.values.device)], lengths)
 
 
 class Trimmed(BaseSource):

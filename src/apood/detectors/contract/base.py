@@ -132,7 +132,12 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         """Raise `InputError` if a finite value is not allowed; `first` is the index of the batch's first sequence."""
 
-    def score_training(self, chosen: Tensor, documents: Tensor | None = None) -> LeftOut | None:  # noqa: ARG002
+    def score_training(
+        self,
+        chosen: Tensor,  # noqa: ARG002
+        documents: Tensor | None = None,  # noqa: ARG002
+        beginnings: TokenSource | None = None,  # noqa: ARG002
+    ) -> LeftOut | None:
         """Return the scores that training sequences would have if the detector had not seen them, or None.
 
         A method that cannot leave a sequence out without another fit does not implement it. Then a fusion holds
@@ -142,6 +147,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
             chosen: the indices of the training sequences.
             documents: the number of the document of each training sequence, which is left out as a whole; None if
                 every sequence is a document.
+            beginnings: beginnings of the chosen sequences, which are scored instead of them.
         """
         return None
 
@@ -358,13 +364,13 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Return which sequences to call OOD so that, on average, at most a share `rate` of these calls is wrong."""
         return benjamini_hochberg(self.p_values(X), rate)
 
-    def save(self, folder: str | Path) -> None:
-        """Write the detector to a folder of JSON and safetensors files, which `apood.load` reads."""
+    def save(self, folder: str | Path, *, facts: Mapping[str, Any] | None = None) -> None:
+        """Write the detector, with `facts` about it, to a folder of JSON and safetensors files, for `apood.load`."""
         from apood.detectors.contract.artefact import save_detector  # here, because it imports this module
 
         check_is_fitted(self, "dim_")
         self._compare_parameters()  # without the cache: nothing tells it that a parameter of a member was set
-        save_detector(self, Path(folder))
+        save_detector(self, Path(folder), facts)
 
     # The cache of what scoring derives from learnt attributes.
 

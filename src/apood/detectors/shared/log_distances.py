@@ -26,8 +26,9 @@ class LengthLaw:
 
     More tokens average out, so a long sequence is near and a short one is far, whatever they contain. The law is a
     parabola, a(S) = b u + c u² - constant with u = (log S - mean) / spread, and 0 on average over the ID sequences.
-    Below the shortest 1% it is constant. Beyond the longest 1% it goes on as a line if it falls there, so that nothing
-    looks nearer because ordinary text was appended to it, and is constant otherwise.
+    Below the shortest 1% (of their beginnings, if it was learnt from these, too) it is constant. Beyond the longest 1%
+    it goes on as a line if it falls there, so that nothing looks nearer because ordinary text was appended to it, and
+    is constant otherwise.
 
     Attributes:
         shortest: log length below which the law is constant.
@@ -47,20 +48,33 @@ class LengthLaw:
     one_sided: bool = False
 
     @classmethod
-    def fit(cls, samples: Sequence[tuple[Tensor, Tensor]]) -> Self:
+    def fit(
+        cls, samples: Sequence[tuple[Tensor, Tensor]], beginnings: Sequence[tuple[Tensor, Tensor]] | None = None
+    ) -> Self:
         """Return the law of ID sequences by ridge regression: the fewer sequences, the flatter it is.
 
         Args:
             samples: per distance, log d `[N]` of some ID sequences, and their numbers of tokens `[N]`.
+            beginnings: the same of beginnings of ID sequences, which together weigh as much as the sequences.
         """
         logs = torch.cat([_log(lengths) for _, lengths in samples])
         shortest, longest = logs.quantile(torch.tensor([_TAIL, 1 - _TAIL], dtype=logs.dtype)).tolist()
+        if beginnings is not None:
+            begun = torch.cat([_log(lengths) for _, lengths in beginnings])
+            shortest = min(shortest, float(begun.quantile(_TAIL)))
+            logs = torch.cat([logs, begun])
         logs = logs.clamp(shortest, longest)
         law = cls(shortest, float(logs.mean()), longest, float(logs.std(correction=0)), ())
         if law.spread <= 1e-6:  # all sequences have one length
-            return cls(shortest, law.mean, longest, 1.0, ((0.0, 0.0, 0.0),) * len(samples))
-        curves = tuple(law._fit_curve(column, lengths) for column, lengths in samples)
+            return cls.make_flat(len(samples))
+        parts = beginnings if beginnings is not None else [None] * len(samples)
+        curves = tuple(law._fit_curve(sample, part) for sample, part in zip(samples, parts, strict=True))
         return cls(shortest, law.mean, longest, law.spread, curves)
+
+    @classmethod
+    def make_flat(cls, distances: int) -> Self:
+        """Return a law by which no distance depends on the length."""
+        return cls(curves=((0.0, 0.0, 0.0),) * distances)
 
     def __len__(self) -> int:
         """Return the number of distances."""
@@ -109,13 +123,24 @@ class LengthLaw:
     def _scale(self, lengths: Tensor) -> Tensor:
         return (_log(lengths).clamp_min(self.shortest) - self.mean) / self.spread
 
-    def _fit_curve(self, column: Tensor, lengths: Tensor) -> tuple[float, float, float]:
+    def _fit_curve(
+        self, sample: tuple[Tensor, Tensor], beginnings: tuple[Tensor, Tensor] | None
+    ) -> tuple[float, float, float]:
+        column, lengths = sample
+        weights = torch.ones(len(column), dtype=torch.float64)
+        if beginnings is not None:
+            begun, theirs = beginnings
+            weights = torch.cat([weights, torch.full_like(begun, len(column) / len(begun), dtype=torch.float64)])
+            column, lengths = torch.cat([column, begun]), torch.cat([lengths, theirs])
         u = self._scale(lengths).clamp_max((self.longest - self.mean) / self.spread)
-        x = torch.stack([u, u.square()], 1)
-        centre, y = x.mean(0), column.double() - column.double().mean()
-        centred = x - centre
-        b, c = torch.linalg.solve(centred.T @ centred + _PRIOR * torch.eye(2).double(), centred.T @ y).tolist()
-        return b, c, float(centre @ torch.tensor([b, c], dtype=torch.float64))
+        x, y = torch.stack([u, u.square()], 1), column.double()
+        centred = x - weights @ x / weights.sum()
+        weighted = centred * weights[:, None]
+        y = y - weights @ y / weights.sum()
+        curve = torch.linalg.solve(weighted.T @ centred + _PRIOR * torch.eye(2).double(), weighted.T @ y)
+        whole = x[: len(sample[0])].mean(0)  # the law is 0 on average over the sequences, not over their beginnings
+        b, c = curve.tolist()
+        return b, c, float(whole @ curve)
 
 
 def _log(lengths: Tensor) -> Tensor:

@@ -1,0 +1,158 @@
+"""`apood build`."""
+
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from apood.cli.arguments import parse_settings, read_text_records, refuse_occupied, report_skipped
+from apood.cli.output import advise_on_interrupt, echo, print_json
+from apood.cli.stores import TextField
+from apood.support.checks import format_count
+from apood.support.errors import InputError
+from apood.support.files import reserve_path
+
+if TYPE_CHECKING:
+    from apood.data.record import BadRecord, Record
+    from apood.pipeline.text_detector import TextDetector
+
+__all__ = ["build"]
+
+_SAMPLE = "The quick brown fox jumps over the lazy dog."
+
+
+def build(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(metavar="TEXTS", help="In-distribution texts as for `apood embed`; - is standard input."),
+    ],
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="Folder or hub id of a text model, or minilm.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="A method that `apood methods` lists, or module:Class of your own.",
+            show_default="a fusion",
+        ),
+    ] = "default",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter of the method; may be repeated."),
+    ] = None,
+    aux: Annotated[
+        str | None,
+        typer.Option(metavar="TEXTS", help="Texts of auxiliary outliers, for methods that learn from them."),
+    ] = None,
+    accept: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of new in-distribution texts to accept.")
+    ] = 0.95,
+    hold_out: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of the texts that only set the threshold.")
+    ] = 0.2,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed that decides which texts are held out.")] = 0,
+    field: TextField = None,
+    keep_stores: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder to keep the token stores of the texts in: id and aux."),
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records that cannot be used.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Build a detector from in-distribution texts, in one step: embed, hold out a part, fit, and set the threshold.
+
+    The result scores new texts with `apood score`, and `apood.load` opens it in Python. What is done so far is kept in
+    DETECTOR.building: after an interruption, the same command continues from there.
+    """
+    from apood.data.record import BadRecord, BadRecordError
+    from apood.detectors.contract.registry import detector_class
+    from apood.pipeline.text_detector import TextDetector
+
+    chosen = detector_class(method)
+    detector = chosen(**parse_settings(chosen, settings or []))
+    detector.check_parameters()
+    if aux is not None and detector.aux == "unused":
+        raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
+    if keep_stores is not None:
+        refuse_occupied(keep_stores)
+    try:
+        texts = _read(inputs, field, skip_bad)
+        outliers = None if aux is None else _read([aux], field, skip_bad)
+        built = TextDetector(model, detector, accept=accept, hold_out=hold_out, seed=seed)
+        built.check(sum(not isinstance(record, BadRecord) for record in texts))
+        work = out.parent / f"{out.name}.building"
+        with advise_on_interrupt(_advise(work)), reserve_path(out):
+            refuse_occupied(out, force)
+            stores = _fit(built, work, {"id": texts} | ({} if outliers is None else {"aux": outliers}), skip_bad)
+            built.save(out)
+            if keep_stores is not None:
+                for name, store in stores.items():
+                    shutil.move(store, keep_stores / name)
+            shutil.rmtree(work)
+    except BadRecordError as error:
+        raise InputError(f"{str(error).rstrip('.')}; skip such records with --skip-bad.") from error
+    bad = [record for record in [*texts, *(outliers or [])] if isinstance(record, BadRecord)]
+    report_skipped(len(bad), bad[:5])
+    _report(built, chosen.name, out, as_json=as_json)
+
+
+def _read(inputs: list[str], field: str | None, skip_bad: bool) -> "list[Record | BadRecord]":
+    """Return all records; without `skip_bad`, a bad one is an error."""
+    from apood.data.record import keep_good
+
+    records = read_text_records(
+        inputs, field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=skip_bad
+    )
+    return list(records if skip_bad else keep_good(records, None))
+
+
+def _advise(work: Path) -> Callable[[], str]:
+    def advise() -> str:
+        if not work.exists():
+            return "nothing was kept; run the same command again to start over."
+        return f"what is done is kept in {work}; run the same command again to continue."
+
+    return advise
+
+
+def _fit(
+    built: "TextDetector", work: Path, sets: "dict[str, list[Record | BadRecord]]", skip_bad: bool
+) -> dict[str, Path]:
+    """Embed the texts and fit the detector, from what an earlier run left in `work`. Return the token stores."""
+    from apood.encoders.base.pretrained import find_pretrained, fingerprint
+    from apood.fitting.optimise import Checkpoint
+    from apood.pipeline.token_cache import TokenCache
+    from apood.tokens.store import TokenStore
+
+    reads = sorted(built.detector.requires | built.detector.welcomes)
+    found = find_pretrained(str(built.model))
+    cache = TokenCache(work, {"fingerprint": fingerprint(found.folder), "reads": reads}, lambda: built.encoder)
+    stores = {name: cache.find_store(records, skip_bad=skip_bad) for name, records in sets.items()}
+    tokens = {name: TokenStore(store) for name, store in stores.items()}
+    built.fit_tokens(tokens["id"], tokens.get("aux"), checkpoint=Checkpoint(work / "checkpoint"))
+    return stores
+
+
+def _report(built: "TextDetector", method: str, out: Path, *, as_json: bool) -> None:
+    training, held_out = built.facts.training, built.facts.calibration
+    assert training is not None and held_out is not None
+    example = f"echo {shlex.quote(_SAMPLE)} | apood score {shlex.quote(str(out))} -"
+    if as_json:
+        facts: dict[str, Any] = {"method": method, "detector": str(out), "threshold": built.detector.threshold_}
+        print_json(
+            facts | {"accept": built.accept, "training": training.to_json(), "calibration": held_out.to_json()}
+            | {"example": example}
+        )  # fmt: skip
+        return
+    echo(
+        f"Learnt from {format_count(training.documents, 'text')}, 98% of them of {training.short:,} to "
+        f"{training.long:,} tokens, and held out {held_out.documents:,} to set the threshold: a new in-distribution "
+        f"text is accepted with probability {built.accept:g} or more."
+    )
+    echo(f"Saved {method} to {out}. Try it:\n\n  {example}")

@@ -1,0 +1,110 @@
+"""Arguments that are token stores, or texts that become token stores on the way."""
+
+import glob
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+
+from apood.cli.arguments import are_sounds, read_text_records
+from apood.support.errors import InputError
+
+if TYPE_CHECKING:
+    from apood.detectors.contract.base import Detector
+    from apood.pipeline.token_cache import TokenCache
+
+__all__ = ["CacheFolder", "StoreFinder", "TextField", "TextModel", "are_texts"]
+
+TextModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="MODEL", help="Model that embeds texts: a folder, a hub id, or minilm; not for stores."
+    ),
+]
+"""An option of commands that take texts or token stores."""
+
+TextField = Annotated[
+    str | None, typer.Option("--field", metavar="NAME", help="Field or column of the text, called text by default.")
+]
+"""An option of commands that take texts."""
+
+CacheFolder = Annotated[
+    Path | None,
+    typer.Option("--cache", metavar="FOLDER", help="Folder that keeps embedded texts.", show_default="~/.cache/apood"),
+]
+"""An option of commands that embed texts on the way."""
+
+
+def are_texts(given: str | Path) -> bool:
+    """Return whether an argument names texts, rather than the folder of a token store."""
+    name = str(given)
+    return not Path(name).is_dir() and (
+        Path(name).is_file() or name == "-" or ":" in name or glob.has_magic(name) or bool(Path(name).suffix)
+    )
+
+
+class StoreFinder:
+    """Finds the token stores of arguments. Texts are embedded, and their stores kept in a cache.
+
+    Args:
+        make_cache: makes the cache of an encoder, for texts; None if no model was named.
+        options: the options that are for texts alone, by their names; None if they are not given.
+    """
+
+    def __init__(self, make_cache: "Callable[[], TokenCache] | None", options: Mapping[str, str | None]) -> None:
+        self._make_cache, self._options = make_cache, options
+        self._cache: TokenCache | None = None
+        self._found_texts = False
+
+    @classmethod
+    def of_model(cls, model: str | None, cache: Path | None, field: str | None) -> Self:
+        """Return a finder that embeds texts with a model."""
+
+        def make_cache() -> "TokenCache":
+            from apood.pipeline.token_cache import TokenCache
+
+            return TokenCache.of_model(cache, str(model))
+
+        return cls(None if model is None else make_cache, {"--model": model, "--field": field})
+
+    @classmethod
+    def of_detector(cls, detector: "Detector", model: str | None, cache: Path | None, field: str | None) -> Self:
+        """Return a finder that embeds texts with the encoder of a detector; `model` is its folder if it has moved."""
+
+        def make_cache() -> "TokenCache":
+            from apood.pipeline.token_cache import TokenCache
+
+            return TokenCache.of_detector(cache, detector, model)
+
+        return cls(make_cache, {"--model": model, "--field": field})
+
+    def find(self, given: str | Path) -> Path:
+        """Return the folder of a token store: the given one, or that of the texts in a file or a data set."""
+        if not are_texts(given):
+            return Path(given)
+        self._found_texts = True
+        if self._make_cache is None:
+            raise InputError(
+                f"{str(given)!r} is not the folder of a token store; texts in it can be embedded: name a model, as in "
+                "--model minilm."
+            )
+        if are_sounds([str(given)]):
+            raise InputError(f"{str(given)!r} holds sounds: embed them with `apood embed`, and give the token store.")
+        records = read_text_records(
+            [str(given)],
+            field=self._options["--field"],
+            target_field=None,
+            pairs=False,
+            allow_empty=False,
+            skip_bad=False,
+        )
+        if self._cache is None:
+            self._cache = self._make_cache()
+        return self._cache.find_store(list(records))
+
+    def refuse_unused_options(self) -> None:
+        """Raise InputError if an option for texts was given, and only token stores were found."""
+        for option, value in self._options.items():
+            if value is not None and not self._found_texts:
+                raise InputError(f"{option} is for texts, and there are only token stores: leave it out.")

@@ -1,0 +1,89 @@
+"""Facts about a detector that are saved with it: what it was shown, when, and by which versions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from apood.detectors.contract.artefact import load_with_facts
+from apood.detectors.contract.base import Detector
+from apood.pipeline.copies import Sketches, decode_sketches, encode_sketches, read_texts, sketch_texts
+from apood.pipeline.seen import Seen
+from apood.support.errors import ArtefactError
+from apood.support.provenance import package_versions
+from apood.tokens.source import TokenSource
+
+__all__ = ["Facts", "load_detector_and_facts"]
+
+_KEYS = {"training", "calibration", "sketches", "texts", "versions"}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known about the making of a detector; anything may be unknown.
+
+    Attributes:
+        training: numbers about the texts that it learnt from.
+        calibration: numbers about the texts that set its threshold.
+        sketches: sketches of the texts that it learnt from, to recognise copies of them.
+        texts: the settings of a `TextDetector`; None for a detector of tokens.
+        versions: the versions of apood and other packages that it was fitted with.
+    """
+
+    training: Seen | None = None
+    calibration: Seen | None = None
+    sketches: Sketches | None = field(default=None, compare=False, repr=False)
+    texts: Mapping[str, Any] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_fit(cls, source: TokenSource) -> Self:
+        """Return the facts of a fit on `source`."""
+        texts = read_texts(source)
+        sketches = None if texts is None else sketch_texts(texts)
+        return cls(training=Seen.of(source), sketches=sketches, versions=package_versions())
+
+    def after_calibration(self, source: TokenSource | None, accept: float) -> "Facts":
+        """Return the facts after a calibration with `source`, or with scores alone, for this accept rate."""
+        texts = None if self.texts is None else {**self.texts, "accept": accept}
+        return replace(self, calibration=None if source is None else Seen.of(source), texts=texts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is known, as JSON."""
+        found = {
+            "training": None if self.training is None else self.training.to_json(),
+            "calibration": None if self.calibration is None else self.calibration.to_json(),
+            "sketches": None if self.sketches is None else encode_sketches(self.sketches),
+            "texts": None if self.texts is None else dict(self.texts),
+            "versions": dict(self.versions),
+        }
+        return {key: value for key, value in found.items() if value}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """Return what `to_json` wrote; raise ValueError or TypeError if it is something else."""
+        if unknown := sorted(stored.keys() - _KEYS):
+            raise ValueError(f"there is no fact {unknown[0]!r}")
+        tables = {key: stored.get(key, {}) for key in ("texts", "versions")}
+        if wrong := [key for key, table in tables.items() if not isinstance(table, dict)]:
+            raise TypeError(f"{wrong[0]} is not a table")
+        return cls(
+            training=Seen.from_json(stored["training"]) if "training" in stored else None,
+            calibration=Seen.from_json(stored["calibration"]) if "calibration" in stored else None,
+            sketches=decode_sketches(stored["sketches"]) if "sketches" in stored else None,
+            texts=tables["texts"] or None,
+            versions=tables["versions"],
+        )
+
+
+def load_detector_and_facts(folder: str | Path) -> tuple[Detector, Facts]:
+    """Return the detector of tokens in a folder, also that of a `TextDetector`, and what is known about it.
+
+    Raises:
+        ArtefactError: if there is no detector, or it is incomplete, was changed, or is from a newer apood.
+    """
+    detector, stored = load_with_facts(folder)
+    try:
+        return detector, Facts.from_json(stored)
+    except (ValueError, TypeError) as error:
+        raise ArtefactError(f"The facts about the detector in {folder} cannot be read: {error}.") from error

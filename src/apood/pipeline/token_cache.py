@@ -1,0 +1,90 @@
+"""Token stores of texts, made when a command first needs them and kept in a cache."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from apood.data.record import BadRecord, Record
+from apood.detectors.contract.base import Detector
+from apood.encoders.base.encoder import Encoder
+from apood.encoders.base.pretrained import find_pretrained, fingerprint
+from apood.encoders.embed import embed_to_store, open_encoder
+from apood.pipeline.opening import open_encoder_of
+from apood.support.errors import InputError
+from apood.support.files import lock_folder, refuse_unwritable
+from apood.support.version import __version__
+from apood.tokens.identity import drop_location
+from apood.tokens.store import INDEX_FILE, StoreIndex
+
+__all__ = ["TokenCache", "find_user_cache"]
+
+
+def find_user_cache() -> Path:
+    """Return the folder in which apood keeps token stores of texts for this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "apood" / "tokens"
+
+
+class TokenCache:
+    """A folder of token stores, each named after its texts and its encoder.
+
+    Texts that were embedded before are not embedded again, and no model is opened for them. An interrupted store is
+    continued. Nothing is ever deleted from the folder; whoever deletes it loses time alone.
+
+    Args:
+        folder: the folder; None for that of the user.
+        settings: what decides the tokens, besides the texts.
+        open_encoder: opens the encoder with these settings.
+    """
+
+    def __init__(self, folder: Path | None, settings: Mapping[str, Any], open_encoder: Callable[[], Encoder]) -> None:
+        self.folder = find_user_cache() if folder is None else folder
+        self._settings, self._open = {"apood": __version__, **settings}, open_encoder
+
+    @classmethod
+    def of_model(cls, folder: Path | None, model: str | Path) -> Self:
+        """Return the cache for an encoder of this model, with the settings that `apood embed` has by default."""
+        found = find_pretrained(model)
+        return cls(folder, {"fingerprint": fingerprint(found.folder)}, lambda: open_encoder(found))
+
+    @classmethod
+    def of_detector(cls, folder: Path | None, detector: Detector, model: str | Path | None = None) -> Self:
+        """Return the cache for the encoder of a fitted detector; `model` is its folder if that has moved."""
+        settings = {"encoder": dict(drop_location(detector.encoder_ or {})), "channels": sorted(detector.requires)}
+        return cls(folder, settings, lambda: open_encoder_of(detector, model))
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The encoder, opened on first use."""
+        return self._open()
+
+    def find_store(self, records: Sequence[Record | BadRecord], *, skip_bad: bool = False) -> Path:
+        """Return the folder of the token store of these texts, which are embedded if they are not in the cache."""
+        digest = hashlib.sha256(json.dumps(self._settings, sort_keys=True).encode())
+        for record in records:
+            if not isinstance(record, Record):
+                text = record.place
+            elif isinstance(record.item, str):
+                text = record.item
+            else:
+                raise InputError(
+                    f"Only texts are embedded on the way, got {type(record.item).__name__}: embed it first."
+                )
+            content = text.encode("utf-8", "surrogatepass")
+            digest.update(f"{len(content)}:".encode() + content)
+        place = self.folder / digest.hexdigest()[:32]
+        store = place / "store"
+        if not _is_finished(store):
+            refuse_unwritable(store)
+            place.mkdir(parents=True, exist_ok=True)
+            with lock_folder(place):
+                if not _is_finished(store):  # another process may have embedded the same texts meanwhile
+                    embed_to_store(records, self.encoder, store, resume=True, skip_bad=skip_bad)
+        return store
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / INDEX_FILE).is_file() and not StoreIndex.read(folder).unfinished

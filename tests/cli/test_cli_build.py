@@ -1,0 +1,138 @@
+"""`apood build`: from a file of texts to a detector in one command, and commands that take texts instead of stores."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import apood as library
+from apood import TextDetector, TokenStore
+from apood.encoders.text.encoder import TextEncoder
+
+
+@pytest.fixture(scope="module")
+def built(apood, model, files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built")
+    result = apood(
+        "build", files / "train.jsonl", "--model", model, "--out", folder / "detector", "--method", "mahalanobis",
+        "--accept", 0.9, "--hold-out", 0.25, "--keep-stores", folder / "stores",
+    )  # fmt: skip
+    return folder, result
+
+
+def test_the_detector_is_that_of_python(built, model, texts):
+    folder, result = built
+    detector = library.load(folder / "detector")
+    same = TextDetector(model, library.Mahalanobis(), accept=0.9, hold_out=0.25).fit(texts["train"])
+    assert isinstance(detector, TextDetector)
+    assert (detector.score_samples(texts["test"]) == same.score_samples(texts["test"])).all()
+    assert "Learnt from 90 texts" in result.stdout and "held out 30 to set the threshold" in result.stdout
+    assert len(TokenStore(folder / "stores" / "id")) == 120
+    assert not (folder / "detector.building").exists()
+
+
+def test_the_example_that_it_prints_works(built):
+    folder, result = built
+    (example,) = [line.strip() for line in result.stdout.splitlines() if line.startswith("  ")]
+    program = f"{sys.executable} -m apood.cli"
+    done = subprocess.run(
+        example.replace("| apood", f"| {program}"), shell=True, check=True, capture_output=True, text=True, cwd=folder
+    )
+    assert json.loads(done.stdout)["decision"] in ("ID", "OOD")
+
+
+def test_an_interruption_keeps_what_was_embedded(apood, model, files, tmp_path, monkeypatch):
+    command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "d", "--method", "knn")
+    with monkeypatch.context() as patch:
+        patch.setattr(library.KNN, "_fit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        result = _run(*command)
+    assert result.exit_code == 130 and f"what is done is kept in {tmp_path / 'd.building'}" in result.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr(TextEncoder, "run", None)  # nothing is left to embed
+        apood(*command)
+    assert not (tmp_path / "d.building").exists()
+
+
+def _run(*arguments):
+    from typer.testing import CliRunner
+
+    from apood.cli.app import app
+
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_bad_input_is_refused_before_the_model_is_opened(refused, files, tmp_path):
+    few = tmp_path / "few.txt"
+    few.write_text("word1\n" * 20)
+    command = ("--model", "/nowhere", "--out", tmp_path / "d")
+    assert "give at least 95 texts" in refused("build", few, *command)
+    assert "does not use auxiliary outliers" in refused("build", few, *command, "--method", "knn", "--aux", few)
+    assert "no field 'body'" in refused("build", files / "train.jsonl", *command, "--field", "body")
+    few.write_text("word1\n\n")
+    assert "skip such records with --skip-bad" in refused("build", few, *command)
+    assert list(tmp_path.iterdir()) == [few]
+
+
+def test_one_file_in_two_roles_is_refused(refused, model, files, tmp_path):
+    train = files / "train.jsonl"
+    sentence = refused("build", train, "--aux", train, "--model", model, "--out", tmp_path / "d", "--method", "ap-ood")
+    assert "The AUX sequences are the ID sequences" in sentence
+
+
+class TestTexts:
+    """Commands that take texts wherever they take token stores."""
+
+    @pytest.fixture(scope="class")
+    def cache(self, tmp_path_factory):
+        return tmp_path_factory.mktemp("cache")
+
+    @pytest.fixture(scope="class")
+    def detector(self, apood, model, files, cache, tmp_path_factory):
+        out = tmp_path_factory.mktemp("detectors") / "knn"
+        apood("fit", files / "train.jsonl", "--model", model, "--cache", cache, "--method", "knn", "--out", out)
+        apood("calibrate", out, files / "held-out.jsonl", "--cache", cache, "--accept", 0.9)
+        return out
+
+    def test_decisions_are_those_of_stores(self, apood, detector, stores, tmp_path):
+        apood("fit", stores / "train", "--method", "knn", "--out", tmp_path / "knn")
+        apood("calibrate", tmp_path / "knn", stores / "held-out", "--accept", 0.9)
+        one, other = (library.load(folder) for folder in (detector, tmp_path / "knn"))
+        assert one.threshold_ == pytest.approx(other.threshold_)
+
+    def test_evaluate_says_what_the_threshold_does(self, apood, detector, files, stores, cache):
+        options = ["--id", files / "test.jsonl", "--ood", f"other={files / 'other.jsonl'}", "--cache", cache]
+        shown = apood("evaluate", detector, *options).stdout
+        rows = json.loads(apood("evaluate", detector, *options, "--json").stdout)
+        from_stores = ["--id", stores / "test", "--ood", f"other={stores / 'other'}", "--json"]
+        assert rows == json.loads(apood("evaluate", detector, *from_stores).stdout)
+        sentence = f"{rows[0]['id_accepted']:.1f}% of ID accepted; {rows[0]['ood_refused']:.1f}% of other refused."
+        assert f"At the threshold of knn: {sentence}" in " ".join(shown.split())
+        accepted = library.load(detector).predict(TokenStore(stores / "test")) == 1
+        assert rows[0]["id_accepted"] == pytest.approx(100 * accepted.mean())
+
+    def test_compare_embeds_texts_once(self, apood, model, files, cache, tmp_path, monkeypatch):
+        options = ["--id-train", files / "train.jsonl", "--id-test", files / "test.jsonl", "--ood"]
+        options += [f"other={files / 'other.jsonl'}", "--method", "knn", "--splits", 1, "--model", model]
+        apood("compare", *options, "--cache", cache, "--out", tmp_path / "first")
+        monkeypatch.setattr(TextEncoder, "run", None)  # everything is in the cache
+        apood("compare", *options, "--cache", cache, "--out", tmp_path / "again")
+        plan = tmp_path / "plan.toml"
+        plan.write_text(
+            f'splits = 1\n[data]\nid_train = "{files / "train.jsonl"}"\nid_test = "{files / "test.jsonl"}"\n'
+            f'[data.ood]\nother = "{files / "other.jsonl"}"\n[[methods]]\nmethod = "knn"\n'
+        )
+        apood("compare", plan, "--model", model, "--cache", cache, "--out", tmp_path / "planned")
+
+    def test_options_must_fit_together(self, refused, files, stores, model, tmp_path):
+        texts, out = files / "train.jsonl", tmp_path / "d"
+        assert "name a model, as in --model minilm." in refused("fit", texts, "--out", out)
+        assert "--model is for texts" in refused("fit", stores / "train", "--out", out, "--model", model)
+        assert "There is no token store" in refused("fit", tmp_path / "nothing", "--out", out)
+
+    def test_the_users_cache_is_the_default(self, apood, model, files, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+        apood("fit", files / "train.jsonl", "--model", model, "--method", "knn", "--out", tmp_path / "knn")
+        (store,) = Path(tmp_path / "user" / "apood" / "tokens").glob("*/store")
+        assert len(TokenStore(store)) == 120
