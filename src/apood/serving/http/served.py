@@ -17,11 +17,10 @@ from apood.encoders.text.encoder import PreparedTexts, TextEncoder
 from apood.encoders.text.tokenising import choose_batch_tokens
 from apood.explain.explaining import explain_texts
 from apood.explain.levels import grade_words
+from apood.pipeline.facts import load_detector_and_facts
 from apood.pipeline.judging import Judgement
-from apood.pipeline.loading import load
 from apood.pipeline.opening import open_text_encoder_of
 from apood.pipeline.seen import Seen
-from apood.pipeline.text_detector import TextDetector
 from apood.serving.http.batcher import Run
 from apood.serving.shared.verdicts import Judged, decide, find_owners, score_states
 from apood.support.errors import InputError
@@ -179,10 +178,9 @@ class Served:
 def load_served(folder: Path, model: str | None = None) -> Served:
     """Return the detector in a folder with its encoder, if it knows one; `model` is the folder of one that moved."""
     digest = sha256_of(folder / "config.json")[:12] if (folder / "config.json").is_file() else ""
-    found = load(folder)
-    detector = found.detector if isinstance(found, TextDetector) else found
+    detector, facts = load_detector_and_facts(folder)
     encoder = None if detector.encoder_ is None else open_text_encoder_of(detector, model=model)
-    return Served(detector, encoder, digest, found.training if isinstance(found, TextDetector) else None)
+    return Served(detector, encoder, digest, facts.training)
 
 
 def _read_tokens(body: bytes) -> TokenBatch:
