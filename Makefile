@@ -6,7 +6,7 @@ READY := .venv/.ready
 # The variable, unlike pip's option -c, also pins what a build itself needs.
 INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e
 # Debian's packages of the programs that tests marked `partners` need.
-PARTNERS := texlive-latex-base texlive-latex-recommended prometheus
+PARTNERS := texlive-latex-base texlive-latex-recommended prometheus chromium
 
 .PHONY: demo test test-partners break check format bench clean
 
@@ -17,7 +17,8 @@ test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto
 
 test-partners: $(READY)
-	(command -v pdflatex && command -v promtool) || (apt-get update && apt-get install -y --no-install-recommends $(PARTNERS))
+	(command -v pdflatex && command -v promtool && command -v chromium) || (apt-get update && apt-get install -y --no-install-recommends $(PARTNERS))
+	$(INSTALL) '.[dev,browser]'
 	$(BIN)/pytest -q -m partners
 
 # The attacks in their long form: an hour or more.

@@ -30,7 +30,7 @@ STYLE = """
 .apood .l1 { background: var(--low); }
 .apood .l2 { background: var(--mid); text-decoration: underline; }
 .apood .l3 { background: var(--high); text-decoration: underline; font-weight: 600; }
-.apood .hidden { color: var(--faint); border: 1px solid var(--line); border-radius: .2rem; font-size: .75em; }
+.apood .hidden { border: 1px dotted; border-radius: .2rem; font-size: .75em; }
 .apood .note { color: var(--faint); }
 .apood table { border-collapse: collapse; font-size: .9rem; margin: .5rem 0; overflow-wrap: break-word; }
 .apood th, .apood td { text-align: left; padding: .15rem .9rem .15rem 0; vertical-align: top; max-width: 16rem; }
@@ -87,7 +87,7 @@ def render_body(explanation: TextExplanation) -> str:
     start, end, before, after = describe_window(explanation)
     words = [word for word in explanation.words if word.end <= end]
     parts = [
-        f"<p><strong>{escape(describe_decision(explanation))}</strong></p>",
+        f"<p><strong>{escape_text(describe_decision(explanation))}</strong></p>",
         f'<div class="text" dir="auto">{_render_note(before)}{_render_marks(explanation.text, words, start, end)}'
         f"{_render_note(after)}</div>",
     ]
@@ -95,7 +95,7 @@ def render_body(explanation: TextExplanation) -> str:
     if len(explanation.sentences) > 1 and ranked and ranked[0].mean > 0:
         sentence = escape_text(shorten(explanation.cut(ranked[0])))
         parts.append(f"<p>Most suspicious sentence: <bdi>{sentence}</bdi></p>")
-    parts += [f"<p>{escape(describe_explained(explanation))}</p>", _render_members(explanation)]
+    parts += [f"<p>{escape_text(describe_explained(explanation))}</p>", _render_members(explanation)]
     return "".join(parts)
 
 
@@ -116,7 +116,7 @@ def _render_note(note: str) -> str:
 
 def _render_members(explanation: TextExplanation) -> str:
     rows = [
-        f"<tr><td>{escape(member.name)}</td><td class='number'>{member.share:+.2f}</td>"
+        f"<tr><td>{escape_text(member.name)}</td><td class='number'>{member.share:+.2f}</td>"
         f"<td>{'yes' if member.marked else 'no'}</td><td>{', '.join(map(str, member.neighbours[:5])) or '–'}</td></tr>"
         for member in explanation.members
     ]
