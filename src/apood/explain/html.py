@@ -9,8 +9,6 @@ import hashlib
 from collections.abc import Sequence
 from html import escape
 
-from apood.explain.levels import grade_words
-from apood.explain.spans import Span
 from apood.explain.text_explanation import TextExplanation
 from apood.explain.visible import split_visible
 from apood.explain.wording import describe_decision, describe_explained, describe_window, shorten
@@ -85,10 +83,9 @@ def render_fragment(explanation: TextExplanation) -> str:
 def render_body(explanation: TextExplanation) -> str:
     """Return the explanation for a page that has `STYLE`, inside an element of the class `apood`."""
     start, end, before, after = describe_window(explanation)
-    words = [word for word in explanation.words if word.end <= end]
     parts = [
         f"<p><strong>{escape_text(describe_decision(explanation))}</strong></p>",
-        f'<div class="text" dir="auto">{_render_note(before)}{_render_marks(explanation.text, words, start, end)}'
+        f'<div class="text" dir="auto">{_render_note(before)}{_render_marks(explanation, start, end)}'
         f"{_render_note(after)}</div>",
     ]
     ranked = explanation.rank_sentences()
@@ -99,14 +96,17 @@ def render_body(explanation: TextExplanation) -> str:
     return "".join(parts)
 
 
-def _render_marks(text: str, words: Sequence[Span], start: int, end: int) -> str:
+def _render_marks(explanation: TextExplanation, start: int, end: int) -> str:
     """Return the text from `start` to `end` with its suspicious words marked."""
-    parts, place = [], start
-    for word, level in zip(words, grade_words(words), strict=True):
-        parts.append(escape_text(text[place : word.start]))
-        shown, place = escape_text(text[max(word.start, place) : word.end]), word.end
-        title = f"{word.contribution:+.3g}"
-        parts.append(f'<mark class="l{level}" title="{title}">{shown}</mark>' if level else shown)
+    text, parts, place = explanation.text, [], start
+    for word, level in zip(explanation.words, explanation.grade_words(), strict=True):
+        if word.end > end:
+            break
+        begin = max(word.start, place)
+        shown = escape_text(text[begin : word.end])
+        parts.append(escape_text(text[place:begin]))
+        parts.append(f'<mark class="l{level}" title="{word.contribution:+.3g}">{shown}</mark>' if level else shown)
+        place = word.end
     return "".join([*parts, escape_text(text[place:end])])
 
 
