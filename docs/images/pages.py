@@ -1,7 +1,7 @@
 """Take the screenshots of an explanation and a report: `python docs/images/pages.py` writes docs/images/*-page.png.
 
-It makes the texts of docs/getting-started.md, and fits a detector to them with MiniLM, which the demo extra installs. The
-browser is that of `make test-partners`.
+It makes the texts of docs/getting-started.md, and fits a detector to them with MiniLM, which the demo extra installs.
+The browser is that of `make test-partners`.
 """
 
 import os
