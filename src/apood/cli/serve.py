@@ -98,6 +98,7 @@ def open_service(
     from apood.serving.http.service import Service
 
     check_exposure(host, tokens)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(format="%(message)s")  # warnings and errors of all libraries
+    logging.getLogger("apood").setLevel(logging.INFO)
     first = [load_served(folder, model, chat)]  # an error here ends the command with one sentence
     return Service(lambda: first.pop() if first else load_served(folder, model, chat), settings)
