@@ -22,7 +22,7 @@ test-partners: $(READY) $(ENVIRONMENTS:%=.venv/partners/%/.ready)
 	(command -v pdflatex && command -v promtool && command -v chromium) || (apt-get update && apt-get install -y --no-install-recommends $(PARTNERS))
 	$(BIN)/pytest -q -m partners
 
-# The attacks in their long form: an hour or more.
+# The attacks in their long form: one to two hours.
 break: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/breaking/run.py
 
