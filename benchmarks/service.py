@@ -312,7 +312,7 @@ def format_page(rows: Sequence[Row], command: str) -> str:
         "neighbours, and a program that asks it and scores the same texts offline, in turns. Texts have 10 to 200",
         "words.",
         "",
-        f"The machine has {os.cpu_count()} processors, and its mean load in the last 15 minutes was {load:.1f}. If this",
+        f"The machine has {os.cpu_count()} processors, and the mean load in the last 15 minutes was {load:.1f}. If it",
         "is more than about two, other programs took their share, and processor time says more than the clock.",
         "",
         f"`{command}`, {run.date} UTC, commit {run.commit or 'unknown'}, {run.machine}, {run.software}.",
