@@ -224,8 +224,7 @@ def measure_latency(server: Server, offline: Any, count: int) -> Row:
     )
 
 
-def measure_overload(server: Server, texts: Sequence[str], seconds: float) -> list[Row]:
-    peak = len(texts) / asyncio.run(saturate(server, texts, CONCURRENT))
+def measure_overload(server: Server, texts: Sequence[str], peak: float, seconds: float) -> list[Row]:
     found = asyncio.run(send_openly(server, texts, 2 * peak, seconds))
     statuses = Counter(status for status, _ in found)
     good = sorted(latency for status, latency in found if status == 200)
@@ -324,6 +323,13 @@ def format_page(rows: Sequence[Row], command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def show(rows: list[Row]) -> list[Row]:
+    """Print rows as soon as they are measured, and return them."""
+    for row in rows:
+        print(f"{row.what}: {row.measured}", flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__)
     parser.add_argument("--texts", type=int, default=400, help="texts per measurement")
@@ -345,10 +351,12 @@ def main() -> None:
         with run_server(detector, "--deadline", "60") as server:
             rows = measure_throughput(server, offline, texts, given.rounds)
             rows += [measure_latency(server, offline, 40)]
+            show(rows)
+            peak = len(texts) / asyncio.run(saturate(server, texts, CONCURRENT))
         with run_server(detector, "--deadline", str(DEADLINE)) as server:
-            rows += measure_overload(server, texts, given.seconds)
+            rows += show(measure_overload(server, texts, peak, given.seconds))
         with run_server(detector, "--deadline", "60") as server:
-            rows += [measure_abandoned(server, texts, given.rounds), measure_equality(server, offline, texts)]
+            rows += show([measure_abandoned(server, texts, given.rounds), measure_equality(server, offline, texts)])
             rows += [measure_memory(server, texts, given.minutes)]
     page = format_page(rows, f"python -m benchmarks.service {' '.join(sys.argv[1:])}".strip())
     print(page)
