@@ -37,8 +37,8 @@ def read_parquet(path: str, fields: TextFields, most_bytes: int) -> Iterator[Rec
                     raise InputError(f"The rows of {path!r} have on average {too_long} them.")
                 if size > max(_BATCH_BYTES, _MOST_UNPACKED * compressed):
                     raise InputError(
-                        f"{path!r} holds {compressed:,} bytes that unpack to {size:,}: more than {_MOST_UNPACKED} times "
-                        "as much is not read; write it with smaller row groups."
+                        f"{path!r} holds {compressed:,} bytes that unpack to {size:,}: more than {_MOST_UNPACKED} "
+                        "times as much is not read; write it with smaller row groups."
                     )
                 # A value may be as large as the whole group, and all rows may share it.
                 step = max(1, min(_MOST_ROWS, _BATCH_BYTES // max(1, size)))
