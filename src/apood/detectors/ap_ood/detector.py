@@ -18,6 +18,7 @@ from apood.detectors.ap_ood.recipe import (
     ScoreName,
     StartName,
     choose_sharpness,
+    count_weights,
     prepare_start,
     resolve,
 )
@@ -268,6 +269,13 @@ class APOOD(Detector):
         loss = -float(summed._score_sequences(tokens).mean())
         distance = (loss + float(self.log_norms_.double().sum())) / len(self.log_norms_)
         return HeldOutFit(loss, distance, self.mean_distance_)
+
+    def count_operations(self, source: TokenSource) -> float:
+        """Return those of all steps: three products of the tokens of a batch and all queries per step."""
+        recipe = self._resolve_recipe()
+        heads, queries, dim = count_weights(recipe, source.dim)
+        tokens = min(recipe.batch_size, len(source)) * float(source.lengths.double().mean())
+        return 6.0 * dim * heads * queries * recipe.steps * tokens
 
     def _place(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
         """Move all tokens to the memory of the GPU, if there is one with enough room."""
