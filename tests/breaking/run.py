@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cli_calls import break_cli
+from kills import break_commands
+from limits import break_limits
 from mutations import break_files
 from races import break_saves
 from workshop import Tally
@@ -29,6 +31,8 @@ ATTACKS = {
     "cli": Attack(break_cli, 60, 5_000),
     "files": Attack(break_files, 80, 1_000),
     "saves": Attack(break_saves, 150, 20_000),
+    "limits": Attack(break_limits, 10, 400),
+    "kills": Attack(break_commands, 8, 200),
 }
 
 

@@ -76,11 +76,31 @@ class Material:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a watched process ended: its exit code (None if it hung and was killed) and what it returned or printed."""
+    """How a watched process ended.
+
+    Attributes:
+        code: its exit code; None if it was killed after its time was over.
+        value: what the function returned.
+        printed: what it printed.
+        peak: the most memory that it had, in bytes.
+    """
 
     code: int | None
     value: Any
     printed: str
+    peak: int
+
+
+def import_heavy() -> None:
+    """Import what commands import, so that every fork has it."""
+    import transformers  # noqa: F401
+
+
+def measure_memory() -> int:
+    """Return the most memory that this process had, in bytes."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def watch(function: Callable[[], Any], patience: float = PATIENCE) -> Ending:
@@ -109,22 +129,22 @@ def watch(function: Callable[[], Any], patience: float = PATIENCE) -> Ending:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-        code = _wait(child, patience)
+        code, peak = _wait(child, patience)
         printed.seek(0)
         result.seek(0)
         content = result.read()
-        return Ending(code, pickle.loads(content) if content else None, printed.read().decode("utf-8", "replace"))
+        return Ending(code, pickle.loads(content) if content else None, printed.read().decode("utf-8", "replace"), peak)
 
 
-def _wait(child: int, patience: float) -> int | None:
+def _wait(child: int, patience: float) -> tuple[int | None, int]:
     end = time.monotonic() + patience
     pause = 0.002
     while time.monotonic() < end:
-        found, status = os.waitpid(child, os.WNOHANG)
+        found, status, usage = os.wait4(child, os.WNOHANG)
         if found:
-            return os.waitstatus_to_exitcode(status)
+            return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
         time.sleep(pause)
         pause = min(0.05, pause * 1.5)
     os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
+    _, _, usage = os.wait4(child, 0)
+    return None, usage.ru_maxrss * 1024

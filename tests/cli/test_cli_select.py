@@ -21,6 +21,14 @@ from apood.tokens.store import TokenStore
 KNN_GRID = ("--method", "knn", "--grid", "k=1,20,500", "--grid", "normalize=pooled,none", "--jobs", "1")
 
 
+def test_a_cache_that_cannot_be_written_is_refused_before_any_fit(refused, stores, tmp_path):
+    (tmp_path / "link").symlink_to("nothing")
+    sentence = refused(
+        "select", stores / "train", "--method", "knn", "--out", tmp_path / "o", "--cache", tmp_path / "link"
+    )
+    assert "link is not a folder" in sentence
+
+
 def test_the_best_detector_can_be_used_at_once(apood, refused, stores, tmp_path):
     out = tmp_path / "search"
     command = ["select", stores / "train", "--validation", stores / "held-out", "--aux", stores / "other", *KNN_GRID]

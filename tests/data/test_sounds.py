@@ -43,6 +43,14 @@ def reason(*inputs: str, **options: Any) -> str:
     return record.reason
 
 
+def test_a_folder_of_other_files_is_not_searched_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apood.data.inputs._MOST_OTHERS", 20)
+    for number in range(30):
+        (tmp_path / f"{number}.txt").touch()
+    with pytest.raises(InputError, match=r"None of the first 20 files and folders in .* ends in \.flac or \.wav"):
+        read_sounds([str(tmp_path)])
+
+
 def test_files_keep_samples_rate_and_the_name_of_their_folder(tmp_path: Path) -> None:
     samples = tone(0.5, 0)
     for path in (tmp_path / "fan" / "a.wav", tmp_path / "fan" / "b.FLAC"):

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apood.data import text_files
 from apood.data.inputs import read_records, shuffle_records
 from apood.data.record import BadRecord, Pair, Record
 from apood.support.errors import InputError
@@ -419,6 +420,48 @@ def test_bad_archives_and_parquet_files_are_refused(tmp_path: Path) -> None:
     assert bad == f"Field 'text' in row 2 of {path!r} must be a string, got null."
     assert "got a number" in mixed(path, field="n")[0]
     assert "has no field 'body': there are 'text', 'n'" in refused(path, field="body")
+
+
+@pytest.fixture
+def small_rows(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the largest size of a record, which is small here."""
+    monkeypatch.setattr(text_files, "MOST_BYTES", 1 << 20)
+    return 1 << 20
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_value_that_parquet_names_often_does_not_fill_memory(tmp_path: Path, nested: bool) -> None:
+    """A thousand of these rows would take 20 GB; the file takes a few kB."""
+    import pyarrow
+    import pyarrow.parquet
+
+    values = pyarrow.array(["a" * (20 << 20), "b"])
+    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 5000 + [1], pyarrow.int32()), values)
+    column = pyarrow.StructArray.from_arrays([text], ["inner"]) if nested else text
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": column}), path, compression="zstd", dictionary_pagesize_limit=1 << 30
+    )
+    assert path.stat().st_size < 10_000
+    records = read_records([str(path)], field="text.inner" if nested else "text")
+    assert [len(record.item) for record in itertools.islice(records, 3)] == [20 << 20] * 3
+    assert pyarrow.default_memory_pool().max_memory() < 2 << 30
+
+
+def test_large_values_in_parquet_are_refused(tmp_path: Path, small_rows: int) -> None:
+    rows = [{"text": "a" * size} for size in (5, small_rows + 1, 6)]
+    good, bad, last = mixed(write_parquet(tmp_path / "a.parquet", rows))
+    assert (good, last) == ("a" * 5, "a" * 6)
+    assert bad == f"Row 2 of {str(tmp_path / 'a.parquet')!r} has more than 1 MiB, the limit for one record: split it."
+    large = write_parquet(tmp_path / "b.parquet", [{"text": "a" * (3 * small_rows)}], use_dictionary=False)
+    assert "have on average more than 1 MiB, the limit" in refused(large)
+
+
+def test_lists_in_parquet_are_refused(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [{"text": ["a", "b"], "more": {"inner": ["a"], "text": "b"}}])
+    assert "The column 'text' of" in refused(path) and "holds list" in refused(path)
+    assert "The column 'more.inner' of" in refused(path, field="more")
+    assert items(path, field="more.text") == ["b"]
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

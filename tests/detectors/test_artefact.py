@@ -366,6 +366,14 @@ def test_learnt_tensors_of_another_dimension_are_refused(saved):
 
 
 @ONE
+def test_a_huge_file_is_refused_before_it_fills_memory(saved):
+    with (saved / "model.safetensors").open("r+b") as file:
+        file.truncate(1 << 36)  # it takes no space on the disk
+    with pytest.raises(ArtefactError, match="far larger than its tensors"):
+        apood.load(saved)
+
+
+@ONE
 def test_a_threshold_needs_its_scores(saved):
     edit(saved, lambda config: config["learnt"].pop("accept_"))
     with pytest.raises(ArtefactError, match="accept_"):

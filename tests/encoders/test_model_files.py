@@ -48,6 +48,28 @@ def refused(folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("unopened")
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json", "vocab.txt"])
+def test_huge_files_and_links_to_nothing_are_refused(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("nothing")
+    assert f"{name}' is a link to nothing" in refused(folder)
+    (folder / name).unlink()
+    with (folder / name).open("wb") as file:
+        file.truncate(1 << 36)  # it takes no space on the disk
+    assert "but the limit for such a file is 256 MiB" in refused(folder)
+
+
+def test_token_ids_that_the_model_does_not_know_are_refused(folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["foreign"])
+    tokenizer.save_pretrained(folder)
+    encoder = TextEncoder(folder, device="cpu")
+    assert len(encoder.encode(["word1"])) == 1
+    with pytest.raises(InputError, match=r"gives the token id 44, but the model has embeddings for 44 tokens"):
+        encoder.encode(["word1 foreign"])
+
+
+@pytest.mark.usefixtures("unopened")
 @pytest.mark.parametrize(
     "name",
     ["weights.bin", "../weights.safetensors", "/weights.safetensors", "inner/a.safetensors", "..\\a.safetensors", 5],

@@ -77,7 +77,7 @@ def test_words_and_members_sum_to_what_they_explain(fitted, texts):
     expected = max(attention.share, 0) / against if against else 1.0
     assert explanation.explained == pytest.approx(expected)
     assert [len(member.neighbours) for member in explanation.members] == [0, 2, 0, 0]
-    assert all(0 <= number < fitted.training.documents for number in explanation.members[1].neighbours)
+    assert all(0 <= number < fitted.facts.training.documents for number in explanation.members[1].neighbours)
     assert explanation.accepted == (fitted.predict([texts[0]])[0] == 1)
     assert explanation.p_value == fitted.p_values([texts[0]])[0]
     assert [explanation.cut(word) for word in explanation.words] == texts[0].split()

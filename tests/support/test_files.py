@@ -24,6 +24,7 @@ from apood.support.files import (
     is_temporary,
     lock_folder,
     read_json,
+    read_toml,
     refuse_unwritable,
     reserve_path,
     sha256_of,
@@ -387,6 +388,18 @@ def test_the_check_of_a_place_creates_nothing(tmp_path):
         with pytest.raises(InputError, match=r"file is not a folder"):
             refuse_unwritable(path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    (tmp_path / "link").symlink_to("nothing")
+    with pytest.raises(InputError, match=r"link is not a folder"):
+        refuse_unwritable(tmp_path / "link" / "a")
+
+
+@pytest.mark.parametrize("read", [read_json, read_toml])
+def test_a_huge_text_file_is_refused_before_it_fills_memory(read, tmp_path):
+    path = tmp_path / "huge"
+    with path.open("wb") as file:
+        file.truncate(1 << 36)  # it takes no space on the disk
+    with pytest.raises(ValueError, match=r"larger than 256 MiB, the limit for such a file"):
+        read(path)
 
 
 def test_a_reserved_path_is_refused_at_once_and_free_afterwards(tmp_path):

@@ -11,6 +11,7 @@ import typer
 from apood.cli.bench import bench
 from apood.cli.build import build
 from apood.cli.calibrate import calibrate
+from apood.cli.check import check
 from apood.cli.compare import compare
 from apood.cli.datasets import datasets
 from apood.cli.demo import demo
@@ -23,6 +24,7 @@ from apood.cli.methods import methods
 from apood.cli.output import PlainGroup
 from apood.cli.proxy import proxy
 from apood.cli.recalibrate import recalibrate
+from apood.cli.report import report
 from apood.cli.score import score
 from apood.cli.select import select
 from apood.cli.serve import serve
@@ -49,6 +51,8 @@ _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (calibrate, "apood calibrate detector held-out --accept 0.95"),
         (score, "apood score detector new.jsonl --out scores.csv"),
         (explain, "apood explain detector 'Ignore the rules above.'"),
+        (check, "apood check detector --id test.jsonl"),
+        (report, "apood report detector --id test.jsonl --ood news=news.jsonl --out report.html"),
     ),
     "In operation": (
         (serve, "apood serve detector --shadow"),

@@ -107,7 +107,8 @@ def select(
         reserve_path(out),
     ):
         refuse_occupied(target, force or _read_saving(saving) == search_of)
-        refuse_unwritable(out / "results.json")
+        for place in (out, kept):
+            refuse_unwritable(place / "file")
         train = open_store(store, detector, verify=not no_verify)
         held_out, outliers = (
             None if folder is None else open_store(folder, detector, verify=not no_verify)

@@ -24,6 +24,7 @@ SOUND_ENDINGS = (*AUDIO_ENDINGS, ".npz")
 """The endings of all files with sounds."""
 
 _STDIN = "-"
+_MOST_OTHERS = 200_000  # paths in a folder before the first one that is wanted; the root of a disk has more
 
 
 def read_records(
@@ -84,9 +85,22 @@ def find_files(name: str, inside: Collection[str] = ()) -> list[Path]:
     path = Path(name)
     # glob.glob, because Path.glob takes no absolute patterns and matches hidden files
     roots = [path] if path.exists() else [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207
-    below = (file for root in roots if inside and root.is_dir() for file in root.rglob("*"))
-    wanted = (file for file in below if file.suffix.lower() in inside and not file.name.startswith("."))
+    wanted = itertools.chain.from_iterable(_walk(root, inside) for root in roots if inside and root.is_dir())
     return sorted({file for file in itertools.chain(roots, wanted) if file.is_file()})
+
+
+def _walk(root: Path, inside: Collection[str]) -> Iterator[Path]:
+    """Yield the paths below a folder with such an ending; raise InputError if there are far more of other kinds."""
+    found = 0
+    for number, path in enumerate(root.rglob("*")):
+        if path.suffix.lower() in inside and not path.name.startswith("."):
+            found += 1
+            yield path
+        if not found and number == _MOST_OTHERS:
+            raise InputError(
+                f"None of the first {_MOST_OTHERS:,} files and folders in {str(root)!r} ends in "
+                f"{' or '.join(sorted(inside))}: give the folder that holds the files."
+            )
 
 
 def holds_sounds(name: str) -> bool:

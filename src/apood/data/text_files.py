@@ -1,4 +1,4 @@
-"""Reading texts from files: JSON lines, CSV, TSV, plain text, SGML segments, Parquet and parallel text.
+"""Reading texts from files: JSON lines, CSV, TSV, plain text, SGML segments and parallel text.
 
 A line that cannot be used becomes a `BadRecord`, and reading goes on after it.
 """
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
+from apood.data.parquet import read_parquet
 from apood.data.record import (
     DEFAULT_FIELD,
     BadRecord,
@@ -25,7 +26,6 @@ from apood.data.record import (
     make_bad_record,
     make_sentence,
 )
-from apood.support.checks import import_optional
 from apood.support.errors import InputError
 from apood.support.files import open_regular, parse_json
 
@@ -46,7 +46,6 @@ _TOO_LONG = f"is longer than {MOST_BYTES >> 20} MiB, the limit for one record: s
 _SKIPPED_BYTES = 1 << 20  # read at a time of a line that is too long
 _SEGMENT_START = re.compile(r"<seg\b", re.IGNORECASE)
 _SEGMENT_END = re.compile("</seg>", re.IGNORECASE)
-_PARQUET_ROWS = 1024  # read at a time
 _STDIN = "standard input"
 
 Records = Iterator[Record | BadRecord]
@@ -71,7 +70,7 @@ def choose_reader(path: str, fields: TextFields, other_formats: str) -> Reader:
     """
     endings = [ending.lower() for ending in Path(path).suffixes]
     if endings[-1:] == [".parquet"]:
-        return partial(_read_parquet, path, fields)
+        return partial(read_parquet, path, fields, MOST_BYTES)
     ending = next((e for e in reversed(endings) if e != ".gz"), "")
     if ending not in _LINE_READERS:
         raise InputError(
@@ -284,27 +283,6 @@ def _read_csv(lines: Iterable[_Line], file: str, fields: TextFields, delimiter: 
             yield fields.make_record({name: row[column] for name, column in columns.items()}, place)
         elif row:
             yield make_bad_record(place, f"has {len(row)} cells, but the header has {width}")
-
-
-def _read_parquet(path: str, fields: TextFields) -> Records:
-    """Read only the columns that hold the fields."""
-    import_optional("pyarrow", "hf", f"Reading {path!r}")
-    import pyarrow.parquet
-
-    def list_fields(kind: object) -> object:
-        return {inner.name: list_fields(inner.type) for inner in kind} if pyarrow.types.is_struct(kind) else None  # type: ignore[attr-defined]
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            fields.refuse_missing({field.name: list_fields(field.type) for field in schema}, repr(path))
-            columns = {name if name in schema.names else name.partition(".")[0] for name in fields.read}
-            batches = file.iter_batches(_PARQUET_ROWS, columns=sorted(columns))
-            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
-            for number, row in enumerate(rows, start=1):
-                yield fields.make_record(row, f"row {number} of {path!r}")
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path!r} cannot be read as Parquet ({error}).") from error
 
 
 _WITHOUT_FIELDS = (".txt", ".sgm")

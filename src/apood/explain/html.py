@@ -32,9 +32,9 @@ STYLE = """
 .apood .l3 { background: var(--high); text-decoration: underline; font-weight: 600; }
 .apood .hidden { color: var(--faint); border: 1px solid var(--line); border-radius: .2rem; font-size: .75em; }
 .apood .note { color: var(--faint); }
-.apood table { border-collapse: collapse; font-size: .9rem; margin: .5rem 0; }
-.apood th, .apood td { text-align: left; padding: .15rem .9rem .15rem 0; vertical-align: top; }
-.apood td.number, .apood th.number { text-align: right; font-variant-numeric: tabular-nums; }
+.apood table { border-collapse: collapse; font-size: .9rem; margin: .5rem 0; overflow-wrap: break-word; }
+.apood th, .apood td { text-align: left; padding: .15rem .9rem .15rem 0; vertical-align: top; max-width: 16rem; }
+.apood td.number, .apood th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .apood .wide { overflow-x: auto; }
 """
 

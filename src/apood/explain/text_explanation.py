@@ -102,10 +102,10 @@ class TextExplanation:
             "explained": self.explained,
             "window": list(self.window),
             "windows": self.windows,
-            "members": [asdict(member) for member in self.members],
+            "members": [asdict(member) | {"neighbours": list(member.neighbours)} for member in self.members],
             "words": [asdict(word) for word in self.words],
             "sentences": [asdict(sentence) for sentence in self.sentences],
-            "heads": [asdict(head) for head in self.heads],
+            "heads": [asdict(head) | {"words": [asdict(word) for word in head.words]} for head in self.heads],
         }
 
     def to_html(self) -> str:

@@ -4,7 +4,7 @@ from apood.explain.text_explanation import TextExplanation
 
 __all__ = ["describe_decision", "describe_explained", "describe_window", "shorten"]
 
-_SHOWN = 20_000  # characters of a text; more would hide everything else
+_SHOWN = 6_000  # characters of a text; more would hide everything else
 _SHORT = 160  # characters of a sentence that is quoted
 
 

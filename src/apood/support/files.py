@@ -27,6 +27,7 @@ from apood.support.errors import InputError
 
 __all__ = [
     "LOCK_FILE",
+    "MOST_TEXT_BYTES",
     "atomic_file",
     "atomic_folder",
     "is_being_replaced",
@@ -46,6 +47,9 @@ __all__ = [
 
 LOCK_FILE = ".lock"
 """The file in a folder that `lock_folder` holds; it exists only while the folder is locked, or after a kill."""
+
+MOST_TEXT_BYTES = 256 << 20
+"""The largest size of a JSON or TOML file, in bytes."""
 
 _TEMPORARY = ".partial-"
 _RESERVED = ".reserved"  # the end of the name of the lock file beside a path that a command will write
@@ -274,9 +278,8 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file."""
-    with open_regular(path) as file:
-        return parse_json(file.read())
+    """Return the content of a JSON file; raise ValueError if it is above `MOST_TEXT_BYTES` or no JSON."""
+    return parse_json(_read_text(path))
 
 
 def parse_json(content: bytes | str) -> Any:
@@ -291,12 +294,19 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file; raise ValueError for anything that Python cannot read, deep nesting too."""
     import tomllib
 
-    with open_regular(path) as file:
-        text = file.read().decode("utf-8")
+    text = _read_text(path).decode("utf-8")
     try:
         return tomllib.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def _read_text(path: Path) -> bytes:
+    with open_regular(path) as file:
+        content = file.read(MOST_TEXT_BYTES + 1)
+    if len(content) > MOST_TEXT_BYTES:
+        raise ValueError(f"it is larger than {MOST_TEXT_BYTES >> 20} MiB, the limit for such a file")
+    return content
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -316,9 +326,9 @@ def refuse_unwritable(path: Path) -> None:
     """Raise InputError if nothing can be written to `path`. No folder is created."""
     folder = path.parent
     try:
-        while not folder.exists() and folder != folder.parent:
+        while not folder.exists() and not folder.is_symlink() and folder != folder.parent:
             folder = folder.parent
-        is_folder = folder.is_dir()
+        is_folder = folder.is_dir()  # not a link to nothing
     except OSError as error:  # such as a name that is too long
         raise InputError(f"Nothing can be written to {path}: {error.strerror or error}.") from error
     if not is_folder:

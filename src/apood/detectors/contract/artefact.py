@@ -41,6 +41,7 @@ __all__ = [
 _SCHEMA = 1
 _ATTEMPTS, _PAUSE = 200, 0.005  # tries to read a folder that other processes replace, and seconds between them
 _CONFIG, _TENSORS, _MEMBERS = "config.json", "model.safetensors", "members"
+_HEADER_BYTES, _NUMBER_BYTES = 100_000_000, 16  # the most of a header of safetensors, and of a number
 _CLASS = "class"  # of a method that is not registered
 _FACTS = "facts"
 _HASH = "config_sha256"  # of the rest of the configuration
@@ -325,6 +326,8 @@ def _read_member_configs(folder: Path, config: dict[str, Any]) -> list[tuple[Pat
 def _read_tensors(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:
     if not path.is_file():
         raise ArtefactError(f"{path.parent} is incomplete: {path.name} is missing.")
+    if path.stat().st_size > _find_most_bytes(config):
+        raise ArtefactError(f"{path} is not the file that was saved: it is far larger than its tensors.")
     content = path.read_bytes()  # read once, so that what is hashed is what is used
     if hashlib.sha256(content).hexdigest() != config["sha256"]:
         raise ArtefactError(f"{path} is not the file that was saved: its sha256 differs (truncated or changed).")
@@ -337,6 +340,15 @@ def _read_tensors(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:
     if found != config["tensors"]:
         raise ArtefactError(f"The tensors in {path} do not have the names, shapes and dtypes that {_CONFIG} states.")
     return tensors
+
+
+def _find_most_bytes(config: dict[str, Any]) -> int:
+    """Return a size that the file of the tensors in a configuration cannot exceed."""
+    try:
+        sizes = (math.prod(entry["shape"]) for entry in config["tensors"].values())
+        return _HEADER_BYTES + _NUMBER_BYTES * int(sum(sizes))
+    except (KeyError, TypeError):  # of a configuration that describes no tensors
+        return _HEADER_BYTES
 
 
 def describe_detector(detector: Detector) -> dict[str, Any]:

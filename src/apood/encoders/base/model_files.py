@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from apood.support.errors import InputError
-from apood.support.files import open_regular, parse_json, read_json, refuse_irregular
+from apood.support.files import MOST_TEXT_BYTES, open_regular, parse_json, read_json, refuse_irregular
 
 __all__ = ["check_model_files", "find_weight_files", "read_weight_header"]
 
+_TEXT_ENDINGS = (".json", ".txt", ".model", ".spm", ".jinja")
 _MOST_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 # Methods that run packages installed here. Others fetch their kernels from a hub.
 _QUANTISATIONS = ("bitsandbytes", "gptq", "awq", "compressed-tensors")
@@ -53,11 +54,19 @@ def find_weight_files(folder: Path) -> list[Path]:
 def check_model_files(folder: Path) -> None:
     """Raise InputError if the folder holds something that apood does not let transformers open."""
     for path in folder.iterdir():
-        if path.exists():
-            try:
-                refuse_irregular(path)
-            except OSError as error:
-                raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+        if not path.exists():  # a link to nothing
+            if path.suffix in _TEXT_ENDINGS:  # tokenizers without one of their files may load and give other tokens
+                raise InputError(f"{str(path)!r} is a link to nothing: remove it, or restore the file.")
+            continue
+        try:
+            refuse_irregular(path)
+        except OSError as error:
+            raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+        if path.suffix in _TEXT_ENDINGS and path.stat().st_size > MOST_TEXT_BYTES:
+            raise InputError(
+                f"{str(path)!r} has {path.stat().st_size:,} bytes, but the limit for such a file is "
+                f"{MOST_TEXT_BYTES >> 20} MiB."
+            )
     if (folder / "adapter_config.json").exists():
         raise InputError(
             f"The model folder {str(folder)!r} has an adapter (adapter_config.json), whose weights may lie anywhere: "

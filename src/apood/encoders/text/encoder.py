@@ -225,6 +225,7 @@ class TextEncoder:
 
         probe = probe_model(loaded, pretrained.name, mode, layers, with_head=logprobs)
         self.dim = probe.dim
+        self._embeddings = int(loaded.model.get_input_embeddings().num_embeddings)
         self._pass = TextPass(
             loaded.model,
             loaded.kind,
@@ -302,9 +303,19 @@ class TextEncoder:
 
     def run(self, prepared: PreparedTexts) -> TokenBatch:
         """Return the states and channels of prepared texts, in their order."""
+        self._refuse_unknown_ids(prepared)
         parts = [self._run_part(part) for part in self._split(prepared)]
         self.truncated += len(prepared.cut)
         return parts[0] if len(parts) == 1 else TokenBatch.concatenate(parts)
+
+    def _refuse_unknown_ids(self, prepared: PreparedTexts) -> None:
+        for ids in (prepared.sources, prepared.targets):
+            if ids is not None and len(ids.values) and (largest := int(ids.values.max())) >= self._embeddings:
+                raise InputError(
+                    f"The tokenizer of {self.identity['model']!r} gives the token id {largest}, but the model has "
+                    f"embeddings for {self._embeddings:,} tokens: they do not belong together, or one of them is "
+                    "damaged."
+                )
 
     def _split(self, prepared: PreparedTexts) -> Iterator[PreparedTexts]:
         """Yield the texts, on a GPU in parts whose states fit into a limited amount of pinned memory."""

@@ -1,0 +1,61 @@
+"""`apood check`."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apood.cli.arguments import NoVerify, open_store
+from apood.cli.output import echo, print_json
+from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel
+from apood.support.checks import format_count
+
+__all__ = ["check"]
+
+
+def check(
+    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
+    id_store: Annotated[
+        str,
+        typer.Option(
+            "--id",
+            metavar="STORE_OR_TEXTS",
+            help="In-distribution inputs that neither the fit nor the calibration has seen.",
+        ),
+    ],
+    model: TextModel = None,
+    field: TextField = None,
+    cache: CacheFolder = None,
+    no_verify: NoVerify = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check whether a detector treats held-out in-distribution inputs as its calibration promises.
+
+    Each finding is a sentence that says what to do: copies of training texts, lengths unlike those of the calibration,
+    more refusals than the accept rate allows, p-values that are not uniform, calibration inputs unlike the training
+    inputs, or inputs that were cut.
+    """
+    from apood.evaluation.health import examine
+    from apood.pipeline.facts import load_detector_and_facts
+
+    detector, facts = load_detector_and_facts(detector_folder)
+    calibration = detector.calibration
+    stores = StoreFinder.of_detector(detector, model, cache, field)
+    source = open_store(stores.find(id_store), detector, verify=not no_verify)
+    stores.refuse_unused_options()
+    scores = detector.score_samples(source)
+    findings = examine(detector, facts, source, scores)
+    refused = int((~calibration.accepts(scores)).sum())
+    if as_json:
+        facts_found = {"inputs": len(scores), "refused": refused, "accept": calibration.accept}
+        print_json(facts_found | {"findings": [asdict(finding) for finding in findings]})
+        return
+    echo(
+        f"{refused:,} of {format_count(len(scores), 'held-out input')} are refused; the accept rate is "
+        f"{calibration.accept:g}."
+    )
+    for finding in findings:
+        echo(f"- {finding.sentence}")
+    if not findings:
+        echo("Nothing is wrong: lengths, copies, the accept rate and p-values are as they should be.")

@@ -1,0 +1,147 @@
+"""`apood report`."""
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from apood.cli.arguments import NoVerify, open_store, parse_named_stores
+from apood.cli.output import check_file, echo
+from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel
+from apood.support.errors import InputError
+from apood.support.files import atomic_file
+
+if TYPE_CHECKING:
+    from apood.detectors.contract.base import Detector
+    from apood.explain.text_explanation import TextExplanation
+    from apood.report.page.summary import ScoredSet
+    from apood.tokens.source import TokenSource
+
+__all__ = ["report"]
+
+
+def report(
+    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
+    id_store: Annotated[
+        str,
+        typer.Option(
+            "--id",
+            metavar="STORE_OR_TEXTS",
+            help="In-distribution inputs that neither the fit nor the calibration has seen.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Page to write: .html. A .json file is written beside it.")],
+    ood_stores: Annotated[
+        list[str] | None,
+        typer.Option("--ood", metavar="NAME=STORE_OR_TEXTS", help="Name and inputs of an OOD set; may be repeated."),
+    ] = None,
+    new_stores: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--new", metavar="NAME=STORE_OR_TEXTS", help="Name and inputs of a set of which nothing is known."
+        ),
+    ] = None,
+    foreign: Annotated[
+        int, typer.Option(min=0, max=100, metavar="N", help="Number of the most foreign inputs to show with marks.")
+    ] = 10,
+    model: TextModel = None,
+    field: TextField = None,
+    cache: CacheFolder = None,
+    no_verify: NoVerify = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+) -> None:
+    """Write a report about a detector: one page to send, and a JSON file of the same content.
+
+    It says what the detector is and was fitted on, how many inputs of each set are refused at which accept rate, and
+    how well the scores separate the sets, and shows the most foreign inputs (of new sets, else of OOD sets, else ID)
+    with their suspicious words. The page loads nothing and runs no script. It holds texts of the inputs that it shows:
+    send it only to people who may read them, or leave them out with --foreign 0.
+    """
+    from apood.evaluation.health import examine
+    from apood.pipeline.facts import load_detector_and_facts
+    from apood.report.page.render import refuse_without_jinja, render_report
+    from apood.report.page.summary import summarise
+
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"The page must end in .html, got {out}.")
+    twin = out.with_suffix(".json")
+    for file in (out, twin):
+        check_file(file, force=force)
+    refuse_without_jinja()
+    named = {"OOD": parse_named_stores(ood_stores or []), "new": parse_named_stores(new_stores or [])}
+    detector, facts = load_detector_and_facts(detector_folder)
+    detector.calibration  # noqa: B018 - an error before any work if there is none
+    stores = StoreFinder.of_detector(detector, model, cache, field)
+    sources = _open(detector, stores, {"ID": {"ID": Path(id_store)}, **named}, verify=not no_verify)
+    stores.refuse_unused_options()
+    sets = [_score(detector, name, role, source) for (role, name), source in sources.items()]
+    findings = [one.sentence for one in examine(detector, facts, sources["ID", "ID"], sets[0].scores)]
+    shown = _explain_foreign(detector, sets, list(sources.values()), foreign, model)
+    known = {name: seen.to_json() for name in ("training", "calibration") if (seen := getattr(facts, name)) is not None}
+    command = shlex.join(["apood", *sys.argv[1:]])
+    content = summarise(detector, known, sets, shown, command, findings)
+    page = render_report(content, [explanation for _, _, explanation in shown])
+    for file, text in ((twin, json.dumps(content, indent=1)), (out, page)):
+        with atomic_file(file) as place:
+            place.write_text(text, encoding="utf-8")
+    echo(f"Written to {out} and {twin}.")
+
+
+def _open(
+    detector: "Detector", stores: StoreFinder, named: Mapping[str, Mapping[str, Path]], *, verify: bool
+) -> "dict[tuple[str, str], TokenSource]":
+    """Return the inputs of all sets by their roles and names."""
+    names = [name for own in named.values() for name in own]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"Two sets are called {repeated[0]!r}: give each its own name.")
+    return {
+        (role, name): open_store(stores.find(folder), detector, verify=verify)
+        for role, own in named.items()
+        for name, folder in own.items()
+    }
+
+
+def _score(detector: "Detector", name: str, role: str, source: "TokenSource") -> "ScoredSet":
+    from apood.pipeline.seen import count_tokens
+    from apood.report.page.summary import ScoredSet
+
+    if not len(source):
+        raise InputError(f"The set {name!r} has no inputs.")
+    return ScoredSet(name, role, detector.score_samples(source), count_tokens(source))  # type: ignore[arg-type]
+
+
+def _explain_foreign(
+    detector: "Detector", sets: "list[ScoredSet]", sources: "list[TokenSource]", count: int, model: str | None
+) -> "list[tuple[str, int, TextExplanation]]":
+    """Return the inputs with the lowest scores of the sets that interest most, as far as their texts are known."""
+    import numpy as np
+
+    from apood.explain.explaining import explain_texts
+    from apood.pipeline.copies import read_texts
+    from apood.pipeline.opening import open_text_encoder_of
+
+    role = next(role for role in ("new", "OOD", "ID") if any(one.role == role for one in sets))
+    ranked = sorted(
+        (float(score), place, number)
+        for place, one in enumerate(sets)
+        if one.role == role
+        for number, score in enumerate(one.scores.tolist())
+        if np.isfinite(score)
+    )[:count]
+    if not ranked or not detector.explains or (detector.encoder_ or {}).get("mode") != "input":
+        return []
+    texts = {place: read_texts(sources[place]) for _, place, _ in ranked}
+    chosen = [
+        (sets[place].name, number, own[number])
+        for _, place, number in ranked
+        if (own := texts[place]) is not None and own[number].strip()
+    ]
+    if not chosen:
+        return []
+    encoder = open_text_encoder_of(detector, model=model)
+    found = explain_texts(detector, encoder, [text for _, _, text in chosen])
+    return [(name, number, one) for (name, number, _), one in zip(chosen, found, strict=True)]

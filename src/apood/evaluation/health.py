@@ -1,0 +1,130 @@
+"""The health of a detector: whether held-out in-distribution inputs are treated as its calibration promises."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from apood.detectors.contract.base import Detector
+from apood.pipeline.checks import warn_of_misuse
+from apood.pipeline.facts import Facts
+from apood.pipeline.seen import Seen, count_tokens
+from apood.support.errors import DataWarning
+from apood.tokens.source import TokenSource
+
+__all__ = ["Finding", "examine"]
+
+_RARE = 0.01  # a result that chance gives less often than this is a finding
+_CUT = 0.05  # share of cut inputs that is a finding
+_LENGTHS = 1.5  # ratio of mean lengths that is a finding
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong or unusual.
+
+    Attributes:
+        kind: what it is about: "data", "accept rate", "p-values", "lengths" or "cut inputs".
+        sentence: what was found, and what to do.
+    """
+
+    kind: str
+    sentence: str
+
+
+def examine(detector: Detector, facts: Facts, source: TokenSource, scores: npt.NDArray[np.float64]) -> list[Finding]:
+    """Return what is wrong, given in-distribution inputs that neither the fit nor the calibration has seen.
+
+    Args:
+        detector: a calibrated detector.
+        facts: what is known about its fit and calibration.
+        source: the inputs.
+        scores: their scores.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DataWarning)
+        warn_of_misuse(source, facts, "held-out")
+    found = [Finding("data", str(one.message)) for one in caught if issubclass(one.category, DataWarning)]
+    found += _compare_accept_rate(detector, scores)
+    found += _compare_scores(detector, scores)
+    if facts.training is not None and facts.calibration is not None:
+        found += _compare_lengths(facts.training, facts.calibration)
+    return found + _count_cut(detector, source)
+
+
+def _compare_accept_rate(detector: Detector, scores: npt.NDArray[np.float64]) -> list[Finding]:
+    """Return a finding if more inputs are refused than chance explains.
+
+    The calibration scores are a sample as well: with n of them, the share that is refused has a Beta distribution. So
+    the number of refused inputs is Beta-binomial.
+    """
+    from scipy.stats import betabinom
+
+    calibration = detector.calibration
+    known, count = len(calibration.scores), len(scores)
+    refused = int((~calibration.accepts(scores)).sum())
+    rank = max(1, int(np.floor((1 - calibration.accept) * (known + 1) + 1e-9)))
+    chance = float(betabinom.sf(refused - 1, count, rank, known + 1 - rank))
+    if chance >= _RARE:
+        return []
+    return [
+        Finding(
+            "accept rate",
+            f"{refused / count:.1%} of {count:,} held-out inputs are refused, and the calibration promises "
+            f"{1 - calibration.accept:.1%} at most (so many by chance: p = {chance:.2g}): the inputs are unlike those "
+            "that set the threshold; calibrate with inputs like these.",
+        )
+    ]
+
+
+def _compare_scores(detector: Detector, scores: npt.NDArray[np.float64]) -> list[Finding]:
+    """Return a finding if the scores are distributed unlike the calibration scores, so p-values are not uniform."""
+    from scipy.stats import ks_2samp
+
+    result = ks_2samp(scores, detector.calibration.scores, method="asymp")
+    if result.pvalue >= _RARE:
+        return []
+    side = "higher" if np.median(scores) > np.median(detector.calibration.scores) else "lower"
+    return [
+        Finding(
+            "p-values",
+            f"Scores of held-out inputs are {side} than those of the calibration (Kolmogorov-Smirnov distance "
+            f"{result.statistic:.2f}, p = {result.pvalue:.2g}), so p-values are not uniform: held-out and calibration "
+            "inputs are not exchangeable; draw both at random from the same inputs.",
+        )
+    ]
+
+
+def _compare_lengths(training: Seen, calibration: Seen) -> list[Finding]:
+    """Return a finding if the inputs that set the threshold are much longer or shorter than those of the fit."""
+    if not (training.documents and calibration.documents and training.tokens and calibration.tokens):
+        return []
+    learnt, judged = (seen.tokens / seen.documents for seen in (training, calibration))
+    if max(learnt, judged) < _LENGTHS * min(learnt, judged):
+        return []
+    return [
+        Finding(
+            "lengths",
+            f"Training inputs have {learnt:.0f} tokens on average, and calibration inputs {judged:.0f}: short inputs "
+            "look stranger than long ones; calibrate with inputs of the lengths that the detector is used on.",
+        )
+    ]
+
+
+def _count_cut(detector: Detector, source: TokenSource) -> list[Finding]:
+    """Return a finding if many inputs are as long as the encoder takes, and it keeps only their beginnings."""
+    identity = detector.encoder_ or {}
+    limit = identity.get("max_tokens")
+    if not limit or identity.get("on_long") is not None:
+        return []
+    share = float((count_tokens(source) >= int(limit)).mean())
+    if share <= _CUT:
+        return []
+    return [
+        Finding(
+            "cut inputs",
+            f"{share:.1%} of the held-out inputs have {int(limit):,} tokens, the most that the encoder takes, so only "
+            "their beginnings are judged; embed with windows, or with a larger limit.",
+        )
+    ]

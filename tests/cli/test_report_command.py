@@ -1,0 +1,48 @@
+"""`apood report` and `apood check`."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def detector(apood, stores, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "detector"
+    apood("fit", stores / "train", "--out", folder, "--method", "mahalanobis")
+    apood("calibrate", folder, stores / "held-out")
+    return folder
+
+
+def test_a_report_is_a_page_and_a_json_file(apood, refused, detector, files, stores, tmp_path):
+    page, cache = tmp_path / "report.html", ("--cache", tmp_path / "cache")
+    sets = ("--id", stores / "test", "--ood", f"other={files / 'other.jsonl'}", "--new", f"today={stores / 'held-out'}")
+    apood("report", detector, *sets, "--out", page, "--foreign", 2, *cache)
+    content = json.loads(page.with_suffix(".json").read_text())
+    assert [(one["name"], one["role"], one["inputs"]) for one in content["sets"]] == [
+        ("ID", "ID", 40), ("other", "OOD", 40), ("today", "new", 60),
+    ]  # fmt: skip
+    assert [one["set"] for one in content["foreign"]] == ["today"] * 2
+    assert content["foreign"][0]["score"] <= content["foreign"][1]["score"]
+    assert content["detector"]["training"]["documents"] == 120
+    shown = page.read_text()
+    assert "<svg" in shown and content["foreign"][0]["text"].split()[0] in shown
+    assert "exists already" in refused("report", detector, *sets, "--out", page, *cache)
+    apood("report", detector, "--id", stores / "test", "--out", page, "--foreign", 0, "--force")
+    assert json.loads(page.with_suffix(".json").read_text())["foreign"] == []
+
+
+def test_what_cannot_be_reported_is_refused(apood, refused, detector, stores, tmp_path):
+    given = ("--id", stores / "test")
+    assert "must end in .html" in refused("report", detector, *given, "--out", tmp_path / "report.pdf")
+    twice = ("--ood", f"ID={stores / 'other'}", "--out", tmp_path / "report.html")
+    assert "Two sets are called 'ID'" in refused("report", detector, *given, *twice)
+    apood("fit", stores / "train", "--out", tmp_path / "plain", "--method", "knn")
+    assert "no threshold yet" in refused("report", tmp_path / "plain", *given, "--out", tmp_path / "report.html")
+
+
+def test_check_says_what_is_wrong(apood, detector, stores):
+    assert "Nothing is wrong" in apood("check", detector, "--id", stores / "test").stdout
+    found = json.loads(apood("check", detector, "--id", stores / "train", "--json").stdout)
+    assert found["inputs"] == 120 and "data" in [finding["kind"] for finding in found["findings"]]
+    shown = apood("check", detector, "--id", stores / "other").stdout
+    assert shown.count("\n- ") >= 1 and "are not exchangeable" in shown
