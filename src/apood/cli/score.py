@@ -12,6 +12,7 @@ from apood.cli.arguments import (
     NoVerify,
     are_sounds,
     check_input_kind,
+    count_lines,
     open_store,
     read_sound_records,
     read_text_records,
@@ -225,6 +226,7 @@ def _judge_inputs(
             detector,
             seen=seen,
             skipped=skipped,
+            total=count_lines(inputs),
             ready=stdin_is_ready if "-" in inputs else lambda: True,
         )
         with closing(judged):
