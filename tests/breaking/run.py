@@ -16,6 +16,7 @@ from kills import break_commands
 from limits import break_limits
 from mutations import break_files
 from races import break_saves
+from repeats import break_promises
 from workshop import Tally
 
 
@@ -31,6 +32,7 @@ ATTACKS = {
     "cli": Attack(break_cli, 60, 5_000),
     "files": Attack(break_files, 80, 1_000),
     "saves": Attack(break_saves, 150, 20_000),
+    "repeats": Attack(break_promises, 5, 1_000),
     "limits": Attack(break_limits, 10, 400),
     "kills": Attack(break_commands, 8, 200),
 }

@@ -1,5 +1,6 @@
 """What all attacks share: good material to damage, and processes that are watched."""
 
+import contextlib
 import os
 import pickle
 import signal
@@ -111,7 +112,7 @@ def watch(function: Callable[[], Any], patience: float = PATIENCE) -> Ending:
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as result:
         child = os.fork()
         if child == 0:
-            os.setsid()
+            os.setpgid(0, 0)
             for stream in (1, 2):
                 os.dup2(printed.fileno(), stream)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -129,6 +130,8 @@ def watch(function: Callable[[], Any], patience: float = PATIENCE) -> Ending:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+        with contextlib.suppress(OSError):  # the child does the same; whoever is first
+            os.setpgid(child, child)
         code, peak = _wait(child, patience)
         printed.seek(0)
         result.seek(0)

@@ -39,6 +39,7 @@ def run(*arguments, **options):
 
 
 def test_without_drift_there_is_no_alarm(apood, calibrated, write):
+    assert apood("watch", calibrated, write("clean"), "--every", 300).stdout.count("\n") == 2
     result = apood("watch", calibrated, write("clean"), "--every", 250)
     lines = result.stdout.splitlines()
     assert [line.split(":")[0] for line in lines] == ["250 inputs", "500 inputs", "600 inputs"]

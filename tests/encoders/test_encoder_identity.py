@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tiny_models import word_tokenizer
 from apood.encoders.base import pretrained
 from apood.encoders.base.model_files import find_weight_files
 from apood.encoders.base.pretrained import fingerprint
-from apood.encoders.embed import embed_to_store
+from apood.encoders.embed import embed_to_store, reopen_encoder
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError, StoreError
 from apood.tokens.identity import same_encoder
@@ -139,3 +140,21 @@ def test_weights_in_several_files_are_loaded_and_counted(models: Models, tmp_pat
     (sharded / "model.safetensors.index.json").write_text("[]")
     with pytest.raises(InputError, match="weight_map"):
         TextEncoder(sharded, device="cpu")
+
+
+def test_a_model_that_a_detector_names_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def find(name: str, **options: Any) -> None:
+        asked.append((name, options["revision"], options["local_files_only"]))
+        raise FileNotFoundError("not here")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", find)
+    identity = {"model": "stranger/model", "revision": "abc", "layers": "-1", "mode": "input", "max_tokens": 8}
+    with pytest.raises(
+        InputError, match=r"'stranger/model@abc' of the Hugging Face hub is not on this machine.*--model"
+    ):
+        reopen_encoder(identity)
+    with pytest.raises(InputError, match="no such model on the Hugging Face hub"):
+        reopen_encoder(identity, "stranger/model@abc")
+    assert asked == [("stranger/model", "abc", True), ("stranger/model", "abc", False)]

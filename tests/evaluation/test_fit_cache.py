@@ -241,7 +241,12 @@ def swap(file):
     file.write_bytes(other.read_bytes())
 
 
-@pytest.mark.parametrize("spoil", [truncate, swap, Path.unlink])
+def flip(file):
+    """One bit of a score."""
+    file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("spoil", [truncate, swap, flip, Path.unlink])
 def test_scores_that_are_not_whole_are_made_anew(work, tmp_path, spoil):
     first = run(KNN(), TRAIN, None, SETS, tmp_path)
     spoil(min(entry_of(tmp_path).glob("scores-*")))

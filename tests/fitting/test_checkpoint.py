@@ -51,6 +51,19 @@ def test_the_state_of_another_run_is_refused(checkpoint):
         checkpoint.load("another run")
 
 
+def test_a_changed_number_is_noticed(checkpoint):
+    checkpoint.save_if_due("a run", 1, STATE)
+    content = checkpoint.path.read_bytes()
+    for change in (
+        lambda: content[:-1] + bytes([content[-1] ^ 1]),
+        lambda: content.replace(b'"step":"1"', b'"step":"2"'),
+    ):
+        assert change() != content
+        checkpoint.path.write_bytes(change())
+        with pytest.raises(ArtefactError, match=r"its hash differs.*delete it"):
+            checkpoint.load("a run")
+
+
 @pytest.mark.parametrize(("keep", "filler"), [(0, b""), (20, b""), (-5, b""), (0, b"\xff" * 1000)])
 def test_a_damaged_file_is_refused(checkpoint, keep, filler):
     checkpoint.save_if_due("a run", 1, STATE)

@@ -75,7 +75,7 @@ def watch(
             raise InputError(f"{error} {watcher.advise()} Or skip such rows with --skip-bad.") from error
         finally:
             watcher.save()
-        watcher.show()
+        watcher.finish()
     if skipped is not None:
         report_skipped(skipped.count, skipped.first)
     if watcher.alarm.state.alarm_at is not None:
@@ -99,6 +99,7 @@ class _Watcher:
         self._size = 1 if at_once else _PORTION
         self._start = alarm.state.inputs
         self._waiting: list[float] = []
+        self._shown: int | None = None  # the number of inputs when the state was last printed
 
     def add(self, score: float) -> None:
         """Take the next score, and print what is new."""
@@ -136,6 +137,7 @@ class _Watcher:
     def show(self) -> None:
         """Print the state."""
         state = self.alarm.state
+        self._shown = state.inputs
         if self._as_json:
             row = {**self.alarm.gauges(), "alarm_at": state.alarm_at, "since": state.since}
             write_rows([row], None, as_json=True)
@@ -143,6 +145,11 @@ class _Watcher:
         alarm = "no alarm" if state.alarm_at is None else f"alarm after {state.alarm_at:,}"
         evidence = f"evidence {_format_evidence(state.log_evidence)}, highest {_format_evidence(state.highest)}"
         echo(f"{format_count(state.inputs, 'input')}: {alarm}; {evidence}, alarm at {1 / self.alarm.false_alarm:.6g}.")
+
+    def finish(self) -> None:
+        """Print the last state, if it is not there yet."""
+        if self._shown != self.alarm.state.inputs:
+            self.show()
 
     def advise(self) -> str:
         """Return a sentence that says which rows were read, and where they are kept."""

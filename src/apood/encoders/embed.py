@@ -62,9 +62,9 @@ def reopen_encoder(
 ) -> "TextEncoder | AudioEncoder":
     """Return the encoder with this `identity` that gives at least the `channels`.
 
-    A model from the hub is found by its name and revision. A local model is found in its original folder, or in a
-    folder of the same name in the working directory; `model` names any other place. Raise InputError if the model
-    found there is another one.
+    A model from the hub is found by its name and revision, if it is on this machine already. A local model is found in
+    its original folder, or in a folder of the same name in the working directory. `model` names any other place, also
+    on the hub. Raise InputError if the model found there is another one.
     """
     identity = update_identity(identity)
     if not (isinstance(identity.get("model"), str) and isinstance(identity.get("layers"), str)):
@@ -75,7 +75,8 @@ def reopen_encoder(
     arguments = {key: identity[key] for key in _IDENTITY_OPTIONS if key in identity}
     if "sample_logprobs" in channels:
         arguments |= _get_sampling(identity)
-    found = find_pretrained(_find_model(identity) if model is None else model)
+    # A detector from elsewhere may name any model, so only one that the user names is downloaded.
+    found = find_pretrained(_find_model(identity), download=False) if model is None else find_pretrained(model)
     if is_audio_model(found.folder):
         arguments.pop("max_tokens", None)  # follows from the model
     else:

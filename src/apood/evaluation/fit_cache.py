@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+import torch
 from sklearn.base import clone
 
 from apood.detectors.contract.artefact import describe_detector, load
@@ -33,12 +32,12 @@ from apood.support.files import (
     atomic_file,
     lock_folder,
     read_json,
-    refuse_irregular,
     refuse_unwritable,
     sha256_of,
     source_digest,
     write_json,
 )
+from apood.support.sealed import pack_sealed, read_sealed
 from apood.support.version import __version__
 from apood.tokens.digests import content_digest
 from apood.tokens.documents import count_documents
@@ -91,7 +90,8 @@ class CachedFit:
         scores = detector.score_samples(source)
         seconds = time.perf_counter() - begun
         with atomic_file(path) as temporary:
-            temporary.write_bytes(save({"scores": scores}, {"set": digest, "seconds": repr(seconds)}))
+            facts = {"set": digest, "seconds": repr(seconds)}
+            temporary.write_bytes(pack_sealed({"scores": torch.from_numpy(scores)}, facts))
         return scores, seconds
 
     def _read(self) -> Detector | None:
@@ -190,10 +190,8 @@ def _begin(path: Path, checkpoint: Checkpoint) -> float:
     noted, before = _read_object(path), 0.0
     for file in checkpoint.path.parent.glob(f"{glob.escape(checkpoint.path.name)}*"):
         try:
-            refuse_irregular(file)
-            with safe_open(file, "np"):
-                pass
-        except (SafetensorError, OSError):
+            read_sealed(file)
+        except (OSError, ValueError):
             file.unlink()
         else:
             seconds, at = noted.get("seconds"), noted.get("at")
@@ -205,13 +203,11 @@ def _begin(path: Path, checkpoint: Checkpoint) -> float:
 
 def _read_scores(path: Path, digest: str, count: int) -> tuple[Scores, float] | None:
     try:
-        refuse_irregular(path)
-        with safe_open(path, "np") as file:
-            metadata = file.metadata() or {}
-            scores: Scores = file.get_tensor("scores")
-        seconds = float(metadata["seconds"])
-    except (SafetensorError, OSError, KeyError, ValueError):
+        facts, tensors = read_sealed(path)
+        scores: Scores = tensors["scores"].numpy()
+        seconds = float(facts["seconds"])
+    except (OSError, KeyError, ValueError):
         return None
-    if metadata.get("set") != digest or scores.shape != (count,) or scores.dtype != np.float64:
+    if facts.get("set") != digest or scores.shape != (count,) or scores.dtype != np.float64:
         return None
     return scores, seconds

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 from apood.support.errors import ArtefactError
-from apood.support.files import atomic_file, is_temporary, refuse_irregular, source_digest
+from apood.support.files import atomic_file, is_temporary, source_digest
 from apood.support.progress import progress_bar
+from apood.support.sealed import pack_sealed, read_sealed
 from apood.support.version import __version__
 from apood.tokens.digests import sample_digest
 from apood.tokens.identity import drop_location
@@ -78,20 +77,17 @@ class Checkpoint:
         if not self.path.exists():
             return None
         try:
-            refuse_irregular(self.path)
-            with safe_open(self.path, "pt") as file:
-                metadata = file.metadata() or {}
-            tensors = load_file(self.path)
-        except (SafetensorError, OSError) as error:
+            facts, tensors = read_sealed(self.path)
+        except (OSError, ValueError) as error:
             raise ArtefactError(
                 f"The checkpoint {self.path} cannot be read ({error}); delete it to start anew."
             ) from error
-        if metadata.get("run") != run:
+        if facts.get("run") != run:
             raise ArtefactError(
                 f"The checkpoint {self.path} belongs to a fit with other settings, data or version of apood; "
                 "delete it or choose another place to start anew."
             )
-        return int(metadata["step"]), tensors
+        return int(facts["step"]), tensors
 
     def is_due(self) -> bool:
         """Return whether the last state is older than `every_seconds`."""
@@ -104,13 +100,11 @@ class Checkpoint:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(self.path) as temporary:
-                # Not `save_file`: a kill would leave its temporary file, whose name is not known here.
-                content = {name: tensor.contiguous() for name, tensor in tensors.items()}
-                temporary.write_bytes(save(content, {"run": run, "step": str(step)}))
-        except (OSError, SafetensorError) as error:
+                temporary.write_bytes(pack_sealed(tensors, {"run": run, "step": str(step)}))
+        except OSError as error:
             raise ArtefactError(
                 f"The fit stopped at step {step} because its state could not be kept in {self.path}: "
-                f"{getattr(error, 'strerror', None) or error}."
+                f"{error.strerror or error}."
             ) from error
         self._saved_at = time.monotonic()
 

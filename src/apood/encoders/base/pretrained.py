@@ -97,10 +97,11 @@ class Pretrained:
         }
 
 
-def find_pretrained(model: str | Path | Pretrained) -> Pretrained:
+def find_pretrained(model: str | Path | Pretrained, *, download: bool = True) -> Pretrained:
     """Return the model in a local folder, of a known short name, or from the hub (`owner/name`, `owner/name@revision`).
 
-    A model from the hub is downloaded unless it is in the cache. A `Pretrained` is returned as it is.
+    A model from the hub is downloaded unless it is in the cache; without `download`, it must be there. A `Pretrained`
+    is returned as it is.
     """
     if isinstance(model, Pretrained):
         return model
@@ -114,7 +115,7 @@ def find_pretrained(model: str | Path | Pretrained) -> Pretrained:
     elif (installed := find_installed(str(model))) is not None:
         found = Pretrained(installed, str(model), None)
     else:
-        found = _download(find_hub_id(str(model)))
+        found = _find_on_hub(find_hub_id(str(model)), download=download)
     if not (found.folder / "config.json").is_file():
         raise InputError(f"The model folder {str(found.folder)!r} has no config.json.")
     if not find_weight_files(found.folder):
@@ -127,7 +128,7 @@ def find_pretrained(model: str | Path | Pretrained) -> Pretrained:
     return found
 
 
-def _download(model: str) -> Pretrained:
+def _find_on_hub(model: str, *, download: bool) -> Pretrained:
     _import_transformers()
     from huggingface_hub import snapshot_download  # comes with transformers
 
@@ -135,9 +136,18 @@ def _download(model: str) -> Pretrained:
     try:
         with contextlib.nullcontext() if sys.stderr.isatty() else silence_transformers():
             folder = snapshot_download(
-                name, revision=revision or None, allow_patterns=_NEEDED_FILES, ignore_patterns=["*/*"]
+                name,
+                revision=revision or None,
+                allow_patterns=_NEEDED_FILES,
+                ignore_patterns=["*/*"],
+                local_files_only=not download,
             )
     except (OSError, ValueError) as error:
+        if not download:
+            raise InputError(
+                f"The model {model!r} of the Hugging Face hub is not on this machine. If you trust it, name it with "
+                "model= or --model: then it is downloaded."
+            ) from error
         raise InputError(
             f"There is no local folder {model!r}, and no such model on the Hugging Face hub or in its cache "
             f"({_get_first_line(error)}). Without a connection, give the path of a local folder"

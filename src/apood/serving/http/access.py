@@ -12,14 +12,17 @@ from apood.serving.http.errors import HttpError, describe_error
 from apood.serving.http.service import Service
 from apood.support.errors import InputError
 
-__all__ = ["SAFE_HEADERS", "Asgi", "Gate", "check_exposure", "is_loopback", "read_tokens"]
+__all__ = ["PAGE_PATHS", "SAFE_HEADERS", "Asgi", "Gate", "check_exposure", "is_loopback", "read_tokens"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
 
-_OPEN = frozenset({"/", "/page.js", "/page.css", "/healthz", "/readyz"})  # what tells nothing about inputs
+PAGE_PATHS = ("/", "/page.js", "/page.css")
+"""The paths of the page for people, which is the same for everybody."""
+
+_OPEN = frozenset({*PAGE_PATHS, "/healthz", "/readyz"})  # they tell nothing about inputs
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _SHORTEST = 16  # characters of a token
 SAFE_HEADERS = {

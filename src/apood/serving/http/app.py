@@ -1,84 +1,34 @@
 """The application: its routes, and what they take and return."""
 
 from collections.abc import Collection, Mapping
+from importlib.resources import files
 from typing import Any
 
 from apood.pipeline.judging import Judgement
-from apood.serving.http.access import Asgi, Gate
+from apood.serving.http.access import PAGE_PATHS, Asgi, Gate
 from apood.serving.http.bodies import get_content_type, parse_object, read_body
 from apood.serving.http.chat import Chat, OtherParts
-from apood.serving.http.errors import CODES, HttpError
+from apood.serving.http.errors import HttpError
 from apood.serving.http.guardrail import GUARDRAIL_PATH, answer_guardrail
 from apood.serving.http.requests import add_error_handlers, open_service, run_unless_gone
+from apood.serving.http.schema import (
+    EXPLAIN_BODY,
+    GUARDRAIL_BODY,
+    SCORE_ANSWER,
+    SCORE_BODY,
+    TOKEN_TYPES,
+    describe_errors,
+)
 from apood.serving.http.service import Service
 from apood.support.version import __version__
 from apood.tokens.identity import FOLDER
 
 __all__ = ["make_app"]
 
-_TOKEN_TYPES = ("application/vnd.safetensors", "application/octet-stream")
-_TEXT = {"type": "string", "description": "One text."}
-_SCORE_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "text": _TEXT,
-                        "texts": {"type": "array", "items": {"type": "string"}, "minItems": 1},
-                    },
-                    "oneOf": [{"required": ["text"]}, {"required": ["texts"]}],
-                    "additionalProperties": False,
-                }
-            },
-            _TOKEN_TYPES[0]: {
-                "schema": {
-                    "type": "string",
-                    "format": "binary",
-                    "description": "A safetensors file with values [tokens, D] and offsets [sequences + 1], as a shard "
-                    "of a token store, and channel.NAME.values and channel.NAME.offsets for every channel.",
-                }
-            },
-        },
-    }
-}
-_GUARDRAIL_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "input_type": {"enum": ["request", "response"]},
-                        "structured_messages": {"type": ["array", "null"], "items": {"type": "object"}},
-                        "texts": {"type": ["array", "null"], "items": {"type": "string"}},
-                        "images": {"type": ["array", "null"], "items": {"type": "string"}},
-                    },
-                    "required": ["input_type"],
-                }
-            }
-        },
-    }
-}
-_ERROR_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": "null"},
-                "code": {"type": "string"},
-            },
-            "required": ["message", "type", "param", "code"],
-        }
-    },
-    "required": ["error"],
-}
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
 
 
 def make_app(
@@ -99,7 +49,7 @@ def make_app(
         other_parts: what becomes of messages with parts that are no text.
     """
     from fastapi import FastAPI, Request, Response
-    from fastapi.responses import JSONResponse
+    from fastapi.responses import JSONResponse, PlainTextResponse
 
     app = FastAPI(
         title="apood",
@@ -114,8 +64,8 @@ def make_app(
     @app.post(
         "/v1/score",
         summary="Score one or many texts, or token arrays",
-        openapi_extra=_SCORE_BODY,
-        responses=_describe_errors(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
+        openapi_extra=SCORE_BODY,
+        responses=SCORE_ANSWER | describe_errors(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
     )
     async def score(request: Request) -> Response:
         """Return one result per text: its score, p-value and decision.
@@ -124,8 +74,8 @@ def make_app(
         by --on-error accept, there are no results, and `problem` says why.
         """
         kind, settings = get_content_type(request), service.settings
-        if kind not in ("application/json", *_TOKEN_TYPES):
-            raise HttpError(415, f"The content type must be application/json or {_TOKEN_TYPES[0]}.")
+        if kind not in ("application/json", *TOKEN_TYPES):
+            raise HttpError(415, f"The content type must be application/json or {TOKEN_TYPES[0]}.")
         body = await read_body(request, settings.most_bytes, settings.deadline)
         texts = _get_texts(parse_object(body)) if kind == "application/json" else None
         digest = service.served.digest
@@ -142,42 +92,77 @@ def make_app(
         )
 
     @app.post(
+        "/v1/explain",
+        summary="Explain the score of one text",
+        openapi_extra=EXPLAIN_BODY,
+        responses=describe_errors(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
+    )
+    async def explain(request: Request) -> Response:
+        """Return the words and sentences of a text with what they contribute; places count characters."""
+        if get_content_type(request) != "application/json":
+            raise HttpError(415, "The content type must be application/json.")
+        settings = service.settings
+        body = parse_object(await read_body(request, settings.most_bytes, settings.deadline))
+        if body.keys() != {"text"} or not isinstance(body["text"], str):
+            raise HttpError(422, "The body must have text, a string, and nothing else.")
+        return JSONResponse(await run_unless_gone(request, service.explain(body["text"])))
+
+    @app.post(
         GUARDRAIL_PATH,
         summary="Answer the generic guardrail of LiteLLM",
-        openapi_extra=_GUARDRAIL_BODY,
-        responses=_describe_errors(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
+        openapi_extra=GUARDRAIL_BODY,
+        responses=describe_errors(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
     )
     async def guardrail(request: Request) -> Response:
         """Return NONE if the input of a call may pass, and BLOCKED with a reason if not."""
         return JSONResponse(await answer_guardrail(request, service, chat, other_parts))
 
-    @app.get("/v1/detector", responses=_describe_errors(401, 403, 503), summary="Describe the detector and the limits")
+    @app.get("/v1/detector", responses=describe_errors(401, 403, 503), summary="Describe the detector and the limits")
     async def detector() -> Response:
         """Return the method, its encoder, its calibration, and the limits of the service."""
         return JSONResponse(_describe_service(service, chat))
 
-    @app.get("/v1/shadow", responses=_describe_errors(401, 403), summary="Count what would be refused")
+    @app.get("/v1/shadow", responses=describe_errors(401, 403), summary="Count what would be refused")
     async def shadow() -> Response:
         """Return how many texts would have been refused at a grid of accept rates, since the start."""
         return JSONResponse({"shadow": service.settings.shadow, **service.tally.describe()})
 
-    @app.get("/healthz", summary="Tell that the process is alive")
+    @app.get("/healthz", status_code=204, response_class=Response, summary="Tell that the process is alive")
     async def healthz() -> Response:
         """Return an empty answer as long as the event loop runs."""
         return Response(status_code=204)
 
-    @app.get("/readyz", responses=_describe_errors(503), summary="Tell whether the detector is loaded and warm")
+    @app.get(
+        "/readyz",
+        status_code=204,
+        response_class=Response,
+        responses=describe_errors(503),
+        summary="Tell whether the detector is loaded and warm",
+    )
     async def readyz() -> Response:
         """Return an empty answer once requests can be judged."""
         _ = service.served
         return Response(status_code=204)
 
-    @app.get("/metrics", responses=_describe_errors(401, 403), summary="Return metrics for Prometheus")
+    @app.get(
+        "/metrics",
+        response_class=PlainTextResponse,
+        responses=describe_errors(401, 403),
+        summary="Return metrics for Prometheus",
+    )
     async def metrics() -> Response:
         """Return counts and times; nothing is made from an input."""
         content, kind = service.metrics.render(service.in_flight)
         return Response(content, media_type=kind)
 
+    async def page(request: Request) -> Response:
+        name = request.url.path.removeprefix("/") or "page.html"
+        kind = {"html": "text/html", "css": "text/css", "js": "text/javascript"}[name.rpartition(".")[2]]
+        content = files("apood.serving.http").joinpath(name).read_bytes()
+        return Response(content, media_type=kind, headers={"content-security-policy": _PAGE_POLICY})
+
+    for path in PAGE_PATHS:
+        app.add_api_route(path, page, include_in_schema=False)
     return Gate(app, service, tokens, local=local)
 
 
@@ -234,8 +219,3 @@ def _describe_service(service: Service, chat: Chat) -> dict[str, Any]:
         },
         "version": __version__,
     }
-
-
-def _describe_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    content = {"application/json": {"schema": _ERROR_SCHEMA}}
-    return {status: {"description": CODES[status], "content": content} for status in statuses}

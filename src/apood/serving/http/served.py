@@ -15,11 +15,12 @@ from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_lacking, refuse_nonfinite
 from apood.encoders.text.encoder import PreparedTexts, TextEncoder
 from apood.encoders.text.tokenising import choose_batch_tokens
+from apood.explain.explaining import explain_texts
+from apood.explain.levels import grade_words
+from apood.pipeline.facts import load_detector_and_facts
 from apood.pipeline.judging import Judgement
-from apood.pipeline.loading import load
 from apood.pipeline.opening import open_text_encoder_of
 from apood.pipeline.seen import Seen
-from apood.pipeline.text_detector import TextDetector
 from apood.serving.http.batcher import Run
 from apood.serving.shared.verdicts import Judged, decide, find_owners, score_states
 from apood.support.errors import InputError
@@ -104,6 +105,27 @@ class Served:
         pieces = [batch.select([index]) for index in range(len(batch))]
         return Work(self.run_tokens, pieces, batch.lengths.clamp(min=1).tolist(), owners, count, {})
 
+    def prepare_explanation(self, text: str) -> Work:
+        """Return the work to explain the score of one text. Raise InputError if it has none."""
+        if not self.detector.explains:
+            raise InputError(f"The score of {self.detector.name} is not made of parts that belong to single tokens.")
+        work = self.prepare_texts([text])
+        for problem in work.problems.values():
+            raise InputError(f"The text {problem}, so there is nothing to explain.")
+        return Work(self.run_explanations, [text], [sum(work.sizes)], [0], 1, {})
+
+    def run_explanations(self, pieces: Sequence[str]) -> list[dict[str, Any]]:
+        """Return why each text has its score, as JSON without the text; words have the level of their mark, 0 to 3."""
+        assert self.encoder is not None
+        found = []
+        for explanation in explain_texts(self.detector, self.encoder, pieces):
+            content = explanation.to_json()
+            del content["text"]
+            for word, level in zip(content["words"], grade_words(explanation.words), strict=True):
+                word["level"] = level
+            found.append(content)
+        return found
+
     def run_texts(self, pieces: Sequence[Tensor]) -> list[tuple[float, str | None]]:
         """Return the score of each piece, or what is wrong with it."""
         assert self.encoder is not None
@@ -156,10 +178,9 @@ class Served:
 def load_served(folder: Path, model: str | None = None) -> Served:
     """Return the detector in a folder with its encoder, if it knows one; `model` is the folder of one that moved."""
     digest = sha256_of(folder / "config.json")[:12] if (folder / "config.json").is_file() else ""
-    found = load(folder)
-    detector = found.detector if isinstance(found, TextDetector) else found
+    detector, facts = load_detector_and_facts(folder)
     encoder = None if detector.encoder_ is None else open_text_encoder_of(detector, model=model)
-    return Served(detector, encoder, digest, found.training if isinstance(found, TextDetector) else None)
+    return Served(detector, encoder, digest, facts.training)
 
 
 def _read_tokens(body: bytes) -> TokenBatch:

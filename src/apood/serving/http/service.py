@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -148,8 +148,14 @@ class Service:
         """Return the decisions on the token arrays of a safetensors body."""
         return await self._judge(lambda served: served.prepare_tokens(body))
 
-    async def _judge(self, prepare: Callable[[Served], Work]) -> list[Judgement]:
-        served, batcher = self.served, self._batcher
+    async def explain(self, text: str) -> dict[str, Any]:
+        """Return why a text has its score, as JSON."""
+        _, (explanation,) = await self._run(self.served, lambda served: served.prepare_explanation(text))
+        return dict(explanation)
+
+    async def _run(self, served: Served, prepare: Callable[[Served], Work]) -> tuple[Work, list[Any]]:
+        """Return the prepared work and the results of its pieces."""
+        batcher = self._batcher
         assert batcher is not None
         loop, seconds = asyncio.get_running_loop(), self.settings.deadline
         end = loop.time() + seconds
@@ -158,9 +164,15 @@ class Service:
             async with asyncio.timeout_at(end):
                 work = await loop.run_in_executor(self._preparing, prepare, served)
         except TimeoutError as error:
-            raise LateError(f"The request was not judged within {seconds:.3g} s.") from error
+            raise LateError(
+                f"The request was not judged within its deadline, {seconds:.3g} s after it came."
+            ) from error
         self._check_size(work)
-        outcomes = await batcher.submit(work.run, work.pieces, work.sizes, end - loop.time())
+        return work, await batcher.submit(work.run, work.pieces, work.sizes, end - loop.time())
+
+    async def _judge(self, prepare: Callable[[Served], Work]) -> list[Judgement]:
+        served = self.served
+        work, outcomes = await self._run(served, prepare)
         judgements = served.judge(work, outcomes)
         self.metrics.count_judgements(judgements)
         self.metrics.count_unusual(served.count_unusual(judgements))
