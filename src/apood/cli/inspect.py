@@ -32,9 +32,9 @@ def inspect(
     if as_json:
         print_json(facts)
     else:
-        print_facts(
-            {name: value for name, value in facts.items() if name != "learnt"}
-        )  # names of tensors are JSON only
+        members = facts.get("learnt", {}).get("members_")  # the shapes of tensors are for --json only
+        shown = {name: value for name, value in facts.items() if name != "learnt"}
+        print_facts(shown | ({"members": "\n".join(members)} if members else {}))
         if facts.get("complete") is False:
             echo(describe_unfinished(folder, facts["sequences"]))
 
