@@ -108,7 +108,7 @@ def _try(judge: Callable[[Path], Any], place: Path) -> Any:
         warnings.simplefilter("ignore")
         try:
             return judge(place)
-        except ApoodError as error:
+        except (ApoodError, OSError) as error:  # the latter name the file, as commands do
             assert str(error).strip(), "an error without a sentence"
             return "refused"
 

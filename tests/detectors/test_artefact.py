@@ -222,6 +222,10 @@ EDITS = {
     "parameters of a wrong kind": (lambda c: c.update(parameters=[1]), "no proper 'parameters'"),
     "learnt of a wrong kind": (lambda c: c.update(learnt=[1]), "no proper 'learnt'"),
     "something not learnt": (lambda c: c["learnt"].pop("dim_"), "incomplete.*dim_"),
+    "an impossible shape": (
+        lambda c: c["tensors"]["calibration_scores_"].update(shape=[1e308, 1e308]),
+        "far larger|names, shapes and dtypes",
+    ),
     "another shape": (
         lambda c: c["tensors"]["calibration_scores_"].update(shape=[59]),
         "names, shapes and dtypes",
@@ -323,6 +327,7 @@ def test_what_the_first_versions_did_not_learn_may_be_missing(saved, fitted, tes
         ("threshold_", [1.0]),
         ("accept_", None),
         ("encoder_", 3),
+        ("encoder_", [[]]),
         ("fitted_on_", 5),
     ],
 )

@@ -59,6 +59,26 @@ def test_huge_files_and_links_to_nothing_are_refused(folder: Path, name: str) ->
     assert "but the limit for such a file is 256 MiB" in refused(folder)
 
 
+def edit_json(path: Path, change: Callable[[Any], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_damaged_tokenizers_and_architectures_are_refused(folder: Path) -> None:
+    kept = {name: (folder / name).read_bytes() for name in ("tokenizer_config.json", "tokenizer.json", "config.json")}
+    for name, change, sentence in (
+        ("tokenizer_config.json", lambda c: c.update(model_max_length={"a": 1}), "model_max_length is"),
+        ("tokenizer.json", lambda c: c["model"].update(unk_token=""), "The tokenizer of 'model' cannot be used"),
+        ("config.json", lambda c: c.update(architectures=[{}]), "must have a list of names as 'architectures'"),
+        ("config.json", lambda c: c.update(architectures="BertModel"), "must have a list of names as 'architectures'"),
+    ):
+        edit_json(folder / name, change)
+        assert sentence in refused(folder)
+        (folder / name).write_bytes(kept[name])
+    TextEncoder(folder, device="cpu")
+
+
 def test_token_ids_that_the_model_does_not_know_are_refused(folder: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["foreign"])

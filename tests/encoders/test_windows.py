@@ -255,4 +255,4 @@ def test_portions_allow_for_windows(models: Models) -> None:
     records = [Record(make_text(60, i), "") for i in range(40)]
     portions = list(encode_portions(records, encoder))
     assert max(len(portion.batch) for portion in portions) <= 64 + MOST_WINDOWS
-    assert sum(portion.records for portion in portions) == 40
+    assert sum(len(portion.records) for portion in portions) == 40

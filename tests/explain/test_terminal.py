@@ -6,12 +6,13 @@ from rich.console import Console
 
 from apood.explain.spans import Span, find_words
 from apood.explain.terminal import marked_text
+from apood.explain.text_explanation import MemberPart, TextExplanation
 
 
-def mark(text, *contributions):
-    words = find_words(text)
-    spans = [Span(word.start, word.end, c) for word, c in zip(words, contributions, strict=True)]
-    return marked_text(text, spans)
+def mark(text, *contributions, accepted=False):
+    spans = [Span(w.start, w.end, c, 1) for w, c in zip(find_words(text), contributions, strict=True)]
+    members = [MemberPart("knn", 1.0, True)]
+    return marked_text(TextExplanation(text, 0.0, 0.0, 0.5, accepted, (0, len(text)), 1, spans, [], members, 1.0))
 
 
 def printed(text, **options):
@@ -30,6 +31,11 @@ def test_there_are_three_levels_of_marks():
     text = mark("a b c d", 0.1, 0.3, 0.6, 1.0)
     assert len({span.style for span in text.spans if span.style}) == 3
     assert text.plain == "a b [c d]"
+
+
+def test_marks_of_an_accepted_text_are_faint():
+    text = mark("a b c d", 0.1, 0.3, 0.6, 1.0, accepted=True)
+    assert text.plain == "a b c d" and len({span.style for span in text.spans if span.style}) == 1
 
 
 def test_marks_survive_a_pipe_and_are_coloured_on_a_terminal():

@@ -18,8 +18,10 @@ from apood.encoders.base.pretrained import Pretrained, find_pretrained, is_audio
 from apood.encoders.text.encoder import TextEncoder
 from apood.encoders.text.windows import MOST_WINDOWS
 from apood.support.checks import format_count
+from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
+from apood.support.threads import ThreadRace
 from apood.tokens.batch import TokenBatch, decode_texts
 from apood.tokens.documents import count_documents, find_documents, make_document_mask
 from apood.tokens.identity import FOLDER, SAMPLING, EncoderIdentity, describe_encoder, same_encoder, update_identity
@@ -203,6 +205,7 @@ def encode_portions(
     reader = _RecordReader(records, encoder, skipped)
     most = max(1, min(_PORTION_SEQUENCES, _PORTION_BYTES // (encoder.max_tokens * encoder.dim * 4)))
     size = min(_FIRST_SEQUENCES, most)
+    race = ThreadRace(on_cpu=resolve_device().type == "cpu")
     # A thread is enough: compiled tokenizers use all cores and release Python's lock, while a process would have to
     # start and load them. Records are read in the caller's thread, because another thread that waits for standard
     # input could not be interrupted.
@@ -219,7 +222,8 @@ def encode_portions(
             (preparing, found, bad, before), ahead = ahead, start_next() if ready() else None
             prepared = preparing.result()
             started = time.perf_counter()
-            batch = encoder.run(prepared)
+            with race.piece(len(found)):
+                batch = encoder.run(prepared)
             if len(batch):  # a portion of refused records does not tell how long others take
                 affordable = int(seconds * len(batch) / max(time.perf_counter() - started, 1e-9))
                 size = max(1, min(2 * before, affordable, most))

@@ -114,7 +114,7 @@ def _show_spliced(
     for name, index in _pick_refused({name: scores[name] for name in texts.spliced}, detector.threshold_):
         foreign = texts.spliced[name][index]
         explanation = explain_texts(detector, encoder, [foreign.text])[0]
-        console.print(Padding(marked_text(explanation.text, explanation.words), (1, 0, 0, 3)))
+        console.print(Padding(marked_text(explanation), (1, 0, 0, 3)))
         console.print(f"   [dim]foreign ({name}): {escape(foreign.text[foreign.start : foreign.end])}[/]")
     console.print()
 

@@ -43,7 +43,7 @@ def choose_marks(explanation: Explanation) -> Marks:
     """Return the contributions to mark words by: those of members with attention, or all if there is no such member.
 
     Every token moves a mean a little, so the contributions to a distance of means hardly tell where in a text a foreign
-    sentence is. Those of attention do.
+    sentence is. Those of attention tell more (benchmarks/EXPLAIN.md).
     """
     members = explanation.members
     known = [number for number, member in enumerate(members) if member.parts is not None]

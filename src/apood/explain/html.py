@@ -9,8 +9,6 @@ import hashlib
 from collections.abc import Sequence
 from html import escape
 
-from apood.explain.levels import grade_words
-from apood.explain.spans import Span
 from apood.explain.text_explanation import TextExplanation
 from apood.explain.visible import split_visible
 from apood.explain.wording import describe_decision, describe_explained, describe_window, shorten
@@ -30,7 +28,7 @@ STYLE = """
 .apood .l1 { background: var(--low); }
 .apood .l2 { background: var(--mid); text-decoration: underline; }
 .apood .l3 { background: var(--high); text-decoration: underline; font-weight: 600; }
-.apood .hidden { color: var(--faint); border: 1px solid var(--line); border-radius: .2rem; font-size: .75em; }
+.apood .hidden { border: 1px dotted; border-radius: .2rem; font-size: .75em; }
 .apood .note { color: var(--faint); }
 .apood table { border-collapse: collapse; font-size: .9rem; margin: .5rem 0; overflow-wrap: break-word; }
 .apood th, .apood td { text-align: left; padding: .15rem .9rem .15rem 0; vertical-align: top; max-width: 16rem; }
@@ -85,28 +83,30 @@ def render_fragment(explanation: TextExplanation) -> str:
 def render_body(explanation: TextExplanation) -> str:
     """Return the explanation for a page that has `STYLE`, inside an element of the class `apood`."""
     start, end, before, after = describe_window(explanation)
-    words = [word for word in explanation.words if word.end <= end]
     parts = [
-        f"<p><strong>{escape(describe_decision(explanation))}</strong></p>",
-        f'<div class="text" dir="auto">{_render_note(before)}{_render_marks(explanation.text, words, start, end)}'
+        f"<p><strong>{escape_text(describe_decision(explanation))}</strong></p>",
+        f'<div class="text" dir="auto">{_render_note(before)}{_render_marks(explanation, start, end)}'
         f"{_render_note(after)}</div>",
     ]
     ranked = explanation.rank_sentences()
     if len(explanation.sentences) > 1 and ranked and ranked[0].mean > 0:
         sentence = escape_text(shorten(explanation.cut(ranked[0])))
         parts.append(f"<p>Most suspicious sentence: <bdi>{sentence}</bdi></p>")
-    parts += [f"<p>{escape(describe_explained(explanation))}</p>", _render_members(explanation)]
+    parts += [f"<p>{escape_text(describe_explained(explanation))}</p>", _render_members(explanation)]
     return "".join(parts)
 
 
-def _render_marks(text: str, words: Sequence[Span], start: int, end: int) -> str:
+def _render_marks(explanation: TextExplanation, start: int, end: int) -> str:
     """Return the text from `start` to `end` with its suspicious words marked."""
-    parts, place = [], start
-    for word, level in zip(words, grade_words(words), strict=True):
-        parts.append(escape_text(text[place : word.start]))
-        shown, place = escape_text(text[max(word.start, place) : word.end]), word.end
-        title = f"{word.contribution:+.3g}"
-        parts.append(f'<mark class="l{level}" title="{title}">{shown}</mark>' if level else shown)
+    text, parts, place = explanation.text, [], start
+    for word, level in zip(explanation.words, explanation.grade_words(), strict=True):
+        if word.end > end:
+            break
+        begin = max(word.start, place)
+        shown = escape_text(text[begin : word.end])
+        parts.append(escape_text(text[place:begin]))
+        parts.append(f'<mark class="l{level}" title="{word.contribution:+.3g}">{shown}</mark>' if level else shown)
+        place = word.end
     return "".join([*parts, escape_text(text[place:end])])
 
 
@@ -116,7 +116,7 @@ def _render_note(note: str) -> str:
 
 def _render_members(explanation: TextExplanation) -> str:
     rows = [
-        f"<tr><td>{escape(member.name)}</td><td class='number'>{member.share:+.2f}</td>"
+        f"<tr><td>{escape_text(member.name)}</td><td class='number'>{member.share:+.2f}</td>"
         f"<td>{'yes' if member.marked else 'no'}</td><td>{', '.join(map(str, member.neighbours[:5])) or '–'}</td></tr>"
         for member in explanation.members
     ]

@@ -1,14 +1,11 @@
 """Explanations on a terminal: text with its suspicious words marked, and what each member says."""
 
 import io
-from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from apood.explain.levels import grade_words
-from apood.explain.spans import Span
 from apood.explain.text_explanation import TextExplanation
 from apood.explain.visible import make_visible
 from apood.explain.wording import describe_decision, describe_explained, describe_window, shorten
@@ -21,34 +18,33 @@ _BRACKETED = 2  # words of this level and above are put in brackets, which survi
 _WIDTH = 100  # of text that is printed without a terminal
 
 
-def marked_text(text: str, words: Sequence[Span]) -> Text:
+def marked_text(explanation: TextExplanation) -> Text:
     """Return the text with its suspicious words marked.
 
     Words with at least a quarter of the largest contribution get a coloured background, in three levels. Words of the
-    upper two levels are also put in [brackets]. Characters that cannot be seen are shown by their numbers.
-
-    Args:
-        text: the text.
-        words: its words with their contributions; positive ones are suspicious.
+    upper two levels are also put in [brackets]. Characters that cannot be seen are shown by their numbers. Of a long
+    text, only the window that decides is shown.
     """
-    levels = [0, *grade_words(words), 0]
-    marked, end = Text(), 0
-    for place, word in enumerate(words):
-        before, level, after = levels[place : place + 3]
-        gap = text[end : word.start] if place else text[: word.start]
-        marked.append(make_visible(gap), _STYLES[min(before, level)] if place else "")
-        opening = "[" if level >= _BRACKETED > before else ""
-        closing = "]" if level >= _BRACKETED > after else ""
-        marked.append(opening + make_visible(text[word.start : word.end]) + closing, _STYLES[level])
-        end = word.end
-    marked.append(make_visible(text[end:]))
-    return marked
+    start, end, before, after = describe_window(explanation)
+    marked, place = Text(before, "dim"), start
+    words = [word for word in explanation.words if word.end <= end]
+    levels = [0, *explanation.grade_words()[: len(words)], 0]
+    for number, word in enumerate(words):
+        previous, level, following = levels[number : number + 3]
+        begin = max(word.start, place)
+        marked.append(make_visible(explanation.text[place:begin]), _STYLES[min(previous, level)])
+        opening = "[" if level >= _BRACKETED > previous else ""
+        closing = "]" if level >= _BRACKETED > following else ""
+        marked.append(opening + make_visible(explanation.text[begin : word.end]) + closing, _STYLES[level])
+        place = word.end
+    marked.append(make_visible(explanation.text[place:end]))
+    return marked.append(after, "dim")
 
 
 def render_explanation(explanation: TextExplanation) -> Group:
     """Return the explanation of a text for a rich console."""
     headline = Text(describe_decision(explanation), "bold")
-    parts: list[Text | Table] = [headline, Text(), _mark_window(explanation), Text()]
+    parts: list[Text | Table] = [headline, Text(), marked_text(explanation), Text()]
     ranked = explanation.rank_sentences()
     if len(explanation.sentences) > 1 and ranked and ranked[0].mean > 0:
         parts.append(Text("Most suspicious sentence: " + make_visible(shorten(explanation.cut(ranked[0])))))
@@ -62,13 +58,6 @@ def print_plain(explanation: TextExplanation) -> str:
     console.print(render_explanation(explanation), soft_wrap=False)
     written = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in str(written).splitlines())
-
-
-def _mark_window(explanation: TextExplanation) -> Text:
-    """Return the marked text, without what lies outside of the window that has the score."""
-    start, end, before, after = describe_window(explanation)
-    words = [Span(w.start - start, w.end - start, w.contribution, w.tokens) for w in explanation.words if w.end <= end]
-    return Text.assemble((before, "dim"), marked_text(explanation.text[start:end], words), (after, "dim"))
 
 
 def _tabulate_members(explanation: TextExplanation) -> Table:

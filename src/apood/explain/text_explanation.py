@@ -10,6 +10,8 @@ from apood.explain.spans import Span
 
 __all__ = ["HeadPart", "MemberPart", "TextExplanation"]
 
+_LEVELS = (0.25, 0.5, 0.75)  # shares of the contribution of the most suspicious word, from which a word is marked
+
 
 @dataclass(frozen=True)
 class MemberPart:
@@ -81,6 +83,15 @@ class TextExplanation:
     def decided(self) -> str:
         """The name of the member that speaks most against the text."""
         return max(self.members, key=lambda member: member.share).name
+
+    def grade_words(self) -> list[int]:
+        """Return how strongly each word is marked, from 0 (not at all) to 3, relative to the most suspicious word.
+
+        In a text that is accepted, marks are faint: 1 at most.
+        """
+        largest = max((word.contribution for word in self.words), default=0.0)
+        levels = [sum(word.contribution >= share * largest > 0 for share in _LEVELS) for word in self.words]
+        return [min(level, 1) for level in levels] if self.accepted else levels
 
     def cut(self, span: Span) -> str:
         """Return the part of the text that a span is."""

@@ -19,6 +19,7 @@ from apood.support.errors import ArtefactError
 from apood.support.files import atomic_file, is_temporary, source_digest
 from apood.support.progress import progress_bar
 from apood.support.sealed import pack_sealed, read_sealed
+from apood.support.threads import ThreadRace
 from apood.support.version import __version__
 from apood.tokens.digests import sample_digest
 from apood.tokens.identity import drop_location
@@ -227,19 +228,21 @@ def minimise(
     state = _State(parameters, Adam(parameters, weight_decay))
     saved = checkpoint.load(run) if checkpoint is not None else None
     first = 0 if saved is None else state.restore(*saved)
+    race = ThreadRace(on_cpu=not parameters[0].is_cuda)
     with progress_bar(steps, label, initial=first) as progress:
         for step in range(first, steps):
             is_last = step == steps - 1
-            loss, distance = objective(step)
-            if step % _LOOK_EVERY == 0 or is_last:
-                state.look(step, loss, distance)
-                if not state.settle(leaving=0 if is_last else state.lag):
-                    return state.end_diverged()
-                if math.isfinite(state.loss):  # on a GPU it is not known yet at the first look
-                    progress.set_postfix(loss=f"{state.loss:.4g}", d2=f"{state.distance:.3g}", refresh=False)
-            loss.backward()  # type: ignore[no-untyped-call]
-            del loss, distance  # and the batch with them, before the next one is read
-            state.adam.step(learning_rate * cosine(step, steps))
+            with race.piece():
+                loss, distance = objective(step)
+                if step % _LOOK_EVERY == 0 or is_last:
+                    state.look(step, loss, distance)
+                    if not state.settle(leaving=0 if is_last else state.lag):
+                        return state.end_diverged()
+                    if math.isfinite(state.loss):  # on a GPU it is not known yet at the first look
+                        progress.set_postfix(loss=f"{state.loss:.4g}", d2=f"{state.distance:.3g}", refresh=False)
+                loss.backward()  # type: ignore[no-untyped-call]
+                del loss, distance  # and the batch with them, before the next one is read
+                state.adam.step(learning_rate * cosine(step, steps))
             progress.update()
             # The last step is never saved: it has to run again to tell how the fit ended.
             if checkpoint is not None and not is_last and checkpoint.is_due():

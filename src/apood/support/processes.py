@@ -177,6 +177,7 @@ def _work(pipe: Connection, function: Callable[[Task], Result], threads: int) ->
 
     tqdm.set_lock(threading.RLock())  # the default lock is shared between processes, and a killed one would keep it
     torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # results must not depend on the number of processes
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123
         sys.stderr = nowhere  # several progress bars on one terminal are unreadable
         try:

@@ -236,8 +236,10 @@ def _check_learnt(annotation: Any, value: Any, sizes: dict[str, Any]) -> Any:
     if choices:
         if value not in choices:
             raise ValueError(f"it is {value!r}, not one of {', '.join(map(repr, choices))}")
-    elif get_origin(kind) in (list, Union, UnionType) and not isinstance(value, list | dict | None):
+    elif get_origin(kind) in (Union, UnionType) and not isinstance(value, dict | None):  # an identity or nothing
         raise TypeError(f"it is {type(value).__name__}")
+    elif get_origin(kind) is list and not all(isinstance(item, get_args(kind)[0]) for item in value):
+        raise TypeError(f"it has other items than {get_args(kind)[0].__name__}")
     if shape is not None:
         names = shape.split()
         if value.dim() != len(names) or not value.is_floating_point():
@@ -347,7 +349,7 @@ def _find_most_bytes(config: dict[str, Any]) -> int:
     try:
         sizes = (math.prod(entry["shape"]) for entry in config["tensors"].values())
         return _HEADER_BYTES + _NUMBER_BYTES * int(sum(sizes))
-    except (KeyError, TypeError):  # of a configuration that describes no tensors
+    except (ArithmeticError, KeyError, TypeError):  # of a configuration that describes no tensors
         return _HEADER_BYTES
 
 

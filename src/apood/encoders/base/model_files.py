@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from apood.support.checks import shorten
 from apood.support.errors import InputError
 from apood.support.files import MOST_TEXT_BYTES, open_regular, parse_json, read_json, refuse_irregular
 
@@ -81,6 +82,9 @@ def check_model_files(folder: Path) -> None:
         ) from error
     if not isinstance(config, dict):
         raise InputError(f"The model in {str(folder)!r} cannot be loaded: config.json is not a JSON object.")
+    architectures = config.get("architectures") or []
+    if not (isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)):
+        raise InputError(f"{path} must have a list of names as 'architectures', got {shorten(architectures)}.")
     shapes = [shape for file in find_weight_files(folder) for shape in _read_shapes(file)]
     most_layers = max(_SHARED_LAYERS, len(shapes))
     largest = max(_SMALL_SIZE, *(size for shape in shapes for size in shape))

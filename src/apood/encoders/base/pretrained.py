@@ -219,6 +219,11 @@ def load_tokenizer(pretrained: Pretrained) -> Any:
         raise InputError(
             f"The tokenizer in the model folder {str(pretrained.folder)!r} cannot be loaded ({_get_first_line(error)})."
         ) from error
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise InputError(
+            f"The tokenizer in the model folder {str(pretrained.folder)!r} cannot be loaded (its model_max_length is "
+            f"{tokenizer.model_max_length!r}, not a number)."
+        )
     # Without its files a tokenizer may still load, with an empty vocabulary. Only one that reads bytes needs none.
     has_files = any(next(pretrained.folder.glob(pattern), None) for pattern in _VOCABULARY_FILES)
     if not has_files and len(tokenizer) < 256:

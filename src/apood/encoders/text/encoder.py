@@ -1,6 +1,7 @@
 """The text encoder: from texts to the token states of a frozen transformer, and the channels of the same pass."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +37,7 @@ from apood.encoders.text.tokenising import (
 from apood.encoders.text.windows import OnLong
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import resolve_device
-from apood.support.errors import InputError
+from apood.support.errors import ApoodError, InputError
 from apood.tokens.batch import Ragged, TokenBatch, encode_texts, rows_of_runs
 from apood.tokens.documents import WINDOW
 from apood.tokens.identity import SAMPLING, EncoderIdentity
@@ -222,7 +223,8 @@ class TextEncoder:
                 f"positions for {context} tokens: lower max_new_tokens."
             )
         self.max_tokens = min(max_tokens, room, tokenizer.model_max_length)
-        self._tokeniser = Tokeniser(tokenizer, pretrained.name, self.max_tokens, template)
+        with _name_tokenizer(pretrained.name):
+            self._tokeniser = Tokeniser(tokenizer, pretrained.name, self.max_tokens, template)
 
         probe = probe_model(loaded, pretrained.name, mode, layers, with_head=logprobs)
         self.dim = probe.dim
@@ -281,6 +283,10 @@ class TextEncoder:
 
         Long texts that are refused have no sequence; see `PreparedTexts.refused`.
         """
+        with _name_tokenizer(str(self.identity["model"])):
+            return self._prepare(items)
+
+    def _prepare(self, items: Sequence[Any]) -> PreparedTexts:
         if self.mode != "reference":
             _check_texts(items)
             sources = self._tokeniser.tokenise_documents(items, self.on_long)
@@ -403,6 +409,17 @@ class TextEncoder:
         A character that is spread over several tokens belongs to the last of them.
         """
         return self._tokeniser.split_pieces(input_ids)
+
+
+@contextmanager
+def _name_tokenizer(model: str) -> Iterator[None]:
+    """Raise InputError in place of the errors of a tokenizer, which have many kinds."""
+    try:
+        yield
+    except (ApoodError, MemoryError):
+        raise
+    except Exception as error:
+        raise InputError(f"The tokenizer of {model!r} cannot be used ({error}): its files may be damaged.") from error
 
 
 def find_generation_files(folder: Path, mode: Mode) -> list[str]:

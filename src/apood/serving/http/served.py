@@ -16,7 +16,6 @@ from apood.detectors.contract.data_checks import refuse_lacking, refuse_nonfinit
 from apood.encoders.text.encoder import PreparedTexts, TextEncoder
 from apood.encoders.text.tokenising import choose_batch_tokens
 from apood.explain.explaining import explain_texts
-from apood.explain.levels import grade_words
 from apood.pipeline.facts import load_detector_and_facts
 from apood.pipeline.judging import Judgement
 from apood.pipeline.opening import open_text_encoder_of
@@ -121,7 +120,7 @@ class Served:
         for explanation in explain_texts(self.detector, self.encoder, pieces):
             content = explanation.to_json()
             del content["text"]
-            for word, level in zip(content["words"], grade_words(explanation.words), strict=True):
+            for word, level in zip(content["words"], explanation.grade_words(), strict=True):
                 word["level"] = level
             found.append(content)
         return found
