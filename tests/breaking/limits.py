@@ -19,8 +19,8 @@ from workshop import Material, Tally, import_heavy, measure_memory, watch
 
 __all__ = ["break_limits"]
 
-MOST_MEMORY = 1 << 30
-"""Bytes above those of the idle process that a command on tiny data may need: a few times the largest record."""
+MOST_MEMORY = 3 << 29
+"""Bytes above those of the idle process that a command may need: a few times the largest record."""
 
 _PATIENCE = 120.0  # seconds to write a file
 _EMBED = "embed {} --model G/model --out O"

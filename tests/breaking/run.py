@@ -29,12 +29,12 @@ class Attack(NamedTuple):
 
 
 ATTACKS = {
-    "cli": Attack(break_cli, 60, 5_000),
-    "files": Attack(break_files, 80, 1_000),
+    "cli": Attack(break_cli, 40, 5_000),
+    "files": Attack(break_files, 60, 1_000),
     "saves": Attack(break_saves, 150, 20_000),
     "repeats": Attack(break_promises, 5, 1_000),
-    "limits": Attack(break_limits, 10, 400),
-    "kills": Attack(break_commands, 8, 200),
+    "limits": Attack(break_limits, 8, 400),
+    "kills": Attack(break_commands, 6, 200),
 }
 
 

@@ -75,6 +75,16 @@ def test_every_option_reaches_the_plan(apood, stores, tmp_path):
     assert len(list((tmp_path / "kept").iterdir())) == 3
 
 
+def test_a_dry_run_counts_the_fits_that_are_missing(apood, options, tmp_path):
+    def count():
+        return json.loads(apood("compare", *options, "--out", tmp_path / "out", "--dry-run", "--json").stdout)["fits"]
+
+    before = count()
+    assert before > 0 and not (tmp_path / "out" / "results.json").exists()
+    apood("compare", *options, "--out", tmp_path / "out")
+    assert count() == 0
+
+
 def test_an_interrupted_command_says_how_to_go_on(apood, options, tmp_path, monkeypatch):
     fits = []
     original = KNN._fit

@@ -44,6 +44,14 @@ def test_aux_and_settings_reach_the_method(apood, stores, tmp_path):
     assert not torch.equal(load(tmp_path / "without").queries_, direct.queries_)
 
 
+def test_a_first_look_trains_nothing(apood, refused, stores, tmp_path):
+    apood("fit", stores / "train", "--out", tmp_path / "fast", "--fast")
+    members = load(tmp_path / "fast").members_
+    assert [member.name for member in members] == ["mahalanobis-knn", "knn"]
+    assert all(member.count_operations(None) == 0 for member in members)
+    assert "leave it out" in refused("fit", stores / "train", "--out", tmp_path / "no", "--fast", "--method", "knn")
+
+
 OWN = """
 from apood import Length
 

@@ -29,6 +29,12 @@ def test_a_cache_that_cannot_be_written_is_refused_before_any_fit(refused, store
     assert "link is not a folder" in sentence
 
 
+def test_a_dry_run_fits_nothing(apood, stores, tmp_path):
+    given = ("select", stores / "train", "--aux", stores / "other", *KNN_GRID, "--out", tmp_path / "search")
+    assert json.loads(apood(*given, "--dry-run", "--json").stdout)["fits"] == 7, "six settings, and the default"
+    assert "fits" in apood(*given, "--dry-run").stdout and not (tmp_path / "search" / "results.json").exists()
+
+
 def test_the_best_detector_can_be_used_at_once(apood, refused, stores, tmp_path):
     out = tmp_path / "search"
     command = ["select", stores / "train", "--validation", stores / "held-out", "--aux", stores / "other", *KNN_GRID]

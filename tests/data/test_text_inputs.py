@@ -457,6 +457,12 @@ def test_large_values_in_parquet_are_refused(tmp_path: Path, small_rows: int) ->
     assert "have on average more than 1 MiB, the limit" in refused(large)
 
 
+def test_a_parquet_page_that_unpacks_to_far_more_is_refused(tmp_path: Path) -> None:
+    rows = [{"text": "a" * (10 << 20)}] * 30
+    path = write_parquet(tmp_path / "a.parquet", rows, compression="zstd", use_dictionary=False)
+    assert "more than 100 times as much is not read" in refused(path)
+
+
 def test_lists_in_parquet_are_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [{"text": ["a", "b"], "more": {"inner": ["a"], "text": "b"}}])
     assert "The column 'text' of" in refused(path) and "holds list" in refused(path)

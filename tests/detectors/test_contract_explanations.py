@@ -78,6 +78,13 @@ def test_explanations_do_not_depend_on_neighbours_in_a_batch(detector, fit, trai
     torch.testing.assert_close(whole.contributions.sequence(5), alone.contributions.sequence(0))
 
 
+def test_heads_may_be_explained_block_by_block(train, test_set, monkeypatch):
+    detector = APOOD(steps=5).fit(train)
+    whole = detector.explain(test_set)
+    monkeypatch.setattr("apood.detectors.ap_ood.detector._EXPLAINED", 1)
+    torch.testing.assert_close(detector.explain(test_set).heads.values, whole.heads.values)
+
+
 def test_empty_sequences_have_no_contributions(fitted):
     if fitted.explains and fitted.requires == {"tokens"}:
         batch = TokenBatch.from_lengths(torch.ones(2, DIM), [0, 2, 0])

@@ -83,6 +83,23 @@ def test_words_and_members_sum_to_what_they_explain(fitted, texts):
     assert [explanation.cut(word) for word in explanation.words] == texts[0].split()
 
 
+def test_the_texts_of_neighbours_are_shown_on_request(models, texts):
+    """A text is its own nearest neighbour, if it was not held out."""
+    given = [*texts[:150], " ".join(["word7"] * 80), *texts[150:]]  # one has several windows
+    detector = TextDetector(models("bert"), KNN(k=1), accept=0.9).fit(given)
+    found = detector.explain(given, training=given)
+    nearest = [explanation.members[0] for explanation in found]
+    own = [number == member.neighbours[0] for number, member in enumerate(nearest)]
+    copies = [given[member.neighbours[0]] == text for text, member in zip(given, nearest, strict=True)]
+    assert sum(copies) >= detector.facts.training.documents and sum(own) > 0.7 * len(given)
+    assert all(member.neighbour_texts == (given[member.neighbours[0]],) for member in nearest)
+    assert f"Training text {nearest[0].neighbours[0]}: " in str(found[0]) and "Training text" in found[0].to_html()
+    assert detector.explain(given[:1])[0].members[0].neighbour_texts == ()
+    for other in (given[:-1], [*given[1:], given[0]]):
+        with pytest.raises(InputError, match="not the texts that the detector was fitted on"):
+            detector.explain(given[:1], training=other)
+
+
 def test_all_contributions_belong_to_tokens(models, texts):
     """Without special tokens, the words are the whole sequence."""
     encoder = TextEncoder(models("bert"), special_tokens=False)

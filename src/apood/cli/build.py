@@ -3,8 +3,9 @@
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -56,6 +57,13 @@ def build(
         float, typer.Option(metavar="SHARE", help="Share of the texts that only set the threshold.")
     ] = 0.2,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed that decides which texts are held out.")] = 0,
+    chat: Annotated[
+        Literal["last-user", "all-user", "whole"] | None,
+        typer.Option(
+            help="Which text of a conversation each text is. `apood serve` and `apood proxy` then judge the same.",
+            show_default=False,
+        ),
+    ] = None,
     field: TextField = None,
     keep_stores: Annotated[
         Path | None,
@@ -90,6 +98,7 @@ def build(
         with advise_on_interrupt(_advise(work)), reserve_path(out):
             refuse_occupied(out, force)
             stores = _fit(built, work, {"id": texts} | ({} if outliers is None else {"aux": outliers}), skip_bad)
+            built.facts = replace(built.facts, chat=chat)
             built.save(out)
             if keep_stores is not None:
                 for name, store in stores.items():

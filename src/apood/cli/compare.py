@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apood.cli.arguments import parse_named_stores, warn_if_unfinished
+from apood.cli.costs import DryRun, make_announcer
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
 from apood.cli.stores import StoreFinder, TextField, TextModel
 from apood.support.errors import InputError, StoreError
@@ -85,6 +86,7 @@ def compare(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Number of processes that fit at the same time.")] = 1,
+    dry_run: DryRun = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Fit and evaluate many methods on your token stores, or on texts, which are embedded first.
@@ -128,7 +130,7 @@ def compare(
         advise_on_interrupt(lambda: f"finished fits are kept in {kept}; run the same command again to continue."),
         reserve_path(out),
     ):
-        comparison = run_comparison(plan, cache=kept, jobs=jobs)
+        comparison = run_comparison(plan, cache=kept, jobs=jobs, announce=make_announcer(dry_run, as_json))
         written = write_comparison(comparison, out)
     if as_json:
         print_json(comparison.to_json())

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from apood.cli.arguments import NoVerify, open_store, parse_settings, refuse_occupied
+from apood.cli.costs import make_announcer
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel, are_texts
 from apood.support.checks import format_count
@@ -40,6 +41,9 @@ def fit(
     model: TextModel = None,
     field: TextField = None,
     cache: CacheFolder = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Take a first look: the default without AP-OOD, which is all that it trains.")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -65,12 +69,19 @@ def fit(
     A long fit writes checkpoints to DETECTOR.checkpoint. After an interruption, the same command continues from there.
     """
     from apood.detectors.contract.registry import detector_class
+    from apood.detectors.fusion import list_untrained_members
+    from apood.evaluation.cost import estimate_cost
     from apood.fitting.optimise import Checkpoint
     from apood.pipeline.checks import refuse_same_data
     from apood.pipeline.facts import Facts
 
     chosen = detector_class(method)
-    detector = chosen(**parse_settings(chosen, settings or []))
+    given = parse_settings(chosen, settings or [])
+    if fast:
+        if method != "default":
+            raise InputError(f"--fast is a fast form of the default: leave it out, or --method {method}.")
+        given["members"] = list_untrained_members()
+    detector = chosen(**given)
     detector.check_parameters()
     if aux is not None and detector.aux == "unused":
         raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
@@ -91,6 +102,7 @@ def fit(
         stores.refuse_unused_options()
         if outliers is not None:
             refuse_same_data({"ID": sequences, "AUX": outliers})
+        make_announcer(dry_run=False, as_json=as_json)(estimate_cost([(detector, sequences)]))
         detector.fit(sequences, aux=outliers, checkpoint=checkpoint)
         detector.save(out, facts=Facts.of_fit(sequences).to_json())
         checkpoint.delete()

@@ -15,8 +15,11 @@ def proxy(
     detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
     upstream: Annotated[str, typer.Option(metavar="URL", help="The server behind, which speaks the OpenAI protocol.")],
     chat: Annotated[
-        Literal["last-user", "all-user", "whole"], typer.Option(help="Which text of a conversation is judged.")
-    ] = "last-user",
+        Literal["last-user", "all-user", "whole"] | None,
+        typer.Option(
+            help="Which text of a conversation is judged.", show_default="that of `apood build`, or last-user"
+        ),
+    ] = None,
     other_parts: Annotated[
         Literal["refuse", "ignore"], typer.Option(help="What becomes of messages with images, sounds or files.")
     ] = "refuse",
@@ -70,12 +73,12 @@ def proxy(
         deadline, max_body, most_text_tokens=max_text_tokens, most_tokens=max_tokens, shadow=shadow, on_error=on_error
     )
     known = find_tokens(tokens)
-    service = open_service(detector_folder, model, settings, host, known)
+    service = open_service(detector_folder, model, chat, settings, host, known)
     from apood.serving.http.access import is_loopback
     from apood.serving.http.server import run_server
     from apood.serving.proxy.app import Rules, make_proxy
     from apood.serving.proxy.upstream import Upstream
 
-    rules = Rules(chat, other_parts, refusal_text)
+    rules = Rules(other_parts, refusal_text)
     app = make_proxy(service, Upstream(upstream, upstream_timeout), rules, known, local=is_loopback(host))
     run_server(app, service, host, port, report=lambda address: echo(f"Guarding {upstream} at {address}"))

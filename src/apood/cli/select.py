@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apood.cli.arguments import NoVerify, format_parameter, open_store, parse_settings, refuse_occupied
+from apood.cli.costs import DryRun, make_announcer
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
 from apood.support.errors import FitWarning, InputError
 from apood.support.files import read_json, refuse_unwritable, reserve_path, write_json
@@ -69,6 +70,7 @@ def select(
         int | None,
         typer.Option(min=1, metavar="N", help="Number of processes.", show_default="all cores, or 1 with a GPU"),
     ] = None,
+    dry_run: DryRun = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
     no_verify: NoVerify = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -131,6 +133,7 @@ def select(
             aux_share=aux_share,
             cache=kept,
             jobs=jobs or "auto",
+            announce=make_announcer(dry_run, as_json),
         )
         write_json(out / "results.json", found.to_json())
         _draw(found, out / "heatmap.png")

@@ -12,6 +12,7 @@ from apood.support.checks import import_optional
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
+    from apood.pipeline.facts import Chat
     from apood.serving.http.service import Service, Settings
 
 __all__ = ["TOKENS_VARIABLE", "find_tokens", "open_service", "serve"]
@@ -39,9 +40,11 @@ def serve(
         typer.Option(help="What becomes of an input that cannot be judged because of an error of the service."),
     ] = "refuse",
     chat: Annotated[
-        Literal["last-user", "all-user", "whole"],
-        typer.Option(help="Which text of a conversation is judged, for the guardrail of LiteLLM."),
-    ] = "last-user",
+        Literal["last-user", "all-user", "whole"] | None,
+        typer.Option(
+            help="Which text of a conversation is judged.", show_default="that of `apood build`, or last-user"
+        ),
+    ] = None,
     other_parts: Annotated[
         Literal["refuse", "ignore"], typer.Option(help="What becomes of messages with images, sounds or files.")
     ] = "refuse",
@@ -63,12 +66,12 @@ def serve(
 
     settings = Settings(deadline, max_body, max_texts, max_text_tokens, max_tokens, shadow, on_error)
     known = find_tokens(tokens)
-    service = open_service(detector_folder, model, settings, host, known)
+    service = open_service(detector_folder, model, chat, settings, host, known)
     from apood.serving.http.access import is_loopback
     from apood.serving.http.app import make_app
     from apood.serving.http.server import run_server
 
-    app = make_app(service, known, local=is_loopback(host), chat=chat, other_parts=other_parts)
+    app = make_app(service, known, local=is_loopback(host), other_parts=other_parts)
     run_server(app, service, host, port, report=lambda address: echo(f"Serving {detector_folder} at {address}"))
 
 
@@ -85,7 +88,7 @@ def find_tokens(file: Path | None) -> tuple[str, ...]:
 
 
 def open_service(
-    folder: Path, model: str | None, settings: "Settings", host: str, tokens: tuple[str, ...]
+    folder: Path, model: str | None, chat: "Chat | None", settings: "Settings", host: str, tokens: tuple[str, ...]
 ) -> "Service":
     """Return the service of the detector in `folder`. Everything that can be wrong is checked before it is started."""
     for module in ("fastapi", "httpx2", "prometheus_client", "uvicorn"):
@@ -95,6 +98,7 @@ def open_service(
     from apood.serving.http.service import Service
 
     check_exposure(host, tokens)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    first = [load_served(folder, model)]  # an error here ends the command with one sentence
-    return Service(lambda: first.pop() if first else load_served(folder, model), settings)
+    logging.basicConfig(format="%(message)s")  # warnings and errors of all libraries
+    logging.getLogger("apood").setLevel(logging.INFO)
+    first = [load_served(folder, model, chat)]  # an error here ends the command with one sentence
+    return Service(lambda: first.pop() if first else load_served(folder, model, chat), settings)

@@ -9,7 +9,8 @@ from apood.support.errors import InputError
 
 __all__ = ["read_parquet"]
 
-_MOST_ROWS, _BATCH_BYTES = 1024, 512 << 20  # read at a time
+_MOST_ROWS, _BATCH_BYTES = 1024, 256 << 20  # read at a time
+_MOST_UNPACKED = 100  # times the compressed size, if that is much; texts compress to a tenth
 
 
 def read_parquet(path: str, fields: TextFields, most_bytes: int) -> Iterator[Record | BadRecord]:
@@ -30,9 +31,15 @@ def read_parquet(path: str, fields: TextFields, most_bytes: int) -> Iterator[Rec
             for name in fields.read:
                 _refuse_lists(_find_type(schema, name), name, path)
             for group in range(metadata.num_row_groups):
-                rows, size = metadata.row_group(group).num_rows, _measure_group(metadata.row_group(group), fields)
+                rows = metadata.row_group(group).num_rows
+                size, compressed = _measure_group(metadata.row_group(group), fields)
                 if size > rows * most_bytes:
                     raise InputError(f"The rows of {path!r} have on average {too_long} them.")
+                if size > max(_BATCH_BYTES, _MOST_UNPACKED * compressed):
+                    raise InputError(
+                        f"{path!r} holds {compressed:,} bytes that unpack to {size:,}: more than {_MOST_UNPACKED} "
+                        "times as much is not read; write it with smaller row groups."
+                    )
                 # A value may be as large as the whole group, and all rows may share it.
                 step = max(1, min(_MOST_ROWS, _BATCH_BYTES // max(1, size)))
                 for batch in file.iter_batches(step, row_groups=[group], columns=list(fields.read)):
@@ -48,11 +55,15 @@ def read_parquet(path: str, fields: TextFields, most_bytes: int) -> Iterator[Rec
         raise InputError(f"{path!r} cannot be read as Parquet ({error}).") from error
 
 
-def _measure_group(group: Any, fields: TextFields) -> int:
-    """Return the size of the columns of a row group that hold the fields, in bytes, when they are not compressed."""
-    columns = [group.column(place) for place in range(group.num_columns)]
+def _measure_group(group: Any, fields: TextFields) -> tuple[int, int]:
+    """Return the sizes of the columns of a row group that hold the fields, in bytes: unpacked and compressed."""
     wanted = tuple(f"{name}." for name in fields.read)
-    return sum(column.total_uncompressed_size for column in columns if f"{column.path_in_schema}.".startswith(wanted))
+    columns = [group.column(place) for place in range(group.num_columns)]
+    columns = [column for column in columns if f"{column.path_in_schema}.".startswith(wanted)]
+    unpacked, compressed = (
+        sum(getattr(column, f"total_{kind}_size") for column in columns) for kind in ("uncompressed", "compressed")
+    )
+    return unpacked, compressed
 
 
 def _list_fields(kind: Any) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ from apood.tokens.batch import TokenBatch
 from apood.tokens.documents import find_worst
 from apood.tokens.source import TokenSource
 
-__all__ = ["Fusion", "default_detector"]
+__all__ = ["Fusion", "default_detector", "list_untrained_members"]
 
 _LEAST_KNOWN = 5  # distances that a scale needs
 _FLOOR = 6.0  # in units of median minus lower quartile: 4 standard deviations of a normal distribution
@@ -53,16 +53,17 @@ def _recommend_members(
     the ID sequences the AUX sequences lie. With `lengths`, attention sees how long tokens are; neighbours compare
     directions of mean tokens.
     """
-    members: list[Detector] = [
-        APOOD(normalize="none" if lengths else None, seed=seed, device=device),
-        MahalanobisKNN(k=3, average=True),
-        KNN(k=3, average=True),
-    ]
+    members = [APOOD(normalize="none" if lengths else None, seed=seed, device=device), *list_untrained_members()]
     if summary:
         members.append(KNN(k=3, average=True, view="summary"))
     if supervised:
         members.append(BinaryLogits(normalize="pooled"))
     return members
+
+
+def list_untrained_members() -> list[Detector]:
+    """Return the recommended members that need no training, for a first look."""
+    return [MahalanobisKNN(k=3, average=True), KNN(k=3, average=True)]
 
 
 def _weigh(member: Detector, aux: TokenSource | None, dim: int) -> float:
@@ -248,6 +249,10 @@ class Fusion(Detector):
             raise InputError(f"beginnings=True needs members that read tokens alone: a beginning has no {names}.")
         for member in self._get_members():
             member.check_parameters()
+
+    def count_operations(self, source: TokenSource) -> float:
+        """Return those of all members."""
+        return sum(member.count_operations(source) for member in self._get_members())
 
     def _get_members(self) -> list[Detector]:
         """Return the fitted members, or the ones to fit, as far as they are known before."""

@@ -8,6 +8,7 @@ from typing import Any
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_incompatible
 from apood.detectors.contract.registry import list_methods
+from apood.evaluation.cost import Cost
 from apood.evaluation.entry import Entry
 from apood.evaluation.result import MEAN, Result
 from apood.evaluation.split import Split, draw_share
@@ -133,19 +134,28 @@ class Comparison:
         }
 
 
-def compare(plan: ComparisonPlan, *, cache: Path | None = None, jobs: int = 1) -> Comparison:
+def compare(
+    plan: ComparisonPlan,
+    *,
+    cache: Path | None = None,
+    jobs: int = 1,
+    announce: Callable[[Cost], object] | None = None,
+) -> Comparison:
     """Fit and evaluate every entry of the plan on every split.
 
     Fits and scores are kept in `cache`, so that an interrupted comparison continues and a changed plan costs only what
     is new; None keeps nothing. With several `jobs`, as many processes share the cores, and the measured seconds are
     those of processes that slow each other down. An entry that cannot be fitted or scored has `failures` instead of
-    figures and stops no other; if all fail, an InputError is raised.
+    figures and stops no other; if all fail, an InputError is raised. `announce` is called before the work with what the
+    fits will cost; an error that it raises stops everything.
     """
     plan = check_plan(plan)
     check_integer("jobs", jobs, 1)
     splits = draw_splits(plan)
     entries = [(entry, splits) for entry in plan.entries]
-    results = run_study(entries, cache=cache, jobs=jobs if jobs > 1 else None, what="methods", label="compare")
+    results = run_study(
+        entries, cache=cache, jobs=jobs if jobs > 1 else None, what="methods", label="compare", announce=announce
+    )
     return Comparison(plan, results)
 
 

@@ -61,6 +61,11 @@ class CachedFit:
         self.folder = cache / _make_key(detector, train, aux)
         refuse_unwritable(self.folder / "detector")
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the cache has the fit."""
+        return _read_facts(self.folder) is not None
+
     def fit_or_load(self) -> Detector:
         """Return the fitted detector."""
         if self._known is None:

@@ -3,7 +3,7 @@
 import itertools
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from apood.detectors.contract.artefact import to_json
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_incompatible, refuse_lacking, refuse_unfit
 from apood.detectors.contract.held_out import HeldOutFit
+from apood.evaluation.cost import Cost
 from apood.evaluation.entry import Entry
 from apood.evaluation.metrics import Estimate, auroc
 from apood.evaluation.result import Result
@@ -147,6 +148,7 @@ def select(
     aux_share: float = 0.25,
     cache: Path | str | None = None,
     jobs: Jobs = None,
+    announce: Callable[[Cost], object] | None = None,
 ) -> Selection:
     """Fit `detector` as it is and with every setting of a grid, and choose one.
 
@@ -166,6 +168,7 @@ def select(
         aux_share: see `aux`.
         cache: folder that keeps every fit, so that none is made twice.
         jobs: number of processes ("auto": as many as there are cores); None works in this process.
+        announce: called before the work with what the fits will cost; an error that it raises stops everything.
     """
     learns = supervised or detector.aux == "required"
     given = {"ID": train, "ID validation": validation, _AUX: aux}
@@ -188,6 +191,7 @@ def select(
             fail_on_divergence=True,
             what="settings",
             label="select",
+            announce=announce,
         )
         points = [_make_point(*pair) for pair in zip(candidates, results, strict=True)]
         best = _choose(points)

@@ -1,14 +1,15 @@
 """The study engine: every entry on every split, in one process or many, with failures as results."""
 
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from apood.decisions.conformal import Calibration
-from apood.detectors.contract.base import Scores
+from apood.detectors.contract.base import Detector, Scores
+from apood.evaluation.cost import Cost, estimate_cost
 from apood.evaluation.entry import Entry
 from apood.evaluation.fit_cache import CachedFit
 from apood.evaluation.result import Result, Run, compute_mean_row, compute_rows
@@ -17,6 +18,7 @@ from apood.support.checks import check_integer
 from apood.support.device import resolve_device
 from apood.support.errors import ApoodError, InputError
 from apood.support.processes import Failure, Share, run_tasks, share_cores
+from apood.tokens.source import TokenSource
 
 __all__ = ["ACCEPT", "Jobs", "fit_entry", "refuse_all_failed", "run_entry", "run_study"]
 
@@ -64,6 +66,7 @@ def run_study(
     what: str = "entries",
     label: str = "fit",
     on_run: Callable[[Entry, Run | Failure], object] | None = None,
+    announce: Callable[[Cost], object] | None = None,
 ) -> list[Result]:
     """Fit every entry on its splits, score their sets, and return one result per entry.
 
@@ -81,6 +84,8 @@ def run_study(
         what: what the entries are called in the error message.
         label: label of the progress bar.
         on_run: called after each run, in this process.
+        announce: called before the work with what the fits that the cache lacks will cost. If it raises an error,
+            nothing is done.
 
     Raises:
         InputError: if all entries failed.
@@ -102,6 +107,8 @@ def run_study(
 
     with tempfile.TemporaryDirectory(prefix="apood-") if cache is None else nullcontext(cache) as folder:
         runner = _Runner(splits, Path(folder), tabulate, fail_on_divergence)
+        if announce is not None:
+            announce(estimate_cost(_list_missing(tasks, splits, Path(folder))))
         done = run_tasks(runner, tasks, _share_cores(tasks, jobs), label, report)
     results = []
     for row, (entry, _) in enumerate(entries):
@@ -110,6 +117,17 @@ def run_study(
         results.append(Result(entry, [outcome for outcome in own.values() if isinstance(outcome, Run)], failures))
     refuse_all_failed(results, what)
     return results
+
+
+def _list_missing(
+    tasks: Sequence[_Task], splits: Sequence[Split], cache: Path
+) -> Iterator[tuple[Detector, TokenSource]]:
+    """Yield the detectors that are to be fitted, with their ID sequences."""
+    for task in tasks:
+        with suppress(ApoodError):  # a run that fails costs nothing, and is reported by the study
+            fit = fit_entry(task.entry, splits[task.place], cache)
+            if not fit.is_done:
+                yield fit.unfitted, splits[task.place].train
 
 
 def refuse_all_failed(results: Sequence[Result], what: str = "entries") -> None:

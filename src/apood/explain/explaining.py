@@ -20,7 +20,7 @@ from apood.tokens.documents import find_documents, number_documents
 __all__ = ["Marks", "choose_marks", "explain_texts"]
 
 _HEADS, _HEAD_WORDS = 3, 3  # heads that are named, and words of each
-_TEXTS = 64  # explained at once, because the contributions of heads take much memory
+_TEXTS = 16  # explained at once, because the contributions of heads take much memory
 
 
 class Marks(NamedTuple):

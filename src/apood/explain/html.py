@@ -93,6 +93,12 @@ def render_body(explanation: TextExplanation) -> str:
         sentence = escape_text(shorten(explanation.cut(ranked[0])))
         parts.append(f"<p>Most suspicious sentence: <bdi>{sentence}</bdi></p>")
     parts += [f"<p>{escape_text(describe_explained(explanation))}</p>", _render_members(explanation)]
+    if neighbours := explanation.list_neighbours():
+        items = [
+            f"<li>Training text {number}: <bdi>{escape_text(shorten(text))}</bdi></li>"
+            for number, text in neighbours.items()
+        ]
+        parts.append(f"<ul>{''.join(items)}</ul>")
     return "".join(parts)
 
 

@@ -49,6 +49,8 @@ def render_explanation(explanation: TextExplanation) -> Group:
     if len(explanation.sentences) > 1 and ranked and ranked[0].mean > 0:
         parts.append(Text("Most suspicious sentence: " + make_visible(shorten(explanation.cut(ranked[0])))))
     parts += [Text(describe_explained(explanation)), _tabulate_members(explanation)]
+    for number, text in explanation.list_neighbours().items():
+        parts.append(Text(f"Training text {number}: {make_visible(shorten(text))}"))
     return Group(*parts)
 
 

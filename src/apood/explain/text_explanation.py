@@ -22,12 +22,14 @@ class MemberPart:
         share: what it adds to minus the score; positive speaks against the text.
         marked: whether its contributions are those of the marks.
         neighbours: the numbers of the nearest training sequences, nearest first; empty if the member has none.
+        neighbour_texts: their texts; empty unless they were asked for, because they are training data.
     """
 
     name: str
     share: float
     marked: bool
     neighbours: tuple[int, ...] = ()
+    neighbour_texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,14 @@ class TextExplanation:
         levels = [sum(word.contribution >= share * largest > 0 for share in _LEVELS) for word in self.words]
         return [min(level, 1) for level in levels] if self.accepted else levels
 
+    def list_neighbours(self) -> dict[int, str]:
+        """Return the texts of the nearest training sequences by their numbers, if they were asked for."""
+        return {
+            number: text
+            for member in self.members
+            for number, text in zip(member.neighbours, member.neighbour_texts, strict=False)
+        }
+
     def cut(self, span: Span) -> str:
         """Return the part of the text that a span is."""
         return self.text[span.start : span.end]
@@ -113,7 +123,11 @@ class TextExplanation:
             "explained": self.explained,
             "window": list(self.window),
             "windows": self.windows,
-            "members": [asdict(member) | {"neighbours": list(member.neighbours)} for member in self.members],
+            "members": [
+                asdict(member)
+                | {"neighbours": list(member.neighbours), "neighbour_texts": list(member.neighbour_texts)}
+                for member in self.members
+            ],
             "words": [asdict(word) for word in self.words],
             "sentences": [asdict(sentence) for sentence in self.sentences],
             "heads": [asdict(head) | {"words": [asdict(word) for word in head.words]} for head in self.heads],

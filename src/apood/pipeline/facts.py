@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from apood.detectors.contract.artefact import load_with_facts
 from apood.detectors.contract.base import Detector
@@ -13,9 +13,12 @@ from apood.support.errors import ArtefactError
 from apood.support.provenance import package_versions
 from apood.tokens.source import TokenSource
 
-__all__ = ["Facts", "load_detector_and_facts"]
+__all__ = ["Chat", "Facts", "load_detector_and_facts"]
 
-_KEYS = {"training", "calibration", "sketches", "texts", "versions"}
+Chat = Literal["last-user", "all-user", "whole"]
+"""Which text of a conversation is judged: the user's last message, all messages of the user, or everything."""
+
+_KEYS = {"training", "calibration", "sketches", "texts", "versions", "chat"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Facts:
         sketches: sketches of the texts that it learnt from, to recognise copies of them.
         texts: the settings of a `TextDetector`; None for a detector of tokens.
         versions: the versions of apood and other packages that it was fitted with.
+        chat: which text of a conversation each of the texts is; None if they are not from conversations.
     """
 
     training: Seen | None = None
@@ -35,6 +39,7 @@ class Facts:
     sketches: Sketches | None = field(default=None, compare=False, repr=False)
     texts: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+    chat: Chat | None = None
 
     @classmethod
     def of_fit(cls, source: TokenSource) -> Self:
@@ -56,6 +61,7 @@ class Facts:
             "sketches": None if self.sketches is None else encode_sketches(self.sketches),
             "texts": None if self.texts is None else dict(self.texts),
             "versions": dict(self.versions),
+            "chat": self.chat,
         }
         return {key: value for key, value in found.items() if value}
 
@@ -67,12 +73,15 @@ class Facts:
         tables = {key: stored.get(key, {}) for key in ("texts", "versions")}
         if wrong := [key for key, table in tables.items() if not isinstance(table, dict)]:
             raise TypeError(f"{wrong[0]} is not a table")
+        if (chat := stored.get("chat")) not in (None, *get_args(Chat)):
+            raise ValueError("chat is not a kind of text of a conversation")
         return cls(
             training=Seen.from_json(stored["training"]) if "training" in stored else None,
             calibration=Seen.from_json(stored["calibration"]) if "calibration" in stored else None,
             sketches=decode_sketches(stored["sketches"]) if "sketches" in stored else None,
             texts=tables["texts"] or None,
             versions=tables["versions"],
+            chat=chat,
         )
 
 

@@ -21,6 +21,7 @@ from apood.explain.text_explanation import TextExplanation
 from apood.pipeline.checks import refuse_same_data, warn_of_misuse
 from apood.pipeline.facts import Facts
 from apood.pipeline.judging import Judgement, judge_records
+from apood.pipeline.neighbours import TrainingTexts
 from apood.pipeline.opening import open_text_encoder_of
 from apood.pipeline.texts import list_texts
 from apood.support.checks import check_integer, check_number
@@ -195,13 +196,23 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         """Return conformal p-values: an ID text gets a p-value <= α with probability at most α."""
         return self.detector.calibration.p_values(self.score_samples(texts))
 
-    def explain(self, texts: Iterable[str]) -> list[TextExplanation]:
+    def explain(self, texts: Iterable[str], *, training: Iterable[str] | None = None) -> list[TextExplanation]:
         """Return why each text has its score: words, sentences and heads, what each member says, the nearest texts.
 
         In a notebook an explanation shows the text with its suspicious words marked. `print` does so on a terminal.
+
+        Args:
+            texts: the texts, none of them empty.
+            training: the texts that `fit` was given, in the same order, to see the texts of the nearest neighbours and
+                their numbers among these. Without them, neighbours are numbered among the sequences that the detector
+                learnt from, which are those that `fit` did not hold out.
         """
-        known = list_texts(texts, allow_empty=True)
-        return explain_texts(self.detector, self.encoder, known)
+        explanations = explain_texts(self.detector, self.encoder, list_texts(texts, allow_empty=True))
+        if training is None:
+            return explanations
+        known = list_texts(training, allow_empty=False, what="The training texts")
+        neighbours = TrainingTexts(known, self.encoder, self.facts, self.hold_out, self.seed)
+        return [neighbours.add_to(explanation) for explanation in explanations]
 
     def save(self, folder: str | Path) -> None:
         """Write the detector to a folder, which `apood.load` reads. The model itself is not part of it."""

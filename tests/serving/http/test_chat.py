@@ -1,11 +1,17 @@
 """Which text of a conversation is judged, and what is refused because it cannot be."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from apood.serving.http.chat import Chat, choose_text, read_messages, read_responses_input
+from apood import load
+from apood.pipeline.facts import Chat
+from apood.serving.http.chat import choose_text, read_messages, read_responses_input
 from apood.serving.http.errors import HttpError
+from apood.serving.http.served import load_served
+from apood.support.errors import InputError
 
 CONVERSATION = [
     {"role": "system", "content": "rules"},
@@ -96,3 +102,15 @@ def test_messages_that_only_the_server_knows_are_refused(body: Any, chats: tuple
     for chat in chats:
         with pytest.raises(HttpError):
             read_responses_input(body, chat)
+
+
+def test_the_contract_is_kept_with_the_detector_and_checked(detector_folder: Path, tmp_path: Path) -> None:
+    assert load_served(detector_folder).chat == "last-user"
+    assert load_served(detector_folder, chat="whole").chat == "whole"
+    detector = load(detector_folder)
+    detector.facts = replace(detector.facts, chat="all-user")
+    detector.save(tmp_path / "chat")
+    assert load(tmp_path / "chat").facts.chat == "all-user"
+    assert load_served(tmp_path / "chat").chat == load_served(tmp_path / "chat", chat="all-user").chat == "all-user"
+    with pytest.raises(InputError, match="built from texts of the kind all-user"):
+        load_served(tmp_path / "chat", chat="last-user")

@@ -196,7 +196,8 @@ def test_the_system_prompt_and_the_history_do_not_change_the_score_by_a_bit(prox
 def test_the_whole_conversation_is_judged_if_the_contract_says_so(served: Served, upstream: str) -> None:
     messages = [{"role": "user", "content": FOREIGN_TEXT}, {"role": "user", "content": KNOWN_TEXT}]
     for chat in ("all-user", "whole"):
-        with run_proxy(served, upstream, chat=chat) as proxy:
+        other = Served(served.detector, served.encoder, served.digest, chat=chat)
+        with run_proxy(other, upstream) as proxy:
             assert proxy.client.post(CHAT, json={"messages": messages}).status_code == 400
 
 

@@ -18,6 +18,7 @@ from apood.detectors.ap_ood.recipe import (
     ScoreName,
     StartName,
     choose_sharpness,
+    count_weights,
     prepare_start,
     resolve,
 )
@@ -50,6 +51,7 @@ _SPARE, _BATCHES = 2**31, 4  # bytes, and batches, that a corpus in GPU memory l
 _COMPARED = 512  # ID sequences whose distances show whether attention is too sharp
 _SHARP = 2.0  # sharpness that can fail, in long sequences
 _FEW_DIRECTIONS = 16  # good fits have 30 or more
+_EXPLAINED = 2**23  # similarities that an explanation holds at once, 64 MB of float64
 _FEW_AUX = 64  # AUX sequences with half the weight of many
 _FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
@@ -268,6 +270,13 @@ class APOOD(Detector):
         distance = (loss + float(self.log_norms_.double().sum())) / len(self.log_norms_)
         return HeldOutFit(loss, distance, self.mean_distance_)
 
+    def count_operations(self, source: TokenSource) -> float:
+        """Return those of all steps: three products of the tokens of a batch and all queries per step."""
+        recipe = self._resolve_recipe()
+        heads, queries, dim = count_weights(recipe, source.dim)
+        tokens = min(recipe.batch_size, len(source)) * float(source.lengths.double().mean())
+        return 6.0 * dim * heads * queries * recipe.steps * tokens
+
     def _place(self, source: TokenSource, aux: TokenSource | None) -> tuple[TokenSource, TokenSource | None]:
         """Move all tokens to the memory of the GPU, if there is one with enough room."""
         given, recipe = [source] if aux is None else [source, aux], self._resolve_recipe()
@@ -368,9 +377,13 @@ class APOOD(Detector):
             self._copy_on(device, name).double() for name in ("queries_", "prototype_", "log_norms_")
         )
         z = self._make_preprocessing(device).apply(sequence.to(device).double())
-        a, logits = similarities_and_logits(z, queries, self.beta_, self.similarity)
-        weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
-        pull = (weights * (a - prototype[:, None, None])).sum(1)
+        pulls = []
+        block = max(1, _EXPLAINED // (queries.shape[1] * len(z)))
+        for own, centres in zip(torch.split(queries, block), torch.split(prototype, block), strict=True):
+            a, logits = similarities_and_logits(z, own, self.beta_, self.similarity)
+            weights = torch.softmax(logits.flatten(1), 1).view_as(logits)
+            pulls.append((weights * (a - centres[:, None, None])).sum(1))
+        pull = torch.cat(pulls)
         deviation = pull.sum(1, keepdim=True)
         squares = deviation.square()
         if self._score_name == "min":

@@ -23,6 +23,7 @@ __all__ = [
     "ScoreName",
     "Start",
     "StartName",
+    "count_weights",
     "prepare_start",
     "resolve",
 ]
@@ -215,12 +216,17 @@ class Start:
         return queries if self.scale == 1 else queries * self.scale
 
 
+def count_weights(recipe: Recipe, dim: int) -> tuple[int, int, int]:
+    """Return the shape of the weights: M, T and D."""
+    least = _LEAST_HEADS if recipe.adapted else 1
+    auto = min(dim, max(least, recipe.queries_per_dim * dim // recipe.queries))
+    return recipe.heads or auto, recipe.queries, dim
+
+
 def prepare_start(source: TokenSource, recipe: Recipe, generator: torch.Generator, device: torch.device) -> Start:
     """Return the start of a training by `recipe`, on `device`."""
     dim = source.dim
-    least = _LEAST_HEADS if recipe.adapted else 1
-    auto = min(dim, max(least, recipe.queries_per_dim * dim // recipe.queries))
-    shape = (recipe.heads or auto, recipe.queries, dim)
+    shape = count_weights(recipe, dim)
     if recipe.regularizer == "logdet" and shape[0] > shape[1] * dim:
         raise InputError(
             f"regularizer='logdet' keeps heads linearly independent, so there can be at most queries * D = "

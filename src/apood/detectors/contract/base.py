@@ -169,6 +169,10 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """Return settings worth trying on tokens of dimension `dim`, with AUX sequences (`supervised`) or without."""
         return [{}]
 
+    def count_operations(self, source: TokenSource) -> float:  # noqa: ARG002
+        """Return about how many floating-point operations the training of a fit takes; 0 if it trains nothing."""
+        return 0.0
+
     def held_out_fit(self, tokens: TokenSource) -> HeldOutFit:  # noqa: ARG002
         """Return how well the fitted model describes held-out ID sequences.
 

@@ -11,6 +11,7 @@ import torch
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.recipe import resolve
 from apood.detectors.knn import KNN
+from apood.evaluation.cost import format_duration
 from apood.experiments.paper.data_sets import OOD, DataSets
 from apood.experiments.paper.experiment import Experiment
 from apood.experiments.paper.idealised import IdealisedKernel
@@ -85,7 +86,7 @@ def estimate_cost(
         facts[f"fit, {mode}"] = text
         disk, seconds = disk + fit_disk, seconds + fit_seconds
     facts["disk"] = f"about {_format_bytes(disk)} below {out}, where {_format_bytes(_free_bytes(out))} are free"
-    facts["time"] = f"about {_format_duration(seconds)} on {device_name()}, by order of magnitude"
+    facts["time"] = f"about {format_duration(seconds)} on {device_name()}, by order of magnitude"
     return CostEstimate(facts, disk, seconds)
 
 
@@ -185,11 +186,3 @@ def _format_bytes(count: int) -> str:
     if count < 1e6:
         return f"{count / 1e3:.0f} kB"
     return f"{count / 1e6:.0f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
-
-
-def _format_duration(seconds: float) -> str:
-    if seconds < 90:
-        return format_count(max(1, round(seconds)), "second")
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.0f} hours" if seconds < 3 * 86400 else f"{seconds / 86400:.0f} days"

@@ -1,7 +1,7 @@
 """The report of the benchmark in Markdown: a summary over tasks, a table per task, and quality by the number of AUX."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -268,21 +268,22 @@ def _make_aux_tables(tasks: Sequence[_Task], figure: str | None) -> list[str]:
     ]
     if figure is not None:
         parts.append(f"![AUROC over the number of AUX texts, a panel per task]({figure})\n")
-    rows = dict.fromkeys(row for curves in drawn.values() for row in curves)
-    shared = [row for row in rows if all(row in curves for curves in drawn.values())]
-    tables: dict[str, Iterable[dict[Row, dict[int, Floats]]]] = {
-        f"all {len(drawn)} tasks with AUX texts": drawn.values()
-    }
+    tables: dict[str, list[dict[Row, dict[int, Floats]]]] = {name: [curves] for name, curves in drawn.items()}
     if len(drawn) > 1:
-        tables |= {name: [curves] for name, curves in drawn.items()}
+        # each task in its own view, because kinds of models differ in the one that suits them
+        views = {task.name: task.view for task in tasks}
+        own = [
+            {(name, AUTO): curve for (name, view), curve in curves.items() if view == views[task]}
+            for task, curves in drawn.items()
+        ]
+        tables = {f"all {len(drawn)} tasks with AUX texts": own} | tables
     for title, group in tables.items():
-        own_rows = shared if len(list(group)) > 1 else list(next(iter(group)))
         lines = [["method", "view", *(f"N' = {count}" for count in counts)]]
-        for row in own_rows:
+        for row in [row for row in group[0] if all(row in curves for curves in group)]:
             cells = []
             for count in counts:
                 found = [curves[row][count][:, 0] for curves in group if count in curves[row]]
-                complete = len(found) == len(list(group))
+                complete = len(found) == len(group)
                 cells.append(" / ".join(f"{value:.1f}" for value in np.mean(found, axis=0)) if complete else "-")
             lines.append([*row, *cells])
         parts.append(f"### AUX, {title}\n\n{_to_markdown(lines, words=2)}")

@@ -7,7 +7,7 @@ from typing import Any
 from apood.pipeline.judging import Judgement
 from apood.serving.http.access import PAGE_PATHS, Asgi, Gate
 from apood.serving.http.bodies import get_content_type, parse_object, read_body
-from apood.serving.http.chat import Chat, OtherParts
+from apood.serving.http.chat import OtherParts
 from apood.serving.http.errors import HttpError
 from apood.serving.http.guardrail import GUARDRAIL_PATH, answer_guardrail
 from apood.serving.http.requests import add_error_handlers, open_service, run_unless_gone
@@ -36,7 +36,6 @@ def make_app(
     tokens: Collection[str],
     *,
     local: bool,
-    chat: Chat = "last-user",
     other_parts: OtherParts = "refuse",
 ) -> Asgi:
     """Return the application of a service.
@@ -45,7 +44,6 @@ def make_app(
         service: the service.
         tokens: the bearer tokens, as in `Gate`.
         local: whether the server is bound to loopback, as in `Gate`.
-        chat: which text of a conversation is judged.
         other_parts: what becomes of messages with parts that are no text.
     """
     from fastapi import FastAPI, Request, Response
@@ -115,12 +113,12 @@ def make_app(
     )
     async def guardrail(request: Request) -> Response:
         """Return NONE if the input of a call may pass, and BLOCKED with a reason if not."""
-        return JSONResponse(await answer_guardrail(request, service, chat, other_parts))
+        return JSONResponse(await answer_guardrail(request, service, other_parts))
 
     @app.get("/v1/detector", responses=describe_errors(401, 403, 503), summary="Describe the detector and the limits")
     async def detector() -> Response:
         """Return the method, its encoder, its calibration, and the limits of the service."""
-        return JSONResponse(_describe_service(service, chat))
+        return JSONResponse(_describe_service(service))
 
     @app.get("/v1/shadow", responses=describe_errors(401, 403), summary="Count what would be refused")
     async def shadow() -> Response:
@@ -194,7 +192,7 @@ def _get_texts(body: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-def _describe_service(service: Service, chat: Chat) -> dict[str, Any]:
+def _describe_service(service: Service) -> dict[str, Any]:
     served, settings = service.served, service.settings
     calibration, encoder = served.detector.calibration, served.detector.encoder_
     return {
@@ -207,7 +205,7 @@ def _describe_service(service: Service, chat: Chat) -> dict[str, Any]:
         "accept": calibration.accept,
         "threshold": calibration.threshold,
         "calibration_texts": len(calibration.scores),
-        "chat": chat,
+        "chat": served.chat,
         "shadow": settings.shadow,
         "on_error": settings.on_error,
         "limits": {

@@ -9,12 +9,10 @@ prompt are judged in `whole` only.
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from apood.pipeline.facts import Chat
 from apood.serving.http.errors import HttpError
 
-__all__ = ["Chat", "Message", "OtherParts", "choose_text", "read_messages", "read_responses_input"]
-
-Chat = Literal["last-user", "all-user", "whole"]
-"""Which messages are judged."""
+__all__ = ["Message", "OtherParts", "choose_text", "read_messages", "read_responses_input"]
 
 OtherParts = Literal["refuse", "ignore"]
 """What becomes of a judged message with parts that are no text."""

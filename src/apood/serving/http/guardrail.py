@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from apood.pipeline.facts import Chat
 from apood.pipeline.judging import Judgement
 from apood.serving.http.bodies import get_content_type, parse_object, read_body
-from apood.serving.http.chat import Chat, OtherParts, choose_text, read_messages
+from apood.serving.http.chat import OtherParts, choose_text, read_messages
 from apood.serving.http.errors import HttpError
 from apood.serving.http.requests import run_unless_gone
 from apood.serving.http.service import Service
@@ -19,7 +20,7 @@ GUARDRAIL_PATH = "/beta/litellm_basic_guardrail_api"
 """The path that LiteLLM asks."""
 
 
-async def answer_guardrail(request: "Request", service: Service, chat: Chat, other_parts: OtherParts) -> dict[str, Any]:
+async def answer_guardrail(request: "Request", service: Service, other_parts: OtherParts) -> dict[str, Any]:
     """Return whether a call of LiteLLM may pass: the action NONE, or BLOCKED with the reason.
 
     Outputs are not judged: their answer is NONE. What cannot be judged is blocked.
@@ -33,7 +34,7 @@ async def answer_guardrail(request: "Request", service: Service, chat: Chat, oth
     if body["input_type"] == "response":
         return {"action": "NONE"}
     try:
-        texts = _find_texts(body, chat, other_parts)
+        texts = _find_texts(body, service.served.chat, other_parts)
     except HttpError as error:
         return {"action": "BLOCKED", "blocked_reason": error.message}
     outcome = await run_unless_gone(request, service.decide(service.judge_texts(texts)))

@@ -16,7 +16,7 @@ from apood.detectors.contract.data_checks import refuse_lacking, refuse_nonfinit
 from apood.encoders.text.encoder import PreparedTexts, TextEncoder
 from apood.encoders.text.tokenising import choose_batch_tokens
 from apood.explain.explaining import explain_texts
-from apood.pipeline.facts import load_detector_and_facts
+from apood.pipeline.facts import Chat, load_detector_and_facts
 from apood.pipeline.judging import Judgement
 from apood.pipeline.opening import open_text_encoder_of
 from apood.pipeline.seen import Seen
@@ -69,13 +69,21 @@ class Served:
         encoder: its encoder, of mode `input`; None to score token arrays only.
         digest: what tells this detector from another one.
         seen: numbers about the texts that it learnt from, if they are known.
+        chat: which text of a conversation is judged.
     """
 
-    def __init__(self, detector: Detector, encoder: TextEncoder | None, digest: str, seen: Seen | None = None) -> None:
+    def __init__(
+        self,
+        detector: Detector,
+        encoder: TextEncoder | None,
+        digest: str,
+        seen: Seen | None = None,
+        chat: Chat = "last-user",
+    ) -> None:
         _ = detector.calibration  # raises an error if there is none
         if encoder is not None and encoder.mode != "input":
             raise InputError(f"The service judges inputs, but the encoder of the detector has the mode {encoder.mode}.")
-        self.detector, self.encoder, self.digest, self.seen = detector, encoder, digest, seen
+        self.detector, self.encoder, self.digest, self.seen, self.chat = detector, encoder, digest, seen, chat
         self.batch_tokens = choose_batch_tokens(torch.device("cpu") if encoder is None else encoder.device)
 
     def prepare_texts(self, texts: Sequence[str]) -> Work:
@@ -174,12 +182,23 @@ class Served:
         return self.prepare_texts([" ".join(["a"] * longest)] * max(1, self.batch_tokens // longest))
 
 
-def load_served(folder: Path, model: str | None = None) -> Served:
-    """Return the detector in a folder with its encoder, if it knows one; `model` is the folder of one that moved."""
+def load_served(folder: Path, model: str | None = None, chat: Chat | None = None) -> Served:
+    """Return the detector in a folder with its encoder, if it knows one.
+
+    Args:
+        folder: the folder.
+        model: the folder of the encoder, if it has moved.
+        chat: which text of a conversation is judged; None for what the detector was built for, or `last-user`.
+    """
     digest = sha256_of(folder / "config.json")[:12] if (folder / "config.json").is_file() else ""
     detector, facts = load_detector_and_facts(folder)
+    if None not in (chat, facts.chat) and chat != facts.chat:
+        raise InputError(
+            f"The detector was built from texts of the kind {facts.chat}, so it cannot judge {chat}: leave out --chat, "
+            "or build another detector."
+        )
     encoder = None if detector.encoder_ is None else open_text_encoder_of(detector, model=model)
-    return Served(detector, encoder, digest, facts.training)
+    return Served(detector, encoder, digest, facts.training, chat or facts.chat or "last-user")
 
 
 def _read_tokens(body: bytes) -> TokenBatch:

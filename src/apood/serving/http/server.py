@@ -5,13 +5,10 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from apood.serving.http.access import Asgi
 from apood.serving.http.service import Service
-
-if TYPE_CHECKING:
-    import uvicorn
+from apood.support.errors import InputError
 
 __all__ = ["run_server"]
 
@@ -46,12 +43,10 @@ async def _serve(app: Asgi, service: Service, host: str, port: int, report: Call
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if report is not None and self.started:
-                report(_get_address(self))
+                report(_describe_address(listening))
 
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         lifespan="on",
         log_level="warning",
         access_log=False,  # paths may hold what a client should not have put there
@@ -61,7 +56,7 @@ async def _serve(app: Asgi, service: Service, host: str, port: int, report: Call
         timeout_graceful_shutdown=int(service.settings.deadline) + _GRACE,
         ws="none",
     )
-    server = Server(config)
+    server, listening = Server(config), _bind(host, port)
     loop = asyncio.get_running_loop()
     reloads: set[asyncio.Task[bool]] = set()
 
@@ -76,9 +71,20 @@ async def _serve(app: Asgi, service: Service, host: str, port: int, report: Call
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, reload)
-    await server.serve()
+    await server.serve([listening])
 
 
-def _get_address(server: "uvicorn.Server") -> str:
-    host, port = server.servers[0].sockets[0].getsockname()[:2]
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise InputError(f"The server cannot bind to {host}, port {port}: {error.strerror or error}.") from error
+    return bound
+
+
+def _describe_address(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

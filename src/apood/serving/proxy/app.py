@@ -5,9 +5,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from apood.pipeline.facts import Chat
 from apood.serving.http.access import Asgi, Gate
 from apood.serving.http.bodies import get_content_type, parse_object, read_body
-from apood.serving.http.chat import Chat, OtherParts, choose_text, read_messages, read_responses_input
+from apood.serving.http.chat import OtherParts, choose_text, read_messages, read_responses_input
 from apood.serving.http.errors import HttpError, describe_error
 from apood.serving.http.guardrail import describe_refusal
 from apood.serving.http.requests import add_error_handlers, open_service, run_unless_gone
@@ -26,15 +27,13 @@ REFUSED = "out_of_distribution"
 
 @dataclass(frozen=True)
 class Rules:
-    """How a proxy judges and refuses.
+    """How a proxy refuses.
 
     Attributes:
-        chat: which text of a conversation is judged.
         other_parts: what becomes of messages with parts that are no text.
         refusal_text: what a refused request is answered with, as an ordinary completion; None for an error.
     """
 
-    chat: Chat = "last-user"
     other_parts: OtherParts = "refuse"
     refusal_text: str | None = None
 
@@ -53,7 +52,7 @@ def make_proxy(
             raise HttpError(415, "The content type must be application/json.")
         body = await read_body(request, service.settings.most_bytes, service.settings.deadline)
         asked = parse_object(body)
-        texts = find_texts(request.url.path, asked, rules)
+        texts = find_texts(request.url.path, asked, service.served.chat, rules.other_parts)
         outcome = await run_unless_gone(request, service.decide(service.judge_texts(texts)))
         tags = _make_tags(service, outcome)
         if outcome.accepted:
@@ -104,12 +103,12 @@ def make_proxy(
     return Gate(app, service, tokens, local=local, token_headers=(TOKEN_HEADER,), added={})
 
 
-def find_texts(path: str, body: Mapping[str, Any], rules: Rules) -> list[str]:
+def find_texts(path: str, body: Mapping[str, Any], chat: Chat, other_parts: OtherParts) -> list[str]:
     """Return the texts of a request that are judged. Raise HttpError if there are none."""
     if path == "/v1/chat/completions":
-        return [choose_text(read_messages(body.get("messages")), rules.chat, rules.other_parts)]
+        return [choose_text(read_messages(body.get("messages")), chat, other_parts)]
     if path == "/v1/responses":
-        return [choose_text(read_responses_input(body, rules.chat), rules.chat, rules.other_parts)]
+        return [choose_text(read_responses_input(body, chat), chat, other_parts)]
     prompt, suffix = body.get("prompt"), body.get("suffix")
     texts = [prompt] if isinstance(prompt, str) else prompt
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):

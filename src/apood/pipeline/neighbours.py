@@ -1,0 +1,50 @@
+"""The texts of the nearest training sequences, for users who hold the training texts themselves."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from apood.encoders.text.encoder import TextEncoder
+from apood.explain.text_explanation import MemberPart, TextExplanation
+from apood.pipeline.copies import sketch_texts
+from apood.pipeline.facts import Facts
+from apood.support.errors import InputError
+from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.documents import number_documents
+from apood.tokens.source import split
+
+__all__ = ["TrainingTexts"]
+
+
+class TrainingTexts:
+    """The texts that `TextDetector.fit` was given, by the numbers of the sequences that the detector learnt from.
+
+    Args:
+        texts: the texts, in the order in which `fit` was given them.
+        encoder: the encoder of the detector, which says how many windows each text has.
+        facts: what the detector knows about its training texts. Other texts are refused.
+        hold_out: the share of the texts that was held out.
+        seed: the seed that decided which.
+    """
+
+    def __init__(self, texts: Sequence[str], encoder: TextEncoder, facts: Facts, hold_out: float, seed: int) -> None:
+        windows = encoder.prepare(texts).windows
+        windows = torch.zeros(len(texts)) if windows is None else windows
+        sequences = TokenBatch.without_tokens(window=Ragged.from_lengths(windows.int(), [1] * len(windows)))
+        rest, _ = split(sequences, hold_out, seed)
+        self._texts, self._numbers = texts, number_documents(sequences)[rest.indices.numpy()]
+        learnt = list(dict.fromkeys(self._numbers.tolist()))
+        known = facts.training is not None and facts.training.sequences == len(self._numbers)
+        if known and facts.sketches is not None and len(facts.sketches) == len(learnt):
+            known = bool((sketch_texts([texts[number] for number in learnt]) == facts.sketches).all())
+        if not known:
+            raise InputError("These are not the texts that the detector was fitted on, in the same order.")
+
+    def add_to(self, explanation: TextExplanation) -> TextExplanation:
+        """Return the explanation with the numbers of neighbours among these texts, and with their texts."""
+        return replace(explanation, members=[self._name(member) for member in explanation.members])
+
+    def _name(self, member: MemberPart) -> MemberPart:
+        numbers = tuple(int(self._numbers[number]) for number in member.neighbours)
+        return replace(member, neighbours=numbers, neighbour_texts=tuple(self._texts[number] for number in numbers))

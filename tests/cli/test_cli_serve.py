@@ -1,0 +1,43 @@
+"""`apood serve` and `apood proxy` refuse what they cannot serve before they listen."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--host", "0.0.0.0"), "so bearer tokens are required"),
+        (("--tokens", "missing.txt"), "No such file"),
+        (("--model", "missing"), "missing"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    refused: Any, calibrated: Path, options: tuple[str, ...], sentence: str
+) -> None:
+    assert sentence in refused("serve", calibrated, *options)
+    assert sentence in refused("proxy", calibrated, "--upstream", "http://127.0.0.1:1", *options)
+
+
+def test_detectors_that_cannot_decide_are_refused(refused: Any, fitted: Path, tmp_path: Path) -> None:
+    assert "has no threshold yet" in refused("serve", fitted)
+    assert "nothing" in refused("serve", tmp_path / "nothing")
+    assert "--upstream must be a URL" in refused("proxy", fitted, "--upstream", "nowhere")
+
+
+def test_tokens_must_be_secrets(refused: Any, calibrated: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokens.txt").write_text("short\n")
+    assert "at least 16" in refused("serve", calibrated, "--tokens", tmp_path / "tokens.txt")
+    (tmp_path / "tokens.txt").write_text("\n")
+    assert "holds no token" in refused("serve", calibrated, "--tokens", tmp_path / "tokens.txt")
+
+
+def test_a_port_that_is_taken_is_named(refused: Any, calibrated: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"port {port}: Address already in use" in refused("serve", calibrated, "--port", port)
