@@ -136,3 +136,12 @@ class TestTexts:
         apood("fit", files / "train.jsonl", "--model", model, "--method", "knn", "--out", tmp_path / "knn")
         (store,) = Path(tmp_path / "user" / "apood" / "tokens").glob("*/store")
         assert len(TokenStore(store)) == 120
+
+
+def test_inspect_shows_what_the_detector_was_made_of(apood, built):
+    folder, _ = built
+    facts = json.loads(apood("inspect", folder / "detector", "--json").stdout)
+    assert facts["training"]["documents"] == 90 and facts["calibration"]["documents"] == 30
+    assert facts["versions"]["apood"] == library.__version__ and facts["training"]["date"].startswith("20")
+    shown = apood("inspect", folder / "detector").stdout
+    assert "documents: 90" in shown and "whitening_" not in shown

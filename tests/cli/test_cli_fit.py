@@ -140,7 +140,9 @@ def test_the_default_is_the_recommended_fusion(apood, stores, tmp_path, one_thre
     out, checkpoint = tmp_path / "out", tmp_path / "out.checkpoint"
     command = ["fit", stores / "train", "--out", out, "--set", "seed=1", "--checkpoint-seconds", "0.05"]
     code, messages = end_fit(command, one_thread, tmp_path / "out.checkpoint.part-0", signal.SIGINT, 30)
-    assert code == 130 and messages == f"Interrupted: run the same command again to continue from {checkpoint}.\n"
+    assert (
+        code == 130 and messages == f"Interrupted: run the same command again to continue from {checkpoint}.part-0.\n"
+    )
     result = apood(*command)
     assert result.stdout == f"Fitted fusion on 120 sequences of {stores / 'train'} and saved it to {out}.\n"
     assert [path.name for path in tmp_path.iterdir()] == ["out"], "no checkpoint is left"

@@ -473,3 +473,27 @@ def test_lists_in_parquet_are_refused(tmp_path: Path) -> None:
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "pip install 'apood[hf]'" in refused(write(tmp_path / "a.parquet", b""))
+
+
+def test_an_array_of_objects_or_texts_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('\n [{"text": "one", "id": 1},\n{"text": "two", "id": 2}]\n')
+    found = list(read_records([str(path)], keep=["id"]))
+    assert [(r.item, dict(r.kept)) for r in found if isinstance(r, Record)] == [("one", {"id": 1}), ("two", {"id": 2})]
+    path.write_text('["one", 2, ""]')
+    first, *bad = read_records([str(path)])
+    assert isinstance(first, Record) and first.item == "one" and first.place == f"item 1 of {str(path)!r}"
+    assert [type(record) for record in bad] == [BadRecord, BadRecord]
+    path.write_text('[{"text": "one"}')
+    with pytest.raises(InputError, match="is not valid JSON"):
+        list(read_records([str(path)]))
+    path.write_text('{"text": "one"}\n{"text": "two"}\n')  # JSON lines under another name
+    assert len(list(read_records([str(path)]))) == 2
+
+
+def test_semicolons_divide_a_table_if_the_header_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('id;text\n1;"one; two, three"\n')
+    assert [r.item for r in read_records([str(path)]) if isinstance(r, Record)] == ["one; two, three"]
+    path.write_text("text,note\none; two,three\n")
+    assert [r.item for r in read_records([str(path)]) if isinstance(r, Record)] == ["one; two"]

@@ -158,7 +158,8 @@ def working_directory(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
         (tmp_path / MODEL).parent.mkdir()
         (tmp_path / MODEL).symlink_to(find_minilm())
-        exec(next(block.content for block in blocks_of(TOUR) if block.language == "python"), {})
+        if page == README:
+            exec(next(block.content for block in blocks_of(TOUR) if block.language == "python"), {})
         return
     if not any(block.language == "console" and "$ apood" in block.content for block in blocks_of(page)):
         return

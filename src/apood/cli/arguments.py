@@ -1,5 +1,6 @@
 """The arguments of commands: parameters of a method, token stores, texts and sounds, folders to write to."""
 
+import sys
 import types
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ __all__ = [
     "NoVerify",
     "are_sounds",
     "check_input_kind",
+    "count_lines",
     "default_parameters",
     "describe_unfinished",
     "format_parameter",
@@ -43,6 +45,7 @@ NoVerify = Annotated[
 ]
 """An option of the commands that read token stores."""
 
+_LINE_FORMATS = (".jsonl", ".ndjson", ".json", ".txt")
 _TRUTH = {"true": True, "false": False}
 _TYPE_NAMES = {types.NoneType: "null", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _CHANNEL_SOURCES = {
@@ -257,6 +260,19 @@ def _check_first(
         which = "The only record cannot" if len(read) == 1 else f"None of the {len(read):,} records can"
         raise InputError(f"{which} be used: {reason}")
     raise InputError(reason) if isinstance(first, MissingField) else BadRecordError(reason)
+
+
+def count_lines(inputs: list[str]) -> int | None:
+    """Return about how many records there are; None if it is unknown, or if no progress is shown."""
+    paths = [Path(name) for name in inputs]
+    if not sys.stderr.isatty() or not all(path.is_file() and path.suffix in _LINE_FORMATS for path in paths):
+        return None
+    lines = 0
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                lines += block.count(b"\n")
+    return lines
 
 
 def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:

@@ -1,7 +1,6 @@
 """The command `apood embed`."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
@@ -10,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apood.cli.arguments import are_sounds, check_input_kind, read_sound_records, read_text_records, report_skipped
+from apood.cli.arguments import (
+    are_sounds,
+    check_input_kind,
+    count_lines,
+    read_sound_records,
+    read_text_records,
+    report_skipped,
+)
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.support.checks import format_count
 from apood.support.errors import InputError, StoreError
@@ -22,9 +28,6 @@ if TYPE_CHECKING:
     from apood.encoders.text.encoder import TextEncoder
 
 __all__ = ["EXAMPLES", "embed"]
-
-
-_LINE_FORMATS = (".jsonl", ".ndjson", ".json", ".txt")
 
 
 class TokenDtype(StrEnum):
@@ -235,7 +238,7 @@ def embed(
         encoder = _open_encoder(inputs, model, {name: value for name, value in options.items() if value is not None})
         if sounds:
             records = read_sound_records(inputs, encoder, skip_bad=skip_bad)
-        records, total = _choose_records(records, _count_lines(inputs), limit, (seed or 0) if shuffle else None)
+        records, total = _choose_records(records, count_lines(inputs), limit, (seed or 0) if shuffle else None)
         counts = _embed_to_store(records, encoder, out, resume=resume, dtype=dtype, skip_bad=skip_bad, total=total)
     report_skipped(counts.bad, counts.first_bad)
     if as_json:
@@ -271,19 +274,6 @@ def _open_encoder(inputs: list[str], model: str, options: dict[str, Any]) -> Any
     pretrained = find_pretrained(model)
     check_input_kind(inputs, model, takes_sounds=is_audio_model(pretrained.folder))
     return open_encoder(pretrained, **options)
-
-
-def _count_lines(inputs: list[str]) -> int | None:
-    """Return about how many records there are; None if it is unknown, or if no progress is shown."""
-    paths = [Path(name) for name in inputs]
-    if not sys.stderr.isatty() or not all(path.is_file() and path.suffix in _LINE_FORMATS for path in paths):
-        return None
-    lines = 0
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                lines += block.count(b"\n")
-    return lines
 
 
 def _choose_records(

@@ -91,7 +91,8 @@ def fit(
         if not checkpoint.exists():
             kept = "embedded texts are kept" if are_texts(store) else "nothing was kept"
             return f"{kept}; run the same command again to start over."
-        return f"run the same command again to continue from {checkpoint.path}."
+        kept = ", ".join(str(path) for path in checkpoint.list_files())
+        return f"run the same command again to continue from {kept}."
 
     with advise_on_interrupt(advise), reserve_path(out):
         refuse_occupied(out, force)

@@ -32,7 +32,9 @@ def inspect(
     if as_json:
         print_json(facts)
     else:
-        print_facts(facts)
+        members = facts.get("learnt", {}).get("members_")  # the shapes of tensors are for --json only
+        shown = {name: value for name, value in facts.items() if name != "learnt"}
+        print_facts(shown | ({"members": "\n".join(members)} if members else {}))
         if facts.get("complete") is False:
             echo(describe_unfinished(folder, facts["sequences"]))
 
@@ -74,9 +76,9 @@ def _describe_store(folder: Path, verify: bool) -> dict[str, Any]:
 def _describe_detector(folder: Path) -> dict[str, Any]:
     from torch import Tensor
 
-    from apood.detectors.contract.artefact import load
+    from apood.pipeline.facts import load_detector_and_facts
 
-    detector = load(folder)
+    detector, known = load_detector_and_facts(folder)
     learnt = {
         name: list(value.shape) if isinstance(value, Tensor) else _to_plain(value)
         for name, value in vars(detector).items()
@@ -90,13 +92,16 @@ def _describe_detector(folder: Path) -> dict[str, Any]:
         "dim": detector.dim_,
         "learnt": learnt,
         "encoder": detector.encoder_,
+        "training": None if known.training is None else known.training.to_json(),
         "calibration": {
             "threshold": detector.threshold_,
             "accept": detector.accept_,
             "sequences": len(detector.calibration_scores_),
+            **({} if known.calibration is None else known.calibration.to_json()),
         }
         if hasattr(detector, "threshold_")
         else None,
+        "versions": dict(known.versions) or None,
     }
 
 

@@ -12,6 +12,7 @@ from apood.cli.arguments import (
     NoVerify,
     are_sounds,
     check_input_kind,
+    count_lines,
     open_store,
     read_sound_records,
     read_text_records,
@@ -77,8 +78,8 @@ def score(
     shorter or longer than 99% of what the detector learnt from, or why it could not be scored.
 
     Texts and sounds are embedded with the encoder of the detector, which also says what becomes of long texts. An empty
-    input has the score -inf (null in JSON) and the decision OOD. So has a text that is too long. Rows for a pipe are
-    written one by one, as inputs come.
+    input has the score -inf (null in JSON) and the decision OOD. So has a text that is too long. Rows of
+    standard input are written one by one, as inputs come.
     """
     from apood.pipeline.facts import load_detector_and_facts
 
@@ -97,7 +98,9 @@ def score(
     else:
         rows = _judge_inputs(inputs, detector, seen, model, field, target_field, keep or [], skip_bad, tally)
     with closing(rows):
-        write_rows(map(tally.count, rows), file, as_json=as_json)
+        counted = map(tally.count, rows)
+        # Whoever reads a pipe waits for each row. Of a file there are all rows or, after an error, none.
+        write_rows(counted if "-" in inputs else list(counted), file, as_json=as_json)
     tally.report(file)
 
 
@@ -225,6 +228,7 @@ def _judge_inputs(
             detector,
             seen=seen,
             skipped=skipped,
+            total=count_lines(inputs),
             ready=stdin_is_ready if "-" in inputs else lambda: True,
         )
         with closing(judged):

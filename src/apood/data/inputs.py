@@ -40,9 +40,10 @@ def read_records(
 
     An input is one of these:
 
-    - a path, whose ending decides the format: .jsonl, .ndjson, .json (one JSON object per line; blank lines are
-      skipped), .csv, .tsv (with a header), .txt (one text per line), .sgm (one `<seg>` per line), each also with .gz,
-      and .parquet. A pattern such as `data/**/*.jsonl` stands for the files that match it, sorted by path
+    - a path, whose ending decides the format: .jsonl, .ndjson (one JSON object per line; blank lines are skipped),
+      .json (the same, or one array of objects or texts), .csv (with commas or semicolons), .tsv (both with a header),
+      .txt (one text per line), .sgm (one `<seg>` per line), each also with .gz, and .parquet. A pattern such as
+      `data/**/*.jsonl` stands for the files that match it, sorted by path
     - `-`, standard input: JSON lines if its first line looks like an object, {...}, else one text per line
     - `hf:OWNER/NAME:SPLIT`, a data set of the Hugging Face hub (`apood.data.hub`)
     - `moses:PREFIX:en-fr`, the two files PREFIX.en and PREFIX.fr, which are translations of each other line by line

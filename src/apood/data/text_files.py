@@ -243,8 +243,48 @@ def _read_json_lines(lines: Iterable[_Line], file: str, fields: TextFields) -> R
                 yield make_bad_record(place, f"must be a JSON object, got {describe_json_type(values)}")
 
 
-def _read_csv(lines: Iterable[_Line], file: str, fields: TextFields, delimiter: str = ",") -> Records:
+def _read_json(lines: Iterable[_Line], file: str, fields: TextFields) -> Records:
+    """Read one JSON array of objects or texts, or JSON lines: the first character decides."""
+    first = next((line for line in lines if line.text.strip() or line.problem is not None), None)
+    if first is None:
+        return
+    lines = itertools.chain([first], lines)
+    if not first.text.lstrip().startswith("["):
+        yield from _read_json_lines(lines, file, fields)
+        return
+    parts, size = [], 0
+    for line in lines:
+        if line.problem is not None:
+            raise InputError(_refuse_line(line, file).reason)
+        size += len(line.text)
+        if size > MOST_BYTES:
+            raise InputError(
+                f"The array in {file} has more than {MOST_BYTES >> 20} MiB: write one object per line instead (.jsonl)."
+            )
+        parts.append(line.text)
+    try:
+        items = parse_json("".join(parts))
+    except ValueError as error:
+        raise InputError(f"{file} is not valid JSON ({error}).") from error
+    for number, item in enumerate(items, start=1):
+        place = f"item {number} of {file}"
+        if isinstance(item, dict):
+            yield fields.make_record(item, place)
+        elif isinstance(item, str):
+            _refuse_fields(file, fields)
+            yield fields.make_plain_record(item, place)
+        else:
+            yield make_bad_record(place, f"must be an object or a string, got {describe_json_type(item)}")
+
+
+def _read_csv(lines: Iterable[_Line], file: str, fields: TextFields, delimiter: str | None = None) -> Records:
+    """Read a table with a header. Without a `delimiter`, the header decides between commas and semicolons."""
     csv.field_size_limit(MOST_BYTES)  # the default refuses texts of 128 KiB
+    if delimiter is None:
+        lines = iter(lines)
+        header = next(lines, None)
+        lines = lines if header is None else itertools.chain([header], lines)
+        delimiter = "," if header is None else _choose_delimiter(header.text, fields)
     wrong: list[_Line] = []  # lines of the current row that cannot be used
     size = 0  # of the current row so far
 
@@ -285,11 +325,17 @@ def _read_csv(lines: Iterable[_Line], file: str, fields: TextFields, delimiter: 
             yield make_bad_record(place, f"has {len(row)} cells, but the header has {width}")
 
 
+def _choose_delimiter(header: str, fields: TextFields) -> str:
+    """Return a semicolon if only semicolons divide the header so that it has the field of the texts, else a comma."""
+    by_comma, by_semicolon = ({name.strip().strip('"') for name in header.split(delimiter)} for delimiter in (",", ";"))
+    return ";" if fields.source in by_semicolon and fields.source not in by_comma else ","
+
+
 _WITHOUT_FIELDS = (".txt", ".sgm")
 _LINE_READERS: dict[str, Callable[[Iterable[_Line], str, TextFields], Records]] = {
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
-    ".json": _read_json_lines,
+    ".json": _read_json,
     ".csv": _read_csv,
     ".tsv": partial(_read_csv, delimiter="\t"),
     ".txt": _read_plain,

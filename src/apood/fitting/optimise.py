@@ -115,18 +115,18 @@ class Checkpoint:
 
     def exists(self) -> bool:
         """Return whether there is a file of this fit or of its parts."""
-        return bool(self._files())
+        return bool(self.list_files())
 
     def delete(self) -> None:
         """Delete the files of this fit and of its parts, once the fit is complete and saved."""
-        for file in self._files():
+        for file in self.list_files():
             file.unlink(missing_ok=True)
 
-    def _files(self) -> list[Path]:
+    def list_files(self) -> list[Path]:
         """Return the files with a name that `part` makes; others that begin alike are not touched."""
         own = re.compile(re.escape(self.path.name) + r"(\.part-\d+)*")
         folder = self.path.parent
-        return [path for path in folder.iterdir() if own.fullmatch(path.name)] if folder.is_dir() else []
+        return sorted(path for path in folder.iterdir() if own.fullmatch(path.name)) if folder.is_dir() else []
 
 
 _LOOK_EVERY = 10  # steps

@@ -137,6 +137,8 @@ class TokenBatch(Ragged):
         >>> batch = TokenBatch.from_sequences([np.zeros((3, 8)), np.ones((5, 8))])
         >>> len(batch), batch.dim, batch.lengths.tolist()
         (2, 8, [3, 5])
+        >>> batch
+        TokenBatch(sequences=2, tokens=8, dim=8, dtype=float64)
         >>> batch[1].shape
         torch.Size([5, 8])
         >>> batch.select([1, 0]).lengths.tolist()
@@ -145,6 +147,11 @@ class TokenBatch(Ragged):
 
     channels: Mapping[str, Ragged] = field(default_factory=dict)
     encoder: EncoderIdentity | None = None
+
+    def __repr__(self) -> str:
+        names = f", channels={sorted(self.channels)}" if self.channels else ""
+        kind = dtype_name(self.dtype)
+        return f"TokenBatch(sequences={len(self)}, tokens={len(self.values)}, dim={self.dim}, dtype={kind}{names})"
 
     def __post_init__(self) -> None:
         if self.values.ndim != 2:

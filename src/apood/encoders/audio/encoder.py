@@ -13,6 +13,7 @@ from apood.encoders.audio.model import SoundModel
 from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE
 from apood.encoders.audio.spectrogram_transformer import SpectrogramTransformer
 from apood.encoders.audio.whisper import Whisper
+from apood.encoders.base.encoder import describe_opened
 from apood.encoders.base.hidden import LayerReader, StackSearch
 from apood.encoders.base.layers import LayersLike, check_layers, resolve_layers
 from apood.encoders.base.pretrained import (
@@ -122,6 +123,9 @@ class AudioEncoder:
             **pretrained.identify(str(self._reader.layers), "input", self.max_tokens, PREPROCESSOR_FILE),
             **({"special_tokens": True} if special_tokens else {}),
         }
+
+    def __repr__(self) -> str:
+        return describe_opened("AudioEncoder", self.identity, self.dim, self.device)
 
     def _find_reader(self, layers: LayersLike, name: str) -> LayerReader:
         resolved = resolve_layers(layers, self._model.kind, self._model.depth, name)

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from apood.tokens.batch import TokenBatch
-from apood.tokens.identity import EncoderIdentity
+import torch
 
-__all__ = ["Encoder", "Prepared"]
+from apood.tokens.batch import TokenBatch
+from apood.tokens.identity import FOLDER, EncoderIdentity
+
+__all__ = ["Encoder", "Prepared", "describe_opened"]
 
 
 class Prepared(Protocol):
@@ -46,3 +48,10 @@ class Encoder(Protocol):
 
     def encode(self, items: Sequence[Any]) -> TokenBatch:
         """Prepare the items and run the model."""
+
+
+def describe_opened(kind: str, identity: EncoderIdentity, dim: int, device: torch.device) -> str:
+    """Return an encoder in one line: its kind, its model, and the settings that decide its tokens."""
+    shown = {key: value for key, value in identity.items() if key not in ("model", "revision", "fingerprint", FOLDER)}
+    settings = ", ".join(f"{key}={value!r}" for key, value in shown.items())
+    return f"{kind}({identity['model']!r}, {settings}, dim={dim}, device={str(device)!r})"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from apood.data.record import Pair
+from apood.encoders.base.encoder import describe_opened
 from apood.encoders.base.layers import LayersLike, check_layers
 from apood.encoders.base.pretrained import (
     GENERATING,
@@ -266,6 +267,9 @@ class TextEncoder:
             **({"special_tokens": False} if not special_tokens else {}),
             **(dict(zip(SAMPLING, (samples, self.max_new_tokens, seed), strict=True)) if samples else {}),
         }
+
+    def __repr__(self) -> str:
+        return describe_opened("TextEncoder", self.identity, self.dim, self.device)
 
     def encode(self, items: Sequence[Any]) -> TokenBatch:
         """Return the states and channels of every item, in the order given."""
