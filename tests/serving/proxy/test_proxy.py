@@ -5,7 +5,9 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -111,8 +113,18 @@ def test_accepted_requests_and_their_answers_pass_unchanged(proxy: Running, mode
     assert path == f"{CHAT}?a=b%20c" and seen == body
     for name in ("authorization", "content-type", "traceparent", "accept-encoding"):
         assert passed[name] == headers[name]
-    assert not {"x-private", "x-apood-decision", "user-agent-of-proxy"} & passed.keys()
+    assert not {"x-private", "x-apood-decision"} & passed.keys()
+    assert passed["user-agent"] == proxy.client.headers["user-agent"]  # that of the client, not one of the proxy
     assert proxy.client.post(CHAT, json=ask(KNOWN_TEXT, model="teapot")).status_code == 418
+
+
+def test_a_cookie_of_one_client_is_not_sent_for_another_one(proxy: Running, model: Model) -> None:
+    import httpx2
+
+    for _ in range(2):
+        with httpx2.Client(base_url=proxy.url) as client:
+            assert client.post(CHAT, json=ask(KNOWN_TEXT)).headers.get_list("set-cookie") == ["a=1", "b=2"]
+        assert b"cookie" not in dict(model.seen[-1][2])
 
 
 @pytest.mark.parametrize(
@@ -171,14 +183,32 @@ def test_no_way_leads_around_the_guard(
     assert len(model.seen) == before
 
 
+@pytest.mark.parametrize("path", ["../../slots", "%2e%2e/%2e%2e/slots", "..%2f..%2fslots", "%252e%252e/slots", "./a"])
+def test_no_path_of_a_model_leads_around_the_guard(proxy: Running, model: Model, path: str) -> None:
+    before = len(model.seen)
+    connection = HTTPConnection(proxy.url.removeprefix("http://"), timeout=20)  # it leaves paths as they are
+    connection.request("GET", f"/v1/models/{path}")
+    assert connection.getresponse().status == 404
+    connection.close()
+    assert len(model.seen) == before
+
+
 def test_a_body_that_two_programs_would_read_differently_is_refused(proxy: Running, model: Model) -> None:
     before = len(model.seen)
+    plain, kind = json.dumps(ask(KNOWN_TEXT)).encode(), ("content-type", "application/json")
     one, other = (json.dumps(ask(text)["messages"]) for text in (FOREIGN_TEXT, KNOWN_TEXT))
-    body = f'{{"messages": {one}, "messages": {other}}}'.encode()
-    for content in (body, json.dumps(ask(KNOWN_TEXT)).encode("utf-16")):
-        answer = proxy.client.post(CHAT, content=content, headers={"content-type": "application/json"})
-        assert answer.status_code == 400
-    assert len(model.seen) == before
+    cases: list[tuple[bytes, list[tuple[str, str]], int]] = [
+        (f'{{"messages": {one}, "messages": {other}}}'.encode(), [kind], 400),
+        (f'{{"messages": {other}, "Messages": {one}}}'.encode(), [kind], 400),
+        (plain.decode().encode("utf-16"), [kind], 400),
+        (plain, [("content-type", "application/json; charset=utf-7")], 415),
+        (plain, [kind, ("content-type", "application/json; charset=utf-7")], 400),
+        (plain, [kind, ("content-encoding", "identity"), ("content-encoding", "gzip")], 400),
+        (plain, [("content-type", 'application/json; charset="UTF-8"')], 200),
+    ]
+    for content, headers, status in cases:
+        assert proxy.client.post(CHAT, content=content, headers=headers).status_code == status
+    assert len(model.seen) == before + 1
 
 
 def test_the_system_prompt_and_the_history_do_not_change_the_score_by_a_bit(proxy: Running) -> None:
@@ -260,6 +290,54 @@ def test_in_shadow_mode_everything_passes_with_a_tag(served: Served, upstream: s
         assert answer.status_code == 200
         assert answer.headers["x-apood-decision"] == "OOD" and answer.headers["x-apood-shadow"] == "true"
         assert 'apood_texts_total{decision="OOD"} 1.0' in proxy.client.get("/metrics").text
+
+
+def test_in_shadow_mode_what_cannot_be_judged_passes_and_is_counted(served: Served, upstream: str) -> None:
+    class Broken(Served):
+        def run_texts(self, pieces: Any) -> Any:
+            if len(pieces) == 1 and len(pieces[0]) == 3:  # not the warm-up
+                raise RuntimeError
+            return super().run_texts(pieces)
+
+    broken = Broken(served.detector, served.encoder, served.digest)
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
+    system = [{"role": "system", "content": "rules"}]
+    with run_proxy(broken, upstream, settings={"shadow": True, "most_text_tokens": 30}) as proxy:
+        for path, body, problem in [
+            (CHAT, {"messages": image}, "unjudged"),
+            (CHAT, {"messages": system}, "unjudged"),
+            (CHAT, ask("word1 " * 40), "too_large"),
+            (CHAT, ask("word1"), "internal"),
+            (TEXT, {"prompt": [1, 2]}, "bad_request"),
+        ]:
+            answer = proxy.client.post(path, json=body)
+            assert answer.status_code == 200 and answer.headers["x-apood-decision"] == "none"
+            assert answer.headers["x-apood-problem"] == problem
+        assert "apood_unjudged_total 5.0" in proxy.client.get("/metrics").text
+        assert proxy.client.post(CHAT, json=[]).status_code == 400  # it cannot be read
+
+
+def test_an_answer_names_the_detector_that_judged_it_also_during_a_swap(served: Served, upstream: str) -> None:
+    entered, free = threading.Event(), threading.Event()
+
+    class Old(Served):
+        def prepare_texts(self, texts: Any) -> Any:
+            if texts == [KNOWN_TEXT]:
+                entered.set()
+                assert free.wait(20)
+            return super().prepare_texts(texts)
+
+    turns = iter([Old(served.detector, served.encoder, "old"), Served(served.detector, served.encoder, "new")])
+    service = Service(lambda: next(turns), Settings())
+    app = make_proxy(service, Upstream(upstream, 30), Rules())
+    with run_app(app, service) as proxy, ThreadPoolExecutor(1) as pool:
+        wait_until(lambda: proxy.client.get("/readyz").status_code == 204)
+        asked = pool.submit(proxy.client.post, CHAT, json=ask(KNOWN_TEXT))
+        assert entered.wait(20)
+        assert asyncio.run_coroutine_threadsafe(service.reload(), proxy.loop).result(20)
+        free.set()
+        assert asked.result().headers["x-apood-detector"] == "old"
+        assert proxy.client.post(CHAT, json=ask(KNOWN_TEXT)).headers["x-apood-detector"] == "new"
 
 
 def test_an_upstream_that_is_dead_or_slow_is_named(served: Served, upstream: str) -> None:

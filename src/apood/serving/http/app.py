@@ -6,7 +6,7 @@ from typing import Any
 
 from apood.pipeline.judging import Judgement
 from apood.serving.http.access import PAGE_PATHS, Asgi, Gate
-from apood.serving.http.bodies import get_content_type, parse_object, read_body
+from apood.serving.http.bodies import get_content_type, read_body, read_json
 from apood.serving.http.chat import OtherParts
 from apood.serving.http.errors import HttpError
 from apood.serving.http.guardrail import GUARDRAIL_PATH, answer_guardrail
@@ -69,19 +69,22 @@ def make_app(
         """Return one result per text: its score, p-value and decision.
 
         A result is `accepted` if its decision is ID, or in shadow mode. If the request could not be judged and passes
-        by --on-error accept, there are no results, and `problem` says why.
+        by --on-error accept, or in shadow mode, there are no results, and `problem` says why.
         """
-        kind, settings = get_content_type(request), service.settings
-        if kind not in ("application/json", *TOKEN_TYPES):
+        kind, settings, end = get_content_type(request), service.settings, service.set_deadline()
+        if kind == "application/json":
+            _, content = await read_json(request, settings.most_bytes, end)
+            texts, served = _get_texts(content), service.served
+            judging = service.judge_texts(served, texts, end)
+        elif kind in TOKEN_TYPES:
+            body, served = await read_body(request, settings.most_bytes, end), service.served
+            judging = service.judge_tokens(served, body, end)
+        else:
             raise HttpError(415, f"The content type must be application/json or {TOKEN_TYPES[0]}.")
-        body = await read_body(request, settings.most_bytes, settings.deadline)
-        texts = _get_texts(parse_object(body)) if kind == "application/json" else None
-        digest = service.served.digest
-        judging = service.judge_tokens(body) if texts is None else service.judge_texts(texts)
-        outcome = await run_unless_gone(request, service.decide(judging))
+        outcome = await run_unless_gone(request, service.decide(served, judging))
         return JSONResponse(
             {
-                "detector": digest,
+                "detector": outcome.detector,
                 "shadow": settings.shadow,
                 "accepted": outcome.accepted,
                 "problem": None if outcome.problem is None else outcome.problem.message,
@@ -97,13 +100,11 @@ def make_app(
     )
     async def explain(request: Request) -> Response:
         """Return the words and sentences of a text with what they contribute; places count characters."""
-        if get_content_type(request) != "application/json":
-            raise HttpError(415, "The content type must be application/json.")
-        settings = service.settings
-        body = parse_object(await read_body(request, settings.most_bytes, settings.deadline))
+        end = service.set_deadline()
+        _, body = await read_json(request, service.settings.most_bytes, end)
         if body.keys() != {"text"} or not isinstance(body["text"], str):
             raise HttpError(422, "The body must have text, a string, and nothing else.")
-        return JSONResponse(await run_unless_gone(request, service.explain(body["text"])))
+        return JSONResponse(await run_unless_gone(request, service.explain(body["text"], end)))
 
     @app.post(
         GUARDRAIL_PATH,

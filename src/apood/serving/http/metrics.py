@@ -46,7 +46,9 @@ class Metrics:
         self._batch_seconds = make(Histogram, "batch_seconds", "Time per batch of the model.", buckets=_SECONDS)
         self._in_flight = make(Gauge, "tokens_in_flight", "Tokens that wait or run.")
         self._errors = make(Counter, "errors", "Requests that met an error that was not foreseen.")
-        self._unjudged = make(Counter, "unjudged", "Requests that passed without a decision, by --on-error accept.")
+        self._unjudged = make(
+            Counter, "unjudged", "Requests that passed without a decision, by --on-error accept or --shadow."
+        )
         self._reloads = make(Counter, "reloads", "Detectors loaded in place of another one, by outcome.", "outcome")
         drift = {
             "inputs": "Inputs that the drift alarm has seen.",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from apood.serving.http.access import Asgi
 from apood.serving.http.service import Service
-from apood.support.errors import InputError
+from apood.support.errors import ApoodError, InputError
 
 __all__ = ["run_server"]
 
@@ -21,6 +21,8 @@ def run_server(
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; then accept nothing new, answer what was accepted, and return.
 
+    Raise ApoodError if the service cannot be started.
+
     Args:
         app: the application of the service.
         service: the service.
@@ -29,6 +31,8 @@ def run_server(
         report: called with the address of the server as soon as it accepts connections.
     """
     asyncio.run(_serve(app, service, host, port, report))
+    if service.failed is not None:
+        raise ApoodError(f"The detector could not be started: {service.failed}")
 
 
 async def _serve(app: Asgi, service: Service, host: str, port: int, report: Callable[[str], None] | None) -> None:
@@ -68,6 +72,7 @@ async def _serve(app: Asgi, service: Service, host: str, port: int, report: Call
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
+    service.on_failure = stop
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, reload)

@@ -1,13 +1,16 @@
 """The application of the proxy: it judges inputs, refuses or tags them, and passes the rest on."""
 
+import re
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from apood.pipeline.facts import Chat
+from apood.pipeline.judging import Judgement
 from apood.serving.http.access import Asgi, Gate
-from apood.serving.http.bodies import get_content_type, parse_object, read_body
+from apood.serving.http.bodies import read_json
 from apood.serving.http.chat import OtherParts, choose_text, read_messages, read_responses_input
 from apood.serving.http.errors import HttpError, describe_error
 from apood.serving.http.guardrail import describe_refusal
@@ -48,13 +51,16 @@ def make_proxy(
     from starlette.routing import Route
 
     async def guard(request: Request) -> Response:
-        if get_content_type(request) != "application/json":
-            raise HttpError(415, "The content type must be application/json.")
-        body = await read_body(request, service.settings.most_bytes, service.settings.deadline)
-        asked = parse_object(body)
-        texts = find_texts(request.url.path, asked, service.served.chat, rules.other_parts)
-        outcome = await run_unless_gone(request, service.decide(service.judge_texts(texts)))
-        tags = _make_tags(service, outcome)
+        end = service.set_deadline()
+        body, asked = await read_json(request, service.settings.most_bytes, end)
+        served = service.served
+
+        async def judge() -> list[Judgement]:
+            texts = find_texts(request.url.path, asked, served.chat, rules.other_parts)
+            return await service.judge_texts(served, texts, end)
+
+        outcome = await run_unless_gone(request, service.decide(served, judge()))
+        tags = _make_tags(outcome, shadow=service.settings.shadow)
         if outcome.accepted:
             return upstream.pass_back(await run_unless_gone(request, upstream.send(request, body)), tags)
         if rules.refusal_text is None:
@@ -69,6 +75,9 @@ def make_proxy(
         return JSONResponse(completion, headers=tags)
 
     async def pass_on(request: Request) -> Response:
+        # Dots would reach other paths of the server behind, which may decode what is decoded here already.
+        if {".", ".."} & set(re.split(r"[/\\;]", unquote(request.scope["path"]))):
+            raise HttpError(404, "There is no such path.")
         return upstream.pass_back(await run_unless_gone(request, upstream.send(request, b"")), {})
 
     async def healthz(_request: Request) -> Response:
@@ -118,10 +127,10 @@ def find_texts(path: str, body: Mapping[str, Any], chat: Chat, other_parts: Othe
     return [*texts, *([suffix] if suffix else [])]
 
 
-def _make_tags(service: Service, outcome: Outcome) -> dict[str, str]:
+def _make_tags(outcome: Outcome, *, shadow: bool) -> dict[str, str]:
     """Return the headers that tell what was decided."""
-    tags = {"x-apood-detector": service.served.digest}
-    if service.settings.shadow:
+    tags = {"x-apood-detector": outcome.detector}
+    if shadow:
         tags["x-apood-shadow"] = "true"
     if outcome.problem is not None:
         return {**tags, "x-apood-decision": "none", "x-apood-problem": outcome.problem.code}

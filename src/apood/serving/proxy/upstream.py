@@ -1,6 +1,7 @@
 """The server behind the proxy: requests to it and answers from it, unchanged except for hop-by-hop headers."""
 
 from collections.abc import AsyncIterator, Iterable
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -50,8 +51,11 @@ class Upstream:
         self._base, self._seconds = check_upstream(url), seconds
         timeout = httpx2.Timeout(seconds, connect=_CONNECT_SECONDS)
         limits = httpx2.Limits(max_connections=None)
+        cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # one client's cookies must not reach another one
         # Variables of the environment must not send inputs to yet another server.
-        self._client = httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=False, follow_redirects=False)
+        self._client = httpx2.AsyncClient(
+            timeout=timeout, limits=limits, cookies=cookies, trust_env=False, follow_redirects=False
+        )
         for name in list(self._client.headers):
             del self._client.headers[name]
 
