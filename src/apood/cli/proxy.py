@@ -81,4 +81,11 @@ def proxy(
 
     rules = Rules(other_parts, refusal_text)
     app = make_proxy(service, Upstream(upstream, upstream_timeout), rules, known, local=is_loopback(host))
-    run_server(app, service, host, port, report=lambda address: echo(f"Guarding {upstream} at {address}"))
+    run_server(
+        app,
+        service,
+        host,
+        port,
+        longest=deadline + upstream_timeout,
+        report=lambda address: echo(f"Guarding {upstream} at {address}"),
+    )

@@ -72,7 +72,14 @@ def serve(
     from apood.serving.http.server import run_server
 
     app = make_app(service, known, local=is_loopback(host), other_parts=other_parts)
-    run_server(app, service, host, port, report=lambda address: echo(f"Serving {detector_folder} at {address}"))
+    run_server(
+        app,
+        service,
+        host,
+        port,
+        longest=deadline,
+        report=lambda address: echo(f"Serving {detector_folder} at {address}"),
+    )
 
 
 def find_tokens(file: Path | None) -> tuple[str, ...]:

@@ -123,8 +123,8 @@ def make_app(
 
     @app.get("/v1/shadow", responses=describe_errors(401, 403), summary="Count what would be refused")
     async def shadow() -> Response:
-        """Return how many texts would have been refused at a grid of accept rates, since the start."""
-        return JSONResponse({"shadow": service.settings.shadow, **service.tally.describe()})
+        """Return how many texts would have been refused at a grid of accept rates, since the start, and the drift."""
+        return JSONResponse(service.describe_shadow())
 
     @app.get("/healthz", status_code=204, response_class=Response, summary="Tell that the process is alive")
     async def healthz() -> Response:

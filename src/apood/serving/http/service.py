@@ -263,6 +263,11 @@ class Service:
             return Outcome(True, served.digest, [], known)
         return Outcome(settings.shadow or all(own.accepted for own in judgements), served.digest, judgements)
 
+    def describe_shadow(self) -> dict[str, Any]:
+        """Return what would have been refused, and what the drift alarm says, as JSON."""
+        drift = None if self.drift is None else self.drift.gauges()
+        return {"shadow": self.settings.shadow, **self.tally.describe(), "drift": drift}
+
     def note_failure(self, error: Exception) -> None:
         """Count and log an error that was not foreseen. Its message is left out, because it may quote the input."""
         self.metrics.count_error()

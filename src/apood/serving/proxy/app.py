@@ -11,7 +11,7 @@ from apood.pipeline.facts import Chat
 from apood.pipeline.judging import Judgement
 from apood.serving.http.access import Asgi, Gate
 from apood.serving.http.bodies import read_json
-from apood.serving.http.chat import OtherParts, choose_text, read_messages, read_responses_input
+from apood.serving.http.chat import OtherParts, choose_text, get_field, read_messages, read_responses_input
 from apood.serving.http.errors import HttpError, describe_error
 from apood.serving.http.guardrail import describe_refusal
 from apood.serving.http.requests import add_error_handlers, open_service, run_unless_gone
@@ -26,6 +26,11 @@ TOKEN_HEADER = "x-apood-token"
 
 REFUSED = "out_of_distribution"
 """The code of the error that answers a refused request."""
+
+_UNSEEN = (
+    "chat_template", "documents", "image_data", "input_embeds", "input_extra", "input_ids", "prompt_embeds",
+    "prompt_token_ids",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ def make_proxy(
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
+
+    upstream.note_failure = service.metrics.count_upstream_failure
 
     async def guard(request: Request) -> Response:
         end = service.set_deadline()
@@ -91,6 +98,9 @@ def make_proxy(
         content, kind = service.metrics.render(service.in_flight)
         return Response(content, media_type=kind)
 
+    async def shadow(_request: Request) -> Response:
+        return JSONResponse(service.describe_shadow())
+
     @asynccontextmanager
     async def live(_app: Starlette) -> AsyncIterator[None]:
         async with open_service(service):
@@ -102,6 +112,7 @@ def make_proxy(
         # What carries no input. Other paths are refused: they would lead around the guard.
         Route("/v1/models", pass_on, methods=["GET"]),
         Route("/v1/models/{model:path}", pass_on, methods=["GET"]),
+        Route("/v1/shadow", shadow),
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/metrics", metrics),
@@ -113,12 +124,15 @@ def make_proxy(
 
 
 def find_texts(path: str, body: Mapping[str, Any], chat: Chat, other_parts: OtherParts) -> list[str]:
-    """Return the texts of a request that are judged. Raise HttpError if there are none."""
+    """Return the texts of a request that are judged. Raise HttpError if there are none, or others beside them."""
+    for name in _UNSEEN:
+        if get_field(body, name):
+            raise HttpError(400, f"{name} adds to the input what cannot be judged.", code="unjudged")
     if path == "/v1/chat/completions":
-        return [choose_text(read_messages(body.get("messages")), chat, other_parts)]
+        return [choose_text(read_messages(get_field(body, "messages")), chat, other_parts)]
     if path == "/v1/responses":
         return [choose_text(read_responses_input(body, chat), chat, other_parts)]
-    prompt, suffix = body.get("prompt"), body.get("suffix")
+    prompt, suffix = get_field(body, "prompt"), get_field(body, "suffix")
     texts = [prompt] if isinstance(prompt, str) else prompt
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise HttpError(400, "prompt must be a string or a list of strings: numbers of tokens cannot be judged.")
