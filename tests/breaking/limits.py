@@ -4,6 +4,7 @@ A case is a file in the place of a good one, and the commands that read it. It b
 with a traceback, or needs far more memory than the limits of apood allow.
 """
 
+import contextlib
 import gzip
 import json
 import os
@@ -141,8 +142,8 @@ def _write_in_place(rng: random.Random, place: str, folder: Path, size: int) -> 
     elif kind == "socket":
         import socket
 
-        os.chdir(folder)  # the path of a socket must be short
-        socket.socket(socket.AF_UNIX).bind(path.name)
+        with contextlib.chdir(folder):  # the path of a socket must be short
+            socket.socket(socket.AF_UNIX).bind(path.name)
     elif kind == "link to itself":
         path.symlink_to(path)
     elif kind == "header":

@@ -1,6 +1,7 @@
 """`apood build`: from a file of texts to a detector in one command, and commands that take texts instead of stores."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,15 @@ def test_an_interruption_keeps_what_was_embedded(apood, model, files, tmp_path, 
         patch.setattr(TextEncoder, "run", None)  # nothing is left to embed
         apood(*command)
     assert not (tmp_path / "d.building").exists()
+
+
+def test_a_folder_of_the_user_is_never_work(refused, model, files, tmp_path):
+    mine = tmp_path / "d.building"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "d", "--method", "knn")
+    assert f"{mine} is needed" in refused(*command)
+    assert (mine / "notes.txt").read_text() == "mine" and not (tmp_path / "d").exists()
 
 
 def _run(*arguments):
@@ -130,6 +140,14 @@ class TestTexts:
         assert "name a model, as in --model minilm." in refused("fit", texts, "--out", out)
         assert "--model is for texts" in refused("fit", stores / "train", "--out", out, "--model", model)
         assert "There is no token store" in refused("fit", tmp_path / "nothing", "--out", out)
+
+    def test_a_model_that_moved_is_named_by_its_new_folder(self, apood, model, files, tmp_path):
+        options = (files / "train.jsonl", "--cache", tmp_path / "cache", "--method", "knn")
+        shutil.copytree(model, tmp_path / "old")
+        apood("fit", *options, "--model", tmp_path / "old", "--out", tmp_path / "first")
+        (tmp_path / "old").rename(tmp_path / "new")
+        apood("fit", *options, "--model", tmp_path / "new", "--out", tmp_path / "second")
+        apood("score", tmp_path / "second", files / "test.jsonl")
 
     def test_the_users_cache_is_the_default(self, apood, model, files, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))

@@ -109,16 +109,17 @@ def test_a_regression_that_does_not_converge_warns(train, near, monkeypatch):
 
 def test_absurd_outliers_are_reported(train, near):
     absurd = near.to(dtype=torch.float32)
-    absurd.values[0] = 3e38
+    absurd.values[0] = 9e14
+    tiny = TokenBatch(train.values.double() * 1e-22, train.offsets)
     with pytest.warns(FitWarning, match="remove AUX sequences"):
-        BinaryLogits().fit(train, aux=absurd)
+        BinaryLogits().fit(tiny, aux=absurd)
 
 
 def test_outliers_that_overflow_are_named(train, near):
-    tiny = TokenBatch(train.values * 1e-3, train.offsets)
+    tiny = TokenBatch(train.values.double() * 1e-27, train.offsets)
     absurd = near.to(dtype=torch.float32)
     for sequence in (7, 20):
-        absurd.values[int(absurd.offsets[sequence])] = 1e37
+        absurd.values[int(absurd.offsets[sequence])] = 9e14
     sentence = r"^Sequence 7 of the AUX data .*float32.*remove"
     with pytest.raises(InputError, match=sentence):
         BinaryLogits().fit(tiny, aux=absurd)

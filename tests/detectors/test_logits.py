@@ -24,8 +24,8 @@ def classified(logits, rows=None):
 
 
 def read_sequence_by_sequence(monkeypatch):
-    for module in ("base", "data_checks"):
-        monkeypatch.setattr(f"apood.detectors.contract.{module}.token_budget", lambda _: 1)
+    for module in ("tokens.source", "detectors.contract.data_checks"):
+        monkeypatch.setattr(f"apood.{module}.token_budget", lambda _: 1)
 
 
 def scores_of(detector, logits):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build"]
 
+_MARKER = "unfinished-build"  # a file in DETECTOR.building: without it, the folder is something else
 _SAMPLE = "The quick brown fox jumps over the lazy dog."
 
 
@@ -97,6 +98,7 @@ def build(
         work = out.parent / f"{out.name}.building"
         with advise_on_interrupt(_advise(work)), reserve_path(out):
             refuse_occupied(out, force)
+            _prepare_work(work)
             stores = _fit(built, work, {"id": texts} | ({} if outliers is None else {"aux": outliers}), skip_bad)
             built.facts = replace(built.facts, chat=chat)
             built.save(out)
@@ -121,6 +123,18 @@ def _read(inputs: list[str], field: str | None, skip_bad: bool) -> "list[Record 
     return list(records if skip_bad else keep_good(records, None))
 
 
+def _prepare_work(work: Path) -> None:
+    """Make the folder of an unfinished build, with a file that says so. Raise InputError if another one is there."""
+    marker = work / _MARKER
+    if work.exists() and not marker.exists() and (not work.is_dir() or any(work.iterdir())):
+        raise InputError(
+            f"{work} is needed for the work on the detector, which is deleted at the end, and it holds something else: "
+            "move it, or choose another --out."
+        )
+    work.mkdir(exist_ok=True)
+    marker.touch()
+
+
 def _advise(work: Path) -> Callable[[], str]:
     def advise() -> str:
         if not work.exists():
@@ -134,14 +148,14 @@ def _fit(
     built: "TextDetector", work: Path, sets: "dict[str, list[Record | BadRecord]]", skip_bad: bool
 ) -> dict[str, Path]:
     """Embed the texts and fit the detector, from what an earlier run left in `work`. Return the token stores."""
-    from apood.encoders.base.pretrained import find_pretrained, fingerprint
+    from apood.encoders.base.pretrained import find_pretrained
     from apood.fitting.optimise import Checkpoint
-    from apood.pipeline.token_cache import TokenCache
+    from apood.pipeline.token_cache import TokenCache, describe_model
     from apood.tokens.store import TokenStore
 
     reads = sorted(built.detector.requires | built.detector.welcomes)
     found = find_pretrained(str(built.model))
-    cache = TokenCache(work, {"fingerprint": fingerprint(found.folder), "reads": reads}, lambda: built.encoder)
+    cache = TokenCache(work, {**describe_model(found), "reads": reads}, lambda: built.encoder)
     stores = {name: cache.find_store(records, skip_bad=skip_bad) for name, records in sets.items()}
     tokens = {name: TokenStore(store) for name, store in stores.items()}
     built.fit_tokens(tokens["id"], tokens.get("aux"), checkpoint=Checkpoint(work / "checkpoint"))

@@ -1,6 +1,5 @@
 """`apood report`."""
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from apood.cli.arguments import NoVerify, open_store, parse_named_stores
-from apood.cli.output import check_file, echo
+from apood.cli.output import check_file, echo, format_json
 from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
@@ -85,7 +84,7 @@ def report(
     command = shlex.join(["apood", *sys.argv[1:]])
     content = summarise(detector, known, sets, shown, command, findings)
     page = render_report(content, [explanation for _, _, explanation in shown])
-    for file, text in ((twin, json.dumps(content, indent=1)), (out, page)):
+    for file, text in ((twin, format_json(content, indent=1)), (out, page)):
         with atomic_file(file) as place:
             place.write_text(text, encoding="utf-8")
     echo(f"Written to {out} and {twin}.")

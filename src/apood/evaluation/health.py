@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from apood.decisions.conformal import find_rank
 from apood.detectors.contract.base import Detector
 from apood.pipeline.checks import warn_of_misuse
 from apood.pipeline.facts import Facts
@@ -64,7 +65,7 @@ def _compare_accept_rate(detector: Detector, scores: npt.NDArray[np.float64]) ->
     calibration = detector.calibration
     known, count = len(calibration.scores), len(scores)
     refused = int((~calibration.accepts(scores)).sum())
-    rank = max(1, int(np.floor((1 - calibration.accept) * (known + 1) + 1e-9)))
+    rank = find_rank(known, calibration.accept)
     chance = float(betabinom.sf(refused - 1, count, rank, known + 1 - rank))
     if chance >= _RARE:
         return []

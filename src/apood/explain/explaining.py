@@ -70,11 +70,14 @@ def explain_texts(detector: Detector, encoder: TextEncoder, texts: Sequence[str]
     explanations = []
     for start in range(0, len(texts), _TEXTS):
         some = texts[start : start + _TEXTS]
-        batch = encoder.encode(some)
+        prepared = encoder.prepare(some)
+        for number, problem in prepared.refused.items():
+            raise InputError(f"The text at index {start + number} {problem}.")
+        batch = encoder.run(prepared)
         windows = zip(number_documents(batch).tolist(), batch.lengths.tolist(), strict=True)
         for number in (number for number, length in windows if length == 0 or not some[number].strip()):
             raise InputError(f"The text at index {start + number} is empty, so there is nothing to explain.")
-        explained = _ExplainedBatch(detector, batch, encoder.locate(some))
+        explained = _ExplainedBatch(detector, batch, encoder.locate(some), prepared.cut)
         explanations += explained.describe(some)
     return explanations
 
@@ -82,8 +85,8 @@ def explain_texts(detector: Detector, encoder: TextEncoder, texts: Sequence[str]
 class _ExplainedBatch:
     """The explanation of the windows of some texts."""
 
-    def __init__(self, detector: Detector, batch: TokenBatch, places: Ragged) -> None:
-        self._detector, self._places = detector, places
+    def __init__(self, detector: Detector, batch: TokenBatch, places: Ragged, cut: frozenset[int]) -> None:
+        self._detector, self._places, self._cut = detector, places, cut
         self._explanation = detector.explain(batch)
         self._marks = choose_marks(self._explanation)
         self._scores = detector._score_sequences(batch)
@@ -98,10 +101,11 @@ class _ExplainedBatch:
         number = start + int(np.argmin(self._scores[start:stop]))
         score, places = self._scores[number], self._places.sequence(number).numpy()
         contributions = self._marks.contributions.sequence(number).numpy()
-        window = (0, len(text))
-        if stop - start > 1:
-            inside = places[places[:, 0] >= 0]
-            window = int(inside[:, 0].min()), int(inside[:, 1].max())
+        placed, truncated = places[:, 0] >= 0, stop - 1 in self._cut
+        window = (
+            0 if number == start else int(places[placed, 0].min()),
+            len(text) if number == stop - 1 and not truncated else int(places[placed, 1].max(initial=0)),
+        )
         words, sentences = (
             [span for span in find(text) if span.end > window[0] and span.start < window[1]]
             for find in (find_words, find_sentences)
@@ -113,10 +117,11 @@ class _ExplainedBatch:
             **self._decide(score),
             window=window,
             windows=stop - start,
+            truncated=truncated,
             words=sum_tokens(text, words, places, contributions),
             sentences=sum_tokens(text, sentences, places, contributions),
             members=self._describe_members(number),
-            explained=float(self._marks.explained[number]),
+            explained=float(self._marks.explained[number]) * _find_placed_share(contributions, placed),
             heads=[] if heads is None else _describe_heads(text, words, places, heads.sequence(number)),
         )
 
@@ -143,6 +148,13 @@ class _ExplainedBatch:
             )
             for place, member in enumerate(explanation.members)
         ]
+
+
+def _find_placed_share(contributions: npt.NDArray[np.float64], placed: npt.NDArray[np.bool_]) -> float:
+    """Return the share of what speaks against a text that comes from tokens with a place in it, not special tokens."""
+    against = contributions.clip(min=0)
+    total = float(against.sum())
+    return float(against[placed].sum()) / total if total > 0 else 1.0
 
 
 def _list_neighbours(explanation: Explanation | None, number: int) -> tuple[int, ...]:

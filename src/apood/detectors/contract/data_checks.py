@@ -11,7 +11,6 @@ from torch import Tensor
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.documents import count_documents
 from apood.tokens.identity import describe_other, same_encoder
 from apood.tokens.source import TokenSource, token_budget
 
@@ -34,16 +33,15 @@ def get_required_parts(batch: TokenBatch, requires: frozenset[str]) -> dict[str,
     return {name: batch if name == _TOKENS else batch.channels[name] for name in sorted(requires)}
 
 
-def refuse_other_than_labels(y: Any, source: TokenSource) -> None:
-    """Raise `InputError` if `y` is neither None nor one label per document, such as AUX data in its place."""
+def refuse_other_than_labels(y: Any, count: int, what: str = "sequences") -> None:
+    """Raise `InputError` if `y` is neither None nor `count` labels, such as AUX data in its place."""
     if y is None:
         return
     countable = isinstance(y, Sized) and isinstance(y, Iterable) and not isinstance(y, TokenSource)
-    count = count_documents(source)
     if not countable or len(y) != count or any(np.ndim(label) for label in y):
         size = f" of length {len(y)}" if isinstance(y, Sized) else ""
         raise InputError(
-            f"The second argument of fit is y, one label for each of the {count} sequences, which is ignored; got "
+            f"The second argument of fit is y, one label for each of the {count} {what}, which is ignored; got "
             f"{type(y).__name__}{size}. Auxiliary outliers are given by name: fit(X, aux=outliers)."
         )
 
@@ -95,7 +93,8 @@ def refuse_unfit(
             for name, part in get_required_parts(batch, requires).items():
                 _refuse_empty(part.lengths > 0, name, first, role)
             refuse_nonfinite(batch, requires, first, where)
-            _refuse_huge(batch, requires, first, where)
+            if _TOKENS in requires:
+                _refuse_huge(batch, first, where)
             if check is not None:
                 check(batch, first, where)
             first += len(batch)
@@ -116,17 +115,17 @@ def refuse_nonfinite(batch: TokenBatch, requires: frozenset[str], first: int, wh
             raise InputError(f"{what} in {where} is NaN or infinite; every value must be finite.")
 
 
-def _refuse_huge(batch: TokenBatch, requires: frozenset[str], first: int, where: str) -> None:
-    """Raise `InputError` at the first value that is too large to be squared and added up in float32."""
-    for name, part in get_required_parts(batch, requires).items():
-        if torch.finfo(part.values.dtype).max <= _LARGEST or not part.values.numel():
-            continue
-        if max(map(abs, map(float, torch.aminmax(part.values)))) > _LARGEST:
-            what = _name_first(part.values.abs() > _LARGEST, part, name, first)
-            raise InputError(
-                f"{what} in {where} has a value above {_LARGEST:g} in size, which is too large to fit on; leave the "
-                "sequence out, or scale all values down."
-            )
+def _refuse_huge(batch: TokenBatch, first: int, where: str) -> None:
+    """Raise `InputError` at the first token with a value that is too large to be squared and added up in float32."""
+    values = batch.values
+    if torch.finfo(values.dtype).max <= _LARGEST or not values.numel():
+        return
+    if max(map(abs, map(float, torch.aminmax(values)))) > _LARGEST:
+        what = _name_first(values.abs() > _LARGEST, batch, _TOKENS, first)
+        raise InputError(
+            f"{what} in {where} has a value above {_LARGEST:g} in size, which is too large to fit on; leave the "
+            "sequence out, or scale all values down."
+        )
 
 
 def _name_first(marked: Tensor, part: Ragged, name: str, first: int) -> str:

@@ -39,7 +39,8 @@ def draw_distributions(histograms: Mapping[str, Any], threshold: float) -> str:
         parts.append(f'<text x="{_LEFT}" y="{base - _ROW + 12}">{_shorten(name)}</text>')
         parts.append(_line(_LEFT, base, _WIDTH - _RIGHT, base, "axis"))
     foot = _ROW * len(shares)
-    parts.append(_line(x(threshold), 0, x(threshold), foot, "threshold"))
+    if math.isfinite(threshold):
+        parts.append(_line(x(threshold), 0, x(threshold), foot, "threshold"))
     parts += [
         f'<text x="{x(value):.0f}" y="{foot + 15}" text-anchor="middle">{value:.3g}</text>'
         for value in _choose_ticks(low, high)
@@ -76,7 +77,9 @@ def draw_lengths(sets: Sequence[Mapping[str, Any]], numbers: Mapping[str, int], 
     longest, shortest = max(p[0] for p in points), min(p[0] for p in points)
     ordered = sorted(p[1] for p in points)
     low, high = ordered[len(ordered) // 100], ordered[-1 - len(ordered) // 100]
-    low, high = min(low, threshold), max(high, threshold, low + 1e-9)
+    if math.isfinite(threshold):
+        low, high = min(low, threshold), max(high, threshold)
+    high = max(high, low + 1e-9)
     height, inner = 260, 260 - _BOTTOM - 8
     spread = math.log(longest / shortest) or 1.0
 
@@ -86,7 +89,9 @@ def draw_lengths(sets: Sequence[Mapping[str, Any]], numbers: Mapping[str, int], 
     def y(score: float) -> float:
         return 8 + (high - min(max(score, low), high)) / (high - low) * inner
 
-    parts = [_line(_LEFT, y(threshold), _WIDTH - _RIGHT, y(threshold), "threshold")]
+    parts = []
+    if math.isfinite(threshold):
+        parts.append(_line(_LEFT, y(threshold), _WIDTH - _RIGHT, y(threshold), "threshold"))
     for one in sets:
         dots = "".join(f"M{x(t):.1f} {y(s):.1f}h0" for t, s in one["points"] if t > 0)
         parts.append(f'<path class="dots s{numbers[one["set"]] % _COLOURS}" d="{dots}"/>')
