@@ -199,6 +199,14 @@ def test_no_path_of_a_model_leads_around_the_guard(proxy: Running, model: Model,
     assert len(model.seen) == before
 
 
+def test_the_header_host_does_not_choose_what_is_judged(proxy: Running, model: Model) -> None:
+    before = len(model.seen)
+    body = {**ask(FOREIGN_TEXT), "prompt": KNOWN_TEXT}
+    for host in ("localhost:1/v1/completions?", "localhost/v1/completions#"):
+        assert proxy.client.post(CHAT, json=body, headers={"host": host}).status_code in (400, 403)
+    assert len(model.seen) == before
+
+
 def test_a_body_that_two_programs_would_read_differently_is_refused(proxy: Running, model: Model) -> None:
     before = len(model.seen)
     plain, kind = json.dumps(ask(KNOWN_TEXT)).encode(), ("content-type", "application/json")

@@ -71,6 +71,12 @@ class Outcome:
     judgements: Sequence[Judgement]
     problem: HttpError | None = None
 
+    def describe_refusal(self) -> str:
+        """Return why a request was refused, for its sender; scores and thresholds are left out."""
+        if all(own.score == -float("inf") for own in self.judgements if not own.accepted):
+            return "The input is empty or cannot be judged."
+        return "The input is unlike those that this service was made for."
+
 
 class Service:
     """Judges texts and token arrays. All methods are called in one event loop.
