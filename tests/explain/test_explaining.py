@@ -1,6 +1,7 @@
 """Explanations of texts: their numbers, and what each output makes of ordinary and of hostile texts."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -83,8 +84,10 @@ def test_words_and_members_sum_to_what_they_explain(fitted, texts):
     assert [explanation.cut(word) for word in explanation.words] == texts[0].split()
 
 
-def test_the_texts_of_neighbours_are_shown_on_request(models, texts):
+@pytest.mark.parametrize("kept", [10_000, 50])
+def test_the_texts_of_neighbours_are_shown_on_request(models, texts, kept, monkeypatch):
     """A text is its own nearest neighbour, if it was not held out."""
+    monkeypatch.setattr("apood.pipeline.copies._MOST", kept)
     given = [*texts[:150], " ".join(["word7"] * 80), *texts[150:]]  # one has several windows
     detector = TextDetector(models("bert"), KNN(k=1), accept=0.9).fit(given)
     found = detector.explain(given, training=given)
@@ -98,6 +101,9 @@ def test_the_texts_of_neighbours_are_shown_on_request(models, texts):
     for other in (given[:-1], [*given[1:], given[0]]):
         with pytest.raises(InputError, match="not the texts that the detector was fitted on"):
             detector.explain(given[:1], training=other)
+    detector.facts = replace(detector.facts, sketches=None)
+    with pytest.raises(InputError, match="keeps nothing about its training texts"):
+        detector.explain(given[:1], training=given)
 
 
 def test_all_contributions_belong_to_tokens(models, texts):

@@ -109,9 +109,9 @@ def test_a_saved_detector_comes_back_with_its_encoder(fitted, texts, tmp_path):
     assert isinstance(again, TextDetector) and again._encoder is None  # no model is opened before it is needed
     assert (again.score_samples(texts[:20]) == fitted.score_samples(texts[:20])).all()
     assert again.encoder.identity == fitted.encoder.identity
-    assert again.facts == replace(fitted.facts, texts=again.facts.texts) and again.accept == 0.9
+    assert again.facts == replace(fitted.facts, text_settings=again.facts.text_settings) and again.accept == 0.9
     again.save(tmp_path / "again")
-    assert json.loads((tmp_path / "again" / "config.json").read_text())["facts"]["texts"]["hold_out"] == 0.2
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["facts"]["text_settings"]["hold_out"] == 0.2
 
 
 def test_the_model_may_have_moved(texts, folder, models, tmp_path):

@@ -233,12 +233,12 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         if self.facts.training is None:
             raise NotFittedError("This TextDetector is not fitted yet: call fit with in-distribution texts first.")
         settings = {"accept": self.accept, "hold_out": self.hold_out, "seed": self.seed}
-        self.detector.save(folder, facts=replace(self.facts, texts=settings).to_json())
+        self.detector.save(folder, facts=replace(self.facts, text_settings=settings).to_json())
 
     @classmethod
     def restore(cls, detector: Detector, facts: Facts, folder: Path, model: str | Path | None) -> Self:
         """Return the detector of texts that was saved to `folder` with these facts."""
-        identity, settings = detector.encoder_ or {}, facts.texts or {}
+        identity, settings = detector.encoder_ or {}, facts.text_settings or {}
         if facts.training is None or "model" not in identity or not {"accept", "hold_out", "seed"} == settings.keys():
             raise ArtefactError(f"{folder} is not a saved detector of texts: some facts about it are missing.")
         found = cls(SavedEncoder(identity, model), detector, **settings)
