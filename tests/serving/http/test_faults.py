@@ -323,7 +323,7 @@ def test_the_command_ends_with_an_error_if_the_start_fails(monkeypatch: pytest.M
     monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", lambda *_: None)
     service = Service(fail, Settings())
     with pytest.raises(ApoodError, match=r"could not be started: The folder is gone\."):
-        run_server(make_app(service, (), local=True), service, "127.0.0.1", 0)
+        run_server(make_app(service, (), local=True), service, "127.0.0.1", 0, longest=1)
 
 
 def test_a_detector_without_an_encoder_that_reads_a_channel_can_be_served() -> None:
@@ -346,6 +346,19 @@ def test_tokens_are_required_where_they_are_set(served: Served) -> None:
         for allowed in ({"authorization": f"Bearer {TOKEN}"}, {"x-api-key": TOKEN}):
             assert server.client.post("/v1/score", json={"text": "word1"}, headers=allowed).status_code == 200
         assert server.client.get("/healthz").status_code == 204
+        named = {"x-api-key": TOKEN, "host": "apood.example"}  # as behind a reverse proxy
+        assert server.client.get("/v1/detector", headers=named).status_code == 200
+
+
+def test_too_many_requests_at_once_are_429_but_the_process_still_says_that_it_lives(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apood.serving.http.access._MOST_REQUESTS", 0)
+    answer = server.client.get("/v1/detector")
+    assert "full" in error_of(answer, 429) and answer.headers["retry-after"] == "1"
+    assert server.client.get("/readyz").status_code == 204
+    monkeypatch.undo()
+    assert server.client.get("/v1/detector").status_code == 200
 
 
 def test_other_machines_need_a_token() -> None:
@@ -361,8 +374,10 @@ def test_other_machines_need_a_token() -> None:
 
 
 def test_a_web_page_cannot_use_the_service_through_a_browser(server: Running) -> None:
-    error_of(server.client.get("/v1/detector", headers={"host": "attacker.example"}), 403)
-    assert server.client.get("/v1/detector", headers={"host": "localhost:1"}).status_code == 200
+    for host in ("attacker.example", "127.0.0.1.attacker.example", ""):
+        error_of(server.client.get("/v1/detector", headers={"host": host}), 403)
+    for host in ("localhost:1", "LOCALHOST", "127.0.0.2:80", "[::1]:80"):
+        assert server.client.get("/v1/detector", headers={"host": host}).status_code == 200
     answer = server.client.options(
         "/v1/score", headers={"origin": "https://attacker.example", "access-control-request-method": "POST"}
     )

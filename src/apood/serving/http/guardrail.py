@@ -1,6 +1,6 @@
 """The generic guardrail of LiteLLM: its proxy asks before a call whether the input may pass."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from apood.pipeline.facts import Chat
@@ -14,7 +14,7 @@ from apood.serving.http.service import Service
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["GUARDRAIL_PATH", "answer_guardrail", "describe_refusal"]
+__all__ = ["GUARDRAIL_PATH", "answer_guardrail"]
 
 GUARDRAIL_PATH = "/beta/litellm_basic_guardrail_api"
 """The path that LiteLLM asks."""
@@ -44,15 +44,7 @@ async def answer_guardrail(request: "Request", service: Service, other_parts: Ot
         return {"action": "BLOCKED", "blocked_reason": error.message}
     if outcome.accepted:
         return {"action": "NONE"}
-    return {"action": "BLOCKED", "blocked_reason": describe_refusal(outcome.judgements)}
-
-
-def describe_refusal(judgements: Sequence[Judgement]) -> str:
-    """Return why a request was refused, for its sender; scores and thresholds are left out."""
-    refused = [own for own in judgements if not own.accepted]
-    if all(own.score == -float("inf") for own in refused):
-        return "The input is empty or cannot be judged."
-    return "The input is unlike those that this service was made for."
+    return {"action": "BLOCKED", "blocked_reason": outcome.describe_refusal()}
 
 
 def _find_texts(body: Mapping[str, Any], chat: Chat, other_parts: OtherParts) -> list[str]:

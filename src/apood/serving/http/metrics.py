@@ -49,6 +49,9 @@ class Metrics:
         self._unjudged = make(
             Counter, "unjudged", "Requests that passed without a decision, by --on-error accept or --shadow."
         )
+        self._upstream = make(
+            Counter, "upstream_failures", "Requests that the server behind did not answer, or not to the end."
+        )
         self._reloads = make(Counter, "reloads", "Detectors loaded in place of another one, by outcome.", "outcome")
         drift = {
             "inputs": "Inputs that the drift alarm has seen.",
@@ -100,6 +103,10 @@ class Metrics:
     def count_unjudged(self) -> None:
         """Count a request that passed without a decision."""
         self._unjudged.inc()
+
+    def count_upstream_failure(self) -> None:
+        """Count a request that the server behind the proxy did not answer, or not to the end."""
+        self._upstream.inc()
 
     def count_reload(self, outcome: str) -> None:
         """Count a detector that was loaded in place of another one, or was not."""

@@ -71,6 +71,12 @@ class Outcome:
     judgements: Sequence[Judgement]
     problem: HttpError | None = None
 
+    def describe_refusal(self) -> str:
+        """Return why a request was refused, for its sender; scores and thresholds are left out."""
+        if all(own.score == -float("inf") for own in self.judgements if not own.accepted):
+            return "The input is empty or cannot be judged."
+        return "The input is unlike those that this service was made for."
+
 
 class Service:
     """Judges texts and token arrays. All methods are called in one event loop.
@@ -262,6 +268,11 @@ class Service:
             self.metrics.count_unjudged()
             return Outcome(True, served.digest, [], known)
         return Outcome(settings.shadow or all(own.accepted for own in judgements), served.digest, judgements)
+
+    def describe_shadow(self) -> dict[str, Any]:
+        """Return what would have been refused, and what the drift alarm says, as JSON."""
+        drift = None if self.drift is None else self.drift.gauges()
+        return {"shadow": self.settings.shadow, **self.tally.describe(), "drift": drift}
 
     def note_failure(self, error: Exception) -> None:
         """Count and log an error that was not foreseen. Its message is left out, because it may quote the input."""
