@@ -101,6 +101,7 @@ def test_bad_input_is_refused_before_the_model_is_opened(refused, files, tmp_pat
     assert "give at least 95 texts" in refused("build", few, *command)
     assert "does not use auxiliary outliers" in refused("build", few, *command, "--method", "knn", "--aux", few)
     assert "no field 'body'" in refused("build", files / "train.jsonl", *command, "--field", "body")
+    assert "There is no folder '/nowhere'" in refused("build", files / "train.jsonl", *command)
     few.write_text("word1\n\n")
     assert "skip such records with --skip-bad" in refused("build", few, *command)
     assert list(tmp_path.iterdir()) == [few]

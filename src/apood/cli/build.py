@@ -99,7 +99,6 @@ def build(
         work = out.parent / f"{out.name}.building"
         with advise_on_interrupt(_advise(work)), reserve_path(out):
             refuse_occupied(out, force)
-            _prepare_work(work)
             stores = _fit(built, work, {"id": texts} | ({} if outliers is None else {"aux": outliers}), skip_bad)
             built.facts = replace(built.facts, chat=chat)
             built.save(out)
@@ -131,7 +130,7 @@ def _prepare_work(work: Path) -> None:
             f"{work} is needed for the work on the detector, which is deleted at the end, and it holds something else: "
             "move it, or choose another --out."
         )
-    work.mkdir(exist_ok=True)
+    work.mkdir(parents=True, exist_ok=True)
     marker.touch()
 
 
@@ -155,6 +154,7 @@ def _fit(
 
     reads = sorted(built.detector.requires | built.detector.welcomes)
     found = find_pretrained(str(built.model))
+    _prepare_work(work)
     cache = TokenCache(work, {**describe_model(found), "reads": reads}, lambda: built.encoder)
     stores = {name: cache.find_store(records, skip_bad=skip_bad) for name, records in sets.items()}
     tokens = {name: TokenStore(store) for name, store in stores.items()}
