@@ -1,6 +1,7 @@
 """`apood build`: from a file of texts to a detector in one command, and commands that take texts instead of stores."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,34 @@ def test_an_interruption_keeps_what_was_embedded(apood, model, files, tmp_path, 
         patch.setattr(TextEncoder, "run", None)  # nothing is left to embed
         apood(*command)
     assert not (tmp_path / "d.building").exists()
+
+
+def test_texts_that_are_too_long_are_counted(apood, model, texts, tmp_path):
+    """They are no bad records, but have no tokens, and are always refused."""
+    (tmp_path / "texts.txt").write_text("\n".join([*texts["train"], "word1 " * 2000, "", "word1 " * 3000]))
+    command = ("build", tmp_path / "texts.txt", "--model", model, "--method", "knn", "--skip-bad", "--out")
+    result = apood(*command, tmp_path / "d")
+    assert result.stderr.count("Skipped") == 1
+    assert "Left out 2 texts of too many tokens. The detector refuses such texts" in result.stdout
+    assert json.loads(apood(*command, tmp_path / "e", "--json").stdout)["too_long"] == 2
+
+
+def test_the_default_has_forms(apood, refused, model, files, tmp_path):
+    command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "d")
+    for option in ("--fast", "--beginnings"):
+        assert f"{option} is for the default method" in refused(*command, option, "--method", "knn")
+    apood(*command, "--fast", "--beginnings")
+    detector = library.load(tmp_path / "d").detector
+    assert detector.beginnings and [member.name for member in detector.members_] == ["mahalanobis-knn", "knn"]
+
+
+def test_a_folder_of_the_user_is_never_work(refused, model, files, tmp_path):
+    mine = tmp_path / "d.building"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "d", "--method", "knn")
+    assert f"{mine} is needed" in refused(*command)
+    assert (mine / "notes.txt").read_text() == "mine" and not (tmp_path / "d").exists()
 
 
 def _run(*arguments):
@@ -130,6 +159,14 @@ class TestTexts:
         assert "name a model, as in --model minilm." in refused("fit", texts, "--out", out)
         assert "--model is for texts" in refused("fit", stores / "train", "--out", out, "--model", model)
         assert "There is no token store" in refused("fit", tmp_path / "nothing", "--out", out)
+
+    def test_a_model_that_moved_is_named_by_its_new_folder(self, apood, model, files, tmp_path):
+        options = (files / "train.jsonl", "--cache", tmp_path / "cache", "--method", "knn")
+        shutil.copytree(model, tmp_path / "old")
+        apood("fit", *options, "--model", tmp_path / "old", "--out", tmp_path / "first")
+        (tmp_path / "old").rename(tmp_path / "new")
+        apood("fit", *options, "--model", tmp_path / "new", "--out", tmp_path / "second")
+        apood("score", tmp_path / "second", files / "test.jsonl")
 
     def test_the_users_cache_is_the_default(self, apood, model, files, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))

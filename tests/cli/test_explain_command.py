@@ -20,6 +20,7 @@ def test_a_text_is_marked(apood, detector):
     assert "p-value" in shown and "mahalanobis" in shown
     for word in WORDS.split():
         assert word in shown
+    assert "unknown" in apood("explain", detector, "unknown").stdout
 
 
 def test_a_file_is_explained_text_by_text(apood, detector, tmp_path):
@@ -42,6 +43,8 @@ def test_a_page_is_written(apood, refused, detector, tmp_path):
 
 def test_what_cannot_be_explained_is_refused(apood, refused, detector, stores, tmp_path):
     assert "is empty" in refused("explain", detector, " ")
-    assert "leave out --field" in refused("explain", detector, "no-such-file.jsonl", "--field", "text")
+    assert "leave out --field" in refused("explain", detector, "word1 word2", "--field", "text")
+    for mistyped in ("no-such-file.jsonl", "no-such-*.jsonl"):
+        assert f"'{mistyped}'" in refused("explain", detector, mistyped)
     apood("fit", stores / "train", "--out", tmp_path / "trusted", "--method", "trusted")
     assert "not made of parts that belong to single tokens" in refused("explain", tmp_path / "trusted", "word1")

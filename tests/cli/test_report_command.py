@@ -1,8 +1,11 @@
 """`apood report` and `apood check`."""
 
 import json
+import shutil
 
 import pytest
+
+from apood import Mahalanobis, TokenStore
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +34,22 @@ def test_a_report_is_a_page_and_a_json_file(apood, refused, detector, files, sto
     assert json.loads(page.with_suffix(".json").read_text())["foreign"] == []
 
 
+def test_a_report_on_stores_opens_a_model_that_moved(apood, refused, model, files, tmp_path, monkeypatch):
+    here, there = tmp_path / "here" / "bert", tmp_path / "there"
+    shutil.copytree(model, here)
+    for name in ("train", "held-out", "test"):
+        apood("embed", files / f"{name}.jsonl", "--model", here, "--out", tmp_path / name)
+    apood("fit", tmp_path / "train", "--out", tmp_path / "detector", "--method", "mahalanobis")
+    apood("calibrate", tmp_path / "detector", tmp_path / "held-out")
+    here.rename(there)
+    command = ("report", tmp_path / "detector", "--id", tmp_path / "test", "--out", tmp_path / "report.html")
+    apood(*command, "--model", there)
+    assert len(json.loads((tmp_path / "report.json").read_text())["foreign"]) == 10
+    assert "--model is for texts" in refused(*command, "--model", there, "--foreign", 0, "--force")
+    monkeypatch.setattr(Mahalanobis, "score_samples", None)  # nothing is scored before the error
+    assert "give the folder of the model" in refused(*command, "--force")
+
+
 def test_what_cannot_be_reported_is_refused(apood, refused, detector, stores, tmp_path):
     given = ("--id", stores / "test")
     assert "must end in .html" in refused("report", detector, *given, "--out", tmp_path / "report.pdf")
@@ -41,8 +60,19 @@ def test_what_cannot_be_reported_is_refused(apood, refused, detector, stores, tm
 
 
 def test_check_says_what_is_wrong(apood, detector, stores):
-    assert "Nothing is wrong" in apood("check", detector, "--id", stores / "test").stdout
+    shown = apood("check", detector, "--id", stores / "test").stdout
+    assert "Nothing is wrong with the accept rate, p-values, copies of training texts, lengths and cut inputs." in shown
     found = json.loads(apood("check", detector, "--id", stores / "train", "--json").stdout)
     assert found["inputs"] == 120 and "data" in [finding["kind"] for finding in found["findings"]]
+    assert found["not_checked"] == []
     shown = apood("check", detector, "--id", stores / "other").stdout
     assert shown.count("\n- ") >= 1 and "are not exchangeable" in shown
+
+
+def test_check_says_what_it_could_not_check(apood, stores, tmp_path):
+    """A detector that was saved without facts knows neither its training texts nor its calibration texts."""
+    tokens = [TokenStore(stores / name) for name in ("train", "held-out")]
+    Mahalanobis().fit(tokens[0]).calibrate(tokens[1]).save(tmp_path / "plain")
+    shown = apood("check", tmp_path / "plain", "--id", stores / "test").stdout
+    assert "Nothing is wrong with the accept rate, p-values and cut inputs." in shown
+    assert "Not checked, because too little is known: copies of training texts, lengths." in shown

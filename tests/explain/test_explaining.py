@@ -1,6 +1,7 @@
 """Explanations of texts: their numbers, and what each output makes of ordinary and of hostile texts."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -74,8 +75,8 @@ def test_words_and_members_sum_to_what_they_explain(fitted, texts):
     assert [member.marked for member in explanation.members] == [True, False, False, False]
     attention = explanation.members[0]
     against = sum(max(member.share, 0) for member in explanation.members)
-    expected = max(attention.share, 0) / against if against else 1.0
-    assert explanation.explained == pytest.approx(expected)
+    most = max(attention.share, 0) / against if against else 1.0
+    assert 0 <= explanation.explained <= most
     assert [len(member.neighbours) for member in explanation.members] == [0, 2, 0, 0]
     assert all(0 <= number < fitted.facts.training.documents for number in explanation.members[1].neighbours)
     assert explanation.accepted == (fitted.predict([texts[0]])[0] == 1)
@@ -83,8 +84,10 @@ def test_words_and_members_sum_to_what_they_explain(fitted, texts):
     assert [explanation.cut(word) for word in explanation.words] == texts[0].split()
 
 
-def test_the_texts_of_neighbours_are_shown_on_request(models, texts):
+@pytest.mark.parametrize("kept", [10_000, 50])
+def test_the_texts_of_neighbours_are_shown_on_request(models, texts, kept, monkeypatch):
     """A text is its own nearest neighbour, if it was not held out."""
+    monkeypatch.setattr("apood.pipeline.copies._MOST", kept)
     given = [*texts[:150], " ".join(["word7"] * 80), *texts[150:]]  # one has several windows
     detector = TextDetector(models("bert"), KNN(k=1), accept=0.9).fit(given)
     found = detector.explain(given, training=given)
@@ -98,6 +101,9 @@ def test_the_texts_of_neighbours_are_shown_on_request(models, texts):
     for other in (given[:-1], [*given[1:], given[0]]):
         with pytest.raises(InputError, match="not the texts that the detector was fitted on"):
             detector.explain(given[:1], training=other)
+    detector.facts = replace(detector.facts, sketches=None)
+    with pytest.raises(InputError, match="keeps nothing about its training texts"):
+        detector.explain(given[:1], training=given)
 
 
 def test_all_contributions_belong_to_tokens(models, texts):
@@ -110,6 +116,30 @@ def test_all_contributions_belong_to_tokens(models, texts):
     assert sum(sentence.contribution for sentence in explanation.sentences) == pytest.approx(total)
     assert explanation.accepted is None and "not calibrated" in str(explanation)
     assert 0 < sum(head.share for head in explanation.heads) <= 1
+
+
+def test_special_tokens_are_not_explained_by_words(models, texts):
+    encoder = TextEncoder(models("bert"))
+    detector = Mahalanobis().fit(encoder.encode(texts))
+    explanation = explain_texts(detector, encoder, [texts[3]])[0]
+    against = detector.explain(encoder.encode([texts[3]])).contributions.values.clamp_min(0)
+    expected = float(against[1:-1].sum() / against.sum())
+    assert 0 < expected < 1 and explanation.explained == pytest.approx(expected)
+    assert f"all words make up {expected:.0%} of its distance" in str(explanation)
+
+
+def test_a_text_that_was_cut_shows_only_what_was_judged(models, texts):
+    encoder = TextEncoder(models("bert"), max_tokens=6, on_long="beginning")
+    detector = Mahalanobis().fit(encoder.encode(texts))
+    cut, whole = explain_texts(detector, encoder, ["word1 word2 word3 word4 word5 word6", " word1 "])
+    assert cut.truncated and cut.window == (0, 23) and len(cut.words) == 4 and cut.to_json()["truncated"]
+    for shown in (" ".join(str(cut).split()), cut.to_html()):
+        assert "Only the beginning of the text was judged." in shown and "12 more characters, not judged" in shown
+        assert "word5" not in shown
+    assert not whole.truncated and whole.window == (0, 7)
+    long = TextEncoder(models("bert"), max_tokens=8)
+    with pytest.raises(InputError, match=r"The text at index 17 has .* windows"):
+        explain_texts(Mahalanobis().fit(long.encode(texts)), long, ["word1"] * 17 + ["word1 " * 2000])
 
 
 def test_a_long_text_is_explained_by_its_worst_window(fitted):

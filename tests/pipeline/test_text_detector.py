@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 
 import apood
 from apood import KNN, Detector, Mahalanobis, TextDetector, TextEncoder
@@ -96,6 +97,8 @@ def test_a_fit_refuses_empty_texts_and_too_few_before_it_opens_the_model():
         TextDetector("/nowhere").fit(["a", " "])
     with pytest.raises(InputError, match=r"10 of 50 texts would be held out.* needs 19: give at least 95 texts"):
         TextDetector("/nowhere").fit(["a"] * 50)
+    with pytest.raises(InputError, match=r"13 of 65 texts would be held out.* needs 14: give at least 70 texts"):
+        TextDetector("/nowhere", accept=0.93).fit(["a"] * 65)
     with pytest.raises(InputError, match=r"There is no folder '/nowhere'"):
         TextDetector("/nowhere").fit(["a"] * 95)
 
@@ -106,9 +109,9 @@ def test_a_saved_detector_comes_back_with_its_encoder(fitted, texts, tmp_path):
     assert isinstance(again, TextDetector) and again._encoder is None  # no model is opened before it is needed
     assert (again.score_samples(texts[:20]) == fitted.score_samples(texts[:20])).all()
     assert again.encoder.identity == fitted.encoder.identity
-    assert again.facts == replace(fitted.facts, texts=again.facts.texts) and again.accept == 0.9
+    assert again.facts == replace(fitted.facts, text_settings=again.facts.text_settings) and again.accept == 0.9
     again.save(tmp_path / "again")
-    assert json.loads((tmp_path / "again" / "config.json").read_text())["facts"]["texts"]["hold_out"] == 0.2
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["facts"]["text_settings"]["hold_out"] == 0.2
 
 
 def test_the_model_may_have_moved(texts, folder, models, tmp_path):
@@ -121,6 +124,33 @@ def test_the_model_may_have_moved(texts, folder, models, tmp_path):
     assert moved.predict(texts[:1]) == [1]
     with pytest.raises(InputError, match="is another encoder"):
         apood.load(tmp_path / "saved", model=models("roberta")).predict(texts[:1])
+
+
+def test_a_loaded_detector_is_fitted_again_with_its_own_encoder(texts, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "here" / "bert")
+    encoder = TextEncoder(tmp_path / "here" / "bert", max_tokens=8, on_long="beginning")
+    TextDetector(encoder, KNN(k=1)).fit(texts).save(tmp_path / "saved")
+    (tmp_path / "here").rename(tmp_path / "there")
+    loaded = apood.load(tmp_path / "saved", model=tmp_path / "there" / "bert")
+    for again in (clone(loaded).fit(texts), loaded.fit(texts)):
+        assert (again.encoder.max_tokens, again.encoder.on_long) == (8, "beginning")
+        assert again.detector.encoder_["folder"] == str(tmp_path / "there" / "bert")
+    loaded.set_params(model=folder).fit(texts)
+    assert loaded.encoder.on_long == "windows"
+
+
+def test_nothing_is_embedded_before_a_fit():
+    unfitted = TextDetector("/nowhere", KNN(k=1))
+    for method in (unfitted.calibrate, unfitted.predict, unfitted.explain):
+        with pytest.raises(NotFittedError, match="This TextDetector is not fitted yet"):
+            method(["a"] * 100)
+
+
+def test_labels_are_ignored_and_other_things_in_their_place_refused(folder, texts):
+    labelled = TextDetector(folder, KNN(k=1), accept=0.5).fit(texts[:50], [1] * 50)
+    assert labelled.facts.training.documents == 40
+    with pytest.raises(InputError, match=r"one label for each of the 50 texts.* fit\(X, aux=outliers\)"):
+        TextDetector("/nowhere", KNN(k=1)).fit(texts[:50], ["an outlier"])
 
 
 def test_a_plain_detector_still_loads_as_one(folder, texts, tmp_path):
@@ -145,7 +175,7 @@ def test_it_can_be_calibrated_anew_and_cloned(folder, texts):
     assert detector.detector.threshold_ > before and detector.facts.calibration.documents == 100
     copy = clone(detector)
     assert copy.accept == 0.5 and copy.facts.training is None
-    with pytest.raises(InputError, match="not fitted yet"):
+    with pytest.raises(NotFittedError, match="This TextDetector is not fitted yet"):
         copy.save("nowhere")
     with pytest.raises(NotCalibratedError):
         TextDetector(folder, KNN(k=1).fit(detector.encoder.encode(texts[:20]))).predict(texts[:2])

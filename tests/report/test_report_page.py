@@ -1,6 +1,8 @@
 """The report: its content, its page, and what hostile names and texts do to it."""
 
+import copy
 import json
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from builders import correlated_sequences
 
 from apood import APOOD, KNN, Fusion
+from apood.decisions.conformal import Calibration
 from apood.evaluation.metrics import auroc
 from apood.explain.spans import Span
 from apood.explain.text_explanation import MemberPart, TextExplanation
@@ -96,6 +99,13 @@ def test_ten_thousand_inputs_make_a_small_page(detector):
     content = summarise(detector, {}, sets, [], "apood report")
     assert content["sets"][1]["without_score"] == 7
     assert len(render_report(content, [])) < 3_000_000 and len(json.dumps(content)) < 3_000_000
+
+
+def test_a_threshold_that_refuses_nothing_is_not_drawn(detector):
+    open_to_all = copy.copy(detector)
+    open_to_all.calibration = Calibration.from_scores([-np.inf] * 20, 0.9)
+    page = render_report(summarise(open_to_all, {}, [make_set(detector, "ID", "ID")], [], ""), [])
+    assert "<svg" in page and 'class="threshold"' not in page and not re.search(r"\b(nan|inf)\b", page)
 
 
 def test_scores_that_are_all_equal_can_be_drawn(detector):

@@ -33,10 +33,10 @@ def check(
     """Check whether a detector treats held-out in-distribution inputs as its calibration promises.
 
     Each finding is a sentence that says what to do: copies of training texts, lengths unlike those of the calibration,
-    more refusals than the accept rate allows, p-values that are not uniform, calibration inputs unlike the training
-    inputs, or inputs that were cut.
+    more refusals than the accept rate allows, p-values that are not uniform, calibration inputs that are longer or
+    shorter on average than the training inputs, or inputs that were cut. What cannot be checked is named.
     """
-    from apood.evaluation.health import examine
+    from apood.evaluation.health import examine, find_checks
     from apood.pipeline.facts import load_detector_and_facts
 
     detector, facts = load_detector_and_facts(detector_folder)
@@ -46,10 +46,12 @@ def check(
     stores.refuse_unused_options()
     scores = detector.score_samples(source)
     findings = examine(detector, facts, source, scores)
+    checks = find_checks(detector, facts, source)
+    checked, unchecked = ([name for name, known in checks.items() if known is wanted] for wanted in (True, False))
     refused = int((~calibration.accepts(scores)).sum())
     if as_json:
         facts_found = {"inputs": len(scores), "refused": refused, "accept": calibration.accept}
-        print_json(facts_found | {"findings": [asdict(finding) for finding in findings]})
+        print_json(facts_found | {"findings": [asdict(one) for one in findings], "not_checked": unchecked})
         return
     echo(
         f"{refused:,} of {format_count(len(scores), 'held-out input')} are refused; the accept rate is "
@@ -58,4 +60,6 @@ def check(
     for finding in findings:
         echo(f"- {finding.sentence}")
     if not findings:
-        echo("Nothing is wrong: lengths, copies, the accept rate and p-values are as they should be.")
+        echo(f"Nothing is wrong with {', '.join(checked[:-1])} and {checked[-1]}.")
+    if unchecked:
+        echo(f"Not checked, because too little is known: {', '.join(unchecked)}.")

@@ -1,6 +1,5 @@
 """`apood explain`."""
 
-import json
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from apood.cli.arguments import read_text_records
-from apood.cli.output import check_file, echo, print_table
+from apood.cli.output import check_file, echo, format_json, print_table
+from apood.cli.stores import TextField, are_texts
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
@@ -37,9 +37,7 @@ def explain(
         _Format, typer.Option("--format", help="Marked text, JSON lines, or an HTML page.")
     ] = _Format.TERMINAL,
     out: Annotated[str, typer.Option(metavar="FILE", help="File to write; - is standard output.")] = "-",
-    field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Field or column of the text, called text by default.")
-    ] = None,
+    field: TextField = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -50,8 +48,9 @@ def explain(
 ) -> None:
     """Show why texts have their scores: which words and sentences are suspicious, and which member says so.
 
-    An argument that is the name of a file is read as a file; anything else is the text itself. A long text is explained
-    by its worst window, which decides. The marks show the contributions of tokens to the distance of AP-OOD; the
+    An argument with white space is the text itself, unless there is a file of that name. One without is a text, too,
+    unless it looks like a file name, a pattern or a data set, as `why.txt` does. A long text is explained by its worst
+    window, which decides. The marks show the contributions of tokens to the distance of AP-OOD; the
     command says which part of all that speaks against the text they explain. Neighbours are named by their number among
     the sequences that the detector learnt from.
     """
@@ -82,26 +81,22 @@ def explain(
 
 def _read_texts(text_or_file: str, field: str | None) -> list[str]:
     """Return the texts of a file, one more than are explained at most, or the text itself."""
-    if not _is_file(text_or_file):
+    if not _names_texts(text_or_file):
         if field is not None:
             raise InputError(f"There is no file {text_or_file!r}, and a text has no fields: leave out --field.")
         return [text_or_file]
-    from apood.data.record import BadRecord, BadRecordError
+    from apood.data.record import keep_good
 
     records = read_text_records(
         [text_or_file], field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=False
     )
-    texts = []
-    for record in islice(records, _MOST + 1):
-        if isinstance(record, BadRecord):
-            raise BadRecordError(record.reason)
-        texts.append(record.item)
-    return texts
+    return [record.item for record in islice(keep_good(records, None), _MOST + 1)]
 
 
-def _is_file(name: str) -> bool:
+def _names_texts(given: str) -> bool:
+    """Return whether an argument names texts, so that a file name with a typing error is not explained as a text."""
     try:
-        return name == "-" or Path(name).is_file()
+        return are_texts(given) if len(given.split()) == 1 else Path(given).is_file()
     except (OSError, ValueError):  # a text may be longer than any name, or contain a null character
         return False
 
@@ -113,5 +108,5 @@ def _format(explanations: "list[TextExplanation]", output_format: _Format) -> st
 
         return render_page(explanations)
     if output_format is _Format.JSON:
-        return "".join(json.dumps(explanation.to_json()) + "\n" for explanation in explanations)
+        return "".join(format_json(explanation.to_json()) + "\n" for explanation in explanations)
     return "\n\n".join(map(str, explanations)) + "\n"

@@ -35,6 +35,7 @@ __all__ = [
     "check_file",
     "check_rows_file",
     "echo",
+    "format_json",
     "print_facts",
     "print_json",
     "print_table",
@@ -84,6 +85,11 @@ def print_table(table: "RenderableType", *, highlight: bool = False) -> None:
 def print_json(content: Any) -> None:
     """Print indented JSON. NaN and infinities become null, because JSON has neither."""
     echo(json.dumps(_replace_nonfinite(content), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def format_json(content: Any, indent: int | None = None) -> str:
+    """Return JSON of ASCII characters. NaN and infinities become null, because JSON has neither."""
+    return json.dumps(_replace_nonfinite(content), indent=indent, allow_nan=False)
 
 
 def _replace_nonfinite(content: Any) -> Any:
@@ -165,7 +171,7 @@ def write_rows(rows: Iterable[Row], path: Path | None, *, as_json: bool) -> None
 
 def _write_json_lines(rows: Iterable[Row], file: Any) -> None:
     for row in rows:
-        file.write(json.dumps(_replace_nonfinite(row), allow_nan=False) + "\n")
+        file.write(format_json(row) + "\n")
         if file is sys.stdout:
             file.flush()
 

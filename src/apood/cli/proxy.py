@@ -1,28 +1,37 @@
 """`apood proxy`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from apood.cli.output import echo
-from apood.cli.serve import TOKENS_VARIABLE, find_tokens, open_service
+from apood.cli.serve import (
+    TOKENS_VARIABLE,
+    ChatOption,
+    Deadline,
+    DetectorFolder,
+    EncoderFolder,
+    Host,
+    MostBytes,
+    MostTextTokens,
+    MostTokens,
+    OnErrorOption,
+    OtherPartsOption,
+    Port,
+    Shadow,
+    find_tokens,
+    make_service,
+)
 
 __all__ = ["proxy"]
 
 
 def proxy(
-    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
+    detector_folder: DetectorFolder,
     upstream: Annotated[str, typer.Option(metavar="URL", help="The server behind, which speaks the OpenAI protocol.")],
-    chat: Annotated[
-        Literal["last-user", "all-user", "whole"] | None,
-        typer.Option(
-            help="Which text of a conversation is judged.", show_default="that of `apood build`, or last-user"
-        ),
-    ] = None,
-    other_parts: Annotated[
-        Literal["refuse", "ignore"], typer.Option(help="What becomes of messages with images, sounds or files.")
-    ] = "refuse",
+    chat: ChatOption = None,
+    other_parts: OtherPartsOption = "refuse",
     refusal_text: Annotated[
         str | None,
         typer.Option(
@@ -31,15 +40,10 @@ def proxy(
             show_default="an error, code out_of_distribution",
         ),
     ] = None,
-    shadow: Annotated[bool, typer.Option("--shadow", help="Refuse nothing, and count what would be refused.")] = False,
-    on_error: Annotated[
-        Literal["refuse", "accept"],
-        typer.Option(help="What becomes of an input that cannot be judged because of an error of the service."),
-    ] = "refuse",
-    host: Annotated[
-        str, typer.Option(help="Address to bind to. Any other than this machine's own needs --tokens.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 8001,
+    shadow: Shadow = False,
+    on_error: OnErrorOption = "refuse",
+    host: Host = "127.0.0.1",
+    port: Port = 8001,
     tokens: Annotated[
         Path | None,
         typer.Option(
@@ -48,16 +52,14 @@ def proxy(
             f"{TOKENS_VARIABLE}.",
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved.")] = None,
-    deadline: Annotated[float, typer.Option(min=0.01, help="Seconds after which judging is given up.")] = 10,
+    model: EncoderFolder = None,
+    deadline: Deadline = 10,
     upstream_timeout: Annotated[
         float, typer.Option(min=0.01, help="Seconds to wait for the next bytes of the server behind.")
     ] = 600,
-    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.")] = 1 << 23,
-    max_text_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens of a text.")] = 8192,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Largest number of tokens in flight, of all requests together.")
-    ] = 1 << 18,
+    max_body: MostBytes = 1 << 23,
+    max_text_tokens: MostTextTokens = 8192,
+    max_tokens: MostTokens = 1 << 18,
 ) -> None:
     """Guard a server that speaks the OpenAI protocol: judge inputs, and pass on what is in-distribution.
 
@@ -73,7 +75,7 @@ def proxy(
         deadline, max_body, most_text_tokens=max_text_tokens, most_tokens=max_tokens, shadow=shadow, on_error=on_error
     )
     known = find_tokens(tokens)
-    service = open_service(detector_folder, model, chat, settings, host, known)
+    service = make_service(detector_folder, model, chat, settings, host, known)
     from apood.serving.http.access import is_loopback
     from apood.serving.http.server import run_server
     from apood.serving.proxy.app import Rules, make_proxy
@@ -81,4 +83,11 @@ def proxy(
 
     rules = Rules(other_parts, refusal_text)
     app = make_proxy(service, Upstream(upstream, upstream_timeout), rules, known, local=is_loopback(host))
-    run_server(app, service, host, port, report=lambda address: echo(f"Guarding {upstream} at {address}"))
+    run_server(
+        app,
+        service,
+        host,
+        port,
+        longest=deadline + upstream_timeout,
+        report=lambda address: echo(f"Guarding {upstream} at {address}"),
+    )

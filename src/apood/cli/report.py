@@ -1,27 +1,29 @@
 """`apood report`."""
 
-import json
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from apood.cli.arguments import NoVerify, open_store, parse_named_stores
-from apood.cli.output import check_file, echo
-from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel
+from apood.cli.output import check_file, echo, format_json
+from apood.cli.stores import CacheFolder, StoreFinder, TextField
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
 
 if TYPE_CHECKING:
     from apood.detectors.contract.base import Detector
+    from apood.encoders.text.encoder import TextEncoder
     from apood.explain.text_explanation import TextExplanation
-    from apood.report.page.summary import ScoredSet
+    from apood.report.page.summary import Role, ScoredSet
     from apood.tokens.source import TokenSource
 
 __all__ = ["report"]
+
+_SHOWN_FIRST: tuple["Role", ...] = ("new", "OOD", "ID")  # the roles of sets by how much their inputs interest
 
 
 def report(
@@ -48,7 +50,12 @@ def report(
     foreign: Annotated[
         int, typer.Option(min=0, max=100, metavar="N", help="Number of the most foreign inputs to show with marks.")
     ] = 10,
-    model: TextModel = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder of the encoder, if it has moved.", show_default="where it was found"
+        ),
+    ] = None,
     field: TextField = None,
     cache: CacheFolder = None,
     no_verify: NoVerify = False,
@@ -63,6 +70,7 @@ def report(
     """
     from apood.evaluation.health import examine
     from apood.pipeline.facts import load_detector_and_facts
+    from apood.pipeline.opening import open_text_encoder_of
     from apood.report.page.render import refuse_without_jinja, render_report
     from apood.report.page.summary import summarise
 
@@ -72,28 +80,33 @@ def report(
     for file in (out, twin):
         check_file(file, force=force)
     refuse_without_jinja()
-    named = {"OOD": parse_named_stores(ood_stores or []), "new": parse_named_stores(new_stores or [])}
+    named: dict[Role, dict[str, Path]] = {
+        "OOD": parse_named_stores(ood_stores or []),
+        "new": parse_named_stores(new_stores or []),
+    }
     detector, facts = load_detector_and_facts(detector_folder)
     detector.calibration  # noqa: B018 - an error before any work if there is none
     stores = StoreFinder.of_detector(detector, model, cache, field)
     sources = _open(detector, stores, {"ID": {"ID": Path(id_store)}, **named}, verify=not no_verify)
-    stores.refuse_unused_options()
+    shows = foreign > 0 and _can_show(detector, sources)
+    stores.refuse_unused_options(used=["--model"] if shows else [])
+    encoder = open_text_encoder_of(detector, model=model) if shows else None  # an error before the scoring
     sets = [_score(detector, name, role, source) for (role, name), source in sources.items()]
     findings = [one.sentence for one in examine(detector, facts, sources["ID", "ID"], sets[0].scores)]
-    shown = _explain_foreign(detector, sets, list(sources.values()), foreign, model)
+    shown = [] if encoder is None else _explain_foreign(detector, encoder, sets, list(sources.values()), foreign)
     known = {name: seen.to_json() for name in ("training", "calibration") if (seen := getattr(facts, name)) is not None}
     command = shlex.join(["apood", *sys.argv[1:]])
     content = summarise(detector, known, sets, shown, command, findings)
     page = render_report(content, [explanation for _, _, explanation in shown])
-    for file, text in ((twin, json.dumps(content, indent=1)), (out, page)):
+    for file, text in ((twin, format_json(content, indent=1)), (out, page)):
         with atomic_file(file) as place:
             place.write_text(text, encoding="utf-8")
     echo(f"Written to {out} and {twin}.")
 
 
 def _open(
-    detector: "Detector", stores: StoreFinder, named: Mapping[str, Mapping[str, Path]], *, verify: bool
-) -> "dict[tuple[str, str], TokenSource]":
+    detector: "Detector", stores: StoreFinder, named: "Mapping[Role, Mapping[str, Path]]", *, verify: bool
+) -> "dict[tuple[Role, str], TokenSource]":
     """Return the inputs of all sets by their roles and names."""
     names = [name for own in named.values() for name in own]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -105,43 +118,50 @@ def _open(
     }
 
 
-def _score(detector: "Detector", name: str, role: str, source: "TokenSource") -> "ScoredSet":
+def _score(detector: "Detector", name: str, role: "Role", source: "TokenSource") -> "ScoredSet":
     from apood.pipeline.seen import count_tokens
     from apood.report.page.summary import ScoredSet
 
     if not len(source):
         raise InputError(f"The set {name!r} has no inputs.")
-    return ScoredSet(name, role, detector.score_samples(source), count_tokens(source))  # type: ignore[arg-type]
+    return ScoredSet(name, role, detector.score_samples(source), count_tokens(source))
+
+
+def _find_shown_role(roles: "Collection[Role]") -> "Role":
+    """Return the role of the sets whose most foreign inputs are shown."""
+    return next(role for role in _SHOWN_FIRST if role in roles)
+
+
+def _can_show(detector: "Detector", sources: "Mapping[tuple[Role, str], TokenSource]") -> bool:
+    """Return whether the detector can explain inputs, and the texts of some that would be shown are known."""
+    from apood.pipeline.copies import keeps_texts
+
+    shown = _find_shown_role({role for role, _ in sources})
+    known = any(keeps_texts(source) for (role, _), source in sources.items() if role == shown)
+    return known and detector.explains and (detector.encoder_ or {}).get("mode") == "input"
 
 
 def _explain_foreign(
-    detector: "Detector", sets: "list[ScoredSet]", sources: "list[TokenSource]", count: int, model: str | None
+    detector: "Detector", encoder: "TextEncoder", sets: "list[ScoredSet]", sources: "list[TokenSource]", count: int
 ) -> "list[tuple[str, int, TextExplanation]]":
     """Return the inputs with the lowest scores of the sets that interest most, as far as their texts are known."""
     import numpy as np
 
     from apood.explain.explaining import explain_texts
-    from apood.pipeline.copies import read_texts
-    from apood.pipeline.opening import open_text_encoder_of
+    from apood.pipeline.copies import keeps_texts, read_texts
 
-    role = next(role for role in ("new", "OOD", "ID") if any(one.role == role for one in sets))
+    shown = _find_shown_role({one.role for one in sets})
     ranked = sorted(
         (float(score), place, number)
         for place, one in enumerate(sets)
-        if one.role == role
+        if one.role == shown
         for number, score in enumerate(one.scores.tolist())
         if np.isfinite(score)
     )[:count]
-    if not ranked or not detector.explains or (detector.encoder_ or {}).get("mode") != "input":
-        return []
-    texts = {place: read_texts(sources[place]) for _, place, _ in ranked}
     chosen = [
-        (sets[place].name, number, own[number])
+        (sets[place].name, number, text)
         for _, place, number in ranked
-        if (own := texts[place]) is not None and own[number].strip()
+        if keeps_texts(sources[place]) and (text := read_texts(sources[place], np.array([number]))[0]).strip()
     ]
-    if not chosen:
-        return []
-    encoder = open_text_encoder_of(detector, model=model)
     found = explain_texts(detector, encoder, [text for _, _, text in chosen])
     return [(name, number, one) for (name, number, _), one in zip(chosen, found, strict=True)]

@@ -15,18 +15,57 @@ if TYPE_CHECKING:
     from apood.pipeline.facts import Chat
     from apood.serving.http.service import Service, Settings
 
-__all__ = ["TOKENS_VARIABLE", "find_tokens", "open_service", "serve"]
+__all__ = [
+    "TOKENS_VARIABLE",
+    "ChatOption",
+    "Deadline",
+    "DetectorFolder",
+    "EncoderFolder",
+    "Host",
+    "MostBytes",
+    "MostTextTokens",
+    "MostTokens",
+    "OnErrorOption",
+    "OtherPartsOption",
+    "Port",
+    "Shadow",
+    "find_tokens",
+    "make_service",
+    "serve",
+]
 
 TOKENS_VARIABLE = "APOOD_TOKENS"
 """The environment variable with bearer tokens, one per line."""
 
+# Options that `apood proxy` has, too.
+DetectorFolder = Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")]
+Host = Annotated[str, typer.Option(help="Address to bind to. Any other than this machine's own needs --tokens.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")]
+Shadow = Annotated[
+    bool, typer.Option("--shadow", help="Refuse nothing that can be read, and count what would be refused.")
+]
+OnErrorOption = Annotated[
+    Literal["refuse", "accept"],
+    typer.Option(help="What becomes of an input that cannot be judged because of an error of the service."),
+]
+ChatOption = Annotated[
+    Literal["last-user", "all-user", "whole"] | None,
+    typer.Option(help="Which text of a conversation is judged.", show_default="that of `apood build`, or last-user"),
+]
+OtherPartsOption = Annotated[
+    Literal["refuse", "ignore"], typer.Option(help="What becomes of messages with images, sounds or files.")
+]
+EncoderFolder = Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved.")]
+Deadline = Annotated[float, typer.Option(min=0.01, help="Seconds after which a request is answered with 504.")]
+MostBytes = Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.")]
+MostTextTokens = Annotated[int, typer.Option(min=1, help="Largest number of tokens of a text.")]
+MostTokens = Annotated[int, typer.Option(min=1, help="Largest number of tokens in flight, of all requests together.")]
+
 
 def serve(
-    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
-    host: Annotated[
-        str, typer.Option(help="Address to bind to. Any other than this machine's own needs --tokens.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 8000,
+    detector_folder: DetectorFolder,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     tokens: Annotated[
         Path | None,
         typer.Option(
@@ -34,28 +73,16 @@ def serve(
             help=f"File of bearer tokens, one per line; or the environment variable {TOKENS_VARIABLE}.",
         ),
     ] = None,
-    shadow: Annotated[bool, typer.Option("--shadow", help="Refuse nothing, and count what would be refused.")] = False,
-    on_error: Annotated[
-        Literal["refuse", "accept"],
-        typer.Option(help="What becomes of an input that cannot be judged because of an error of the service."),
-    ] = "refuse",
-    chat: Annotated[
-        Literal["last-user", "all-user", "whole"] | None,
-        typer.Option(
-            help="Which text of a conversation is judged.", show_default="that of `apood build`, or last-user"
-        ),
-    ] = None,
-    other_parts: Annotated[
-        Literal["refuse", "ignore"], typer.Option(help="What becomes of messages with images, sounds or files.")
-    ] = "refuse",
-    model: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved.")] = None,
-    deadline: Annotated[float, typer.Option(min=0.01, help="Seconds after which a request is answered with 504.")] = 10,
-    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.")] = 1 << 20,
+    shadow: Shadow = False,
+    on_error: OnErrorOption = "refuse",
+    chat: ChatOption = None,
+    other_parts: OtherPartsOption = "refuse",
+    model: EncoderFolder = None,
+    deadline: Deadline = 10,
+    max_body: MostBytes = 1 << 20,
     max_texts: Annotated[int, typer.Option(min=1, help="Largest number of texts of a request.")] = 256,
-    max_text_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens of a text.")] = 8192,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Largest number of tokens in flight, of all requests together.")
-    ] = 1 << 18,
+    max_text_tokens: MostTextTokens = 8192,
+    max_tokens: MostTokens = 1 << 18,
 ) -> None:
     """Serve a detector over HTTP: POST texts to /v1/score, and read decisions.
 
@@ -66,13 +93,20 @@ def serve(
 
     settings = Settings(deadline, max_body, max_texts, max_text_tokens, max_tokens, shadow, on_error)
     known = find_tokens(tokens)
-    service = open_service(detector_folder, model, chat, settings, host, known)
+    service = make_service(detector_folder, model, chat, settings, host, known)
     from apood.serving.http.access import is_loopback
     from apood.serving.http.app import make_app
     from apood.serving.http.server import run_server
 
     app = make_app(service, known, local=is_loopback(host), other_parts=other_parts)
-    run_server(app, service, host, port, report=lambda address: echo(f"Serving {detector_folder} at {address}"))
+    run_server(
+        app,
+        service,
+        host,
+        port,
+        longest=deadline,
+        report=lambda address: echo(f"Serving {detector_folder} at {address}"),
+    )
 
 
 def find_tokens(file: Path | None) -> tuple[str, ...]:
@@ -87,7 +121,7 @@ def find_tokens(file: Path | None) -> tuple[str, ...]:
     return tokens
 
 
-def open_service(
+def make_service(
     folder: Path, model: str | None, chat: "Chat | None", settings: "Settings", host: str, tokens: tuple[str, ...]
 ) -> "Service":
     """Return the service of the detector in `folder`. Everything that can be wrong is checked before it is started."""

@@ -1,7 +1,7 @@
 """Arguments that are token stores, or texts that become token stores on the way."""
 
 import glob
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -103,8 +103,8 @@ class StoreFinder:
             self._cache = self._make_cache()
         return self._cache.find_store(list(records))
 
-    def refuse_unused_options(self) -> None:
-        """Raise InputError if an option for texts was given, and only token stores were found."""
+    def refuse_unused_options(self, used: Collection[str] = ()) -> None:
+        """Raise InputError if an option for texts was given, and only token stores were found; not for `used` ones."""
         for option, value in self._options.items():
-            if value is not None and not self._found_texts:
+            if value is not None and option not in used and not self._found_texts:
                 raise InputError(f"{option} is for texts, and there are only token stores: leave it out.")

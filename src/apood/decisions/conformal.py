@@ -21,6 +21,8 @@ __all__ = [
     "check_level",
     "conformal_p_values",
     "conformal_threshold",
+    "count_needed",
+    "find_rank",
     "score_tolerance",
 ]
 
@@ -78,6 +80,21 @@ def score_tolerance(calibration: Scores) -> float:
     return float(_OF_RANGE * high - _OF_RANGE * low + _OF_SIZE * abs(median))  # high - low might overflow
 
 
+def count_needed(accept: float) -> int:
+    """Return the smallest number of calibration scores that an accept rate can be promised with."""
+    return math.ceil(1 / (1 - check_level(accept, "accept"))) - 1
+
+
+def find_rank(count: int, accept: float) -> int:
+    """Return k: the threshold is the k-th smallest of `count` calibration scores. Raise `InputError` if k is 0."""
+    k = math.floor((count + 1) * (1 - check_level(accept, "accept")))
+    if k < 1:
+        raise InputError(
+            f"An accept rate of {accept} needs at least {count_needed(accept)} calibration scores, got {count}."
+        )
+    return k
+
+
 def conformal_threshold(scores: Scores, accept: float = 0.95) -> float:
     """Return the threshold from held-out ID `scores`; an input is accepted if its score is at least the threshold.
 
@@ -89,13 +106,7 @@ def conformal_threshold(scores: Scores, accept: float = 0.95) -> float:
     is -inf, and refuses nothing, if at least k calibration scores are -inf.
     """
     calibration = as_scores(scores, "calibration scores")
-    refuse = 1 - check_level(accept, "accept")
-    k = math.floor((len(calibration) + 1) * refuse)
-    if k < 1:
-        raise InputError(
-            f"An accept rate of {accept} needs at least {math.ceil(1 / refuse) - 1} calibration scores, "
-            f"got {len(calibration)}."
-        )
+    k = find_rank(len(calibration), accept)
     return float(np.partition(calibration, k - 1)[k - 1] - score_tolerance(calibration))
 
 

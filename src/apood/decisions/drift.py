@@ -196,7 +196,7 @@ class DriftAlarm:
         return finite + np.maximum(self._tolerance, _LEAST_SPREAD * (np.abs(finite) + _LEAST_SPREAD)) * draws
 
     def gauges(self) -> dict[str, float]:
-        """Return what an operator watches, as numbers by name: `alarm` is 1 after the alarm, `evidence` a log10."""
+        """Return what an operator watches, as numbers by name: `alarm` is 1 after the alarm, else 0."""
         return {
             "inputs": self.state.inputs,
             "log10_evidence": self.state.log_evidence / math.log(10),

@@ -1,19 +1,19 @@
 """The health of a detector: whether held-out in-distribution inputs are treated as its calibration promises."""
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from apood.decisions.conformal import find_rank
 from apood.detectors.contract.base import Detector
-from apood.pipeline.checks import warn_of_misuse
+from apood.pipeline.checks import describe_misuse
+from apood.pipeline.copies import keeps_texts
 from apood.pipeline.facts import Facts
 from apood.pipeline.seen import Seen, count_tokens
-from apood.support.errors import DataWarning
 from apood.tokens.source import TokenSource
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "examine", "find_checks"]
 
 _RARE = 0.01  # a result that chance gives less often than this is a finding
 _CUT = 0.05  # share of cut inputs that is a finding
@@ -42,15 +42,23 @@ def examine(detector: Detector, facts: Facts, source: TokenSource, scores: npt.N
         source: the inputs.
         scores: their scores.
     """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", DataWarning)
-        warn_of_misuse(source, facts, "held-out")
-    found = [Finding("data", str(one.message)) for one in caught if issubclass(one.category, DataWarning)]
+    found = [Finding("data", sentence) for sentence in describe_misuse(source, facts, "held-out")]
     found += _compare_accept_rate(detector, scores)
     found += _compare_scores(detector, scores)
     if facts.training is not None and facts.calibration is not None:
         found += _compare_lengths(facts.training, facts.calibration)
     return found + _count_cut(detector, source)
+
+
+def find_checks(detector: Detector, facts: Facts, source: TokenSource) -> dict[str, bool]:
+    """Return what `examine` can check, and whether enough is known about the detector and the inputs to check it."""
+    return {
+        "the accept rate": True,
+        "p-values": True,
+        "copies of training texts": facts.sketches is not None and keeps_texts(source),
+        "lengths": facts.calibration is not None,
+        "cut inputs": detector.encoder_ is not None,
+    }
 
 
 def _compare_accept_rate(detector: Detector, scores: npt.NDArray[np.float64]) -> list[Finding]:
@@ -64,7 +72,7 @@ def _compare_accept_rate(detector: Detector, scores: npt.NDArray[np.float64]) ->
     calibration = detector.calibration
     known, count = len(calibration.scores), len(scores)
     refused = int((~calibration.accepts(scores)).sum())
-    rank = max(1, int(np.floor((1 - calibration.accept) * (known + 1) + 1e-9)))
+    rank = find_rank(known, calibration.accept)
     chance = float(betabinom.sf(refused - 1, count, rank, known + 1 - rank))
     if chance >= _RARE:
         return []

@@ -13,7 +13,7 @@ from apood.detectors.shared.explanation import Explanation
 from apood.encoders.text.encoder import TextEncoder
 from apood.explain.spans import Span, find_sentences, find_words, sum_tokens
 from apood.explain.text_explanation import HeadPart, MemberPart, TextExplanation
-from apood.support.errors import InputError, NotCalibratedError
+from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.documents import find_documents, number_documents
 
@@ -51,12 +51,10 @@ def choose_marks(explanation: Explanation) -> Marks:
     if not attending:
         return Marks(explanation.contributions, explanation.explained, frozenset(known), explanation.heads)
     rows = [own.values for n in attending if (own := members[n].contributions) is not None]
-    against = torch.stack([member.share.clamp_min(0) for member in members])
-    explained = torch.where(against.sum(0) > 0, against[attending].sum(0) / against.sum(0), 1.0)
     first = members[attending[0]].parts
     heads = first.heads if first is not None and len(attending) == 1 else None
     contributions = Ragged(torch.stack(rows).sum(0), explanation.contributions.offsets)
-    return Marks(contributions, explained, frozenset(attending), heads)
+    return Marks(contributions, explanation.find_explained(attending), frozenset(attending), heads)
 
 
 def explain_texts(detector: Detector, encoder: TextEncoder, texts: Sequence[str]) -> list[TextExplanation]:
@@ -70,11 +68,14 @@ def explain_texts(detector: Detector, encoder: TextEncoder, texts: Sequence[str]
     explanations = []
     for start in range(0, len(texts), _TEXTS):
         some = texts[start : start + _TEXTS]
-        batch = encoder.encode(some)
+        prepared = encoder.prepare(some)
+        for number, problem in prepared.refused.items():
+            raise InputError(f"The text at index {start + number} {problem}.")
+        batch = encoder.run(prepared)
         windows = zip(number_documents(batch).tolist(), batch.lengths.tolist(), strict=True)
         for number in (number for number, length in windows if length == 0 or not some[number].strip()):
             raise InputError(f"The text at index {start + number} is empty, so there is nothing to explain.")
-        explained = _ExplainedBatch(detector, batch, encoder.locate(some))
+        explained = _ExplainedBatch(detector, batch, encoder.locate(some), prepared.cut)
         explanations += explained.describe(some)
     return explanations
 
@@ -82,8 +83,8 @@ def explain_texts(detector: Detector, encoder: TextEncoder, texts: Sequence[str]
 class _ExplainedBatch:
     """The explanation of the windows of some texts."""
 
-    def __init__(self, detector: Detector, batch: TokenBatch, places: Ragged) -> None:
-        self._detector, self._places = detector, places
+    def __init__(self, detector: Detector, batch: TokenBatch, places: Ragged, cut: frozenset[int]) -> None:
+        self._detector, self._places, self._cut = detector, places, cut
         self._explanation = detector.explain(batch)
         self._marks = choose_marks(self._explanation)
         self._scores = detector._score_sequences(batch)
@@ -98,10 +99,11 @@ class _ExplainedBatch:
         number = start + int(np.argmin(self._scores[start:stop]))
         score, places = self._scores[number], self._places.sequence(number).numpy()
         contributions = self._marks.contributions.sequence(number).numpy()
-        window = (0, len(text))
-        if stop - start > 1:
-            inside = places[places[:, 0] >= 0]
-            window = int(inside[:, 0].min()), int(inside[:, 1].max())
+        placed, truncated = places[:, 0] >= 0, stop - 1 in self._cut
+        window = (
+            0 if number == start else int(places[placed, 0].min()),
+            len(text) if number == stop - 1 and not truncated else int(places[placed, 1].max(initial=0)),
+        )
         words, sentences = (
             [span for span in find(text) if span.end > window[0] and span.start < window[1]]
             for find in (find_words, find_sentences)
@@ -113,18 +115,18 @@ class _ExplainedBatch:
             **self._decide(score),
             window=window,
             windows=stop - start,
+            truncated=truncated,
             words=sum_tokens(text, words, places, contributions),
             sentences=sum_tokens(text, sentences, places, contributions),
             members=self._describe_members(number),
-            explained=float(self._marks.explained[number]),
+            explained=float(self._marks.explained[number]) * _find_placed_share(contributions, placed),
             heads=[] if heads is None else _describe_heads(text, words, places, heads.sequence(number)),
         )
 
     def _decide(self, score: float) -> dict[str, Any]:
-        try:
-            calibration = self._detector.calibration
-        except NotCalibratedError:
+        if not hasattr(self._detector, "threshold_"):
             return {"threshold": None, "p_value": None, "accepted": None}
+        calibration = self._detector.calibration
         scores = np.array([score])
         return {
             "threshold": float(calibration.threshold),
@@ -143,6 +145,13 @@ class _ExplainedBatch:
             )
             for place, member in enumerate(explanation.members)
         ]
+
+
+def _find_placed_share(contributions: npt.NDArray[np.float64], placed: npt.NDArray[np.bool_]) -> float:
+    """Return the share of what speaks against a text that comes from tokens with a place in it, not special tokens."""
+    against = contributions.clip(min=0)
+    total = float(against.sum())
+    return float(against[placed].sum()) / total if total > 0 else 1.0
 
 
 def _list_neighbours(explanation: Explanation | None, number: int) -> tuple[int, ...]:

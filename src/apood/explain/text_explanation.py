@@ -59,13 +59,16 @@ class TextExplanation:
         threshold: the lowest score that is accepted; None without a calibration.
         p_value: its conformal p-value; None without a calibration.
         accepted: whether it is accepted; None without a calibration.
-        window: start and end of the part of the text that has this score: the whole text, or its worst window.
+        window: start and end of the part of the text that has this score: the whole text, its worst window, or the
+            beginning that was judged.
         windows: the number of windows of the text.
         words: the words in the window, with their contributions.
         sentences: the sentences in the window, with their contributions.
         members: what each member says; a detector that is no fusion is its own only member.
-        explained: the share of what speaks against the text that the marks explain, from 0 to 1.
+        explained: the share of what speaks against the text that the marks explain, from 0 to 1. Special tokens have no
+            place in the text, so that their share has no marks.
         heads: the heads of AP-OOD that contribute most.
+        truncated: whether only the beginning of the text was judged, because the encoder cuts long texts.
     """
 
     text: str
@@ -80,6 +83,7 @@ class TextExplanation:
     members: Sequence[MemberPart]
     explained: float
     heads: Sequence[HeadPart] = ()
+    truncated: bool = False
 
     @property
     def decided(self) -> str:
@@ -123,6 +127,7 @@ class TextExplanation:
             "explained": self.explained,
             "window": list(self.window),
             "windows": self.windows,
+            "truncated": self.truncated,
             "members": [
                 asdict(member)
                 | {"neighbours": list(member.neighbours), "neighbour_texts": list(member.neighbour_texts)}

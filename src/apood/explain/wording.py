@@ -1,28 +1,61 @@
 """The sentences that all outputs share."""
 
+from typing import NamedTuple
+
+from apood.explain.spans import Span
 from apood.explain.text_explanation import TextExplanation
 
-__all__ = ["describe_decision", "describe_explained", "describe_window", "shorten"]
+__all__ = ["MarkedWord", "describe_decision", "describe_explained", "describe_window", "shorten", "split_words"]
 
 _SHOWN = 6_000  # characters of a text; more would hide everything else
 _SHORT = 160  # characters of a sentence that is quoted
 
 
+class MarkedWord(NamedTuple):
+    """A word of a text as it is shown.
+
+    Attributes:
+        before: the text between it and the word before.
+        shown: its own text.
+        word: its place and contribution.
+        level: how strongly it is marked, from 0 to 3.
+    """
+
+    before: str
+    shown: str
+    word: Span
+    level: int
+
+
+def split_words(explanation: TextExplanation, start: int, end: int) -> tuple[list[MarkedWord], str]:
+    """Return the words of the text from `start` to `end`, and the text after the last of them."""
+    text, place, found = explanation.text, start, []
+    for word, level in zip(explanation.words, explanation.grade_words(), strict=True):
+        if word.end > end:
+            break
+        begin = max(word.start, place)
+        found.append(MarkedWord(text[place:begin], text[begin : word.end], word, level))
+        place = word.end
+    return found, text[place:end]
+
+
 def describe_decision(explanation: TextExplanation) -> str:
-    """Return the decision with its numbers."""
+    """Return the decision with its numbers, and whether only a beginning was judged."""
+    judged = " Only the beginning of the text was judged." if explanation.truncated else ""
     if explanation.accepted is None or explanation.threshold is None:
-        return f"Score {explanation.score:.3g}; the detector is not calibrated, so there is no decision."
+        return f"Score {explanation.score:.3g}; the detector is not calibrated, so there is no decision.{judged}"
     word = "Accepted" if explanation.accepted else "Refused"
     return (
         f"{word}: score {explanation.score:.3g}, threshold {explanation.threshold:.3g}, "
-        f"p-value {explanation.p_value:.3g}."
+        f"p-value {explanation.p_value:.3g}.{judged}"
     )
 
 
 def describe_explained(explanation: TextExplanation) -> str:
     """Return which part of the score the marks explain, and which member speaks most against the text."""
     if len(explanation.members) == 1:
-        return f"The marked words show what {explanation.members[0].name} sees; together they make up its distance."
+        name = explanation.members[0].name
+        return f"The marked words show what {name} sees; all words make up {explanation.explained:.0%} of its distance."
     if max(member.share for member in explanation.members) <= 0:
         return "No member speaks against this text; the marks show the least ordinary words."
     marked = ", ".join(member.name for member in explanation.members if member.marked)
@@ -38,7 +71,8 @@ def describe_window(explanation: TextExplanation) -> tuple[int, int, str, str]:
     end = min(end, start + _SHOWN)
     before = f"⟨{start:,} characters before the part that was judged worst⟩ " if start else ""
     left = len(explanation.text) - end
-    return start, end, before, f" ⟨{left:,} more characters⟩" if left else ""
+    unseen = ", not judged" if explanation.truncated and end == explanation.window[1] else ""
+    return start, end, before, f" ⟨{left:,} more characters{unseen}⟩" if left else ""
 
 
 def shorten(text: str) -> str:

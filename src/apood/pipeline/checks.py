@@ -3,15 +3,16 @@
 import warnings
 from collections.abc import Mapping
 
-from apood.pipeline.copies import Sketches, find_copies, read_texts, sketch_texts
+from apood.pipeline.copies import find_copies, sketch_source
 from apood.pipeline.facts import Facts
 from apood.pipeline.seen import Seen, count_tokens
 from apood.support.checks import format_count
 from apood.support.errors import DataWarning, InputError
 from apood.tokens.digests import content_digest
+from apood.tokens.documents import count_documents
 from apood.tokens.source import TokenSource
 
-__all__ = ["refuse_same_data", "warn_of_copies", "warn_of_lengths", "warn_of_misuse"]
+__all__ = ["describe_misuse", "refuse_same_data", "warn_of_misuse"]
 
 _COPIES, _FEW_COPIES = 0.01, 2  # copies that are tolerated, as a share and as a number: they hardly change a figure
 _LENGTHS = 0.1  # the share of texts of unusual length that is tolerated; by definition it is 0.02 in the same data
@@ -26,38 +27,41 @@ def refuse_same_data(sources: Mapping[str, TokenSource]) -> None:
 
 
 def warn_of_misuse(source: TokenSource, facts: Facts, role: str) -> None:
-    """Warn if texts in this role are copies of training texts, or unlike in length to those that set the threshold."""
-    if facts.sketches is not None:
-        warn_of_copies(source, facts.sketches, role)
-    if facts.calibration is not None:
-        warn_of_lengths(source, facts.calibration, role)
+    """Warn with the sentences of `describe_misuse`."""
+    for sentence in describe_misuse(source, facts, role):
+        warnings.warn(sentence, DataWarning, stacklevel=2)
 
 
-def warn_of_copies(source: TokenSource, known: Sketches, role: str) -> None:
-    """Warn if texts are copies of training texts, or nearly, whose sketches are known."""
-    texts = read_texts(source)
-    if not texts:
-        return
-    copies = int(find_copies(sketch_texts(texts), known).sum())
-    if copies > max(_FEW_COPIES, _COPIES * len(texts)):
-        warnings.warn(
-            f"{copies:,} of {format_count(len(texts), f'{role} text')} are copies of training texts, or nearly: their "
-            "scores are higher than those of new texts; leave them out.",
-            DataWarning,
-            stacklevel=3,
-        )
+def describe_misuse(source: TokenSource, facts: Facts, role: str) -> list[str]:
+    """Return sentences about copies of training texts, and about lengths unlike those that set the threshold."""
+    lengths = [] if facts.calibration is None else _describe_lengths(source, facts.calibration, role)
+    return _describe_copies(source, facts, role) + lengths
 
 
-def warn_of_lengths(source: TokenSource, seen: Seen, role: str) -> None:
-    """Warn if many texts are shorter or longer than nearly all of those that set the threshold."""
+def _describe_copies(source: TokenSource, facts: Facts, role: str) -> list[str]:
+    sketches = None if facts.sketches is None else sketch_source(source)
+    if facts.sketches is None or sketches is None or not len(sketches):
+        return []
+    found = find_copies(sketches, facts.sketches)
+    count, learnt = count_documents(source), len(facts.sketches) if facts.training is None else facts.training.documents
+    # Of many texts, only some are compared. A copy of a training text is found if that text is among them.
+    share = min(1.0, float(found.mean()) * learnt / max(len(facts.sketches), 1))
+    if found.sum() <= _FEW_COPIES or share <= _COPIES:
+        return []
+    about = "" if (len(sketches), len(facts.sketches)) == (count, learnt) else "About "
+    return [
+        f"{about}{round(share * count):,} of {format_count(count, f'{role} text')} are copies of training texts, or "
+        "nearly: their scores are higher than those of new texts; leave them out."
+    ]
+
+
+def _describe_lengths(source: TokenSource, seen: Seen, role: str) -> list[str]:
     tokens = count_tokens(source)
     short, long = int((tokens < seen.short).sum()), int((tokens > seen.long).sum())
-    for count, word, limit in ((short, "shorter", seen.short), (long, "longer", seen.long)):
-        if count > _LENGTHS * len(tokens):
-            warnings.warn(
-                f"{count:,} of {format_count(len(tokens), f'{role} text')} are {word} than 99% of the texts that set "
-                f"the threshold ({limit:,} tokens): the accept rate is not promised for them; calibrate with texts of "
-                "the lengths that the detector is used on.",
-                DataWarning,
-                stacklevel=3,
-            )
+    return [
+        f"{count:,} of {format_count(len(tokens), f'{role} text')} are {word} than 99% of the texts that set "
+        f"the threshold ({limit:,} tokens): the accept rate is not promised for them; calibrate with texts of "
+        "the lengths that the detector is used on."
+        for count, word, limit in ((short, "shorter", seen.short), (long, "longer", seen.long))
+        if count > _LENGTHS * len(tokens)
+    ]

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, get_args
 
 from apood.detectors.contract.artefact import load_with_facts
 from apood.detectors.contract.base import Detector
-from apood.pipeline.copies import Sketches, decode_sketches, encode_sketches, read_texts, sketch_texts
+from apood.pipeline.copies import Sketches, decode_sketches, encode_sketches, sketch_source
 from apood.pipeline.seen import Seen
 from apood.support.errors import ArtefactError
 from apood.support.provenance import package_versions
@@ -18,7 +18,7 @@ __all__ = ["Chat", "Facts", "load_detector_and_facts"]
 Chat = Literal["last-user", "all-user", "whole"]
 """Which text of a conversation is judged: the user's last message, all messages of the user, or everything."""
 
-_KEYS = {"training", "calibration", "sketches", "texts", "versions", "chat"}
+_KEYS = {"training", "calibration", "sketches", "text_settings", "versions", "chat"}
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Facts:
     Attributes:
         training: numbers about the texts that it learnt from.
         calibration: numbers about the texts that set its threshold.
-        sketches: sketches of the texts that it learnt from, to recognise copies of them.
-        texts: the settings of a `TextDetector`; None for a detector of tokens.
+        sketches: sketches of the texts that it learnt from, or of some of them, to recognise copies.
+        text_settings: the settings of a `TextDetector`; None for a detector of tokens.
         versions: the versions of apood and other packages that it was fitted with.
         chat: which text of a conversation each of the texts is; None if they are not from conversations.
     """
@@ -37,21 +37,19 @@ class Facts:
     training: Seen | None = None
     calibration: Seen | None = None
     sketches: Sketches | None = field(default=None, compare=False, repr=False)
-    texts: Mapping[str, Any] | None = None
+    text_settings: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     chat: Chat | None = None
 
     @classmethod
     def of_fit(cls, source: TokenSource) -> Self:
         """Return the facts of a fit on `source`."""
-        texts = read_texts(source)
-        sketches = None if texts is None else sketch_texts(texts)
-        return cls(training=Seen.of(source), sketches=sketches, versions=package_versions())
+        return cls(training=Seen.of(source), sketches=sketch_source(source), versions=package_versions())
 
     def after_calibration(self, source: TokenSource | None, accept: float) -> "Facts":
         """Return the facts after a calibration with `source`, or with scores alone, for this accept rate."""
-        texts = None if self.texts is None else {**self.texts, "accept": accept}
-        return replace(self, calibration=None if source is None else Seen.of(source), texts=texts)
+        settings = None if self.text_settings is None else {**self.text_settings, "accept": accept}
+        return replace(self, calibration=None if source is None else Seen.of(source), text_settings=settings)
 
     def to_json(self) -> dict[str, Any]:
         """Return what is known, as JSON."""
@@ -59,7 +57,7 @@ class Facts:
             "training": None if self.training is None else self.training.to_json(),
             "calibration": None if self.calibration is None else self.calibration.to_json(),
             "sketches": None if self.sketches is None else encode_sketches(self.sketches),
-            "texts": None if self.texts is None else dict(self.texts),
+            "text_settings": None if self.text_settings is None else dict(self.text_settings),
             "versions": dict(self.versions),
             "chat": self.chat,
         }
@@ -70,7 +68,7 @@ class Facts:
         """Return what `to_json` wrote; raise ValueError or TypeError if it is something else."""
         if unknown := sorted(stored.keys() - _KEYS):
             raise ValueError(f"there is no fact {unknown[0]!r}")
-        tables = {key: stored.get(key, {}) for key in ("texts", "versions")}
+        tables = {key: stored.get(key, {}) for key in ("text_settings", "versions")}
         if wrong := [key for key, table in tables.items() if not isinstance(table, dict)]:
             raise TypeError(f"{wrong[0]} is not a table")
         if (chat := stored.get("chat")) not in (None, *get_args(Chat)):
@@ -79,7 +77,7 @@ class Facts:
             training=Seen.from_json(stored["training"]) if "training" in stored else None,
             calibration=Seen.from_json(stored["calibration"]) if "calibration" in stored else None,
             sketches=decode_sketches(stored["sketches"]) if "sketches" in stored else None,
-            texts=tables["texts"] or None,
+            text_settings=tables["text_settings"] or None,
             versions=tables["versions"],
             chat=chat,
         )

@@ -9,13 +9,13 @@ import numpy as np
 
 from apood.data.record import BadRecord, Record, Skipped
 from apood.detectors.contract.base import Detector
-from apood.detectors.contract.data_checks import find_nonempty
+from apood.detectors.contract.data_checks import find_nonempty, refuse_lacking
 from apood.encoders.base.encoder import Encoder
 from apood.encoders.embed import Portion, encode_portions
 from apood.pipeline.seen import Seen, count_tokens
 from apood.support.errors import DataWarning
 from apood.support.progress import progress_bar
-from apood.tokens.documents import find_documents
+from apood.tokens.documents import find_documents, make_document_mask
 
 __all__ = ["Judgement", "judge_records"]
 
@@ -101,10 +101,14 @@ def _judge_portion(portion: Portion, detector: Detector, seen: Seen | None) -> I
     """Return each record with its judgement, and whether there is nothing in it to score."""
     batch = portion.batch
     starts = find_documents(batch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # one warning for all portions follows at the end
-        scores = detector.score_samples(batch) if len(batch) else np.empty(0)
-    whole = np.logical_and.reduceat(find_nonempty(batch, detector.requires).numpy(), starts) if len(starts) else starts
+    whole = np.zeros(len(starts), dtype=np.bool_)
+    if len(starts):
+        refuse_lacking(batch, detector.name, detector.requires, "data to score")
+        whole = np.logical_and.reduceat(find_nonempty(batch, detector.requires).numpy(), starts)
+    scores = np.full(len(starts), -np.inf)
+    if whole.any():  # the detector would warn of empty texts in every portion; one warning follows at the end
+        given = batch if whole.all() else batch.select(make_document_mask(batch, whole))
+        scores[whole] = detector.score_samples(given)
     tokens, windows = count_tokens(batch), np.diff(starts, append=len(batch))
     documents = iter(range(len(starts)))
     rows: list[tuple[float, int, int, bool, str | None, bool]] = []

@@ -33,7 +33,7 @@ def load(folder: str | Path, *, model: str | Path | None = None) -> Detector | T
         KNN(k=1)
     """
     detector, facts = load_detector_and_facts(folder)
-    if facts.texts is not None:
+    if facts.text_settings is not None:
         return TextDetector.restore(detector, facts, Path(folder), model)
     if model is not None:
         raise InputError(f"{folder} holds a detector of tokens, which opens no model: leave out model.")

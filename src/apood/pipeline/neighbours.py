@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from apood.encoders.text.encoder import TextEncoder
 from apood.explain.text_explanation import MemberPart, TextExplanation
-from apood.pipeline.copies import sketch_texts
+from apood.pipeline.copies import choose_documents, sketch_texts
 from apood.pipeline.facts import Facts
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
@@ -35,10 +36,11 @@ class TrainingTexts:
         rest, _ = split(sequences, hold_out, seed)
         self._texts, self._numbers = texts, number_documents(sequences)[rest.indices.numpy()]
         learnt = list(dict.fromkeys(self._numbers.tolist()))
-        known = facts.training is not None and facts.training.sequences == len(self._numbers)
-        if known and facts.sketches is not None and len(facts.sketches) == len(learnt):
-            known = bool((sketch_texts([texts[number] for number in learnt]) == facts.sketches).all())
-        if not known:
+        if facts.training is None or facts.sketches is None:
+            raise InputError("The detector keeps nothing about its training texts that these could be compared with.")
+        compared = [texts[learnt[place]] for place in choose_documents(len(learnt)).tolist()]
+        same = facts.training.sequences == len(self._numbers)
+        if not (same and np.array_equal(sketch_texts(compared), facts.sketches)):
             raise InputError("These are not the texts that the detector was fitted on, in the same order.")
 
     def add_to(self, explanation: TextExplanation) -> TextExplanation:

@@ -1,5 +1,7 @@
 """Open the encoder that a detector was fitted with."""
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,12 +11,32 @@ from apood.detectors.contract.data_checks import refuse_lacking
 from apood.encoders.embed import reopen_encoder
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError
-from apood.tokens.identity import describe_encoder, same_encoder
+from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
 
 if TYPE_CHECKING:
     from apood.encoders.audio.encoder import AudioEncoder
 
-__all__ = ["open_encoder_of", "open_text_encoder_of"]
+__all__ = ["SavedEncoder", "open_encoder_of", "open_text_encoder_of"]
+
+
+@dataclass(frozen=True)
+class SavedEncoder:
+    """The encoder of a saved detector, which is not open yet.
+
+    Attributes:
+        identity: its settings.
+        model: the folder of its model if that has moved.
+    """
+
+    identity: EncoderIdentity
+    model: str | Path | None = None
+
+    def open(self, channels: Collection[str]) -> TextEncoder:
+        """Return the encoder, which gives at least the `channels`."""
+        encoder = reopen_encoder(self.identity, self.model, channels=channels)
+        if not isinstance(encoder, TextEncoder):
+            raise InputError("The encoder takes sounds, and no texts.")
+        return encoder
 
 
 def open_encoder_of(

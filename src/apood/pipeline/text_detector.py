@@ -9,10 +9,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
 
 from apood.data.record import Record
-from apood.decisions.conformal import check_level, conformal_threshold
+from apood.decisions.conformal import count_needed, find_rank
 from apood.detectors.contract.base import Detector, Scores
+from apood.detectors.contract.data_checks import refuse_other_than_labels
 from apood.detectors.fusion import default_detector
 from apood.encoders.embed import embed_to_store
 from apood.encoders.text.encoder import TextEncoder
@@ -22,12 +24,11 @@ from apood.pipeline.checks import refuse_same_data, warn_of_misuse
 from apood.pipeline.facts import Facts
 from apood.pipeline.judging import Judgement, judge_records
 from apood.pipeline.neighbours import TrainingTexts
-from apood.pipeline.opening import open_text_encoder_of
+from apood.pipeline.opening import SavedEncoder, open_text_encoder_of
 from apood.pipeline.texts import list_texts
 from apood.support.checks import check_integer, check_number
 from apood.support.errors import ArtefactError, InputError
 from apood.tokens.documents import count_documents
-from apood.tokens.identity import FOLDER
 from apood.tokens.source import TokenSource, split
 from apood.tokens.store import TokenStore
 
@@ -44,7 +45,8 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
 
     Args:
         model: the model of the encoder: a folder, a hub id, or `minilm`, which the extra `demo` installs. For other
-            settings than the defaults, a `TextEncoder`, of mode `input` or `output`.
+            settings than the defaults, a `TextEncoder`, of mode `input` or `output`. After `apood.load`, a
+            `SavedEncoder`, so that a new fit uses the same encoder.
         detector: the detector, which `fit` fits; by default a new `default_detector()`.
         accept: the accept rate, the share of new in-distribution texts to accept.
         hold_out: the share of the texts that are held out to set the threshold.
@@ -69,7 +71,7 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        model: str | Path | TextEncoder = "minilm",
+        model: str | Path | TextEncoder | SavedEncoder = "minilm",
         detector: Detector | None = None,
         *,
         accept: float = 0.95,
@@ -83,35 +85,40 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         self.seed = seed
         self.facts = Facts()
         self._encoder: TextEncoder | None = None
-        self._moved: str | Path | None = None
 
     @property
     def encoder(self) -> TextEncoder:
         """The encoder, opened on first use. That of a loaded detector must be the one that it was fitted with."""
         if self._encoder is None:
-            if isinstance(self.model, TextEncoder):
-                encoder = self.model
-            elif self.facts.training is not None:
-                encoder = open_text_encoder_of(self.detector, model=self._moved)
-            else:
-                reads = self.detector.requires | self.detector.welcomes
-                logprobs = None if "token_logprobs" in reads else False
-                encoder = TextEncoder(self.model, logprobs=logprobs, summary="summary" in reads)
+            fitted = self.facts.training is not None
+            encoder = self._open_encoder(self.detector.requires | (frozenset() if fitted else self.detector.welcomes))
+            if fitted:
+                open_text_encoder_of(self.detector, encoder)
             if encoder.mode == "reference":
                 raise InputError("A TextDetector takes texts, and an encoder of mode reference takes pairs of texts.")
             self._encoder = encoder
         return self._encoder
 
-    def fit(self, texts: Iterable[str], *, aux: Iterable[str] | None = None) -> Self:
+    def _open_encoder(self, reads: frozenset[str]) -> TextEncoder:
+        if isinstance(self.model, TextEncoder):
+            return self.model
+        if isinstance(self.model, SavedEncoder):
+            return self.model.open(reads)
+        logprobs = None if "token_logprobs" in reads else False
+        return TextEncoder(self.model, logprobs=logprobs, summary="summary" in reads)
+
+    def fit(self, X: Iterable[str], y: Any = None, *, aux: Iterable[str] | None = None) -> Self:
         """Learn from in-distribution texts, hold out a part of them, and set the threshold with it.
 
         Tokens are kept in a temporary folder meanwhile (of `tempfile`, which reads TMPDIR).
 
         Args:
-            texts: in-distribution texts, none of them empty.
+            X: in-distribution texts, none of them empty.
+            y: one label per text, as scikit-learn passes them. They are ignored.
             aux: auxiliary outliers, for detectors that learn from them.
         """
-        known = list_texts(texts, allow_empty=False)
+        known = list_texts(X, allow_empty=False)
+        refuse_other_than_labels(y, len(known), "texts")
         outliers = None if aux is None else list_texts(aux, allow_empty=False, what="The texts of aux")
         self.check(len(known))
         if self.facts.training is not None:  # an encoder that was opened to score may lack channels that a fit reads
@@ -141,9 +148,10 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
 
     def calibrate(self, texts: Iterable[str], accept: float | None = None) -> Self:
         """Set the threshold with other in-distribution texts, which `fit` has not seen, or for another accept rate."""
+        self._refuse_unfitted()
         known = list_texts(texts, allow_empty=False)
         accept = self.accept if accept is None else accept
-        conformal_threshold(np.zeros(len(known)), accept)  # fails early if the share is invalid or the texts too few
+        find_rank(len(known), accept)  # fails early if the share is invalid or the texts are too few
         with tempfile.TemporaryDirectory(prefix="apood-") as folder:
             tokens = self._embed(known, Path(folder, "id"))
             self.detector.calibrate(tokens, accept)
@@ -155,13 +163,17 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         """Raise InputError if a parameter is not allowed, or if `count` texts are too few for the accept rate."""
         check_number("hold_out", self.hold_out, above=0, below=1)
         check_integer("seed", self.seed, 0)
-        needed = int(1 / (1 - check_level(self.accept, "accept"))) - 1
+        needed = count_needed(self.accept)
         if (held_out := round(self.hold_out * count)) < needed:
             raise InputError(
                 f"{held_out} of {count} texts would be held out, and an accept rate of {self.accept:g} needs {needed}: "
                 f"give at least {int(np.ceil(needed / self.hold_out))} texts, hold out a larger share, or accept less."
             )
         self.detector.check_parameters()
+
+    def _refuse_unfitted(self) -> None:
+        if not hasattr(self.detector, "dim_"):
+            raise NotFittedError("This TextDetector is not fitted yet: call fit with in-distribution texts first.")
 
     def _embed(self, texts: list[str], folder: Path) -> TokenStore:
         encoder = self.encoder
@@ -175,6 +187,7 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
 
         The score of an empty text is -inf, and so is that of a text of too many windows.
         """
+        self._refuse_unfitted()
         known = list_texts(texts, allow_empty=True)
         records = (Record(text, f"text {index}") for index, text in enumerate(known))
         judged = judge_records(records, self.encoder, self.detector, seen=self.facts.training, total=len(known))
@@ -207,6 +220,7 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
                 their numbers among these. Without them, neighbours are numbered among the sequences that the detector
                 learnt from, which are those that `fit` did not hold out.
         """
+        self._refuse_unfitted()
         explanations = explain_texts(self.detector, self.encoder, list_texts(texts, allow_empty=True))
         if training is None:
             return explanations
@@ -217,16 +231,16 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
     def save(self, folder: str | Path) -> None:
         """Write the detector to a folder, which `apood.load` reads. The model itself is not part of it."""
         if self.facts.training is None:
-            raise InputError("This TextDetector is not fitted yet: call fit with in-distribution texts first.")
+            raise NotFittedError("This TextDetector is not fitted yet: call fit with in-distribution texts first.")
         settings = {"accept": self.accept, "hold_out": self.hold_out, "seed": self.seed}
-        self.detector.save(folder, facts=replace(self.facts, texts=settings).to_json())
+        self.detector.save(folder, facts=replace(self.facts, text_settings=settings).to_json())
 
     @classmethod
     def restore(cls, detector: Detector, facts: Facts, folder: Path, model: str | Path | None) -> Self:
         """Return the detector of texts that was saved to `folder` with these facts."""
-        identity, settings = detector.encoder_ or {}, facts.texts or {}
+        identity, settings = detector.encoder_ or {}, facts.text_settings or {}
         if facts.training is None or "model" not in identity or not {"accept", "hold_out", "seed"} == settings.keys():
             raise ArtefactError(f"{folder} is not a saved detector of texts: some facts about it are missing.")
-        found = cls(str(identity.get(FOLDER) or identity["model"]), detector, **settings)
-        found.facts, found._moved = facts, model
+        found = cls(SavedEncoder(identity, model), detector, **settings)
+        found.facts = facts
         return found

@@ -11,7 +11,7 @@ from typing import Any, Self
 from apood.data.record import BadRecord, Record
 from apood.detectors.contract.base import Detector
 from apood.encoders.base.encoder import Encoder
-from apood.encoders.base.pretrained import find_pretrained, fingerprint
+from apood.encoders.base.pretrained import Pretrained, find_pretrained, fingerprint
 from apood.encoders.embed import embed_to_store, open_encoder
 from apood.pipeline.opening import open_encoder_of
 from apood.support.errors import InputError
@@ -20,12 +20,17 @@ from apood.support.version import __version__
 from apood.tokens.identity import drop_location
 from apood.tokens.store import INDEX_FILE, StoreIndex
 
-__all__ = ["TokenCache", "find_user_cache"]
+__all__ = ["TokenCache", "describe_model", "find_user_cache"]
 
 
 def find_user_cache() -> Path:
     """Return the folder in which apood keeps token stores of texts for this user."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "apood" / "tokens"
+
+
+def describe_model(model: Pretrained) -> dict[str, str]:
+    """Return what decides the tokens of a model, and its folder, which detectors take over from their tokens."""
+    return {"fingerprint": fingerprint(model.folder), "folder": str(model.folder.resolve())}
 
 
 class TokenCache:
@@ -48,7 +53,7 @@ class TokenCache:
     def of_model(cls, folder: Path | None, model: str | Path) -> Self:
         """Return the cache for an encoder of this model, with the settings that `apood embed` has by default."""
         found = find_pretrained(model)
-        return cls(folder, {"fingerprint": fingerprint(found.folder)}, lambda: open_encoder(found))
+        return cls(folder, describe_model(found), lambda: open_encoder(found))
 
     @classmethod
     def of_detector(cls, folder: Path | None, detector: Detector, model: str | Path | None = None) -> Self:

@@ -183,6 +183,54 @@ def test_an_error_fails_only_its_own_request():
     use(test)
 
 
+class Wrong(Model):
+    """Returns too few results, or raises what a future refuses."""
+
+    def run(self, pieces: Sequence[int]) -> list[int]:
+        if 1 in pieces:
+            return []
+        if 2 in pieces:
+            raise StopIteration
+        return super().run(pieces)
+
+
+def test_the_worker_goes_on_after_wrong_results_and_errors_of_its_observer():
+    async def test(batcher: Batcher, _model: Model) -> None:
+        model = Wrong()
+        for piece, expected in ((1, ValueError), (2, RuntimeError)):
+            with pytest.raises(expected):
+                await ask(batcher, model, [piece], seconds=2)
+        first = await hold(batcher, model)
+        asked = [ask(batcher, model, [piece]) for piece in (1, 3)]
+        await asyncio.sleep(0.01)
+        model.free.set()
+        assert await first == [0] and await asked[1] == [6]
+        with pytest.raises(ValueError, match="values to unpack"):
+            await asked[0]
+
+        def fail(_tokens: int, _seconds: float) -> None:
+            raise KeyError
+
+        batcher.observe = fail
+        with pytest.raises(KeyError):
+            await ask(batcher, model, [4], seconds=2)
+        batcher.observe = lambda _tokens, _seconds: None
+        assert await ask(batcher, model, [5], seconds=2) == [10]
+
+    use(test)
+
+
+def test_what_is_being_prepared_is_in_flight():
+    async def test(batcher: Batcher, model: Model) -> None:
+        with batcher.announce(10, 40):
+            assert batcher.in_flight == 40
+            with pytest.raises(FullError), batcher.announce(10, 20):
+                pass
+            assert await ask(batcher, model, [1]) == [2]
+
+    use(test, most=50)
+
+
 def test_pieces_of_two_detectors_never_share_a_batch():
     async def test(batcher: Batcher, model: Model) -> None:
         other = Model()

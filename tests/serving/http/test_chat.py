@@ -49,7 +49,31 @@ def test_responses_are_read_like_chats() -> None:
         {"type": "message", "role": "user", "content": "second"},
     ]
     assert choose_text(read_responses_input(body, "last-user"), "last-user") == "second"
-    assert "tool: found" in choose_text(read_responses_input(body, "whole"), "whole")
+    assert "f\n{}\n\ntool: found" in choose_text(read_responses_input(body, "whole"), "whole")
+
+
+def test_names_and_calls_of_tools_are_judged_in_the_whole_conversation() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "search", "arguments": '{"q": "trains"}'}}
+    messages = [
+        {"role": "user", "name": "Ada", "content": "find"},
+        {"role": "assistant", "content": "yes", "tool_calls": [call]},
+        {"role": "assistant", "content": None, "function_call": {"name": "old", "arguments": {"key": ["deep"]}}},
+    ]
+    read = read_messages(messages)
+    assert choose_text(read, "whole") == (
+        'user: find\nAda\n\nassistant: yes\nsearch\n{"q": "trains"}\n\nassistant: old\nkey\ndeep'
+    )
+    assert choose_text(read, "all-user") == "find"
+    items = [
+        {"role": "user", "content": "find"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"q": 1}'},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "because"}]},
+    ]
+    whole = choose_text(read_responses_input({"input": items}, "whole"), "whole")
+    assert whole == 'user: find\n\nassistant: f\n{"q": 1}\n\nassistant: because'
+    items.append({"type": "reasoning", "summary": [], "encrypted_content": "gAAA"})
+    with pytest.raises(HttpError, match="no text"):
+        choose_text(read_responses_input({"input": items}, "whole"), "whole")
 
 
 def test_parts_without_text_are_refused_or_ignored_in_judged_messages_alone() -> None:
@@ -76,6 +100,7 @@ def test_parts_without_text_are_refused_or_ignored_in_judged_messages_alone() ->
         [{}],
         [{"role": "User", "content": "a"}],
         [{"role": "user", "content": 1}],
+        [{"role": "user", "content": "a"}, {"role": "assistant", "Content": "b"}],
         [{"role": "user", "content": ["a"]}],
         [{"role": "user", "content": [{"type": "text"}]}],
         [{"role": "system", "content": "a"}],

@@ -1,5 +1,6 @@
 """Whatever goes wrong has its status code and one sentence, and nothing is lost or stuck."""
 
+import asyncio
 import gzip
 import json
 import logging
@@ -17,12 +18,17 @@ from typing import Any
 
 import pytest
 import torch
-from http_server import FOREIGN, KNOWN, Running, make_texts, run_service, wait_until
+from http_server import FOREIGN, KNOWN, Running, make_texts, run_app, run_service, wait_until
 from safetensors.torch import save
 
+from apood import MSP, TokenBatch
 from apood.serving.http.access import check_exposure, read_tokens
+from apood.serving.http.app import make_app
 from apood.serving.http.served import Served, load_served
-from apood.support.errors import InputError
+from apood.serving.http.server import run_server
+from apood.serving.http.service import Service, Settings
+from apood.support.errors import ApoodError, InputError
+from apood.tokens.batch import Ragged
 
 SAFETENSORS = {"content-type": "application/vnd.safetensors"}
 JSON = {"content-type": "application/json"}
@@ -48,6 +54,8 @@ def error_of(answer: Any, status: int) -> str:
         (b'{"text": "\xff"}', 400, "not UTF-8: byte 10"),
         (b'{"text": NaN}', 400, "NaN is no number of JSON"),
         (b'{"text": "a", "text": "b"}', 400, "same name twice"),
+        (b'{"text": "a", "Text": "b"}', 400, "same name twice"),
+        (b'{"text": [' + b"[]," * 300_000 + b"[]]}", 400, "more than 250,000 brackets"),
         (b'{"text": ' + b"9" * 5000 + b"}", 400, "thousands of digits"),
         (b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "nested too deeply"),
         (b'{"text": ' + b"[" * 70 + b"]" * 70 + b"}", 400, "nested too deeply"),
@@ -88,6 +96,7 @@ def test_token_arrays_that_cannot_be_scored(server: Running) -> None:
         (save({"values": good}), "must have the tensors"),
         (save({"values": good, "offsets": offsets, "extra": torch.ones(1)}), "must have the tensors"),
         (save({"values": good, "offsets": offsets})[:-7], "not a safetensors file"),
+        (save({"values": torch.ones(0, 16), "offsets": torch.zeros(1, dtype=torch.int64)}), "no sequences"),
         (b"nothing", "not a safetensors file"),
         (b"\xff" * 64, "not a safetensors file"),
     ]
@@ -106,7 +115,23 @@ def test_limits_on_bodies_texts_and_tokens(served: Served) -> None:
         assert "at most 60" in error_of(server.client.post("/v1/score", json={"texts": ["word1 " * 20] * 3}), 413)
         body = save({"values": torch.ones(4, 16), "offsets": torch.arange(5)})
         assert "4 sequences" in error_of(server.client.post("/v1/score", content=body, headers=SAFETENSORS), 413)
+        assert "961 characters" in error_of(server.client.post("/v1/score", json={"text": "a" * 961}), 413)
         assert server.client.post("/v1/score", json={"text": "word1"}).status_code == 200
+
+
+def test_too_many_sequences_are_refused_before_they_are_prepared(served: Served) -> None:
+    class Unprepared(Served):
+        def prepare_tokens(self, _batch: Any) -> Any:
+            raise AssertionError
+
+    values, count = torch.ones(0, 16), 30_000
+    offsets = torch.zeros(count + 1, dtype=torch.int64)
+    windows = {"channel.window.values": torch.arange(count), "channel.window.offsets": torch.arange(count + 1)}
+    with run_service(Unprepared(served.detector, served.encoder, served.digest)) as server:
+        body = save({"values": values, "offsets": offsets})
+        assert "30,000 sequences" in error_of(server.client.post("/v1/score", content=body, headers=SAFETENSORS), 413)
+        body = save({"values": values, "offsets": offsets, **windows})
+        assert "30,000 windows" in error_of(server.client.post("/v1/score", content=body, headers=SAFETENSORS), 413)
 
 
 def send_raw(server: Running, content: bytes) -> socket.socket:
@@ -239,19 +264,18 @@ def test_the_detector_is_replaced_without_losing_a_request(held: Held, detector_
             raise InputError("There is no third one.")
         return found
 
-    import asyncio
-
     texts = [*make_texts(10, KNOWN, 8), *make_texts(10, FOREIGN, 9)]
-    with run_service(load) as server, ThreadPoolExecutor(32) as pool:
+    tokens = 4 + sum(len(text.split()) + 2 for text in texts)
+    with run_service(load, most_tokens=tokens + 100) as server, ThreadPoolExecutor(32) as pool:
         first = hold(server, held, pool)
         waiting = [pool.submit(server.client.post, "/v1/score", json={"text": text}) for text in texts]
-        wait_until(lambda: server.service.in_flight > 100)
-        replaced = asyncio.run_coroutine_threadsafe(server.service.reload(), server.loop)
+        wait_until(lambda: server.service.in_flight == tokens)
+        # There is no room for the warm-up among the requests, and none is needed.
+        assert asyncio.run_coroutine_threadsafe(server.service.reload(), server.loop).result(20)
         held.free.set()
         answers = [one.result() for one in (first, *waiting)]
         assert [one.status_code for one in answers] == [200] * 21
         assert {one.json()["detector"] for one in answers} == {held.digest}
-        assert replaced.result(20)
         after = server.client.post("/v1/score", json={"texts": texts}).json()
         assert after["detector"] == "fresh"
         assert [own["score"] for own in after["results"]] == pytest.approx(
@@ -269,11 +293,6 @@ def test_before_it_is_ready_the_service_says_so(served: Served) -> None:
         assert loaded.wait(20)
         return served
 
-    from http_server import run_app
-
-    from apood.serving.http.app import make_app
-    from apood.serving.http.service import Service, Settings
-
     service = Service(load, Settings())
     with run_app(make_app(service, (), local=True), service) as server:
         assert server.client.get("/healthz").status_code == 204
@@ -281,6 +300,40 @@ def test_before_it_is_ready_the_service_says_so(served: Served) -> None:
         error_of(server.client.post("/v1/score", json={"text": "word1"}), 503)
         loaded.set()
         wait_until(lambda: server.client.get("/readyz").status_code == 204)
+
+
+def test_a_failed_start_is_named_and_stops_the_server(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    class Cold(Served):
+        def make_warm_up(self) -> Any:
+            raise KeyError("logits")
+
+    service = Service(lambda: Cold(served.detector, served.encoder, served.digest), Settings())
+    stopped = threading.Event()
+    service.on_failure = stopped.set
+    with run_app(make_app(service, (), local=True), service) as server:
+        assert stopped.wait(20)
+        assert "could not be started" in error_of(server.client.get("/readyz"), 503)
+        assert "could not be started" in caplog.text and "KeyError" in caplog.text
+
+
+def test_the_command_ends_with_an_error_if_the_start_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Served:
+        raise InputError("The folder is gone.")
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", lambda *_: None)
+    service = Service(fail, Settings())
+    with pytest.raises(ApoodError, match=r"could not be started: The folder is gone\."):
+        run_server(make_app(service, (), local=True), service, "127.0.0.1", 0, longest=1)
+
+
+def test_a_detector_without_an_encoder_that_reads_a_channel_can_be_served() -> None:
+    logits = Ragged.from_lengths(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), [1] * 40)
+    batch = TokenBatch.without_tokens(logits=logits)
+    detector = MSP().fit(batch).calibrate(batch)
+    body = save({"channel.logits.values": logits.values, "channel.logits.offsets": logits.offsets})
+    with run_service(Served(detector, None, "logits")) as server:
+        answer = server.client.post("/v1/score", content=body, headers=SAFETENSORS)
+        assert len(answer.json()["results"]) == 40
 
 
 def test_tokens_are_required_where_they_are_set(served: Served) -> None:
@@ -293,6 +346,19 @@ def test_tokens_are_required_where_they_are_set(served: Served) -> None:
         for allowed in ({"authorization": f"Bearer {TOKEN}"}, {"x-api-key": TOKEN}):
             assert server.client.post("/v1/score", json={"text": "word1"}, headers=allowed).status_code == 200
         assert server.client.get("/healthz").status_code == 204
+        named = {"x-api-key": TOKEN, "host": "apood.example"}  # as behind a reverse proxy
+        assert server.client.get("/v1/detector", headers=named).status_code == 200
+
+
+def test_too_many_requests_at_once_are_429_but_the_process_still_says_that_it_lives(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apood.serving.http.access._MOST_REQUESTS", 0)
+    answer = server.client.get("/v1/detector")
+    assert "full" in error_of(answer, 429) and answer.headers["retry-after"] == "1"
+    assert server.client.get("/readyz").status_code == 204
+    monkeypatch.undo()
+    assert server.client.get("/v1/detector").status_code == 200
 
 
 def test_other_machines_need_a_token() -> None:
@@ -308,8 +374,10 @@ def test_other_machines_need_a_token() -> None:
 
 
 def test_a_web_page_cannot_use_the_service_through_a_browser(server: Running) -> None:
-    error_of(server.client.get("/v1/detector", headers={"host": "attacker.example"}), 403)
-    assert server.client.get("/v1/detector", headers={"host": "localhost:1"}).status_code == 200
+    for host in ("attacker.example", "127.0.0.1.attacker.example", ""):
+        error_of(server.client.get("/v1/detector", headers={"host": host}), 403)
+    for host in ("localhost:1", "LOCALHOST", "127.0.0.2:80", "[::1]:80"):
+        assert server.client.get("/v1/detector", headers={"host": host}).status_code == 200
     answer = server.client.options(
         "/v1/score", headers={"origin": "https://attacker.example", "access-control-request-method": "POST"}
     )

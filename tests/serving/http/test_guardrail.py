@@ -41,3 +41,5 @@ def test_in_shadow_mode_nothing_is_blocked(served: Served) -> None:
     with run_service(served, shadow=True) as server:
         assert ask(server, texts=[FOREIGN_TEXT])["action"] == "NONE"
         assert server.client.get("/v1/shadow").json()["ood"] == 1
+        assert ask(server)["action"] == ask(server, texts=[KNOWN_TEXT], images=["data:"])["action"] == "NONE"
+        assert "apood_unjudged_total 2.0" in server.client.get("/metrics").text

@@ -2,18 +2,22 @@
 
 import asyncio
 import json
+import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
 from http_server import FOREIGN, KNOWN, Running, run_app, wait_until
 
 from apood.serving.http.served import Served
+from apood.serving.http.server import run_server
 from apood.serving.http.service import Service, Settings
-from apood.serving.proxy.app import Rules, make_proxy
+from apood.serving.proxy.app import Rules, find_texts, make_proxy
 from apood.serving.proxy.upstream import Upstream, check_upstream
 from apood.support.errors import InputError
 
@@ -52,7 +56,7 @@ class Model:
             if asked.get("stream"):
                 return StreamingResponse(stream(), media_type="text/event-stream")
             if asked.get("model") == "slow":
-                await asyncio.sleep(5)
+                await asyncio.sleep(1)
             response = Response(b'{"odd":  "spacing"}', 418 if asked.get("model") == "teapot" else 200)
             response.raw_headers += [(b"set-cookie", b"a=1"), (b"set-cookie", b"b=2"), (b"x-apood-score", b"forged")]
             return response
@@ -104,15 +108,25 @@ def test_accepted_requests_and_their_answers_pass_unchanged(proxy: Running, mode
     answer = proxy.client.post(f"{CHAT}?a=b%20c", content=body, headers=headers)
     assert answer.status_code == 200 and answer.content == b'{"odd":  "spacing"}'
     assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
-    assert answer.headers.get_list("x-apood-decision") == ["ID"]
+    assert answer.headers.get_list("x-apood-decision") == ["ID"] and len(answer.headers.get_list("date")) == 1
     assert answer.headers.get_list("x-apood-score") != ["forged"] and float(answer.headers["x-apood-p-value"]) > 0.1
     path, seen, raw = model.seen[-1]
     passed = {name.decode(): value.decode() for name, value in raw}
     assert path == f"{CHAT}?a=b%20c" and seen == body
     for name in ("authorization", "content-type", "traceparent", "accept-encoding"):
         assert passed[name] == headers[name]
-    assert not {"x-private", "x-apood-decision", "user-agent-of-proxy"} & passed.keys()
+    assert not {"x-private", "x-apood-decision"} & passed.keys()
+    assert passed["user-agent"] == proxy.client.headers["user-agent"]  # that of the client, not one of the proxy
     assert proxy.client.post(CHAT, json=ask(KNOWN_TEXT, model="teapot")).status_code == 418
+
+
+def test_a_cookie_of_one_client_is_not_sent_for_another_one(proxy: Running, model: Model) -> None:
+    import httpx2
+
+    for _ in range(2):
+        with httpx2.Client(base_url=proxy.url) as client:
+            assert client.post(CHAT, json=ask(KNOWN_TEXT)).headers.get_list("set-cookie") == ["a=1", "b=2"]
+        assert b"cookie" not in dict(model.seen[-1][2])
 
 
 @pytest.mark.parametrize(
@@ -155,6 +169,10 @@ def test_other_endpoints_pass_too(proxy: Running, model: Model, path: str, body:
         ("POST", TEXT, {"prompt": [1, 2, 3]}, 400),
         ("POST", TEXT, {"prompt": [[1, 2, 3]]}, 400),
         ("POST", RESPONSES, {"input": KNOWN_TEXT, "prompt": {"id": "p"}}, 400),
+        ("POST", CHAT, ask(KNOWN_TEXT, documents=[{"text": FOREIGN_TEXT}]), 400),
+        ("POST", CHAT, ask(KNOWN_TEXT, Chat_Template=FOREIGN_TEXT), 400),
+        ("POST", TEXT, {"prompt": KNOWN_TEXT, "prompt_embeds": "AAAA"}, 400),
+        ("POST", TEXT, {"prompt": KNOWN_TEXT, "Suffix": FOREIGN_TEXT}, 400),
         ("POST", f"{CHAT}/", ask(KNOWN_TEXT), 404),
         ("POST", "/v1//chat/completions", ask(KNOWN_TEXT), 404),
         ("POST", "/completion", {"prompt": FOREIGN_TEXT}, 404),
@@ -171,26 +189,51 @@ def test_no_way_leads_around_the_guard(
     assert len(model.seen) == before
 
 
-def test_a_body_that_two_programs_would_read_differently_is_refused(proxy: Running, model: Model) -> None:
+@pytest.mark.parametrize("path", ["../../slots", "%2e%2e/%2e%2e/slots", "..%2f..%2fslots", "%252e%252e/slots", "./a"])
+def test_no_path_of_a_model_leads_around_the_guard(proxy: Running, model: Model, path: str) -> None:
     before = len(model.seen)
-    one, other = (json.dumps(ask(text)["messages"]) for text in (FOREIGN_TEXT, KNOWN_TEXT))
-    body = f'{{"messages": {one}, "messages": {other}}}'.encode()
-    for content in (body, json.dumps(ask(KNOWN_TEXT)).encode("utf-16")):
-        answer = proxy.client.post(CHAT, content=content, headers={"content-type": "application/json"})
-        assert answer.status_code == 400
+    connection = HTTPConnection(proxy.url.removeprefix("http://"), timeout=20)  # it leaves paths as they are
+    connection.request("GET", f"/v1/models/{path}")
+    assert connection.getresponse().status == 404
+    connection.close()
     assert len(model.seen) == before
 
 
-def test_the_system_prompt_and_the_history_do_not_change_the_score_by_a_bit(proxy: Running) -> None:
-    alone = proxy.client.post(CHAT, json=ask(KNOWN_TEXT)).headers
+def test_the_header_host_does_not_choose_what_is_judged(proxy: Running, model: Model) -> None:
+    before = len(model.seen)
+    body = {**ask(FOREIGN_TEXT), "prompt": KNOWN_TEXT}
+    for host in ("localhost:1/v1/completions?", "localhost/v1/completions#"):
+        assert proxy.client.post(CHAT, json=body, headers={"host": host}).status_code in (400, 403)
+    assert len(model.seen) == before
+
+
+def test_a_body_that_two_programs_would_read_differently_is_refused(proxy: Running, model: Model) -> None:
+    before = len(model.seen)
+    plain, kind = json.dumps(ask(KNOWN_TEXT)).encode(), ("content-type", "application/json")
+    one, other = (json.dumps(ask(text)["messages"]) for text in (FOREIGN_TEXT, KNOWN_TEXT))
+    cases: list[tuple[bytes, list[tuple[str, str]], int]] = [
+        (f'{{"messages": {one}, "messages": {other}}}'.encode(), [kind], 400),
+        (f'{{"messages": {other}, "Messages": {one}}}'.encode(), [kind], 400),
+        (plain.decode().encode("utf-16"), [kind], 400),
+        (plain, [("content-type", "application/json; charset=utf-7")], 415),
+        (plain, [kind, ("content-type", "application/json; charset=utf-7")], 400),
+        (plain, [kind, ("content-encoding", "identity"), ("content-encoding", "gzip")], 400),
+        (plain, [("content-type", 'application/json; charset="UTF-8"')], 200),
+    ]
+    for content, headers, status in cases:
+        assert proxy.client.post(CHAT, content=content, headers=headers).status_code == status
+    assert len(model.seen) == before + 1
+
+
+def test_the_system_prompt_and_the_history_do_not_change_what_is_judged(proxy: Running) -> None:
     messages = [
         {"role": "system", "content": FOREIGN_TEXT * 3},
         {"role": "user", "content": FOREIGN_TEXT},
         {"role": "assistant", "content": "word3"},
         {"role": "user", "content": KNOWN_TEXT},
     ]
-    among = proxy.client.post(CHAT, json={"messages": messages}).headers
-    assert among["x-apood-score"] == alone["x-apood-score"] and among["x-apood-decision"] == "ID"
+    assert find_texts(CHAT, {"messages": messages}, "last-user", "refuse") == [KNOWN_TEXT]
+    assert proxy.client.post(CHAT, json={"messages": messages}).headers["x-apood-decision"] == "ID"
 
 
 def test_the_whole_conversation_is_judged_if_the_contract_says_so(served: Served, upstream: str) -> None:
@@ -260,6 +303,56 @@ def test_in_shadow_mode_everything_passes_with_a_tag(served: Served, upstream: s
         assert answer.status_code == 200
         assert answer.headers["x-apood-decision"] == "OOD" and answer.headers["x-apood-shadow"] == "true"
         assert 'apood_texts_total{decision="OOD"} 1.0' in proxy.client.get("/metrics").text
+        counts = proxy.client.get("/v1/shadow").json()
+        assert counts["ood"] == 1 and counts["drift"]["inputs"] == 1 and counts["drift"]["alarm"] == 0
+
+
+def test_in_shadow_mode_what_cannot_be_judged_passes_and_is_counted(served: Served, upstream: str) -> None:
+    class Broken(Served):
+        def run_texts(self, pieces: Any) -> Any:
+            if len(pieces) == 1 and len(pieces[0]) == 3:  # not the warm-up
+                raise RuntimeError
+            return super().run_texts(pieces)
+
+    broken = Broken(served.detector, served.encoder, served.digest)
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
+    system = [{"role": "system", "content": "rules"}]
+    with run_proxy(broken, upstream, settings={"shadow": True, "most_text_tokens": 30}) as proxy:
+        for path, body, problem in [
+            (CHAT, {"messages": image}, "unjudged"),
+            (CHAT, {"messages": system}, "unjudged"),
+            (CHAT, ask("word1 " * 40), "too_large"),
+            (CHAT, ask("word1"), "internal"),
+            (TEXT, {"prompt": [1, 2]}, "bad_request"),
+        ]:
+            answer = proxy.client.post(path, json=body)
+            assert answer.status_code == 200 and answer.headers["x-apood-decision"] == "none"
+            assert answer.headers["x-apood-problem"] == problem
+        assert "apood_unjudged_total 5.0" in proxy.client.get("/metrics").text
+        assert proxy.client.post(CHAT, json=[]).status_code == 400  # it cannot be read
+
+
+def test_an_answer_names_the_detector_that_judged_it_also_during_a_swap(served: Served, upstream: str) -> None:
+    entered, free = threading.Event(), threading.Event()
+
+    class Old(Served):
+        def prepare_texts(self, texts: Any) -> Any:
+            if texts == [KNOWN_TEXT]:
+                entered.set()
+                assert free.wait(20)
+            return super().prepare_texts(texts)
+
+    turns = iter([Old(served.detector, served.encoder, "old"), Served(served.detector, served.encoder, "new")])
+    service = Service(lambda: next(turns), Settings())
+    app = make_proxy(service, Upstream(upstream, 30), Rules())
+    with run_app(app, service) as proxy, ThreadPoolExecutor(1) as pool:
+        wait_until(lambda: proxy.client.get("/readyz").status_code == 204)
+        asked = pool.submit(proxy.client.post, CHAT, json=ask(KNOWN_TEXT))
+        assert entered.wait(20)
+        assert asyncio.run_coroutine_threadsafe(service.reload(), proxy.loop).result(20)
+        free.set()
+        assert asked.result().headers["x-apood-detector"] == "old"
+        assert proxy.client.post(CHAT, json=ask(KNOWN_TEXT)).headers["x-apood-detector"] == "new"
 
 
 def test_an_upstream_that_is_dead_or_slow_is_named(served: Served, upstream: str) -> None:
@@ -272,6 +365,62 @@ def test_an_upstream_that_is_dead_or_slow_is_named(served: Served, upstream: str
     with run_proxy(served, upstream, seconds=0.2) as proxy:
         assert proxy.client.post(CHAT, json=ask(KNOWN_TEXT, model="slow")).status_code == 504
         assert proxy.client.post(CHAT, json=ask(KNOWN_TEXT)).status_code == 200
+
+
+def test_an_answer_that_ends_too_early_is_cut_and_no_error_of_the_proxy(served: Served) -> None:
+    import httpx2
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+
+        def answer_in_part() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf")
+
+        pool.submit(answer_in_part)
+        with run_proxy(served, f"http://127.0.0.1:{listening.getsockname()[1]}") as proxy:
+            with pytest.raises(httpx2.RemoteProtocolError):
+                proxy.client.post(CHAT, json=ask(KNOWN_TEXT))
+            metrics = proxy.client.get("/metrics").text
+            assert "apood_upstream_failures_total 1.0" in metrics and "apood_errors_total 0.0" in metrics
+
+
+def test_sigterm_lets_a_stream_end(
+    served: Served, upstream: str, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import httpx2
+
+    handlers: dict[int, Callable[[], Any]] = {}
+
+    def keep(loop: asyncio.AbstractEventLoop, number: int, call: Callable[[], None]) -> None:
+        handlers[number] = lambda: loop.call_soon_threadsafe(call)  # signals reach the main thread only
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", keep)
+    monkeypatch.setattr("apood.serving.http.server._SPARE", 0)
+    service = Service(lambda: served, Settings(deadline=0.9))
+    app, found = make_proxy(service, Upstream(upstream, 30), Rules()), []
+    model.free.clear()
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(run_server, app, service, "127.0.0.1", 0, longest=30, report=found.append)
+        wait_until(lambda: found)
+        with httpx2.Client(base_url=found[0], timeout=30) as client:
+            wait_until(lambda: client.get("/readyz").status_code == 204)
+            with client.stream("POST", CHAT, json=ask(KNOWN_TEXT, stream=True)) as answer:
+                chunks = answer.iter_raw()
+                assert next(chunks) == b'data: {"n": 1}\n\n'
+                handlers[signal.SIGTERM]()
+                wait_until(lambda: refuses_connections(found[0]))
+                assert not serving.done()
+                model.free.set()
+                assert b"".join(chunks).endswith(b"data: [DONE]\n\n")
+        serving.result(20)
+
+
+def refuses_connections(url: str) -> bool:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.socket() as trying:
+        return trying.connect_ex((host, int(port))) != 0
 
 
 def test_what_cannot_be_judged_is_refused_unless_the_operator_accepts_it(served: Served, upstream: str) -> None:

@@ -32,7 +32,7 @@ from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError, NotCalibratedError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.digests import sample_digest
-from apood.tokens.documents import find_worst
+from apood.tokens.documents import count_documents, find_worst
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source, count_trimmed, read_with_progress, trim_ends
 
@@ -194,7 +194,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         """
         self.check_parameters()
         source = as_source(X)
-        refuse_other_than_labels(y, source)
+        refuse_other_than_labels(y, count_documents(source))
         outliers = self._check_aux(aux, source)
         for data, role in ((source, "ID"), (outliers, "AUX")):
             if data is not None:

@@ -11,7 +11,6 @@ from torch import Tensor
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.documents import count_documents
 from apood.tokens.identity import describe_other, same_encoder
 from apood.tokens.source import TokenSource, token_budget
 
@@ -34,16 +33,15 @@ def get_required_parts(batch: TokenBatch, requires: frozenset[str]) -> dict[str,
     return {name: batch if name == _TOKENS else batch.channels[name] for name in sorted(requires)}
 
 
-def refuse_other_than_labels(y: Any, source: TokenSource) -> None:
-    """Raise `InputError` if `y` is neither None nor one label per document, such as AUX data in its place."""
+def refuse_other_than_labels(y: Any, count: int, what: str = "sequences") -> None:
+    """Raise `InputError` if `y` is neither None nor `count` labels, such as AUX data in its place."""
     if y is None:
         return
     countable = isinstance(y, Sized) and isinstance(y, Iterable) and not isinstance(y, TokenSource)
-    count = count_documents(source)
     if not countable or len(y) != count or any(np.ndim(label) for label in y):
         size = f" of length {len(y)}" if isinstance(y, Sized) else ""
         raise InputError(
-            f"The second argument of fit is y, one label for each of the {count} sequences, which is ignored; got "
+            f"The second argument of fit is y, one label for each of the {count} {what}, which is ignored; got "
             f"{type(y).__name__}{size}. Auxiliary outliers are given by name: fit(X, aux=outliers)."
         )
 

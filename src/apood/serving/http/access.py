@@ -8,22 +8,22 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
-from apood.serving.http.errors import HttpError, describe_error
+from apood.serving.http.errors import CutAnswerError, HttpError, describe_error
 from apood.serving.http.service import Service
 from apood.support.errors import InputError
 
 __all__ = ["PAGE_PATHS", "SAFE_HEADERS", "Asgi", "Gate", "check_exposure", "is_loopback", "read_tokens"]
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
+AsgiMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
+Asgi = Callable[[AsgiMessage, Receive, Send], Awaitable[None]]
 
 PAGE_PATHS = ("/", "/page.js", "/page.css")
 """The paths of the page for people, which is the same for everybody."""
 
 _OPEN = frozenset({*PAGE_PATHS, "/healthz", "/readyz"})  # they tell nothing about inputs
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_MOST_REQUESTS = 1024  # at the same time
 _SHORTEST = 16  # characters of a token
 SAFE_HEADERS = {
     "x-content-type-options": "nosniff",
@@ -71,8 +71,8 @@ class Gate:
         app: the application.
         service: the service, for its metrics.
         tokens: the bearer tokens, one of which a request must have; empty if everyone on this machine may ask.
-        local: whether the server is bound to loopback. Then the name in the header Host must be a local one, so that a
-            web page cannot reach the service under a name of its own.
+        local: whether the server is bound to loopback. Without tokens, the name in the header Host must then be a local
+            one, so that a web page cannot reach the service under a name of its own.
         token_headers: the headers that a token may be in.
         added: headers that every answer gets, unless it has them.
     """
@@ -87,18 +87,21 @@ class Gate:
         token_headers: Collection[str] = ("authorization", "x-api-key"),
         added: Mapping[str, str] = SAFE_HEADERS,
     ) -> None:
-        self._app, self._service, self._local = app, service, local
+        self._app, self._service = app, service
+        self._only_local = local and not tokens
+        self._busy = 0  # requests that are being answered
         self._tokens, self._token_headers = [_digest(token) for token in tokens], token_headers
         self._added = [(name.encode(), value.encode()) for name, value in added.items()]
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 0
+        started, status, counted = time.perf_counter(), 0, scope["path"] not in _OPEN
+        self._busy += counted
 
-        async def note(message: Message) -> None:
+        async def note(message: AsgiMessage) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -108,22 +111,28 @@ class Gate:
 
         try:
             self._check(scope)
+            if counted and self._busy > _MOST_REQUESTS:
+                raise HttpError(429, "The service is full: try again in 1 s.", headers={"retry-after": "1"})
             await self._app(scope, receive, note)
         except HttpError as error:
             await _answer(note, error)
+        except CutAnswerError:
+            pass  # the server closes the connection, because the answer is not complete
         except Exception as error:
             self._service.note_failure(error)
             if not status:
                 await _answer(note, HttpError(500, "The service met an error that it did not foresee."))
         finally:
+            self._busy -= counted
             route = getattr(scope.get("route"), "path", "other")
             self._service.metrics.count_request(route, status or 499, time.perf_counter() - started)
 
-    def _check(self, scope: Message) -> None:
+    def _check(self, scope: AsgiMessage) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        host = headers.get("host", "")
-        if self._local and _drop_port(host).lower() not in _LOCAL_NAMES:
-            raise HttpError(403, "The service answers only to localhost, 127.0.0.1 and [::1].")
+        if self._only_local and not is_loopback(_drop_port(headers.get("host", "")).lower()):
+            raise HttpError(
+                403, "Without tokens, the service answers only to localhost and addresses such as 127.0.0.1."
+            )
         if not self._tokens or scope["path"] in _OPEN:
             return
         given = [_digest(_get_token(name, headers.get(name, ""))) for name in self._token_headers]
@@ -141,7 +150,7 @@ def _get_token(header: str, value: str) -> str:
 
 
 def _drop_port(host: str) -> str:
-    return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
 def _digest(token: str) -> bytes:

@@ -6,11 +6,11 @@ from typing import Any
 
 from apood.pipeline.judging import Judgement
 from apood.serving.http.access import PAGE_PATHS, Asgi, Gate
-from apood.serving.http.bodies import get_content_type, parse_object, read_body
+from apood.serving.http.bodies import get_content_type, read_body, read_json
 from apood.serving.http.chat import OtherParts
 from apood.serving.http.errors import HttpError
 from apood.serving.http.guardrail import GUARDRAIL_PATH, answer_guardrail
-from apood.serving.http.requests import add_error_handlers, open_service, run_unless_gone
+from apood.serving.http.requests import add_error_handlers, keep_running, run_unless_gone
 from apood.serving.http.schema import (
     EXPLAIN_BODY,
     GUARDRAIL_BODY,
@@ -20,6 +20,7 @@ from apood.serving.http.schema import (
     describe_errors,
 )
 from apood.serving.http.service import Service
+from apood.serving.http.status import make_status_router
 from apood.support.version import __version__
 from apood.tokens.identity import FOLDER
 
@@ -47,7 +48,7 @@ def make_app(
         other_parts: what becomes of messages with parts that are no text.
     """
     from fastapi import FastAPI, Request, Response
-    from fastapi.responses import JSONResponse, PlainTextResponse
+    from fastapi.responses import JSONResponse
 
     app = FastAPI(
         title="apood",
@@ -55,7 +56,7 @@ def make_app(
         description="Tells whether inputs belong to the distribution that a model was trained on.",
         docs_url=None,  # the pages load scripts from other hosts
         redoc_url=None,
-        lifespan=lambda _app: open_service(service),
+        lifespan=lambda _app: keep_running(service),
     )
     add_error_handlers(app)
 
@@ -69,19 +70,22 @@ def make_app(
         """Return one result per text: its score, p-value and decision.
 
         A result is `accepted` if its decision is ID, or in shadow mode. If the request could not be judged and passes
-        by --on-error accept, there are no results, and `problem` says why.
+        by --on-error accept, or in shadow mode, there are no results, and `problem` says why.
         """
-        kind, settings = get_content_type(request), service.settings
-        if kind not in ("application/json", *TOKEN_TYPES):
+        kind, settings, end = get_content_type(request), service.settings, service.set_deadline()
+        if kind == "application/json":
+            _, content = await read_json(request, settings.most_bytes, end)
+            texts, served = _get_texts(content), service.served
+            judging = service.judge_texts(served, texts, end)
+        elif kind in TOKEN_TYPES:
+            body, served = await read_body(request, settings.most_bytes, end), service.served
+            judging = service.judge_tokens(served, body, end)
+        else:
             raise HttpError(415, f"The content type must be application/json or {TOKEN_TYPES[0]}.")
-        body = await read_body(request, settings.most_bytes, settings.deadline)
-        texts = _get_texts(parse_object(body)) if kind == "application/json" else None
-        digest = service.served.digest
-        judging = service.judge_tokens(body) if texts is None else service.judge_texts(texts)
-        outcome = await run_unless_gone(request, service.decide(judging))
+        outcome = await run_unless_gone(request, service.decide(served, judging))
         return JSONResponse(
             {
-                "detector": digest,
+                "detector": outcome.detector,
                 "shadow": settings.shadow,
                 "accepted": outcome.accepted,
                 "problem": None if outcome.problem is None else outcome.problem.message,
@@ -97,13 +101,11 @@ def make_app(
     )
     async def explain(request: Request) -> Response:
         """Return the words and sentences of a text with what they contribute; places count characters."""
-        if get_content_type(request) != "application/json":
-            raise HttpError(415, "The content type must be application/json.")
-        settings = service.settings
-        body = parse_object(await read_body(request, settings.most_bytes, settings.deadline))
+        end = service.set_deadline()
+        _, body = await read_json(request, service.settings.most_bytes, end)
         if body.keys() != {"text"} or not isinstance(body["text"], str):
             raise HttpError(422, "The body must have text, a string, and nothing else.")
-        return JSONResponse(await run_unless_gone(request, service.explain(body["text"])))
+        return JSONResponse(await run_unless_gone(request, service.explain(body["text"], end)))
 
     @app.post(
         GUARDRAIL_PATH,
@@ -120,41 +122,10 @@ def make_app(
         """Return the method, its encoder, its calibration, and the limits of the service."""
         return JSONResponse(_describe_service(service))
 
-    @app.get("/v1/shadow", responses=describe_errors(401, 403), summary="Count what would be refused")
-    async def shadow() -> Response:
-        """Return how many texts would have been refused at a grid of accept rates, since the start."""
-        return JSONResponse({"shadow": service.settings.shadow, **service.tally.describe()})
-
-    @app.get("/healthz", status_code=204, response_class=Response, summary="Tell that the process is alive")
-    async def healthz() -> Response:
-        """Return an empty answer as long as the event loop runs."""
-        return Response(status_code=204)
-
-    @app.get(
-        "/readyz",
-        status_code=204,
-        response_class=Response,
-        responses=describe_errors(503),
-        summary="Tell whether the detector is loaded and warm",
-    )
-    async def readyz() -> Response:
-        """Return an empty answer once requests can be judged."""
-        _ = service.served
-        return Response(status_code=204)
-
-    @app.get(
-        "/metrics",
-        response_class=PlainTextResponse,
-        responses=describe_errors(401, 403),
-        summary="Return metrics for Prometheus",
-    )
-    async def metrics() -> Response:
-        """Return counts and times; nothing is made from an input."""
-        content, kind = service.metrics.render(service.in_flight)
-        return Response(content, media_type=kind)
+    app.include_router(make_status_router(service))
 
     async def page(request: Request) -> Response:
-        name = request.url.path.removeprefix("/") or "page.html"
+        name = request.scope["path"].removeprefix("/") or "page.html"
         kind = {"html": "text/html", "css": "text/css", "js": "text/javascript"}[name.rpartition(".")[2]]
         content = files("apood.serving.http").joinpath(name).read_bytes()
         return Response(content, media_type=kind, headers={"content-security-policy": _PAGE_POLICY})

@@ -5,8 +5,9 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,9 @@ class FullError(ApoodError):
 
 class LateError(ApoodError):
     """Work that was not done before its deadline."""
+
+    def __init__(self) -> None:
+        super().__init__("The request was not judged within its deadline.")
 
 
 @dataclass
@@ -74,15 +78,15 @@ class Batcher:
         self._worker = ThreadPoolExecutor(1, "model")
         self._line: list[tuple[float, int, _Job]] = []
         self._numbers = itertools.count()
-        self._queued = self._running = 0
+        self._queued = self._running = self._announced = 0
         self._speed = math.inf  # tokens per second, measured
         self._arrived = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
 
     @property
     def in_flight(self) -> int:
-        """The number of tokens that wait or run."""
-        return self._queued + self._running
+        """The number of tokens that are announced, wait or run."""
+        return self._announced + self._queued + self._running
 
     def check_room(self, seconds: float, tokens: int = 0) -> None:
         """Raise FullError if a request of so many tokens would not be done in `seconds`.
@@ -94,6 +98,16 @@ class Batcher:
             ahead + tokens > self._most_tokens or ahead + _SHARE * tokens > _USED * max(seconds, 0) * self._speed
         ):
             raise FullError(max(1, math.ceil((ahead + tokens) / self._speed)))
+
+    @contextmanager
+    def announce(self, seconds: float, tokens: int) -> Iterator[None]:
+        """Count about so many tokens as in flight while a request is prepared. Raise FullError as `check_room` does."""
+        self.check_room(seconds, tokens)
+        self._announced += tokens
+        try:
+            yield
+        finally:
+            self._announced -= tokens
 
     async def submit(self, run: Run, pieces: Sequence[Any], sizes: Sequence[int], seconds: float) -> list[Any]:
         """Return the results of `pieces`, which have `sizes` tokens. Raise FullError, or LateError after `seconds`.
@@ -117,9 +131,7 @@ class Batcher:
         except TimeoutError as error:
             if not job.answer.cancelled():  # the work itself raised it
                 raise
-            raise LateError(
-                f"The request was not judged within its deadline, {seconds:.3g} s after it came."
-            ) from error
+            raise LateError from error
         finally:
             self._queued -= job.queued
             job.queued = 0
@@ -133,20 +145,28 @@ class Batcher:
         await asyncio.to_thread(self._worker.shutdown)
 
     async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
             self._arrived.clear()
             while taken := self._take():
-                tokens = self._running = sum(job.sizes[index] for job, index in taken)
-                outcomes, seconds = await loop.run_in_executor(self._worker, _run_batch, taken)
-                self._running = 0
-                if 2 * tokens >= self._batch_tokens or math.isinf(self._speed):  # small batches say little
-                    new = tokens / max(seconds, 1e-6)
-                    self._speed = new if math.isinf(self._speed) else self._speed + _WEIGHT * (new - self._speed)
-                self.observe(tokens, seconds)
+                try:
+                    outcomes = await self._run(taken)
+                except Exception as error:  # it fails this batch alone: the loop must go on
+                    outcomes = [error] * len(taken)
+                finally:
+                    self._running = 0
                 for (job, index), outcome in zip(taken, outcomes, strict=True):
                     _deliver(job, index, outcome)
+
+    async def _run(self, taken: "Sequence[tuple[_Job, int]]") -> list[Any]:
+        """Return one result, or the error, per piece, and learn the speed from the batch."""
+        tokens = self._running = sum(job.sizes[index] for job, index in taken)
+        outcomes, seconds = await asyncio.get_running_loop().run_in_executor(self._worker, _run_batch, taken)
+        if 2 * tokens >= self._batch_tokens or math.isinf(self._speed):  # small batches say little
+            new = tokens / max(seconds, 1e-6)
+            self._speed = new if math.isinf(self._speed) else self._speed + _WEIGHT * (new - self._speed)
+        self.observe(tokens, seconds)
+        return outcomes
 
     def _take(self) -> list[tuple[_Job, int]]:
         """Return the pieces of the next batch, each as its request and its index there."""
@@ -181,11 +201,16 @@ def _run_batch(taken: Sequence[tuple[_Job, int]]) -> tuple[list[Any], float]:
     outcomes: list[Any]
     try:
         outcomes = list(run(pieces))
+        if len(outcomes) != len(pieces):
+            raise RuntimeError("A batch has another number of results than of pieces.")
     except Exception:
         outcomes = []
         for piece in pieces:  # one piece that cannot be run must not fail its neighbours
             try:
-                outcomes += run([piece])
+                (outcome,) = run([piece])
+                outcomes.append(outcome)
+            except StopIteration as error:
+                outcomes.append(RuntimeError(f"The work raised {error!r}."))  # a future refuses StopIteration
             except Exception as error:
                 outcomes.append(error)
     return outcomes, time.perf_counter() - started

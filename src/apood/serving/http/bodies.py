@@ -1,4 +1,4 @@
-"""Bodies of requests, read with limits: bytes, time, encoding, depth."""
+"""Bodies of requests, read with limits: bytes, time, encoding, depth, number of objects and lists."""
 
 import asyncio
 import json
@@ -9,42 +9,68 @@ from apood.serving.http.errors import HttpError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["MOST_DEPTH", "get_content_type", "parse_object", "read_body"]
+__all__ = ["MOST_DEPTH", "get_content_type", "parse_object", "read_body", "read_json"]
 
 MOST_DEPTH = 64
 """The largest depth of nested objects and lists in a body."""
 
+_MOST_BRACKETS = 250_000  # that open an object or a list; millions of them would take seconds
+
 
 def get_content_type(request: "Request") -> str:
-    """Return the media type of a body without its parameters; raise HttpError if the body is compressed."""
+    """Return the media type of a body. Raise HttpError if the body is compressed, or in another charset than UTF-8."""
+    for name in ("content-type", "content-encoding"):
+        if len(request.headers.getlist(name)) > 1:  # a program behind the service might read the other one
+            raise HttpError(400, f"The request has the header {name} twice.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HttpError(415, "The body is compressed, and only plain bodies are read: send it without encoding.")
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind, *parameters = (part.strip().lower() for part in request.headers.get("content-type", "").split(";"))
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "charset" and value.strip(' "') not in ("utf-8", "utf8"):
+            raise HttpError(415, "The charset of the body must be utf-8.")
+    return kind
 
 
-async def read_body(request: "Request", most_bytes: int, seconds: float) -> bytes:
-    """Return the body. Raise HttpError if it is larger than `most_bytes`, also in chunks, or slower than `seconds`."""
+async def read_json(request: "Request", most_bytes: int, end: float) -> tuple[bytes, dict[str, Any]]:
+    """Return a JSON body and the object in it, as `read_body` and `parse_object` do."""
+    if get_content_type(request) != "application/json":
+        raise HttpError(415, "The content type must be application/json.")
+    body = await read_body(request, most_bytes, end)
+    return body, await asyncio.to_thread(parse_object, body)
+
+
+async def read_body(request: "Request", most_bytes: int, end: float) -> bytes:
+    """Return the body. Raise HttpError if it has more than `most_bytes`, also in chunks, or is not there at `end`.
+
+    `end` is a time of the event loop.
+    """
     too_large = HttpError(413, f"The body is larger than {most_bytes:,} bytes, the limit of this service.")
     announced = request.headers.get("content-length", "0")
-    if not announced.isdecimal() or int(announced[:20]) > most_bytes:
+    if not announced.isdecimal():
+        raise HttpError(400, "The header content-length must be a number.")
+    if int(announced[:20]) > most_bytes:
         raise too_large
     body = bytearray()
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout_at(end):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > most_bytes:
                     raise too_large
     except TimeoutError as error:
-        raise HttpError(408, f"The body did not arrive within {seconds:.3g} s.") from error
+        raise HttpError(408, "The body did not arrive before the deadline.") from error
     return bytes(body)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """Return the object in a JSON body. Raise HttpError for anything else.
 
-    Names that occur twice are refused: a program behind the service might read the other one.
+    Names that occur twice are refused, also if they differ in case: a program behind the service might read the other
+    one.
     """
+    if body.count(b"[") + body.count(b"{") > _MOST_BRACKETS:
+        raise HttpError(400, f"The body has more than {_MOST_BRACKETS:,} brackets that open an object or a list.")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -70,10 +96,9 @@ def _refuse_constant(name: str) -> None:
 
 
 def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise HttpError(400, "The body has an object with the same name twice.")
-    return found
+    if len({name.casefold() for name, _ in pairs}) < len(pairs):
+        raise HttpError(400, "The body has an object with the same name twice; case makes no difference.")
+    return dict(pairs)
 
 
 def _check_depth(content: Any) -> None:

@@ -2,24 +2,27 @@
 
 `last-user` judges the last message of the user, `all-user` all messages of the user, and `whole` everything, each
 message after its role. A message is its text, or its text parts. Other parts (images, sounds, files) of a judged
-message cannot be judged, so the request is refused, unless they are to be ignored. Results of tools and the system
-prompt are judged in `whole` only.
+message cannot be judged, so the request is refused, unless they are to be ignored. The system prompt, names, calls of
+tools with their arguments, and results of tools are judged in `whole` only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from apood.pipeline.facts import Chat
 from apood.serving.http.errors import HttpError
 
-__all__ = ["Message", "OtherParts", "choose_text", "read_messages", "read_responses_input"]
+__all__ = ["Message", "OtherParts", "choose_text", "get_field", "read_messages", "read_responses_input"]
 
 OtherParts = Literal["refuse", "ignore"]
 """What becomes of a judged message with parts that are no text."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_NO_TEXT = ("function_call", "reasoning", "item_reference")  # items of OpenAI's responses that are no message
+_BESIDE = ("name", "reasoning", "reasoning_content", "refusal", "tool_calls", "function_call")  # of a message
+_CALLS = ("function_call", "custom_tool_call", "reasoning")  # items of OpenAI's responses that hold texts
+_IDENTITIES = frozenset({"id", "type", "index", "status", "call_id"})  # whose values no model reads
+_CALL_NAMES = frozenset({"function", "custom", "name", "arguments", "input", "summary", "content", "text"})
 
 
 class Message(NamedTuple):
@@ -28,12 +31,21 @@ class Message(NamedTuple):
     Attributes:
         role: who wrote it: system, developer, user, assistant, tool.
         text: its text; the text parts of a message with several parts are joined by line breaks.
-        others: the types of its parts that are no text.
+        beside: other texts, one per line: names, reasoning, calls of tools.
+        has_others: whether it has parts that are no text.
     """
 
     role: str
     text: str
-    others: tuple[str, ...] = ()
+    beside: str = ""
+    has_others: bool = False
+
+
+def get_field(item: Mapping[str, Any], name: str) -> Any:
+    """Return a field, or None. Raise HttpError if its name is in another case, which some servers take for the same."""
+    if name not in item and any(key.casefold() == name for key in item):
+        raise HttpError(400, f"The name {name} must be in lower case.")
+    return item.get(name)
 
 
 def choose_text(messages: Sequence[Message], chat: Chat, other_parts: OtherParts = "refuse") -> str:
@@ -42,8 +54,7 @@ def choose_text(messages: Sequence[Message], chat: Chat, other_parts: OtherParts
     if not users:
         raise HttpError(400, "There is no message of the role user, so there is nothing to judge.", code="unjudged")
     judged = {"last-user": users[-1:], "all-user": users, "whole": list(messages)}[chat]
-    others = sorted({kind for message in judged for kind in message.others})
-    if others and other_parts == "refuse":
+    if any(message.has_others for message in judged) and other_parts == "refuse":
         raise HttpError(
             400,
             "A message has a part that is no text, and only texts can be judged: send texts, or ask the operator to "
@@ -51,7 +62,9 @@ def choose_text(messages: Sequence[Message], chat: Chat, other_parts: OtherParts
             code="unjudged",
         )
     if chat == "whole":
-        return "\n\n".join(f"{message.role}: {message.text}" for message in judged)
+        return "\n\n".join(
+            f"{message.role}: " + "\n".join(filter(None, (message.text, message.beside))) for message in judged
+        )
     return "\n\n".join(message.text for message in judged)
 
 
@@ -67,18 +80,18 @@ def read_responses_input(body: Mapping[str, Any], chat: Chat) -> list[Message]:
 
     A conversation that the server remembers cannot be seen here, so it is allowed only if the last message is enough.
     """
-    if body.get("prompt") is not None:
+    if get_field(body, "prompt") is not None:
         raise HttpError(400, "prompt names a text that the server keeps, which cannot be judged.", code="unjudged")
-    kept = [name for name in ("previous_response_id", "conversation") if body.get(name) is not None]
+    kept = [name for name in ("previous_response_id", "conversation") if get_field(body, name) is not None]
     if kept and chat != "last-user":
         raise HttpError(
             400, f"{kept[0]} names messages that the server keeps, which cannot be judged.", code="unjudged"
         )
-    system = body.get("instructions")
+    system = get_field(body, "instructions")
     if system is not None and not isinstance(system, str):
         raise HttpError(400, "instructions must be a string.")
     before = [] if system is None else [Message("system", system)]
-    content = body.get("input")
+    content = get_field(body, "input")
     if isinstance(content, str):
         return [*before, Message("user", content)]
     if not isinstance(content, list) or not content:
@@ -87,42 +100,63 @@ def read_responses_input(body: Mapping[str, Any], chat: Chat) -> list[Message]:
 
 
 def _read_item(item: Any, where: str, chat: Chat) -> Message:
-    kind = item.get("type", "message") if isinstance(item, dict) else None
+    kind = (get_field(item, "type") or "message") if isinstance(item, dict) else None
     if kind == "message":
         return _read_message(item, where)
     if kind == "function_call_output":
-        text, others = _read_content(item.get("output"), where)
-        return Message("tool", text, others)
+        text, has_others = _read_content(get_field(item, "output"), where)
+        return Message("tool", text, has_others=has_others)
     if kind == "item_reference" and chat != "last-user":
         raise HttpError(400, f"{where} names an item that the server keeps, which cannot be judged.", code="unjudged")
-    if kind in _NO_TEXT:
+    if kind == "item_reference":
         return Message("assistant", "")
+    if kind in _CALLS:
+        encrypted = bool(get_field(item, "encrypted_content"))
+        seen = {name: value for name, value in item.items() if name != "encrypted_content"}
+        return Message("assistant", "", "\n".join(_find_strings(seen)), has_others=encrypted)
     if isinstance(kind, str):
-        return Message("assistant", "", ("item",))
+        return Message("assistant", "", has_others=True)
     raise HttpError(400, f"{where} must be an object with a type.")
 
 
 def _read_message(item: Any, where: str) -> Message:
-    if not isinstance(item, dict) or item.get("role") not in _ROLES:  # a server might take another one for the user
+    if (
+        not isinstance(item, dict) or get_field(item, "role") not in _ROLES
+    ):  # a server might take another one for the user
         raise HttpError(400, f"{where} must be an object with a role: {', '.join(_ROLES)}.")
-    text, others = _read_content(item.get("content"), where)
-    return Message(item["role"], text, others)
+    text, has_others = _read_content(get_field(item, "content"), where)
+    beside = "\n".join(string for name in _BESIDE for string in _find_strings(get_field(item, name)))
+    return Message(item["role"], text, beside, has_others)
 
 
-def _read_content(content: Any, where: str) -> tuple[str, tuple[str, ...]]:
+def _find_strings(content: Any) -> Iterator[str]:
+    """Yield all texts in a call of a tool: its name and its arguments, also if they are no string."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for inner in content:
+            yield from _find_strings(inner)
+    elif isinstance(content, dict):
+        for name, inner in content.items():
+            if name not in _IDENTITIES:
+                yield from () if name in _CALL_NAMES else (name,)
+                yield from _find_strings(inner)
+
+
+def _read_content(content: Any, where: str) -> tuple[str, bool]:
     if content is None or isinstance(content, str):
-        return content or "", ()
+        return content or "", False
     if not isinstance(content, list):
         raise HttpError(400, f"The content of {where} must be a string, a list of parts, or null.")
-    texts, others = [], []
+    texts, has_others = [], False
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
+        kind = get_field(part, "type") if isinstance(part, dict) else None
         if not isinstance(kind, str):
             raise HttpError(400, f"A part of {where} must be an object with a type.")
         if kind not in _TEXT_PARTS:
-            others.append(kind)
-        elif not isinstance(text := part.get(_TEXT_PARTS[kind]), str):
+            has_others = True
+        elif not isinstance(text := get_field(part, _TEXT_PARTS[kind]), str):
             raise HttpError(400, f"A text part of {where} has no text.")
         else:
             texts.append(text)
-    return "\n".join(texts), tuple(others)
+    return "\n".join(texts), has_others

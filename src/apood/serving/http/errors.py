@@ -6,7 +6,7 @@ from typing import Any
 from apood.serving.http.batcher import FullError, LateError
 from apood.support.errors import ApoodError, InputError
 
-__all__ = ["CODES", "HttpError", "as_http_error", "describe_error"]
+__all__ = ["CODES", "CutAnswerError", "HttpError", "as_http_error", "describe_error"]
 
 CODES = {
     400: "bad_request",
@@ -15,7 +15,6 @@ CODES = {
     404: "not_found",
     405: "not_allowed",
     408: "slow_body",
-    411: "no_length",
     413: "too_large",
     415: "unknown_type",
     422: "unusable",
@@ -44,6 +43,10 @@ class HttpError(ApoodError):
         super().__init__(message)
         self.status, self.message, self.headers = status, message, dict(headers or {})
         self.code = CODES.get(status, "error") if code is None else code
+
+
+class CutAnswerError(Exception):
+    """An answer of another server that ended too early. The connection to the client is cut, so that it notices."""
 
 
 def as_http_error(error: Exception) -> HttpError | None:

@@ -1,11 +1,11 @@
 """The generic guardrail of LiteLLM: its proxy asks before a call whether the input may pass."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from apood.pipeline.facts import Chat
 from apood.pipeline.judging import Judgement
-from apood.serving.http.bodies import get_content_type, parse_object, read_body
+from apood.serving.http.bodies import read_json
 from apood.serving.http.chat import OtherParts, choose_text, read_messages
 from apood.serving.http.errors import HttpError
 from apood.serving.http.requests import run_unless_gone
@@ -14,7 +14,7 @@ from apood.serving.http.service import Service
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["GUARDRAIL_PATH", "answer_guardrail", "describe_refusal"]
+__all__ = ["GUARDRAIL_PATH", "answer_guardrail"]
 
 GUARDRAIL_PATH = "/beta/litellm_basic_guardrail_api"
 """The path that LiteLLM asks."""
@@ -23,32 +23,28 @@ GUARDRAIL_PATH = "/beta/litellm_basic_guardrail_api"
 async def answer_guardrail(request: "Request", service: Service, other_parts: OtherParts) -> dict[str, Any]:
     """Return whether a call of LiteLLM may pass: the action NONE, or BLOCKED with the reason.
 
-    Outputs are not judged: their answer is NONE. What cannot be judged is blocked.
+    Outputs are not judged: their answer is NONE. What cannot be judged is blocked, except in shadow mode.
     """
-    if get_content_type(request) != "application/json":
-        raise HttpError(415, "The content type must be application/json.")
-    settings = service.settings
-    body = parse_object(await read_body(request, settings.most_bytes, settings.deadline))
+    end = service.set_deadline()
+    _, body = await read_json(request, service.settings.most_bytes, end)
     if body.get("input_type") not in ("request", "response"):
         raise HttpError(422, "input_type must be request or response.")
     if body["input_type"] == "response":
         return {"action": "NONE"}
+    served = service.served
+
+    async def judge() -> list[Judgement]:
+        return await service.judge_texts(served, _find_texts(body, served.chat, other_parts), end)
+
     try:
-        texts = _find_texts(body, service.served.chat, other_parts)
+        outcome = await run_unless_gone(request, service.decide(served, judge()))
     except HttpError as error:
+        if error.status != 400:
+            raise
         return {"action": "BLOCKED", "blocked_reason": error.message}
-    outcome = await run_unless_gone(request, service.decide(service.judge_texts(texts)))
     if outcome.accepted:
         return {"action": "NONE"}
-    return {"action": "BLOCKED", "blocked_reason": describe_refusal(outcome.judgements)}
-
-
-def describe_refusal(judgements: Sequence[Judgement]) -> str:
-    """Return why a request was refused, for its sender; scores and thresholds are left out."""
-    refused = [own for own in judgements if not own.accepted]
-    if all(own.score == -float("inf") for own in refused):
-        return "The input is empty or cannot be judged."
-    return "The input is unlike those that this service was made for."
+    return {"action": "BLOCKED", "blocked_reason": outcome.describe_refusal()}
 
 
 def _find_texts(body: Mapping[str, Any], chat: Chat, other_parts: OtherParts) -> list[str]:

@@ -46,7 +46,12 @@ class Metrics:
         self._batch_seconds = make(Histogram, "batch_seconds", "Time per batch of the model.", buckets=_SECONDS)
         self._in_flight = make(Gauge, "tokens_in_flight", "Tokens that wait or run.")
         self._errors = make(Counter, "errors", "Requests that met an error that was not foreseen.")
-        self._unjudged = make(Counter, "unjudged", "Requests that passed without a decision, by --on-error accept.")
+        self._unjudged = make(
+            Counter, "unjudged", "Requests that passed without a decision, by --on-error accept or --shadow."
+        )
+        self._upstream = make(
+            Counter, "upstream_failures", "Requests that the server behind did not answer, or not to the end."
+        )
         self._reloads = make(Counter, "reloads", "Detectors loaded in place of another one, by outcome.", "outcome")
         drift = {
             "inputs": "Inputs that the drift alarm has seen.",
@@ -98,6 +103,10 @@ class Metrics:
     def count_unjudged(self) -> None:
         """Count a request that passed without a decision."""
         self._unjudged.inc()
+
+    def count_upstream_failure(self) -> None:
+        """Count a request that the server behind the proxy did not answer, or not to the end."""
+        self._upstream.inc()
 
     def count_reload(self, outcome: str) -> None:
         """Count a detector that was loaded in place of another one, or was not."""

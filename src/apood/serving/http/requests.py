@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
 
-__all__ = ["add_error_handlers", "open_service", "run_unless_gone"]
+__all__ = ["add_error_handlers", "keep_running", "run_unless_gone"]
 
 T = TypeVar("T")
 
 
 @asynccontextmanager
-async def open_service(service: Service) -> AsyncIterator[None]:
+async def keep_running(service: Service) -> AsyncIterator[None]:
     """Start a service in the background, so that the process answers at once, and close it at the end."""
     starting = asyncio.create_task(service.start())
     try:

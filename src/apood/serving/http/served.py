@@ -27,7 +27,7 @@ from apood.support.files import sha256_of
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.documents import number_documents
 
-__all__ = ["Served", "Work", "load_served"]
+__all__ = ["Served", "Work", "load_served", "read_tokens"]
 
 _CHANNEL = "channel."  # the names of the tensors of a body are those of a shard of a token store
 
@@ -99,18 +99,16 @@ class Served:
         cut = frozenset(owners[index] for index in prepared.cut)
         return Work(self.run_texts, list(prepared.sources), sizes, owners, len(texts), problems, cut)
 
-    def prepare_tokens(self, body: bytes) -> Work:
-        """Return the work for token arrays in a safetensors body. Raise InputError if they cannot be scored."""
-        batch = _read_tokens(body)
+    def prepare_tokens(self, batch: TokenBatch) -> Work:
+        """Return the work for token arrays. Raise InputError if they cannot be scored."""
         requires = self.detector.requires
         refuse_lacking(batch, self.detector.name, requires, "body's sequences")
         if "tokens" in requires and batch.dim != self.detector.dim_:
             raise InputError(f"The tokens have D={batch.dim}, the detector was fitted on D={self.detector.dim_}.")
         refuse_nonfinite(batch, requires, 0, "the body")
         owners = number_documents(batch).tolist()
-        count = owners[-1] + 1 if owners else 0
         pieces = [batch.select([index]) for index in range(len(batch))]
-        return Work(self.run_tokens, pieces, batch.lengths.clamp(min=1).tolist(), owners, count, {})
+        return Work(self.run_tokens, pieces, batch.lengths.clamp(min=1).tolist(), owners, owners[-1] + 1, {})
 
     def prepare_explanation(self, text: str) -> Work:
         """Return the work to explain the score of one text. Raise InputError if it has none."""
@@ -173,11 +171,9 @@ class Served:
         return None if self.seen is None else self.seen.describe_length(tokens)
 
     def make_warm_up(self) -> Work:
-        """Return the work of a full batch, whose results mean nothing."""
+        """Return the work of a full batch, whose results mean nothing; without an encoder, it is empty."""
         if self.encoder is None:
-            dim = self.detector.dim_
-            tokens = TokenBatch.from_lengths(torch.ones(self.batch_tokens, dim), [self.batch_tokens])
-            return Work(self.run_tokens, [tokens], [self.batch_tokens], [0], 1, {})
+            return Work(self.run_tokens, [], [], [], 0, {})
         longest = self.encoder.max_tokens
         return self.prepare_texts([" ".join(["a"] * longest)] * max(1, self.batch_tokens // longest))
 
@@ -201,7 +197,8 @@ def load_served(folder: Path, model: str | None = None, chat: Chat | None = None
     return Served(detector, encoder, digest, facts.training, chat or facts.chat or "last-user")
 
 
-def _read_tokens(body: bytes) -> TokenBatch:
+def read_tokens(body: bytes) -> TokenBatch:
+    """Return the token arrays in a safetensors body. Raise InputError if there are none."""
     try:
         tensors = parse_tensors(body)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
@@ -217,5 +214,9 @@ def _read_tokens(body: bytes) -> TokenBatch:
     tokens = parts.pop("", None)
     channels = {prefix.removeprefix(_CHANNEL).rstrip("."): part for prefix, part in parts.items()}
     if tokens is None:
-        return TokenBatch.without_tokens(**channels)
-    return TokenBatch(tokens.values, tokens.offsets, channels)
+        batch = TokenBatch.without_tokens(**channels)
+    else:
+        batch = TokenBatch(tokens.values, tokens.offsets, channels)
+    if not len(batch):
+        raise InputError("The body has no sequences.")
+    return batch

@@ -8,30 +8,36 @@ from collections.abc import Callable, Iterator
 
 from apood.serving.http.access import Asgi
 from apood.serving.http.service import Service
-from apood.support.errors import InputError
+from apood.support.errors import ApoodError, InputError
 
 __all__ = ["run_server"]
 
-_MOST_CONNECTIONS = 1024
-_GRACE = 5  # seconds beyond the deadline of requests, for answers on their way
+_SPARE = 5  # seconds beyond the longest time of an answer, for those on their way
 
 
 def run_server(
-    app: Asgi, service: Service, host: str, port: int, *, report: Callable[[str], None] | None = None
+    app: Asgi, service: Service, host: str, port: int, *, longest: float, report: Callable[[str], None] | None = None
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; then accept nothing new, answer what was accepted, and return.
+
+    Raise ApoodError if the service cannot be started.
 
     Args:
         app: the application of the service.
         service: the service.
         host: the address to bind to.
         port: its port; 0 for any that is free.
+        longest: the seconds that an answer may take; after SIGTERM, those that take longer are cut.
         report: called with the address of the server as soon as it accepts connections.
     """
-    asyncio.run(_serve(app, service, host, port, report))
+    asyncio.run(_serve(app, service, host, port, longest, report))
+    if service.failed is not None:
+        raise ApoodError(f"The detector could not be started: {service.failed}")
 
 
-async def _serve(app: Asgi, service: Service, host: str, port: int, report: Callable[[str], None] | None) -> None:
+async def _serve(
+    app: Asgi, service: Service, host: str, port: int, longest: float, report: Callable[[str], None] | None
+) -> None:
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -52,8 +58,7 @@ async def _serve(app: Asgi, service: Service, host: str, port: int, report: Call
         access_log=False,  # paths may hold what a client should not have put there
         server_header=False,
         date_header=True,
-        limit_concurrency=_MOST_CONNECTIONS,
-        timeout_graceful_shutdown=int(service.settings.deadline) + _GRACE,
+        timeout_graceful_shutdown=int(longest) + _SPARE,
         ws="none",
     )
     server, listening = Server(config), _bind(host, port)
@@ -68,6 +73,7 @@ async def _serve(app: Asgi, service: Service, host: str, port: int, report: Call
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
+    service.on_failure = stop
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, reload)

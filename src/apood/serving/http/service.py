@@ -11,20 +11,24 @@ from typing import Any, Literal
 import numpy as np
 
 from apood.decisions.drift import DriftAlarm
+from apood.encoders.text.windows import MOST_WINDOWS
 from apood.pipeline.judging import Judgement
 from apood.serving.http.batcher import Batcher, FullError, LateError
 from apood.serving.http.errors import HttpError, as_http_error
 from apood.serving.http.metrics import Metrics
-from apood.serving.http.served import Served, Work
+from apood.serving.http.served import Served, Work, read_tokens
 from apood.serving.http.tally import Tally
 from apood.support.checks import format_count
 from apood.support.errors import ApoodError
+from apood.tokens.documents import number_documents
 
 __all__ = ["OnError", "Outcome", "Service", "Settings", "describe_failure"]
 
 OnError = Literal["refuse", "accept"]
 """What becomes of a request that cannot be judged."""
 
+_TEXT_LETTERS = 4  # per token, to guess the tokens of a text that is not tokenised yet
+_MOST_LETTERS = 32  # per allowed token: a longer text is refused before it is tokenised
 _log = logging.getLogger("apood")
 
 
@@ -33,12 +37,12 @@ class Settings:
     """The limits of a service.
 
     Attributes:
-        deadline: the seconds after which a request is answered with 504.
+        deadline: the seconds after its arrival when a request is answered with 504.
         most_bytes: the largest body.
         most_texts: the largest number of texts, or sequences of tokens, of a request.
         most_text_tokens: the largest number of tokens of a text.
         most_tokens: the largest number of tokens in flight.
-        shadow: whether nothing is refused.
+        shadow: whether nothing is refused that could be read.
         on_error: what becomes of a request that cannot be judged because of an error of the service.
     """
 
@@ -56,14 +60,22 @@ class Outcome:
     """What is done with a request.
 
     Attributes:
-        accepted: whether the request passes. In shadow mode, every request that was judged does.
+        accepted: whether the request passes. In shadow mode, every request does.
+        detector: the digest of the detector that judged it.
         judgements: the decisions on its texts; empty if it could not be judged.
         problem: why it could not be judged.
     """
 
     accepted: bool
+    detector: str
     judgements: Sequence[Judgement]
     problem: HttpError | None = None
+
+    def describe_refusal(self) -> str:
+        """Return why a request was refused, for its sender; scores and thresholds are left out."""
+        if all(own.score == -float("inf") for own in self.judgements if not own.accepted):
+            return "The input is empty or cannot be judged."
+        return "The input is unlike those that this service was made for."
 
 
 class Service:
@@ -72,12 +84,18 @@ class Service:
     Args:
         load: a function that loads what is served. It is called again to replace it.
         settings: the limits.
+
+    Attributes:
+        failed: why the start failed; None if it did not.
+        on_failure: called if the start fails.
     """
 
     def __init__(self, load: Callable[[], Served], settings: Settings) -> None:
         self.settings, self.tally = settings, Tally()
         self.metrics = Metrics(self.tally)
         self.drift: DriftAlarm | None = None
+        self.failed: str | None = None
+        self.on_failure: Callable[[], None] = lambda: None
         self._load = load
         self._served: Served | None = None
         self._preparing = ThreadPoolExecutor(1, "prepare")
@@ -87,23 +105,33 @@ class Service:
     @property
     def served(self) -> Served:
         """What is served now; raises HttpError 503 if it is not ready yet."""
+        if self.failed is not None:
+            raise HttpError(503, "The detector could not be started: the log says why.")
         if self._served is None:
             raise HttpError(503, "The detector is being loaded: try again soon.", headers={"retry-after": "1"})
         return self._served
 
     @property
     def in_flight(self) -> int:
-        """The number of tokens that wait or run."""
+        """The number of tokens that are prepared, wait or run."""
         return 0 if self._batcher is None else self._batcher.in_flight
 
     async def start(self) -> None:
-        """Load the detector and warm it up; the service is ready after this."""
+        """Load the detector and warm it up; the service is ready after this, or has failed."""
         async with self._loading:
-            served = await asyncio.to_thread(self._load)
-            self._batcher = Batcher(served.batch_tokens, self.settings.most_tokens)
-            self._batcher.observe = self.metrics.count_batch
-            await self._warm_up(served)
-            self._take_over(served)
+            try:
+                served = await asyncio.to_thread(self._load)
+                work = await self._warm_up(served)
+                self._batcher = Batcher(served.batch_tokens, self.settings.most_tokens)
+                self._batcher.observe = self.metrics.count_batch
+                # The first time, what is done only once was done. The second time shows the speed.
+                await self._batcher.submit(work.run, work.pieces, work.sizes, 3600)
+            except Exception as error:
+                self.failed = _describe_reason(error)
+                _log.error("The detector could not be started: %s", self.failed)
+                self.on_failure()
+            else:
+                self._take_over(served)
 
     async def reload(self) -> bool:
         """Load the detector again, beside the old one, and replace it; keep the old one if that fails."""
@@ -113,8 +141,7 @@ class Service:
                 await self._warm_up(served)
             except Exception as error:
                 self.metrics.count_reload("failed")
-                reason = str(error) if isinstance(error, ApoodError) else describe_failure(error)
-                _log.error("The detector was not replaced: %s", reason)
+                _log.error("The detector was not replaced: %s", _describe_reason(error))
                 return False
             self._take_over(served)
             self.metrics.count_reload("done")
@@ -129,50 +156,57 @@ class Service:
             self.metrics.show_drift(self.drift.gauges())
         self._served = served
 
-    async def _warm_up(self, served: Served) -> None:
-        """Score a full batch twice: what is done only once is done then, and the second time shows the speed."""
-        assert self._batcher is not None
+    async def _warm_up(self, served: Served) -> Work:
+        """Score a full batch beside those of requests, and return its work."""
         work = await asyncio.to_thread(served.make_warm_up)
-        await asyncio.to_thread(work.run, work.pieces)
-        await self._batcher.submit(work.run, work.pieces, work.sizes, 3600)
+        if work.pieces:
+            await asyncio.to_thread(work.run, work.pieces)
+        return work
 
-    async def judge_texts(self, texts: Sequence[str]) -> list[Judgement]:
-        """Return the decisions on texts."""
-        if len(texts) > self.settings.most_texts:
-            raise HttpError(
-                413, f"The request has {len(texts):,} texts, and at most {self.settings.most_texts:,} are allowed."
-            )
-        return await self._judge(lambda served: served.prepare_texts(texts))
+    def set_deadline(self) -> float:
+        """Return when a request that arrives now must be answered, as a time of the event loop."""
+        return asyncio.get_running_loop().time() + self.settings.deadline
 
-    async def judge_tokens(self, body: bytes) -> list[Judgement]:
-        """Return the decisions on the token arrays of a safetensors body."""
-        return await self._judge(lambda served: served.prepare_tokens(body))
+    async def judge_texts(self, served: Served, texts: Sequence[str], end: float) -> list[Judgement]:
+        """Return the decisions of `served` on texts. Raise HttpError if they break a limit, LateError at `end`."""
+        self._check_texts(texts)
+        return await self._judge(served, lambda: served.prepare_texts(texts), _guess_tokens(texts), end)
 
-    async def explain(self, text: str) -> dict[str, Any]:
+    async def judge_tokens(self, served: Served, body: bytes, end: float) -> list[Judgement]:
+        """Return the decisions of `served` on the token arrays of a safetensors body, as `judge_texts` does."""
+
+        def prepare() -> Work:
+            batch = read_tokens(body)
+            owners = number_documents(batch)
+            self._check_count(int(owners[-1]) + 1, "sequence")
+            if (most := int(np.bincount(owners).max())) > MOST_WINDOWS:  # as for texts
+                raise HttpError(413, f"A text has {most:,} windows, and at most {MOST_WINDOWS} are allowed.")
+            return served.prepare_tokens(batch)
+
+        return await self._judge(served, prepare, len(body) // (4 * max(served.detector.dim_, 1)), end)
+
+    async def explain(self, text: str, end: float) -> dict[str, Any]:
         """Return why a text has its score, as JSON."""
-        _, (explanation,) = await self._run(self.served, lambda served: served.prepare_explanation(text))
+        served = self.served
+        self._check_texts([text])
+        _, (explanation,) = await self._run(lambda: served.prepare_explanation(text), _guess_tokens([text]), end)
         return dict(explanation)
 
-    async def _run(self, served: Served, prepare: Callable[[Served], Work]) -> tuple[Work, list[Any]]:
-        """Return the prepared work and the results of its pieces."""
-        batcher = self._batcher
+    async def _run(self, prepare: Callable[[], Work], guessed: int, end: float) -> tuple[Work, list[Any]]:
+        """Return the prepared work, of `guessed` tokens, and the results of its pieces."""
+        batcher, loop = self._batcher, asyncio.get_running_loop()
         assert batcher is not None
-        loop, seconds = asyncio.get_running_loop(), self.settings.deadline
-        end = loop.time() + seconds
-        batcher.check_room(seconds)  # before any work
-        try:
-            async with asyncio.timeout_at(end):
-                work = await loop.run_in_executor(self._preparing, prepare, served)
-        except TimeoutError as error:
-            raise LateError(
-                f"The request was not judged within its deadline, {seconds:.3g} s after it came."
-            ) from error
-        self._check_size(work)
+        with batcher.announce(end - loop.time(), guessed):
+            try:
+                async with asyncio.timeout_at(end):
+                    work = await loop.run_in_executor(self._preparing, prepare)
+            except TimeoutError as error:
+                raise LateError from error
+        self._check_tokens(work.count_tokens())
         return work, await batcher.submit(work.run, work.pieces, work.sizes, end - loop.time())
 
-    async def _judge(self, prepare: Callable[[Served], Work]) -> list[Judgement]:
-        served = self.served
-        work, outcomes = await self._run(served, prepare)
+    async def _judge(self, served: Served, prepare: Callable[[], Work], guessed: int, end: float) -> list[Judgement]:
+        work, outcomes = await self._run(prepare, guessed, end)
         judgements = served.judge(work, outcomes)
         self.metrics.count_judgements(judgements)
         self.metrics.count_unusual(served.count_unusual(judgements))
@@ -186,12 +220,22 @@ class Service:
             self.drift.update(scores)
             self.metrics.show_drift(self.drift.gauges())
 
-    def _check_size(self, work: Work) -> None:
-        settings, tokens = self.settings, work.count_tokens()
-        if work.count > settings.most_texts:
-            raise HttpError(
-                413, f"The body has {work.count:,} sequences, and at most {settings.most_texts:,} are allowed."
-            )
+    def _check_texts(self, texts: Sequence[str]) -> None:
+        self._check_count(len(texts), "text")
+        most = _MOST_LETTERS * self.settings.most_text_tokens
+        for index, text in enumerate(texts):
+            if len(text) > most:
+                raise HttpError(
+                    413, f"The text at index {index} has {len(text):,} characters, and at most {most:,} are allowed."
+                )
+
+    def _check_count(self, count: int, kind: str) -> None:
+        most = self.settings.most_texts
+        if count > most:
+            raise HttpError(413, f"The request has {format_count(count, kind)}, and at most {most:,} are allowed.")
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        settings = self.settings
         for index, own in enumerate(tokens):
             if own > settings.most_text_tokens:
                 raise HttpError(
@@ -204,26 +248,31 @@ class Service:
                 413, f"The request has {sum(tokens):,} tokens, and at most {settings.most_tokens:,} are allowed."
             )
 
-    async def decide(self, judging: Awaitable[Sequence[Judgement]]) -> Outcome:
-        """Return what is done with a request that is being judged: it passes if each of its texts is accepted.
+    async def decide(self, served: Served, judging: Awaitable[Sequence[Judgement]]) -> Outcome:
+        """Return what is done with a request that `served` is judging: it passes if each of its texts is accepted.
 
         A request that cannot be judged because of an error, a full queue or a missed deadline passes only with
-        on_error="accept". One that breaks a limit raises HttpError.
+        on_error="accept". One that breaks a limit raises HttpError. In shadow mode, all of them pass.
         """
+        settings = self.settings
         try:
             judgements = await judging
         except Exception as error:
             known = as_http_error(error)
-            if known is not None and known.status < 500 and not isinstance(error, FullError):
-                raise known from error
             if known is None:
                 self.note_failure(error)
                 known = HttpError(500, "The input could not be judged because of an error of the service.")
-            if self.settings.on_error == "refuse":
+            of_service = known.status >= 500 or isinstance(error, FullError)
+            if not settings.shadow and not (of_service and settings.on_error == "accept"):
                 raise known from error
             self.metrics.count_unjudged()
-            return Outcome(True, [], known)
-        return Outcome(self.settings.shadow or all(own.accepted for own in judgements), judgements)
+            return Outcome(True, served.digest, [], known)
+        return Outcome(settings.shadow or all(own.accepted for own in judgements), served.digest, judgements)
+
+    def describe_shadow(self) -> dict[str, Any]:
+        """Return what would have been refused, and what the drift alarm says, as JSON."""
+        drift = None if self.drift is None else self.drift.gauges()
+        return {"shadow": self.settings.shadow, **self.tally.describe(), "drift": drift}
 
     def note_failure(self, error: Exception) -> None:
         """Count and log an error that was not foreseen. Its message is left out, because it may quote the input."""
@@ -235,6 +284,14 @@ class Service:
         if self._batcher is not None:
             await self._batcher.close()
         await asyncio.to_thread(self._preparing.shutdown)
+
+
+def _guess_tokens(texts: Sequence[str]) -> int:
+    return sum(map(len, texts)) // _TEXT_LETTERS
+
+
+def _describe_reason(error: Exception) -> str:
+    return str(error) if isinstance(error, ApoodError) else describe_failure(error)
 
 
 def describe_failure(error: BaseException) -> str:

@@ -1,18 +1,21 @@
 """The application of the proxy: it judges inputs, refuses or tags them, and passes the rest on."""
 
+import re
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from apood.pipeline.facts import Chat
+from apood.pipeline.judging import Judgement
 from apood.serving.http.access import Asgi, Gate
-from apood.serving.http.bodies import get_content_type, parse_object, read_body
-from apood.serving.http.chat import OtherParts, choose_text, read_messages, read_responses_input
+from apood.serving.http.bodies import read_json
+from apood.serving.http.chat import OtherParts, choose_text, get_field, read_messages, read_responses_input
 from apood.serving.http.errors import HttpError, describe_error
-from apood.serving.http.guardrail import describe_refusal
-from apood.serving.http.requests import add_error_handlers, open_service, run_unless_gone
+from apood.serving.http.requests import add_error_handlers, keep_running, run_unless_gone
 from apood.serving.http.service import Outcome, Service
+from apood.serving.http.status import make_status_router
 from apood.serving.proxy.refusals import ENDPOINTS, make_completion, stream_completion
 from apood.serving.proxy.upstream import Upstream
 
@@ -23,6 +26,11 @@ TOKEN_HEADER = "x-apood-token"
 
 REFUSED = "out_of_distribution"
 """The code of the error that answers a refused request."""
+
+_UNSEEN = (
+    "chat_template", "documents", "image_data", "input_embeds", "input_extra", "input_ids", "prompt_embeds",
+    "prompt_token_ids",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,74 +50,68 @@ def make_proxy(
     service: Service, upstream: Upstream, rules: Rules, tokens: Collection[str] = (), *, local: bool = True
 ) -> Asgi:
     """Return the application of a proxy; `tokens` and `local` are as in `Gate`."""
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse, Response, StreamingResponse
-    from starlette.routing import Route
+    from fastapi import FastAPI, Request, Response
+    from fastapi.responses import JSONResponse, StreamingResponse
+
+    upstream.note_failure = service.metrics.count_upstream_failure
 
     async def guard(request: Request) -> Response:
-        if get_content_type(request) != "application/json":
-            raise HttpError(415, "The content type must be application/json.")
-        body = await read_body(request, service.settings.most_bytes, service.settings.deadline)
-        asked = parse_object(body)
-        texts = find_texts(request.url.path, asked, service.served.chat, rules.other_parts)
-        outcome = await run_unless_gone(request, service.decide(service.judge_texts(texts)))
-        tags = _make_tags(service, outcome)
+        path, end = request.scope["path"], service.set_deadline()
+        body, asked = await read_json(request, service.settings.most_bytes, end)
+        served = service.served
+
+        async def judge() -> list[Judgement]:
+            texts = find_texts(path, asked, served.chat, rules.other_parts)
+            return await service.judge_texts(served, texts, end)
+
+        outcome = await run_unless_gone(request, service.decide(served, judge()))
+        tags = _make_tags(outcome, shadow=service.settings.shadow)
         if outcome.accepted:
             return upstream.pass_back(await run_unless_gone(request, upstream.send(request, body)), tags)
         if rules.refusal_text is None:
-            error = HttpError(400, describe_refusal(outcome.judgements), code=REFUSED)
+            error = HttpError(400, outcome.describe_refusal(), code=REFUSED)
             return JSONResponse(describe_error(error), error.status, tags)
-        completion = make_completion(request.url.path, asked.get("model"), rules.refusal_text)
+        completion = make_completion(path, asked.get("model"), rules.refusal_text)
         if asked.get("stream") is True:
-            events = stream_completion(request.url.path, completion)
+            events = stream_completion(path, completion)
             return StreamingResponse(
                 events, headers={**tags, "cache-control": "no-cache"}, media_type="text/event-stream"
             )
         return JSONResponse(completion, headers=tags)
 
     async def pass_on(request: Request) -> Response:
+        # Dots would reach other paths of the server behind, which may decode what is decoded here already.
+        if {".", ".."} & set(re.split(r"[/\\;]", unquote(request.scope["path"]))):
+            raise HttpError(404, "There is no such path.")
         return upstream.pass_back(await run_unless_gone(request, upstream.send(request, b"")), {})
 
-    async def healthz(_request: Request) -> Response:
-        return Response(status_code=204)
-
-    async def readyz(_request: Request) -> Response:
-        _ = service.served
-        return Response(status_code=204)
-
-    async def metrics(_request: Request) -> Response:
-        content, kind = service.metrics.render(service.in_flight)
-        return Response(content, media_type=kind)
-
     @asynccontextmanager
-    async def live(_app: Starlette) -> AsyncIterator[None]:
-        async with open_service(service):
+    async def live(_app: FastAPI) -> AsyncIterator[None]:
+        async with keep_running(service):
             yield
         await upstream.close()
 
-    routes = [
-        *(Route(path, guard, methods=["POST"]) for path in ENDPOINTS),
-        # What carries no input. Other paths are refused: they would lead around the guard.
-        Route("/v1/models", pass_on, methods=["GET"]),
-        Route("/v1/models/{model:path}", pass_on, methods=["GET"]),
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
-        Route("/metrics", metrics),
-    ]
-    app = Starlette(routes=routes, lifespan=live)
-    app.router.redirect_slashes = False
+    app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=live)
+    for path in ENDPOINTS:
+        app.add_route(path, guard, methods=["POST"])
+    # What carries no input. Other paths are refused: they would lead around the guard.
+    for path in ("/v1/models", "/v1/models/{model:path}"):
+        app.add_route(path, pass_on, methods=["GET"])
+    app.include_router(make_status_router(service))
     add_error_handlers(app)
     return Gate(app, service, tokens, local=local, token_headers=(TOKEN_HEADER,), added={})
 
 
 def find_texts(path: str, body: Mapping[str, Any], chat: Chat, other_parts: OtherParts) -> list[str]:
-    """Return the texts of a request that are judged. Raise HttpError if there are none."""
+    """Return the texts of a request that are judged. Raise HttpError if there are none, or others beside them."""
+    for name in _UNSEEN:
+        if get_field(body, name):
+            raise HttpError(400, f"{name} adds to the input what cannot be judged.", code="unjudged")
     if path == "/v1/chat/completions":
-        return [choose_text(read_messages(body.get("messages")), chat, other_parts)]
+        return [choose_text(read_messages(get_field(body, "messages")), chat, other_parts)]
     if path == "/v1/responses":
         return [choose_text(read_responses_input(body, chat), chat, other_parts)]
-    prompt, suffix = body.get("prompt"), body.get("suffix")
+    prompt, suffix = get_field(body, "prompt"), get_field(body, "suffix")
     texts = [prompt] if isinstance(prompt, str) else prompt
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise HttpError(400, "prompt must be a string or a list of strings: numbers of tokens cannot be judged.")
@@ -118,10 +120,10 @@ def find_texts(path: str, body: Mapping[str, Any], chat: Chat, other_parts: Othe
     return [*texts, *([suffix] if suffix else [])]
 
 
-def _make_tags(service: Service, outcome: Outcome) -> dict[str, str]:
+def _make_tags(outcome: Outcome, *, shadow: bool) -> dict[str, str]:
     """Return the headers that tell what was decided."""
-    tags = {"x-apood-detector": service.served.digest}
-    if service.settings.shadow:
+    tags = {"x-apood-detector": outcome.detector}
+    if shadow:
         tags["x-apood-shadow"] = "true"
     if outcome.problem is not None:
         return {**tags, "x-apood-decision": "none", "x-apood-problem": outcome.problem.code}

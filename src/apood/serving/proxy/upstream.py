@@ -1,10 +1,11 @@
 """The server behind the proxy: requests to it and answers from it, unchanged except for hop-by-hop headers."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from apood.serving.http.errors import HttpError
+from apood.serving.http.errors import CutAnswerError, HttpError
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,16 +43,23 @@ class Upstream:
     Args:
         url: its address, with or without /v1.
         seconds: how long to wait for the next bytes of an answer.
+
+    Attributes:
+        note_failure: called if there is no answer, or if one ends too early.
     """
 
     def __init__(self, url: str, seconds: float) -> None:
         import httpx2
 
+        self.note_failure: Callable[[], None] = lambda: None
         self._base, self._seconds = check_upstream(url), seconds
         timeout = httpx2.Timeout(seconds, connect=_CONNECT_SECONDS)
         limits = httpx2.Limits(max_connections=None)
+        cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # one client's cookies must not reach another one
         # Variables of the environment must not send inputs to yet another server.
-        self._client = httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=False, follow_redirects=False)
+        self._client = httpx2.AsyncClient(
+            timeout=timeout, limits=limits, cookies=cookies, trust_env=False, follow_redirects=False
+        )
         for name in list(self._client.headers):
             del self._client.headers[name]
 
@@ -66,27 +74,35 @@ class Upstream:
         built = self._client.build_request(request.method, url, headers=headers, content=body or None)
         try:
             return await self._client.send(built, stream=True)
-        except httpx2.TimeoutException as error:
-            if isinstance(error, httpx2.ConnectTimeout):
-                raise HttpError(502, "The server behind the proxy cannot be reached.") from error
-            raise HttpError(504, f"The server behind the proxy was silent for {self._seconds:.3g} s.") from error
         except httpx2.RequestError as error:
+            self.note_failure()
+            if isinstance(error, httpx2.TimeoutException) and not isinstance(error, httpx2.ConnectTimeout):
+                raise HttpError(504, f"The server behind the proxy was silent for {self._seconds:.3g} s.") from error
             raise HttpError(502, "The server behind the proxy cannot be reached.") from error
 
     def pass_back(self, answer: Any, tags: dict[str, str]) -> "Response":
         """Return an answer for the client, byte by byte as it comes, with tags among its headers."""
+        import httpx2
         from starlette.responses import StreamingResponse
 
         async def read() -> AsyncIterator[bytes]:
             try:
                 async for chunk in answer.aiter_raw():
                     yield chunk
-            finally:
-                await answer.aclose()
+            except httpx2.RequestError as error:
+                self.note_failure()
+                raise CutAnswerError from error
 
-        response = StreamingResponse(read(), answer.status_code)
+        class Passed(StreamingResponse):
+            async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+                try:
+                    await super().__call__(scope, receive, send)
+                finally:  # also if the client went away before the first byte
+                    await answer.aclose()
+
+        response = Passed(read(), answer.status_code)
         own = [(name.encode(), value.encode()) for name, value in tags.items()]
-        response.raw_headers = [*_pass_on(answer.headers.raw), *own]
+        response.raw_headers = [*_pass_on(answer.headers.raw, dropped=(b"date",)), *own]  # the proxy's server adds it
         return response
 
     async def close(self) -> None:
