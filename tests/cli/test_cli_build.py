@@ -56,6 +56,25 @@ def test_an_interruption_keeps_what_was_embedded(apood, model, files, tmp_path, 
     assert not (tmp_path / "d.building").exists()
 
 
+def test_texts_that_are_too_long_are_counted(apood, model, texts, tmp_path):
+    """They are no bad records, but have no tokens, and are always refused."""
+    (tmp_path / "texts.txt").write_text("\n".join([*texts["train"], "word1 " * 2000, "", "word1 " * 3000]))
+    command = ("build", tmp_path / "texts.txt", "--model", model, "--method", "knn", "--skip-bad", "--out")
+    result = apood(*command, tmp_path / "d")
+    assert result.stderr.count("Skipped") == 1
+    assert "Left out 2 texts of too many tokens. The detector refuses such texts" in result.stdout
+    assert json.loads(apood(*command, tmp_path / "e", "--json").stdout)["too_long"] == 2
+
+
+def test_the_default_has_forms(apood, refused, model, files, tmp_path):
+    command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "d")
+    for option in ("--fast", "--beginnings"):
+        assert f"{option} is for the default method" in refused(*command, option, "--method", "knn")
+    apood(*command, "--fast", "--beginnings")
+    detector = library.load(tmp_path / "d").detector
+    assert detector.beginnings and [member.name for member in detector.members_] == ["mahalanobis-knn", "knn"]
+
+
 def test_a_folder_of_the_user_is_never_work(refused, model, files, tmp_path):
     mine = tmp_path / "d.building"
     mine.mkdir()

@@ -4,6 +4,7 @@ import sys
 import types
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from itertools import chain
 from pathlib import Path
@@ -23,13 +24,16 @@ if TYPE_CHECKING:
     from apood.tokens.store import StoreIndex, TokenStore
 
 __all__ = [
+    "Fast",
     "NoVerify",
+    "advise_to_skip",
     "are_sounds",
     "check_input_kind",
     "count_lines",
     "default_parameters",
     "describe_unfinished",
     "format_parameter",
+    "make_detector",
     "open_store",
     "parse_named_stores",
     "parse_settings",
@@ -44,6 +48,11 @@ NoVerify = Annotated[
     bool, typer.Option("--no-verify", help="Do not compute the hashes of token stores, so damage is not noticed.")
 ]
 """An option of the commands that read token stores."""
+
+Fast = Annotated[
+    bool, typer.Option("--fast", help="Take a first look: the default without AP-OOD, which is all that it trains.")
+]
+"""An option of the commands that fit one detector."""
 
 _LINE_FORMATS = (".jsonl", ".ndjson", ".json", ".txt")
 _TRUTH = {"true": True, "false": False}
@@ -66,6 +75,27 @@ def format_parameter(value: Any) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def make_detector(
+    method: str, settings: Sequence[str], *, with_aux: bool, fast: bool = False, beginnings: bool = False
+) -> "Detector":
+    """Return a new detector, after a check of its parameters and of the options that only some methods have."""
+    from apood.detectors.contract.registry import detector_class
+    from apood.detectors.fusion import list_untrained_members
+
+    chosen = detector_class(method)
+    given = parse_settings(chosen, settings)
+    for option, wanted in (("--fast", fast), ("--beginnings", beginnings)):
+        if wanted and method != "default":
+            raise InputError(f"{option} is for the default method: leave it out, or --method {method}.")
+    given |= {"members": list_untrained_members()} if fast else {}
+    given |= {"beginnings": True} if beginnings else {}
+    detector = chosen(**given)
+    detector.check_parameters()
+    if with_aux and detector.aux == "unused":
+        raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
+    return detector
 
 
 def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[str, Any]:
@@ -260,6 +290,17 @@ def _check_first(
         which = "The only record cannot" if len(read) == 1 else f"None of the {len(read):,} records can"
         raise InputError(f"{which} be used: {reason}")
     raise InputError(reason) if isinstance(first, MissingField) else BadRecordError(reason)
+
+
+@contextmanager
+def advise_to_skip() -> Iterator[None]:
+    """Add to the error of a bad record that --skip-bad skips such records."""
+    from apood.data.record import BadRecordError
+
+    try:
+        yield
+    except BadRecordError as error:
+        raise InputError(f"{str(error).rstrip('.')}; skip such records with --skip-bad.") from error
 
 
 def count_lines(inputs: list[str]) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from apood.cli.arguments import parse_settings, read_text_records, refuse_occupied, report_skipped
+from apood.cli.arguments import Fast, advise_to_skip, make_detector, read_text_records, refuse_occupied, report_skipped
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.cli.stores import TextField
 from apood.support.checks import format_count
@@ -43,6 +43,11 @@ def build(
             show_default="a fusion",
         ),
     ] = "default",
+    fast: Fast = False,
+    beginnings: Annotated[
+        bool,
+        typer.Option("--beginnings", help="Accept short texts that are like beginnings of the training texts."),
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter of the method; may be repeated."),
@@ -79,18 +84,14 @@ def build(
     The result scores new texts with `apood score`, and `apood.load` opens it in Python. What is done so far is kept in
     DETECTOR.building: after an interruption, the same command continues from there.
     """
-    from apood.data.record import BadRecord, BadRecordError
-    from apood.detectors.contract.registry import detector_class
+    from apood.data.record import BadRecord
     from apood.pipeline.text_detector import TextDetector
+    from apood.tokens.store import StoreIndex
 
-    chosen = detector_class(method)
-    detector = chosen(**parse_settings(chosen, settings or []))
-    detector.check_parameters()
-    if aux is not None and detector.aux == "unused":
-        raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
+    detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast, beginnings=beginnings)
     if keep_stores is not None:
         refuse_occupied(keep_stores)
-    try:
+    with advise_to_skip():
         texts = _read(inputs, field, skip_bad)
         outliers = None if aux is None else _read([aux], field, skip_bad)
         built = TextDetector(model, detector, accept=accept, hold_out=hold_out, seed=seed)
@@ -102,15 +103,14 @@ def build(
             stores = _fit(built, work, {"id": texts} | ({} if outliers is None else {"aux": outliers}), skip_bad)
             built.facts = replace(built.facts, chat=chat)
             built.save(out)
+            skipped = sum(StoreIndex.read(store).tally.get("bad", 0) for store in stores.values())
             if keep_stores is not None:
                 for name, store in stores.items():
                     shutil.move(store, keep_stores / name)
             shutil.rmtree(work)
-    except BadRecordError as error:
-        raise InputError(f"{str(error).rstrip('.')}; skip such records with --skip-bad.") from error
     bad = [record for record in [*texts, *(outliers or [])] if isinstance(record, BadRecord)]
     report_skipped(len(bad), bad[:5])
-    _report(built, chosen.name, out, as_json=as_json)
+    _report(built, out, too_long=skipped - len(bad), as_json=as_json)
 
 
 def _read(inputs: list[str], field: str | None, skip_bad: bool) -> "list[Record | BadRecord]":
@@ -162,7 +162,8 @@ def _fit(
     return stores
 
 
-def _report(built: "TextDetector", method: str, out: Path, *, as_json: bool) -> None:
+def _report(built: "TextDetector", out: Path, *, too_long: int, as_json: bool) -> None:
+    method = built.detector.name
     training, held_out = built.facts.training, built.facts.calibration
     assert training is not None and held_out is not None
     example = f"echo {shlex.quote(_SAMPLE)} | apood score {shlex.quote(str(out))} -"
@@ -170,7 +171,7 @@ def _report(built: "TextDetector", method: str, out: Path, *, as_json: bool) -> 
         facts: dict[str, Any] = {"method": method, "detector": str(out), "threshold": built.detector.threshold_}
         print_json(
             facts | {"accept": built.accept, "training": training.to_json(), "calibration": held_out.to_json()}
-            | {"example": example}
+            | {"too_long": too_long, "example": example}
         )  # fmt: skip
         return
     echo(
@@ -178,4 +179,9 @@ def _report(built: "TextDetector", method: str, out: Path, *, as_json: bool) -> 
         f"{training.long:,} tokens, and held out {held_out.documents:,} to set the threshold: a new in-distribution "
         f"text is accepted with probability {built.accept:g} or more."
     )
+    if too_long:
+        echo(
+            f"Left out {format_count(too_long, 'text')} of too many tokens. The detector refuses such texts, so the "
+            "promise does not hold for them."
+        )
     echo(f"Saved {method} to {out}. Try it:\n\n  {example}")

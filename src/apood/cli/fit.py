@@ -5,12 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from apood.cli.arguments import NoVerify, open_store, parse_settings, refuse_occupied
+from apood.cli.arguments import Fast, NoVerify, make_detector, open_store, refuse_occupied
 from apood.cli.costs import make_announcer
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel, are_texts
 from apood.support.checks import format_count
-from apood.support.errors import InputError
 from apood.support.files import reserve_path
 
 __all__ = ["fit"]
@@ -41,9 +40,7 @@ def fit(
     model: TextModel = None,
     field: TextField = None,
     cache: CacheFolder = None,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Take a first look: the default without AP-OOD, which is all that it trains.")
-    ] = False,
+    fast: Fast = False,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,23 +65,12 @@ def fit(
 
     A long fit writes checkpoints to DETECTOR.checkpoint. After an interruption, the same command continues from there.
     """
-    from apood.detectors.contract.registry import detector_class
-    from apood.detectors.fusion import list_untrained_members
     from apood.evaluation.cost import estimate_cost
     from apood.fitting.optimise import Checkpoint
     from apood.pipeline.checks import refuse_same_data
     from apood.pipeline.facts import Facts
 
-    chosen = detector_class(method)
-    given = parse_settings(chosen, settings or [])
-    if fast:
-        if method != "default":
-            raise InputError(f"--fast is a fast form of the default: leave it out, or --method {method}.")
-        given["members"] = list_untrained_members()
-    detector = chosen(**given)
-    detector.check_parameters()
-    if aux is not None and detector.aux == "unused":
-        raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
+    detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast)
     checkpoint = Checkpoint(out.parent / f"{out.name}.checkpoint", checkpoint_seconds)
 
     def advise() -> str:
@@ -107,9 +93,9 @@ def fit(
         detector.save(out, facts=Facts.of_fit(sequences).to_json())
         checkpoint.delete()
     if as_json:
-        facts: dict[str, Any] = {"method": chosen.name, "sequences": len(sequences), "detector": str(out)}
+        facts: dict[str, Any] = {"method": detector.name, "sequences": len(sequences), "detector": str(out)}
         if hasattr(detector, "mean_distance_"):
             facts["mean_distance_"] = detector.mean_distance_
         print_json(facts)
         return
-    echo(f"Fitted {chosen.name} on {format_count(len(sequences), 'sequence')} of {store} and saved it to {out}.")
+    echo(f"Fitted {detector.name} on {format_count(len(sequences), 'sequence')} of {store} and saved it to {out}.")

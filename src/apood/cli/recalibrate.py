@@ -54,14 +54,10 @@ def recalibrate(
     """
     from apood.data.record import Skipped
     from apood.pipeline.facts import load_detector_and_facts
-    from apood.support.errors import NotCalibratedError
 
     refuse_occupied(out, force)
     detector, facts = load_detector_and_facts(detector_folder)
-    try:
-        before: Calibration | None = detector.calibration
-    except NotCalibratedError:
-        before = None
+    before = detector.calibration if hasattr(detector, "threshold_") else None
     skipped = Skipped() if skip_bad else None
     review = _read_review(reviewed, skipped)
     if before is not None and not random_sample:

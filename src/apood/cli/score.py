@@ -10,6 +10,7 @@ import typer
 
 from apood.cli.arguments import (
     NoVerify,
+    advise_to_skip,
     are_sounds,
     check_input_kind,
     count_lines,
@@ -19,6 +20,7 @@ from apood.cli.arguments import (
     report_skipped,
 )
 from apood.cli.output import check_rows_file, echo, write_rows
+from apood.cli.stores import TextField
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 
@@ -46,9 +48,7 @@ def score(
     out: Annotated[
         str, typer.Option(metavar="FILE", help="File to write: .jsonl, .csv or .parquet; - is standard output.")
     ] = "-",
-    field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Field or column of the text, called text by default.")
-    ] = None,
+    field: TextField = None,
     target_field: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Field or column of the target, for an encoder of mode reference."),
@@ -194,7 +194,7 @@ def _judge_inputs(
     tally: _Tally,
 ) -> Generator[dict[str, Any]]:
     """Yield the rows of texts or sounds."""
-    from apood.data.record import BadRecordError, Skipped
+    from apood.data.record import Skipped
     from apood.data.text_files import stdin_is_ready
     from apood.encoders.audio.encoder import AudioEncoder
     from apood.pipeline.judging import judge_records
@@ -202,7 +202,7 @@ def _judge_inputs(
 
     records: Iterable[Record | BadRecord] = ()
     skipped = Skipped() if skip_bad else None
-    try:
+    with advise_to_skip():
         if not are_sounds(inputs):
             # Unlike `apood embed`, scoring accepts empty texts: every input gets a row.
             pairs = (detector.encoder_ or {}).get("mode") == "reference"
@@ -235,8 +235,6 @@ def _judge_inputs(
             for record, (score, p_value, accepted, *looked_at) in judged:
                 decided = {} if accepted is None else {"p_value": p_value, "decision": "ID" if accepted else "OOD"}
                 yield {**record.kept, "score": score} | decided | dict(zip(_LOOKED_AT, looked_at, strict=True))
-    except BadRecordError as error:
-        raise InputError(f"{str(error).rstrip('.')}; skip such records with --skip-bad.") from error
     if not tally.rows:
         raise InputError("There is nothing to score: no record can be used.")
     if skipped is not None:

@@ -13,7 +13,7 @@ from apood.detectors.shared.explanation import Explanation
 from apood.encoders.text.encoder import TextEncoder
 from apood.explain.spans import Span, find_sentences, find_words, sum_tokens
 from apood.explain.text_explanation import HeadPart, MemberPart, TextExplanation
-from apood.support.errors import InputError, NotCalibratedError
+from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.documents import find_documents, number_documents
 
@@ -51,12 +51,10 @@ def choose_marks(explanation: Explanation) -> Marks:
     if not attending:
         return Marks(explanation.contributions, explanation.explained, frozenset(known), explanation.heads)
     rows = [own.values for n in attending if (own := members[n].contributions) is not None]
-    against = torch.stack([member.share.clamp_min(0) for member in members])
-    explained = torch.where(against.sum(0) > 0, against[attending].sum(0) / against.sum(0), 1.0)
     first = members[attending[0]].parts
     heads = first.heads if first is not None and len(attending) == 1 else None
     contributions = Ragged(torch.stack(rows).sum(0), explanation.contributions.offsets)
-    return Marks(contributions, explained, frozenset(attending), heads)
+    return Marks(contributions, explanation.find_explained(attending), frozenset(attending), heads)
 
 
 def explain_texts(detector: Detector, encoder: TextEncoder, texts: Sequence[str]) -> list[TextExplanation]:
@@ -126,10 +124,9 @@ class _ExplainedBatch:
         )
 
     def _decide(self, score: float) -> dict[str, Any]:
-        try:
-            calibration = self._detector.calibration
-        except NotCalibratedError:
+        if not hasattr(self._detector, "threshold_"):
             return {"threshold": None, "p_value": None, "accepted": None}
+        calibration = self._detector.calibration
         scores = np.array([score])
         return {
             "threshold": float(calibration.threshold),

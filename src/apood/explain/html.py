@@ -11,7 +11,7 @@ from html import escape
 
 from apood.explain.text_explanation import TextExplanation
 from apood.explain.visible import split_visible
-from apood.explain.wording import describe_decision, describe_explained, describe_window, shorten
+from apood.explain.wording import describe_decision, describe_explained, describe_window, shorten, split_words
 
 __all__ = ["STYLE", "escape_text", "make_policy", "render_body", "render_fragment", "render_page"]
 
@@ -104,16 +104,14 @@ def render_body(explanation: TextExplanation) -> str:
 
 def _render_marks(explanation: TextExplanation, start: int, end: int) -> str:
     """Return the text from `start` to `end` with its suspicious words marked."""
-    text, parts, place = explanation.text, [], start
-    for word, level in zip(explanation.words, explanation.grade_words(), strict=True):
-        if word.end > end:
-            break
-        begin = max(word.start, place)
-        shown = escape_text(text[begin : word.end])
-        parts.append(escape_text(text[place:begin]))
-        parts.append(f'<mark class="l{level}" title="{word.contribution:+.3g}">{shown}</mark>' if level else shown)
-        place = word.end
-    return "".join([*parts, escape_text(text[place:end])])
+    parts = []
+    words, rest = split_words(explanation, start, end)
+    for before, shown, word, level in words:
+        opening, closing = (
+            (f'<mark class="l{level}" title="{word.contribution:+.3g}">', "</mark>") if level else ("", "")
+        )
+        parts.append(f"{escape_text(before)}{opening}{escape_text(shown)}{closing}")
+    return "".join([*parts, escape_text(rest)])
 
 
 def _render_note(note: str) -> str:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from apood.explain.text_explanation import TextExplanation
 from apood.explain.visible import make_visible
-from apood.explain.wording import describe_decision, describe_explained, describe_window, shorten
+from apood.explain.wording import describe_decision, describe_explained, describe_window, shorten, split_words
 
 __all__ = ["marked_text", "print_plain", "render_explanation"]
 
@@ -26,18 +26,16 @@ def marked_text(explanation: TextExplanation) -> Text:
     text, only the window that decides is shown.
     """
     start, end, before, after = describe_window(explanation)
-    marked, place = Text(before, "dim"), start
-    words = [word for word in explanation.words if word.end <= end]
-    levels = [0, *explanation.grade_words()[: len(words)], 0]
+    marked = Text(before, "dim")
+    words, rest = split_words(explanation, start, end)
+    levels = [0, *(word.level for word in words), 0]
     for number, word in enumerate(words):
         previous, level, following = levels[number : number + 3]
-        begin = max(word.start, place)
-        marked.append(make_visible(explanation.text[place:begin]), _STYLES[min(previous, level)])
+        marked.append(make_visible(word.before), _STYLES[min(previous, level)])
         opening = "[" if level >= _BRACKETED > previous else ""
         closing = "]" if level >= _BRACKETED > following else ""
-        marked.append(opening + make_visible(explanation.text[begin : word.end]) + closing, _STYLES[level])
-        place = word.end
-    marked.append(make_visible(explanation.text[place:end]))
+        marked.append(opening + make_visible(word.shown) + closing, _STYLES[level])
+    marked.append(make_visible(rest))
     return marked.append(after, "dim")
 
 

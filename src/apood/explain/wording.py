@@ -1,11 +1,42 @@
 """The sentences that all outputs share."""
 
+from typing import NamedTuple
+
+from apood.explain.spans import Span
 from apood.explain.text_explanation import TextExplanation
 
-__all__ = ["describe_decision", "describe_explained", "describe_window", "shorten"]
+__all__ = ["MarkedWord", "describe_decision", "describe_explained", "describe_window", "shorten", "split_words"]
 
 _SHOWN = 6_000  # characters of a text; more would hide everything else
 _SHORT = 160  # characters of a sentence that is quoted
+
+
+class MarkedWord(NamedTuple):
+    """A word of a text as it is shown.
+
+    Attributes:
+        before: the text between it and the word before.
+        shown: its own text.
+        word: its place and contribution.
+        level: how strongly it is marked, from 0 to 3.
+    """
+
+    before: str
+    shown: str
+    word: Span
+    level: int
+
+
+def split_words(explanation: TextExplanation, start: int, end: int) -> tuple[list[MarkedWord], str]:
+    """Return the words of the text from `start` to `end`, and the text after the last of them."""
+    text, place, found = explanation.text, start, []
+    for word, level in zip(explanation.words, explanation.grade_words(), strict=True):
+        if word.end > end:
+            break
+        begin = max(word.start, place)
+        found.append(MarkedWord(text[place:begin], text[begin : word.end], word, level))
+        place = word.end
+    return found, text[place:end]
 
 
 def describe_decision(explanation: TextExplanation) -> str:

@@ -5,9 +5,13 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-__all__ = ["HeldOutFit", "LeftOut"]
+__all__ = ["FAR", "HeldOutFit", "LeftOut"]
 
-_FAR = 4.0  # squared distance per head, and its ratio between held-out and training sequences; both should be about 1
+FAR = 4.0
+"""The limit of the squared distance per head, and of its ratio between held-out and training sequences.
+
+Both should be about 1. From here on, the training has failed.
+"""
 
 
 class HeldOutFit(NamedTuple):
@@ -33,7 +37,7 @@ class HeldOutFit(NamedTuple):
     @property
     def disaster(self) -> bool:
         """Whether the training never converged, or the model memorised its training sequences."""
-        return not (self.ratio < _FAR and self.training_distance < _FAR)
+        return not (self.ratio < FAR and self.training_distance < FAR)
 
 
 class LeftOut(NamedTuple):

@@ -1,6 +1,6 @@
 """Explanations of scores: what each token, head and member contributes, and the nearest training sequences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,12 +39,17 @@ class Explanation:
         What speaks against a sequence is the sum of the positive shares of all members. The share is 1 for a single
         method, and for a sequence that no member speaks against.
         """
+        return self.find_explained(range(len(self.members)))
+
+    def find_explained(self, numbers: Sequence[int]) -> Tensor:
+        """Return the same share for the contributions of the members of these numbers alone."""
         if not self.members:
             return torch.ones_like(self.totals)
-        against = torch.stack([member.share.clamp_min(0) for member in self.members])
-        known = torch.stack([torch.zeros_like(m.share) if m.parts is None else m.parts.explained for m in self.members])
-        total = against.sum(0)
-        return torch.where(total > 0, (against * known).sum(0) / total, 1.0)
+        total = torch.stack([member.share.clamp_min(0) for member in self.members]).sum(0)
+        known = torch.zeros_like(total)
+        for member in (self.members[number] for number in numbers):
+            known += 0 if member.parts is None else member.share.clamp_min(0) * member.parts.explained
+        return torch.where(total > 0, known / total, 1.0)
 
 
 @dataclass(frozen=True, eq=False)

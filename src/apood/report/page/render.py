@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from apood.detectors.contract.held_out import FAR
 from apood.explain.html import STYLE, make_policy, render_body
 from apood.explain.text_explanation import TextExplanation
 from apood.explain.visible import make_visible
-from apood.report.page.svg import draw_distributions, draw_lengths, draw_roc
+from apood.report.page.svg import COLOURS, draw_distributions, draw_lengths, draw_roc
 from apood.support.checks import import_optional
 
 __all__ = ["refuse_without_jinja", "render_report"]
@@ -56,6 +57,8 @@ def render_report(report: Mapping[str, Any], explanations: Sequence[TextExplanat
     bodies = map(render_body, explanations)
     page: str = environment.from_string(template).render(
         report=report,
+        colours=COLOURS,
+        far=FAR,
         policy=make_policy(style),
         style=style,
         verdict=_describe_verdict(report),

@@ -7,12 +7,14 @@ from typing import Any
 
 from apood.explain.visible import make_visible
 
-__all__ = ["draw_distributions", "draw_lengths", "draw_roc"]
+__all__ = ["COLOURS", "draw_distributions", "draw_lengths", "draw_roc"]
+
+COLOURS = 8
+"""The number of classes of colours of sets, s0 to s7."""
 
 _WIDTH, _LEFT, _RIGHT, _BOTTOM = 460, 40, 14, 38
 _ROW = 56  # height of the histogram of one set
 _SQUARE = 320
-_COLOURS = 8  # classes s0 to s7
 _NAME = 28  # characters of a name in a picture
 
 
@@ -35,7 +37,7 @@ def draw_distributions(histograms: Mapping[str, Any], threshold: float) -> str:
             for edge, share in zip(edges, own, strict=False)
             if share
         )
-        parts.append(f'<path class="fill s{number % _COLOURS}" d="{bars}"/>')
+        parts.append(f'<path class="fill s{number % COLOURS}" d="{bars}"/>')
         parts.append(f'<text x="{_LEFT}" y="{base - _ROW + 12}">{_shorten(name)}</text>')
         parts.append(_line(_LEFT, base, _WIDTH - _RIGHT, base, "axis"))
     foot = _ROW * len(shares)
@@ -60,7 +62,7 @@ def draw_roc(curves: Sequence[Mapping[str, Any]], numbers: Mapping[str, int]) ->
     parts.append(_line(_LEFT, 8 + side, _LEFT + side, 8, "chance"))
     for curve in curves:
         path = "M" + "L".join(map(point, curve["points"]))
-        parts.append(f'<path class="line s{numbers[curve["set"]] % _COLOURS}" d="{path}"/>')
+        parts.append(f'<path class="line s{numbers[curve["set"]] % COLOURS}" d="{path}"/>')
     for share in (0.0, 0.5, 1.0):
         parts.append(f'<text x="{_LEFT + share * side:.0f}" y="{side + 22}" text-anchor="middle">{share:.0%}</text>')
         parts.append(f'<text x="{_LEFT - 4}" y="{12 + (1 - share) * side:.0f}" text-anchor="end">{share:.0%}</text>')
@@ -94,7 +96,7 @@ def draw_lengths(sets: Sequence[Mapping[str, Any]], numbers: Mapping[str, int], 
         parts.append(_line(_LEFT, y(threshold), _WIDTH - _RIGHT, y(threshold), "threshold"))
     for one in sets:
         dots = "".join(f"M{x(t):.1f} {y(s):.1f}h0" for t, s in one["points"] if t > 0)
-        parts.append(f'<path class="dots s{numbers[one["set"]] % _COLOURS}" d="{dots}"/>')
+        parts.append(f'<path class="dots s{numbers[one["set"]] % COLOURS}" d="{dots}"/>')
     for tokens in sorted({shortest, round(math.sqrt(shortest * longest)), longest}):
         parts.append(f'<text x="{x(tokens):.0f}" y="{height - 20}" text-anchor="middle">{tokens:,}</text>')
     for value in _choose_ticks(low, high):
