@@ -1,5 +1,6 @@
 """`apood build`: from a file of texts to a detector in one command, and commands that take texts instead of stores."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 import apood as library
 from apood import TextDetector, TokenStore
+from apood.cli.stores import StoreFinder
 from apood.encoders.text.encoder import TextEncoder
 
 
@@ -167,6 +169,16 @@ class TestTexts:
         (tmp_path / "old").rename(tmp_path / "new")
         apood("fit", *options, "--model", tmp_path / "new", "--out", tmp_path / "second")
         apood("score", tmp_path / "second", files / "test.jsonl")
+
+    def test_the_place_of_the_cache_is_said_once(self, model, files, tmp_path, monkeypatch):
+        terminal = io.StringIO()
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr("sys.stderr", terminal)
+        for _ in range(2):
+            stores = StoreFinder.of_model(str(model), tmp_path, None)
+            for name in ("train", "test"):
+                stores.find(files / f"{name}.jsonl")
+        assert terminal.getvalue().count(f"Embedded texts are kept in {tmp_path} (") == 1
 
     def test_the_users_cache_is_the_default(self, apood, model, files, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))

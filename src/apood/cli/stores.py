@@ -1,6 +1,7 @@
 """Arguments that are token stores, or texts that become token stores on the way."""
 
 import glob
+import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 import typer
 
 from apood.cli.arguments import are_sounds, read_text_records
+from apood.cli.output import echo
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -101,7 +103,12 @@ class StoreFinder:
         )
         if self._cache is None:
             self._cache = self._make_cache()
-        return self._cache.find_store(list(records))
+        known = self._cache.made
+        store = self._cache.find_store(list(records))
+        if known == 0 < self._cache.made and sys.stderr.isatty():
+            size = self._cache.count_bytes() / 1e6
+            echo(f"Embedded texts are kept in {self._cache.folder} ({size:,.1f} MB): delete it at any time.", err=True)
+        return store
 
     def refuse_unused_options(self, used: Collection[str] = ()) -> None:
         """Raise InputError if an option for texts was given, and only token stores were found; not for `used` ones."""

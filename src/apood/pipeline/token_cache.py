@@ -1,5 +1,6 @@
 """Token stores of texts, made when a command first needs them and kept in a cache."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -43,10 +44,15 @@ class TokenCache:
         folder: the folder; None for that of the user.
         settings: what decides the tokens, besides the texts.
         open_encoder: opens the encoder with these settings.
+
+    Attributes:
+        folder: the folder.
+        made: the number of stores that were made, and not found.
     """
 
     def __init__(self, folder: Path | None, settings: Mapping[str, Any], open_encoder: Callable[[], Encoder]) -> None:
         self.folder = find_user_cache() if folder is None else folder
+        self.made = 0
         self._settings, self._open = {"apood": __version__, **settings}, open_encoder
 
     @classmethod
@@ -88,7 +94,16 @@ class TokenCache:
             with lock_folder(place):
                 if not _is_finished(store):  # another process may have embedded the same texts meanwhile
                     embed_to_store(records, self.encoder, store, resume=True, skip_bad=skip_bad)
+                    self.made += 1
         return store
+
+    def count_bytes(self) -> int:
+        """Return the size of all stores in the folder."""
+        size = 0
+        for file in self.folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # another process may be writing a store
+                size += file.stat().st_size if file.is_file() else 0
+        return size
 
 
 def _is_finished(folder: Path) -> bool:
