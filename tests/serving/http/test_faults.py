@@ -24,6 +24,7 @@ from safetensors.torch import save
 from apood import MSP, TokenBatch
 from apood.serving.http.access import check_exposure, read_tokens
 from apood.serving.http.app import make_app
+from apood.serving.http.batcher import LateError
 from apood.serving.http.served import Served, load_served
 from apood.serving.http.server import run_server
 from apood.serving.http.service import Service, Settings
@@ -202,6 +203,26 @@ def test_a_full_service_answers_429(held: Held, texts: list[str]) -> None:
         held.free.set()
         assert first.result().status_code == 200
         assert server.client.post("/v1/score", json={"texts": texts}).status_code == 200
+
+
+def test_what_waits_to_be_tokenised_counts_as_in_flight(served: Served) -> None:
+    free = threading.Event()
+
+    class Slow(Served):
+        def prepare_texts(self, texts: Sequence[str]) -> Any:
+            assert texts[0] != "word1 word2" or free.wait(20)
+            return super().prepare_texts(texts)
+
+    slow = Slow(served.detector, served.encoder, served.digest)
+    with run_service(slow, most_tokens=16) as server, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.client.post, "/v1/score", json={"text": "word1 word2"})
+        wait_until(lambda: server.service.in_flight > 0)
+        error_of(server.client.post("/v1/score", json={"text": "word1 " * 12}), 429)
+        free.set()
+        assert first.result().status_code == 200
+        late = server.service.judge_texts(slow, ["word1"], end=0.0)  # reading the body took all of its time
+        with pytest.raises(LateError):
+            asyncio.run_coroutine_threadsafe(late, server.loop).result(20)
 
 
 def test_the_work_of_a_client_that_is_gone_is_dropped(held: Held) -> None:

@@ -303,6 +303,7 @@ def test_in_shadow_mode_everything_passes_with_a_tag(served: Served, upstream: s
         assert answer.status_code == 200
         assert answer.headers["x-apood-decision"] == "OOD" and answer.headers["x-apood-shadow"] == "true"
         assert 'apood_texts_total{decision="OOD"} 1.0' in proxy.client.get("/metrics").text
+        assert f'apood_requests_total{{route="{CHAT}",status="200"}} 1.0' in proxy.client.get("/metrics").text
         counts = proxy.client.get("/v1/shadow").json()
         assert counts["ood"] == 1 and counts["drift"]["inputs"] == 1 and counts["drift"]["alarm"] == 0
 

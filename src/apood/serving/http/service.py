@@ -170,7 +170,7 @@ class Service:
     async def judge_texts(self, served: Served, texts: Sequence[str], end: float) -> list[Judgement]:
         """Return the decisions of `served` on texts. Raise HttpError if they break a limit, LateError at `end`."""
         self._check_texts(texts)
-        return await self._judge(served, lambda: served.prepare_texts(texts), _guess_tokens(texts), end)
+        return await self._judge(served, lambda: served.prepare_texts(texts), self._guess_tokens(texts), end)
 
     async def judge_tokens(self, served: Served, body: bytes, end: float) -> list[Judgement]:
         """Return the decisions of `served` on the token arrays of a safetensors body, as `judge_texts` does."""
@@ -189,7 +189,7 @@ class Service:
         """Return why a text has its score, as JSON."""
         served = self.served
         self._check_texts([text])
-        _, (explanation,) = await self._run(lambda: served.prepare_explanation(text), _guess_tokens([text]), end)
+        _, (explanation,) = await self._run(lambda: served.prepare_explanation(text), self._guess_tokens([text]), end)
         return dict(explanation)
 
     async def _run(self, prepare: Callable[[], Work], guessed: int, end: float) -> tuple[Work, list[Any]]:
@@ -219,6 +219,10 @@ class Service:
         if scores and self.drift is not None and served is self._served:
             self.drift.update(scores)
             self.metrics.show_drift(self.drift.gauges())
+
+    def _guess_tokens(self, texts: Sequence[str]) -> int:
+        most = self.settings.most_text_tokens  # a text of more tokens never reaches the model
+        return sum(min(len(text) // _TEXT_LETTERS, most) for text in texts)
 
     def _check_texts(self, texts: Sequence[str]) -> None:
         self._check_count(len(texts), "text")
@@ -284,10 +288,6 @@ class Service:
         if self._batcher is not None:
             await self._batcher.close()
         await asyncio.to_thread(self._preparing.shutdown)
-
-
-def _guess_tokens(texts: Sequence[str]) -> int:
-    return sum(map(len, texts)) // _TEXT_LETTERS
 
 
 def _describe_reason(error: Exception) -> str:

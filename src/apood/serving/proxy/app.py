@@ -93,10 +93,10 @@ def make_proxy(
 
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=live)
     for path in ENDPOINTS:
-        app.add_route(path, guard, methods=["POST"])
+        app.add_api_route(path, guard, methods=["POST"])
     # What carries no input. Other paths are refused: they would lead around the guard.
     for path in ("/v1/models", "/v1/models/{model:path}"):
-        app.add_route(path, pass_on, methods=["GET"])
+        app.add_api_route(path, pass_on, methods=["GET"])
     app.include_router(make_status_router(service))
     add_error_handlers(app)
     return Gate(app, service, tokens, local=local, token_headers=(TOKEN_HEADER,), added={})
