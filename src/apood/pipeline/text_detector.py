@@ -169,6 +169,10 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
                 f"{held_out} of {count} texts would be held out, and an accept rate of {self.accept:g} needs {needed}: "
                 f"give at least {int(np.ceil(needed / self.hold_out))} texts, hold out a larger share, or accept less."
             )
+        if not isinstance(self.detector, Detector):
+            raise InputError(
+                f"detector must be a detector, such as KNN(), or None for the default, got {self.detector!r}."
+            )
         self.detector.check_parameters()
 
     def _refuse_unfitted(self) -> None:
