@@ -23,7 +23,7 @@ from apood.data.record import Record
 from apood.detectors.contract.artefact import load
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.registry import detector_class
-from apood.encoders.embed import reopen_encoder
+from apood.encoders.opening import reopen_encoder
 from apood.encoders.text.encoder import TextEncoder
 from apood.serving.guard import guard
 from apood.support.device import resolve_device

@@ -26,6 +26,7 @@ NAMES = [
     "MahalanobisKNN",
     "Perplexity",
     "RelativeMahalanobis",
+    "RemoteEncoder",
     "TextDetector",
     "TextEncoder",
     "TokenBatch",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from apood.detectors.perplexity import Perplexity
     from apood.detectors.relative_mahalanobis import RelativeMahalanobis
     from apood.detectors.trusted import Trusted
+    from apood.encoders.remote.encoder import RemoteEncoder
     from apood.encoders.text.encoder import TextEncoder
     from apood.fitting.optimise import Checkpoint
     from apood.pipeline.loading import load
@@ -49,6 +50,7 @@ __all__ = [
     "MahalanobisKNN",
     "Perplexity",
     "RelativeMahalanobis",
+    "RemoteEncoder",
     "TextDetector",
     "TextEncoder",
     "TokenBatch",
@@ -80,6 +82,7 @@ _HOMES = {
     "MahalanobisKNN": "apood.detectors.knn",
     "Perplexity": "apood.detectors.perplexity",
     "RelativeMahalanobis": "apood.detectors.relative_mahalanobis",
+    "RemoteEncoder": "apood.encoders.remote.encoder",
     "TextDetector": "apood.pipeline.text_detector",
     "TextEncoder": "apood.encoders.text.encoder",
     "TokenBatch": "apood.tokens.batch",

@@ -67,7 +67,7 @@ def _score_store(place: Path) -> Any:
 
 def _score_texts(place: Path) -> Any:
     import apood
-    from apood.encoders.embed import reopen_encoder
+    from apood.encoders.opening import reopen_encoder
 
     loaded = apood.load(place / "detector")
     encoder = reopen_encoder(loaded.encoder_, str(place / "model"), channels=loaded.requires)

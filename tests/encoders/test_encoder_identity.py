@@ -15,7 +15,8 @@ from tiny_models import word_tokenizer
 from apood.encoders.base import pretrained
 from apood.encoders.base.model_files import find_weight_files
 from apood.encoders.base.pretrained import fingerprint
-from apood.encoders.embed import embed_to_store, reopen_encoder
+from apood.encoders.embed import embed_to_store
+from apood.encoders.opening import reopen_encoder
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError, StoreError
 from apood.tokens.identity import same_encoder

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from apood.encoders.base.hidden import LayerReader, StackSearch
 from apood.encoders.base.layers import Layers, check_layers, resolve_layers
-from apood.encoders.embed import reopen_encoder
+from apood.encoders.opening import reopen_encoder
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError
 from apood.tokens.identity import same_encoder

@@ -9,7 +9,8 @@ import torch
 from tiny_models import CAUSAL, ENCODER_DECODER, FAMILIES
 
 from apood.data.record import Pair
-from apood.encoders.embed import embed_to_store, reopen_encoder
+from apood.encoders.embed import embed_to_store
+from apood.encoders.opening import reopen_encoder
 from apood.encoders.text.encoder import TextEncoder
 from apood.encoders.text.generation import read_prompts
 from apood.tokens.identity import same_encoder

@@ -14,7 +14,8 @@ from tiny_audio import make_whisper, noise, tone
 from apood.data.record import Sound
 from apood.encoders.audio.encoder import AudioEncoder
 from apood.encoders.base.pretrained import is_audio_model
-from apood.encoders.embed import embed_to_store, open_encoder, reopen_encoder
+from apood.encoders.embed import embed_to_store
+from apood.encoders.opening import open_encoder, reopen_encoder
 from apood.support.errors import InputError
 from apood.tokens.identity import same_encoder
 from apood.tokens.store import TokenStore

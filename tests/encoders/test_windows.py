@@ -17,7 +17,8 @@ from tiny_models import WORDS
 from apood import TextEncoder, TokenBatch, TokenStore
 from apood.data.record import BadRecordError, Pair
 from apood.encoders import embed
-from apood.encoders.embed import embed_to_store, encode_portions, reopen_encoder
+from apood.encoders.embed import embed_to_store, encode_portions
+from apood.encoders.opening import reopen_encoder
 from apood.encoders.text.windows import MOST_WINDOWS, cut_windows, find_long_problem
 from apood.support.errors import InputError
 from apood.tokens.batch import decode_texts

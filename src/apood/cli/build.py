@@ -32,7 +32,12 @@ def build(
         typer.Argument(metavar="TEXTS", help="In-distribution texts as for `apood embed`; - is standard input."),
     ],
     model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="Folder or hub id of a text model, or minilm.")
+        str,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="Folder or hub id of a text model, minilm, or the address of a model server.",
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
     method: Annotated[
@@ -147,15 +152,14 @@ def _fit(
     built: "TextDetector", work: Path, sets: "dict[str, list[Record | BadRecord]]", skip_bad: bool
 ) -> dict[str, Path]:
     """Embed the texts and fit the detector, from what an earlier run left in `work`. Return the token stores."""
-    from apood.encoders.base.pretrained import find_pretrained
     from apood.fitting.optimise import Checkpoint
-    from apood.pipeline.token_cache import TokenCache, describe_model
+    from apood.pipeline.token_cache import TokenCache, describe_source
     from apood.tokens.store import TokenStore
 
     reads = sorted(built.detector.requires | built.detector.welcomes)
-    found = find_pretrained(str(built.model))
+    settings = describe_source(str(built.model), lambda: built.encoder)  # an error before there is a folder
     _prepare_work(work)
-    cache = TokenCache(work, {**describe_model(found), "reads": reads}, lambda: built.encoder)
+    cache = TokenCache(work, {**settings, "reads": reads}, lambda: built.encoder)
     stores = {name: cache.find_store(records, skip_bad=skip_bad) for name, records in sets.items()}
     tokens = {name: TokenStore(store) for name, store in stores.items()}
     built.fit_tokens(tokens["id"], tokens.get("aux"), checkpoint=Checkpoint(work / "checkpoint"))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record
     from apood.encoders.audio.encoder import AudioEncoder
     from apood.encoders.embed import EmbedCounts
-    from apood.encoders.text.encoder import TextEncoder
+    from apood.encoders.opening import AnyTextEncoder
 
 __all__ = ["EXAMPLES", "embed"]
 
@@ -269,8 +269,12 @@ def _check_unused_options(
 
 def _open_encoder(inputs: list[str], model: str, options: dict[str, Any]) -> Any:
     from apood.encoders.base.pretrained import find_pretrained, is_audio_model
-    from apood.encoders.embed import open_encoder
+    from apood.encoders.opening import open_encoder
+    from apood.encoders.remote.client import is_address
 
+    if is_address(model):
+        check_input_kind(inputs, model, takes_sounds=False)
+        return open_encoder(model, **options)
     pretrained = find_pretrained(model)
     check_input_kind(inputs, model, takes_sounds=is_audio_model(pretrained.folder))
     return open_encoder(pretrained, **options)
@@ -293,7 +297,7 @@ def _choose_records(
 
 def _embed_to_store(
     records: "Iterable[Record | BadRecord]",
-    encoder: "TextEncoder | AudioEncoder",
+    encoder: "AnyTextEncoder | AudioEncoder",
     out: Path,
     *,
     dtype: TokenDtype,
@@ -320,7 +324,7 @@ def _advise_on_bad_record(index: Path, describe_kept: Callable[[], str]) -> Iter
         raise InputError("; ".join(advice) + ".") from error
 
 
-def _describe_counts(counts: "EmbedCounts", encoder: "TextEncoder | AudioEncoder") -> str:
+def _describe_counts(counts: "EmbedCounts", encoder: "AnyTextEncoder | AudioEncoder") -> str:
     facts = [f"{format_count(counts.tokens, 'token')} of D={encoder.dim}"]
     if counts.long:
         windows = counts.sequences - counts.records + counts.long

@@ -16,7 +16,7 @@ from apood.support.files import atomic_file
 
 if TYPE_CHECKING:
     from apood.detectors.contract.base import Detector
-    from apood.encoders.text.encoder import TextEncoder
+    from apood.encoders.opening import AnyTextEncoder
     from apood.explain.text_explanation import TextExplanation
     from apood.report.page.summary import Role, ScoredSet
     from apood.tokens.source import TokenSource
@@ -142,7 +142,7 @@ def _can_show(detector: "Detector", sources: "Mapping[tuple[Role, str], TokenSou
 
 
 def _explain_foreign(
-    detector: "Detector", encoder: "TextEncoder", sets: "list[ScoredSet]", sources: "list[TokenSource]", count: int
+    detector: "Detector", encoder: "AnyTextEncoder", sets: "list[ScoredSet]", sources: "list[TokenSource]", count: int
 ) -> "list[tuple[str, int, TextExplanation]]":
     """Return the inputs with the lowest scores of the sets that interest most, as far as their texts are known."""
     import numpy as np

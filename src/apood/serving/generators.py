@@ -171,7 +171,10 @@ def _open_detector_encoder(
         raise InputError(
             f"The mode of a callable's {role} must be {' or '.join(modes)}, but it is {identity.get('mode')}."
         )
-    return open_text_encoder_of(detector, given, role=role)
+    encoder = open_text_encoder_of(detector, given, role=role)
+    if not isinstance(encoder, TextEncoder):
+        raise InputError("A guard in this process takes a TextEncoder; put `apood proxy` before a model server.")
+    return encoder
 
 
 class GuardedModel:

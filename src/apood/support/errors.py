@@ -8,6 +8,7 @@ __all__ = [
     "FitWarning",
     "InputError",
     "NotCalibratedError",
+    "ServerError",
     "StoreError",
 ]
 
@@ -22,6 +23,10 @@ class InputError(ApoodError, ValueError):
 
 class NotCalibratedError(ApoodError, RuntimeError):
     """A decision by a detector that has no threshold yet."""
+
+
+class ServerError(ApoodError):
+    """A model server that does not give the tokens that it is asked for."""
 
 
 class StoreError(ApoodError):

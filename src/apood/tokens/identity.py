@@ -2,13 +2,18 @@
 
 from collections.abc import Mapping
 
+from apood.tokens.probe import TOLERANCE, compare_probes
+
 __all__ = [
     "FOLDER",
+    "PROBE",
     "SAMPLING",
     "EncoderIdentity",
+    "describe_difference",
     "describe_encoder",
     "describe_other",
     "drop_location",
+    "find_difference",
     "same_encoder",
     "update_identity",
 ]
@@ -19,9 +24,13 @@ EncoderIdentity = Mapping[str, str | int | bool | None]
 FOLDER = "folder"
 """The key of the local folder that a model was loaded from. It is a hint and never compared."""
 
+PROBE = "probe"
+"""The key of the numbers by which the tokens of a model server are known (see `make_probe`)."""
+
 SAMPLING = ("samples", "sample_tokens", "seed")
 """The keys that describe how the channel `sample_logprobs` was sampled."""
 
+_SILENT = (FOLDER, PROBE)  # keys that no message shows
 _ABSENT = {"on_long": "beginning"}  # the meaning of a key that is absent, also in identities of before it existed
 
 
@@ -37,21 +46,36 @@ def same_encoder(first: EncoderIdentity | None, second: EncoderIdentity | None, 
     """Return whether a detector fitted on tokens of `first` can score tokens of `second`.
 
     An unknown encoder (None) is trusted. If both have a fingerprint, it decides, and not the name of the model,
-    which only says where it was loaded from. How samples were drawn changes no token and is compared only with
-    `same_samples`.
+    which only says where it was loaded from. Of two servers, the tokens of fixed texts decide. How samples were drawn
+    changes no token and is compared only with `same_samples`.
     """
     if first is None or second is None:
         return True
     first, second = update_identity(first), update_identity(second)
-    if first.get("fingerprint") and second.get("fingerprint"):
+    if _are_measured(first, second):
         first, second = drop_location(first), drop_location(second)
     ignored = {FOLDER} if same_samples else {FOLDER, *SAMPLING}
+    if (difference := find_difference(first, second)) is not None:
+        if not difference <= TOLERANCE:
+            return False
+        ignored |= {PROBE}
     return all(first.get(key) == second.get(key) for key in {*first, *second} - ignored)
 
 
+def find_difference(first: EncoderIdentity, second: EncoderIdentity) -> float | None:
+    """Return how much the tokens of fixed texts differ between two servers, relatively; None if one is no server."""
+    probes = first.get(PROBE), second.get(PROBE)
+    return compare_probes(str(probes[0]), str(probes[1])) if None not in probes else None
+
+
+def _are_measured(first: EncoderIdentity, second: EncoderIdentity) -> bool:
+    """Return whether both are known by the same: by the files of their model, or by the tokens of fixed texts."""
+    return any(first.get(key) and second.get(key) for key in ("fingerprint", PROBE))
+
+
 def drop_location(encoder: EncoderIdentity) -> EncoderIdentity:
-    """Return an identity without its model name, revision and folder if it has a fingerprint, else unchanged."""
-    if not encoder.get("fingerprint"):
+    """Return an identity without its model name, revision and folder if something else decides, else unchanged."""
+    if not (encoder.get("fingerprint") or encoder.get(PROBE)):
         return encoder
     return {key: value for key, value in encoder.items() if key not in ("model", "revision", FOLDER)}
 
@@ -61,7 +85,9 @@ def describe_encoder(encoder: EncoderIdentity | None) -> str:
     if encoder is None:
         return "an unknown encoder"
     encoder = update_identity(encoder)
-    return ", ".join(_format_setting(key, encoder) for key in encoder if encoder[key] is not None and key != FOLDER)
+    return ", ".join(
+        _format_setting(key, encoder) for key in encoder if encoder[key] is not None and key not in _SILENT
+    )
 
 
 def describe_other(encoder: EncoderIdentity | None, other: EncoderIdentity | None) -> str:
@@ -69,10 +95,20 @@ def describe_other(encoder: EncoderIdentity | None, other: EncoderIdentity | Non
     if encoder is None or other is None:
         return describe_encoder(encoder)
     encoder, other = update_identity(encoder), update_identity(other)
-    if encoder.get("fingerprint") == other.get("fingerprint"):
+    if encoder.get("fingerprint") == other.get("fingerprint") and encoder.get(PROBE) == other.get(PROBE):
         encoder, other = drop_location(encoder), drop_location(other)
-    keys = [key for key in {**encoder, **other} if encoder.get(key) != other.get(key) and key != FOLDER]
-    return ", ".join(_format_setting(key, encoder) for key in keys)
+    keys = [key for key in {**encoder, **other} if encoder.get(key) != other.get(key) and key not in _SILENT]
+    parts = [_format_setting(key, encoder) for key in keys]
+    if (difference := find_difference(encoder, other)) is not None and not difference <= TOLERANCE:
+        parts.append(describe_difference(difference))
+    return ", ".join(parts)
+
+
+def describe_difference(difference: float) -> str:
+    """Return how much tokens of fixed texts differ, for messages."""
+    if difference == float("inf"):
+        return "fixed texts have other tokens"
+    return f"the tokens of fixed texts differ by {difference:.1%}, more than {TOLERANCE:.0%}"
 
 
 def _format_setting(key: str, encoder: EncoderIdentity) -> str:

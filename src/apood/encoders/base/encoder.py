@@ -6,9 +6,11 @@ from typing import Any, Protocol
 import torch
 
 from apood.tokens.batch import TokenBatch
-from apood.tokens.identity import FOLDER, EncoderIdentity
+from apood.tokens.identity import FOLDER, PROBE, EncoderIdentity
 
 __all__ = ["Encoder", "Prepared", "describe_opened"]
+
+_UNSHOWN = ("model", "revision", "fingerprint", FOLDER, PROBE)
 
 
 class Prepared(Protocol):
@@ -52,6 +54,6 @@ class Encoder(Protocol):
 
 def describe_opened(kind: str, identity: EncoderIdentity, dim: int, device: torch.device) -> str:
     """Return an encoder in one line: its kind, its model, and the settings that decide its tokens."""
-    shown = {key: value for key, value in identity.items() if key not in ("model", "revision", "fingerprint", FOLDER)}
+    shown = {key: value for key, value in identity.items() if key not in _UNSHOWN}
     settings = ", ".join(f"{key}={value!r}" for key, value in shown.items())
     return f"{kind}({identity['model']!r}, {settings}, dim={dim}, device={str(device)!r})"

@@ -42,7 +42,7 @@ from apood.tokens.batch import Ragged, TokenBatch, encode_texts, rows_of_runs
 from apood.tokens.documents import WINDOW
 from apood.tokens.identity import SAMPLING, EncoderIdentity
 
-__all__ = ["PreparedTexts", "TextEncoder", "find_generation_files"]
+__all__ = ["PreparedTexts", "TextEncoder", "check_texts", "find_generation_files", "repeat_text"]
 
 _BATCH_STATE_BYTES = 1 << 30
 _RUN_STATE_BYTES = 1 << 30  # of states in pinned memory, if the model runs on a GPU
@@ -288,10 +288,10 @@ class TextEncoder:
 
     def _prepare(self, items: Sequence[Any]) -> PreparedTexts:
         if self.mode != "reference":
-            _check_texts(items)
+            check_texts(items)
             sources = self._tokeniser.tokenise_documents(items, self.on_long)
             texts = [
-                t for text, count in zip(items, sources.counts.tolist(), strict=True) for t in _repeat(text, count)
+                t for text, count in zip(items, sources.counts.tolist(), strict=True) for t in repeat_text(text, count)
             ]
             windows = None
             if self.on_long == "windows":
@@ -397,7 +397,7 @@ class TextEncoder:
         """
         if self.mode != "input":
             raise InputError(f"In mode {self.mode} the tokens of a sequence are no part of the text that is given.")
-        _check_texts(texts)
+        check_texts(texts)
         rows = [row for windows in self._tokeniser.locate_documents(texts, self.on_long) for row in windows]
         places = torch.tensor([place for row in rows for place in row], dtype=torch.int64).view(-1, 2)
         kept = self._pass.find_kept(self._tokeniser.tokenise_documents(texts, self.on_long).ids)
@@ -447,12 +447,13 @@ def _choose_on_long(given: OnLong | None, mode: Mode) -> OnLong:
     return given
 
 
-def _repeat(text: str, count: int) -> list[str]:
+def repeat_text(text: str, count: int) -> list[str]:
     """Return the texts of `count` windows: a long text is kept once, not in every window."""
     return [text, *[""] * (count - 1)] if count else []
 
 
-def _check_texts(texts: Sequence[Any]) -> None:
+def check_texts(texts: Sequence[Any]) -> None:
+    """Raise InputError if these are not texts."""
     if isinstance(texts, str):
         raise InputError("Texts must be a list of strings, got one string: put it into a list.")
     for index, text in enumerate(texts):

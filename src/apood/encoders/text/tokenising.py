@@ -24,6 +24,7 @@ __all__ = [
     "choose_batch_tokens",
     "estimate_generation_budget",
     "find_places",
+    "replace_surrogates",
 ]
 
 _PLACE = "{text}"
@@ -180,7 +181,7 @@ class Tokeniser:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _fill_template(self, texts: Sequence[str]) -> list[str]:
-        return [self._before + _replace_surrogates(text) + self._after for text in texts]
+        return [self._before + replace_surrogates(text) + self._after for text in texts]
 
     def _tokenise_whole(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of whole texts, with special tokens."""
@@ -202,7 +203,7 @@ class Tokeniser:
         return ids
 
     def _tokenise_limited(self, texts: Sequence[str], limit: int, argument: str, **options: Any) -> Tokenised:
-        texts = [_replace_surrogates(text) for text in texts]
+        texts = [replace_surrogates(text) for text in texts]
         rows = self._call(texts, argument, **options)
         long = [index for index, row in enumerate(rows) if len(row) > limit]
         cut = self._call([texts[index] for index in long], argument, truncation=True, max_length=limit, **options)
@@ -262,7 +263,7 @@ def _make_ragged(rows: list[list[int]]) -> Ragged:
     return Ragged.from_lengths(np.fromiter(chain.from_iterable(rows), np.int32, sum(lengths)), lengths)
 
 
-def _replace_surrogates(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Return the text with lone surrogates, which tokenizers do not accept, replaced by U+FFFD."""
     try:
         text.encode()
@@ -272,11 +273,11 @@ def _replace_surrogates(text: str) -> str:
 
 
 def _map_surrogates(text: str) -> Sequence[int]:
-    """Return the place in `text` of each character of `_replace_surrogates(text)`, and the length of `text`.
+    """Return the place in `text` of each character of `replace_surrogates(text)`, and the length of `text`.
 
     Two surrogates that make up one character become that character.
     """
-    if len(_replace_surrogates(text)) == len(text):
+    if len(replace_surrogates(text)) == len(text):
         return range(len(text) + 1)
     return [
         place

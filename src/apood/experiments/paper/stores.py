@@ -23,7 +23,8 @@ from apood.data.record import BadRecord, Record
 from apood.data.sounds import read_sounds
 from apood.encoders.audio.encoder import AudioEncoder
 from apood.encoders.base.encoder import Encoder
-from apood.encoders.embed import EmbedCounts, embed_to_store, limit_records, open_encoder
+from apood.encoders.embed import EmbedCounts, embed_to_store, limit_records
+from apood.encoders.opening import open_encoder
 from apood.experiments.paper.data_sets import OOD, DataSet, DataSets
 from apood.experiments.paper.model_facts import ModelFacts
 from apood.experiments.paper.tasks import SHARE, Mode, Task

@@ -22,7 +22,8 @@ from apood.encoders.base.pretrained import (
     is_audio_model,
     load_config,
 )
-from apood.encoders.embed import embed_to_store, open_encoder
+from apood.encoders.embed import embed_to_store
+from apood.encoders.opening import open_encoder
 from apood.experiments.text.declaration import Corpus
 from apood.experiments.text.texts import CorpusSets
 from apood.support.files import read_json, write_json

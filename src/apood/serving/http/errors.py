@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from apood.serving.http.batcher import FullError, LateError
-from apood.support.errors import ApoodError, InputError
+from apood.support.errors import ApoodError, InputError, ServerError
 
 __all__ = ["CODES", "CutAnswerError", "HttpError", "as_http_error", "describe_error"]
 
@@ -59,6 +59,8 @@ def as_http_error(error: Exception) -> HttpError | None:
         return HttpError(504, str(error))
     if isinstance(error, InputError):
         return HttpError(422, str(error))
+    if isinstance(error, ServerError):  # its message names an address, and may quote the input
+        return HttpError(503, "The server that makes the tokens gave none.", code="no_tokens")
     return None
 
 

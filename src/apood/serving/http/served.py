@@ -13,7 +13,8 @@ from torch import Tensor
 
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_lacking, refuse_nonfinite
-from apood.encoders.text.encoder import PreparedTexts, TextEncoder
+from apood.encoders.opening import AnyTextEncoder
+from apood.encoders.text.encoder import PreparedTexts
 from apood.encoders.text.tokenising import choose_batch_tokens
 from apood.explain.explaining import explain_texts
 from apood.pipeline.facts import Chat, load_detector_and_facts
@@ -75,7 +76,7 @@ class Served:
     def __init__(
         self,
         detector: Detector,
-        encoder: TextEncoder | None,
+        encoder: AnyTextEncoder | None,
         digest: str,
         seen: Seen | None = None,
         chat: Chat = "last-user",
