@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from workshop import Material, Tally, import_heavy, watch
+from workshop import Material, Tally, describe_refusal, import_heavy, watch
 
 __all__ = ["break_cli", "call"]
 
@@ -76,7 +76,7 @@ def break_cli(count: int, seed: int, folder: Path) -> Tally:
         elif "Traceback (most recent call last)" in ending.printed or ending.code not in ALLOWED_CODES:
             tally.note("tracebacks", f"exit {ending.code}: apood {shown}\n{ending.printed[-700:]}")
         else:
-            tally.note("refused" if ending.code else "done")
+            tally.note(describe_refusal(ending.printed) if ending.code else "done")
     return tally
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from cli_calls import call
-from workshop import Material, Tally, import_heavy, watch
+from workshop import Material, Tally, describe_refusal, import_heavy, watch
 
 __all__ = ["break_commands"]
 
@@ -147,13 +147,23 @@ def break_commands(count: int, seed: int, folder: Path) -> Tally:
     material, rng, tally = Material.make(folder / "good"), random.Random(seed), Tally()
     _add_material(material.folder)
     undisturbed: dict[str, tuple[float, Any]] = {}
+    missing: set[str] = set()  # commands whose packages are not installed
     for number in range(4 * count):
         if tally.counts["killed"] == count:
             break
         name = list(_VICTIMS)[number % len(_VICTIMS)]
         victim = _VICTIMS[name]
+        if name in missing:
+            continue
         if name not in undisturbed:
-            undisturbed[name] = _run_undisturbed(name, material.folder, folder / "undisturbed" / name)
+            try:
+                undisturbed[name] = _run_undisturbed(name, material.folder, folder / "undisturbed" / name)
+            except RuntimeError as error:
+                if (outcome := describe_refusal(str(error))) == "refused":
+                    raise
+                missing.add(name)
+                tally.note(f"{name} {outcome}")
+                continue
         seconds, expected = undisturbed[name]
         place = folder / "killed"
         shutil.rmtree(place, ignore_errors=True)

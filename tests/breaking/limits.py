@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cli_calls import ALLOWED_CODES, call
-from workshop import Material, Tally, import_heavy, measure_memory, watch
+from workshop import Material, Tally, describe_refusal, import_heavy, measure_memory, watch
 
 __all__ = ["break_limits"]
 
@@ -204,5 +204,5 @@ def break_limits(count: int, seed: int, folder: Path) -> Tally:
         elif ending.peak > idle + MOST_MEMORY:
             tally.note("bombs", f"{(ending.peak - idle) >> 20} MiB more than idle: {shown}\n{ending.printed[-300:]}")
         else:
-            tally.note("refused" if ending.code else "done")
+            tally.note(describe_refusal(ending.printed) if ending.code else "done")
     return tally

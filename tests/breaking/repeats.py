@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from workshop import Tally
 
-__all__ = ["break_promises"]
+from apood.detectors.contract.registry import METHODS
+
+__all__ = ["VARIANTS", "break_promises"]
 
 ACCEPT = 0.95
 SIZES = (19, 20, 100)
@@ -28,17 +30,16 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def break_promises(count: int, seed: int, folder: Path) -> Tally:  # noqa: ARG001
-    """Calibrate every method `count` times for each of `SIZES`, and tally which promises were kept."""
-    from apood.detectors.contract.registry import METHODS
+VARIANTS = tuple((method, size) for method in METHODS for size in SIZES)
 
+
+def break_promises(count: int, seed: int, folder: Path, method: str, size: int) -> Tally:  # noqa: ARG001
+    """Calibrate a method `count` times with `size` sequences, and tally which promises were kept."""
     tally = Tally()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for method in METHODS:
-            detector, pool = _fit(method)
-            for size in SIZES:
-                _measure(method, detector, pool, size, count, random.Random(f"{seed} {method} {size}"), tally)
+        detector, pool = _fit(method)
+        _measure(method, detector, pool, size, count, random.Random(f"{seed} {method} {size}"), tally)
     return tally
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import re
 import signal
 import sys
 import tempfile
@@ -34,6 +35,9 @@ class Tally:
         self.counts[outcome] += 1
         if failure is not None:
             self.failures.append(failure)
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(self.counts + other.counts, self.failures + other.failures)
 
     def __str__(self) -> str:
         return ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(self.counts.items()))
@@ -90,6 +94,12 @@ class Ending:
     value: Any
     printed: str
     peak: int
+
+
+def describe_refusal(printed: str) -> str:
+    """Return the name of an outcome: a command was refused, or could not run because a package is missing."""
+    missing = re.search(r"needs the package (\w+)", printed)
+    return f"without {missing[1]}" if missing else "refused"
 
 
 def import_heavy() -> None:

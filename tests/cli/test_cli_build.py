@@ -46,6 +46,12 @@ def test_the_example_that_it_prints_works(built):
     assert json.loads(done.stdout)["decision"] in ("ID", "OOD")
 
 
+def test_the_example_imports_a_class_of_ones_own(apood, model, files, tmp_path):
+    named = ("--model", model, "--method", "apood.detectors.length:Length", "--json")
+    found = json.loads(apood("build", files / "train.jsonl", *named, "--out", tmp_path / "own").stdout)
+    assert f"| apood --import apood.detectors.length:Length score {tmp_path / 'own'} -" in found["example"]
+
+
 def test_an_interruption_keeps_what_was_embedded(apood, model, files, tmp_path, monkeypatch):
     command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "d", "--method", "knn")
     with monkeypatch.context() as patch:

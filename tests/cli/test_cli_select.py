@@ -35,6 +35,16 @@ def test_a_dry_run_fits_nothing(apood, stores, tmp_path):
     assert "fits" in apood(*given, "--dry-run").stdout and not (tmp_path / "search" / "results.json").exists()
 
 
+def test_texts_are_embedded_on_the_way(apood, refused, stores, files, model, tmp_path):
+    texts = ("select", files / "train.jsonl", "--aux", files / "other.jsonl", *KNN_GRID, "--json")
+    found = json.loads(apood(*texts, "--model", model, "--out", tmp_path / "a", "--cache", tmp_path / "cache").stdout)
+    same = ("select", stores / "train", "--aux", stores / "other", *KNN_GRID, "--json")
+    of_stores = json.loads(apood(*same, "--out", tmp_path / "b").stdout)
+    assert [point.get("auroc") for point in found["points"]] == [point.get("auroc") for point in of_stores["points"]]
+    assert "name a model, as in --model minilm" in refused(*texts, "--out", tmp_path / "c")
+    assert "--model is for texts" in refused(*same, "--model", model, "--out", tmp_path / "c")
+
+
 def test_the_best_detector_can_be_used_at_once(apood, refused, stores, tmp_path):
     out = tmp_path / "search"
     command = ["select", stores / "train", "--validation", stores / "held-out", "--aux", stores / "other", *KNN_GRID]

@@ -41,6 +41,18 @@ def test_a_page_is_written(apood, refused, detector, tmp_path):
     assert "exists already" in refused("explain", detector, WORDS, "--out", file)
 
 
+def test_training_texts_are_shown_if_they_are_named(apood, refused, detector, model, files, texts, tmp_path):
+    built, train = tmp_path / "built", files / "train.jsonl"
+    apood("build", train, "--model", model, "--out", built, "--method", "knn", "--set", "k=1")
+    command = ("explain", built, texts["train"][3], "--format", "json")
+    (member,) = json.loads(apood(*command).stdout)["members"]
+    assert member["neighbours"] and not member.get("neighbour_texts")
+    (member,) = json.loads(apood(*command, "--training", train).stdout)["members"]
+    assert member["neighbour_texts"] == [texts["train"][number] for number in member["neighbours"]]
+    assert "not the texts that the detector was fitted on" in refused(*command, "--training", files / "test.jsonl")
+    assert "is for detectors of `apood build`" in refused("explain", detector, WORDS, "--training", train)
+
+
 def test_what_cannot_be_explained_is_refused(apood, refused, detector, stores, tmp_path):
     assert "is empty" in refused("explain", detector, " ")
     assert "leave out --field" in refused("explain", detector, "word1 word2", "--field", "text")

@@ -34,6 +34,19 @@ def test_a_report_is_a_page_and_a_json_file(apood, refused, detector, files, sto
     assert json.loads(page.with_suffix(".json").read_text())["foreign"] == []
 
 
+def test_no_set_hides_the_most_foreign_inputs_of_another(apood, detector, stores, tmp_path):
+    page = tmp_path / "report.html"
+    sets = [option for name in ("other", "held-out", "train") for option in ("--ood", f"{name}={stores / name}")]
+    apood("report", detector, "--id", stores / "test", *sets, "--out", page, "--foreign", 4)
+    content = json.loads(page.with_suffix(".json").read_text())
+    assert [one["set"] for one in content["foreign"]] == ["other", "other", "held-out", "train"]
+    first, second, *_ = (one["score"] for one in content["foreign"])
+    assert first <= second
+    passing = [one for one in content["findings"] if "lets almost all of" in one]
+    assert len(passing) == 1 and "held-out (" in passing[0] and "train (" in passing[0]
+    assert "other (" not in passing[0] and "apood compare" in passing[0]
+
+
 def test_a_report_on_stores_opens_a_model_that_moved(apood, refused, model, files, tmp_path, monkeypatch):
     here, there = tmp_path / "here" / "bert", tmp_path / "there"
     shutil.copytree(model, here)

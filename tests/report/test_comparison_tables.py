@@ -219,16 +219,24 @@ def test_methods_with_one_split_among_many_show_their_interval():
     alone = make_result(Entry("knn"), {"a": (90.0, 20.0), "b": (80.0, 40.0)})
     trained = make_result(Entry("ap-ood"), *[{"a": (80.0, 30.0), "b": (70.0, 40.0)}] * 2)
     grid = make_comparison_grid(Comparison(PLAN, [alone, trained]))
-    assert grid.cells["knn", "a"][0].text == "90.0 ±1.5" and grid.cells["knn", "mean"][0].text == "85.0"
+    assert grid.cells["knn", "a"][0].text == "90.0 (89.0–92.0)" and grid.cells["knn", "mean"][0].text == "85.0"
     assert grid.cells["ap-ood", "a"][0].text == "80.0 ±0.0"
-    assert "over 2 splits (± half of the 95% interval for methods without a seed" in grid.legend
+    assert "over 2 splits (with 95% intervals for methods without a seed" in grid.legend
     assert "interval" not in make_comparison_grid(Comparison(PLAN, [trained])).legend
+
+
+def test_a_narrow_table_has_no_costs():
+    plan = ComparisonPlan(ood={"a": Path("a")}, splits=1)
+    comparison = Comparison(plan, [make_result(Entry("knn"), {"a": (90.0, 20.0)})])
+    wide, narrow = make_comparison_grid(comparison), make_comparison_grid(comparison, costs=False)
+    assert narrow.columns == ["a", "mean"] == wide.columns[:2] and len(wide.columns) > 2
+    assert "seconds" in wide.legend and "seconds" not in narrow.legend
 
 
 def test_a_single_split_shows_its_interval():
     plan = ComparisonPlan(ood={"a": Path("a")}, splits=1)
     grid = make_comparison_grid(Comparison(plan, [make_result(Entry("knn"), {"a": (90.0, 20.0)})]))
-    assert [figure.text for figure in grid.cells["knn", "a"]] == ["90.0 ±1.5", "20.0 ±1.5"]
+    assert [figure.text for figure in grid.cells["knn", "a"]] == ["90.0 (89.0–92.0)", "20.0 (19.0–22.0)"]
     assert [figure.text for figure in grid.cells["knn", "mean"]] == ["90.0", "20.0"]
     assert "95% interval" in grid.legend
 

@@ -34,7 +34,7 @@ def render(table, width, **options):
 
 
 def format_auroc(row):
-    return f"{row['auroc']:.1f} ±{(row['auroc_high'] - row['auroc_low']) / 2:.1f}"
+    return f"{row['auroc']:.1f} ({row['auroc_low']:.1f}–{row['auroc_high']:.1f})"
 
 
 @pytest.mark.parametrize("width", [40, 120])
@@ -45,12 +45,12 @@ def test_every_figure_is_whole_at_every_width(width):
     assert max(len(line) for line in text.splitlines()) <= width
     for row in rows:
         assert format_auroc(row) in text
-        assert f"{row['fpr95']:.0f} ±{(row['fpr95_high'] - row['fpr95_low']) / 2:.0f}" in text
+        assert f"{row['fpr95']:.0f} ({row['fpr95_low']:.0f}–{row['fpr95_high']:.0f})" in text
     for method in ("knn", "mahalanobis-normalised-mean"):
         assert f"{compute_mean_row([row for row in rows if row['method'] == method])['auroc']:.1f}" in text
 
 
-@pytest.mark.parametrize(("width", "blocks"), [(120, 1), (80, 2)])
+@pytest.mark.parametrize(("width", "blocks"), [(120, 2), (80, 3)])
 def test_datasets_that_do_not_fit_beside_go_below(width, blocks):
     text = render(TerminalTable(make_grid(make_rows(["knn", "mahalanobis"], DATASETS))), width)
     assert text.count("───\n") == blocks
@@ -75,8 +75,8 @@ def test_markdown():
     header, rule, worse, better, blank, legend = format_markdown(make_grid(rows)).splitlines()
     assert header == "| method | a\\|b | c | mean |"
     assert rule == "| --- | ---: | ---: | ---: |"
-    assert worse.startswith(f"| worse | {format_auroc(rows[0])} / {rows[0]['fpr95']:.0f} ±")
-    assert better.startswith(f"| better | **{format_auroc(rows[2])}** / {rows[2]['fpr95']:.0f} ±")
+    assert worse.startswith(f"| worse | {format_auroc(rows[0])} / {rows[0]['fpr95']:.0f} (")
+    assert better.startswith(f"| better | **{format_auroc(rows[2])}** / {rows[2]['fpr95']:.0f} (")
     mean = compute_mean_row(rows[2:])
     assert better.endswith(f"| **{mean['auroc']:.1f}** / {mean['fpr95']:.0f} |")
     assert not blank

@@ -28,6 +28,7 @@ from apood.cli.report import report
 from apood.cli.score import score
 from apood.cli.select import select
 from apood.cli.serve import serve
+from apood.cli.store_tools import store
 from apood.cli.train import train
 from apood.cli.watch import watch
 
@@ -119,6 +120,7 @@ def _apood(
 for panel, commands in _COMMANDS.items():
     for command, example in commands:
         app.command(epilog=f"Example: {example}", rich_help_panel=panel)(command)
+app.add_typer(store, name="store", cls=PlainGroup, rich_help_panel="More")
 app.add_typer(train, name="train", cls=PlainGroup, rich_help_panel="More")
 app.add_typer(bench, name="bench", rich_help_panel="More")
 

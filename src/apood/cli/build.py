@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from apood.cli.arguments import Fast, advise_to_skip, make_detector, read_text_records, refuse_occupied, report_skipped
+from apood.cli.costs import make_announcer
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.cli.stores import TextField
 from apood.support.checks import format_count
@@ -114,7 +115,8 @@ def build(
             shutil.rmtree(work)
     bad = [record for record in [*texts, *(outliers or [])] if isinstance(record, BadRecord)]
     report_skipped(len(bad), bad[:5])
-    _report(built, out, too_long=skipped - len(bad), as_json=as_json)
+    own_class = method if ":" in method else None  # which `apood score` does not import by itself
+    _report(built, out, own_class, too_long=skipped - len(bad), as_json=as_json)
 
 
 def _read(inputs: list[str], field: str | None, skip_bad: bool) -> "list[Record | BadRecord]":
@@ -152,6 +154,7 @@ def _fit(
     built: "TextDetector", work: Path, sets: "dict[str, list[Record | BadRecord]]", skip_bad: bool
 ) -> dict[str, Path]:
     """Embed the texts and fit the detector, from what an earlier run left in `work`. Return the token stores."""
+    from apood.evaluation.cost import estimate_cost
     from apood.fitting.optimise import Checkpoint
     from apood.pipeline.token_cache import TokenCache, describe_source
     from apood.tokens.store import TokenStore
@@ -162,15 +165,17 @@ def _fit(
     cache = TokenCache(work, {**settings, "reads": reads}, lambda: built.encoder)
     stores = {name: cache.find_store(records, skip_bad=skip_bad) for name, records in sets.items()}
     tokens = {name: TokenStore(store) for name, store in stores.items()}
+    make_announcer(dry_run=False, as_json=False)(estimate_cost([(built.detector, tokens["id"])]))
     built.fit_tokens(tokens["id"], tokens.get("aux"), checkpoint=Checkpoint(work / "checkpoint"))
     return stores
 
 
-def _report(built: "TextDetector", out: Path, *, too_long: int, as_json: bool) -> None:
+def _report(built: "TextDetector", out: Path, own_class: str | None, *, too_long: int, as_json: bool) -> None:
     method = built.detector.name
     training, held_out = built.facts.training, built.facts.calibration
     assert training is not None and held_out is not None
-    example = f"echo {shlex.quote(_SAMPLE)} | apood score {shlex.quote(str(out))} -"
+    imports = "" if own_class is None else f" --import {shlex.quote(own_class)}"
+    example = f"echo {shlex.quote(_SAMPLE)} | apood{imports} score {shlex.quote(str(out))} -"
     if as_json:
         facts: dict[str, Any] = {"method": method, "detector": str(out), "threshold": built.detector.threshold_}
         print_json(

@@ -86,6 +86,9 @@ def compare(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Number of processes that fit at the same time.")] = 1,
+    no_costs: Annotated[
+        bool, typer.Option("--no-costs", help="Leave seconds and sizes out of the tables, for a narrow page.")
+    ] = False,
     dry_run: DryRun = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -131,11 +134,11 @@ def compare(
         reserve_path(out),
     ):
         comparison = run_comparison(plan, cache=kept, jobs=jobs, announce=make_announcer(dry_run, as_json))
-        written = write_comparison(comparison, out)
+        written = write_comparison(comparison, out, costs=not no_costs)
     if as_json:
         print_json(comparison.to_json())
         return
-    print_table(TerminalTable(make_comparison_grid(comparison)), highlight=True)
+    print_table(TerminalTable(make_comparison_grid(comparison, costs=not no_costs)), highlight=True)
     echo(f"\nWritten to {out}: {', '.join(path.name for path in written)}.")
 
 

@@ -52,6 +52,7 @@ def evaluate(
     if as_json and markdown:
         raise InputError("Choose one of --json and --markdown.")
     named = parse_named_stores(ood_stores)
+    from apood.evaluation.health import describe_passing
     from apood.evaluation.result import compute_mean_row, compute_rows
     from apood.pipeline.checks import refuse_same_data, warn_of_misuse
     from apood.pipeline.facts import load_detector_and_facts
@@ -60,6 +61,7 @@ def evaluate(
     labels = _choose_labels([detector for detector, _ in loaded], detector_folders)
     rows: list[ResultRow] = []
     decisions: dict[str, dict[str, float]] = {}
+    advice: list[str] = []
     for label, (detector, facts) in zip(labels, loaded, strict=True):
         stores = StoreFinder.of_detector(detector, model, cache, field)
         id_source, *sources = (
@@ -77,7 +79,15 @@ def evaluate(
             accepts = detector.calibration.accepts
             refused = {name: 100 * float((~accepts(some)).mean()) for name, some in scores.items()}
             decisions[label] = {_ACCEPTED: 100 * float(accepts(id_scores).mean())} | refused
+            advice += [
+                f"{label}: {sentence}"
+                for sentence in describe_passing(
+                    {name: share / 100 for name, share in refused.items()}, detector.accept_
+                )
+            ]
     _show(rows, decisions, as_json=as_json, markdown=markdown)
+    for sentence in advice:
+        echo(sentence, err=True)
 
 
 def _choose_labels(detectors: "Sequence[Detector]", folders: Sequence[Path]) -> list[str]:

@@ -1,5 +1,6 @@
 """`apood explain`."""
 
+from collections.abc import Iterator
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -38,6 +39,13 @@ def explain(
     ] = _Format.TERMINAL,
     out: Annotated[str, typer.Option(metavar="FILE", help="File to write; - is standard output.")] = "-",
     field: TextField = None,
+    training: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXTS",
+            help="The texts that `apood build` was given, to show those of the nearest neighbours.",
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -52,20 +60,29 @@ def explain(
     unless it looks like a file name, a pattern or a data set, as `why.txt` does. A long text is explained by its worst
     window, which decides. The marks show the contributions of tokens to the distance of AP-OOD; the
     command says which part of all that speaks against the text they explain. Neighbours are named by their number among
-    the sequences that the detector learnt from.
+    the sequences that the detector learnt from. Their texts are training data, which the detector does not keep: they
+    are shown if you name their file with --training.
     """
     from rich.padding import Padding
 
-    from apood.detectors.contract.artefact import load_with_facts
     from apood.explain.explaining import explain_texts
+    from apood.pipeline.facts import load_detector_and_facts
+    from apood.pipeline.neighbours import TrainingTexts
     from apood.pipeline.opening import open_text_encoder_of
 
     file = None if out == "-" else Path(out)
     if file is not None:
         check_file(file, force=force)
     texts = _read_texts(text_or_file, field)
-    detector, _ = load_with_facts(detector_folder)
-    explanations = explain_texts(detector, open_text_encoder_of(detector, model=model), texts[:_MOST])
+    detector, facts = load_detector_and_facts(detector_folder)
+    if training is not None and facts.text_settings is None:
+        raise InputError("--training is for detectors of `apood build`, which know how their texts were divided.")
+    encoder = open_text_encoder_of(detector, model=model)
+    explanations = explain_texts(detector, encoder, texts[:_MOST])
+    if training is not None and facts.text_settings is not None:
+        hold_out, seed = facts.text_settings["hold_out"], facts.text_settings["seed"]
+        learnt = TrainingTexts(list(_read_records(training, field)), encoder, facts, hold_out, seed)
+        explanations = [learnt.add_to(explanation) for explanation in explanations]
     if file is not None:
         with atomic_file(file) as place:
             place.write_text(_format(explanations, output_format), encoding="utf-8")
@@ -85,12 +102,15 @@ def _read_texts(text_or_file: str, field: str | None) -> list[str]:
         if field is not None:
             raise InputError(f"There is no file {text_or_file!r}, and a text has no fields: leave out --field.")
         return [text_or_file]
+    return list(islice(_read_records(text_or_file, field), _MOST + 1))
+
+
+def _read_records(name: str, field: str | None) -> Iterator[str]:
+    """Yield the texts of a file or a data set."""
     from apood.data.record import keep_good
 
-    records = read_text_records(
-        [text_or_file], field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=False
-    )
-    return [record.item for record in islice(keep_good(records, None), _MOST + 1)]
+    records = read_text_records([name], field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=False)
+    return (record.item for record in keep_good(records, None))
 
 
 def _names_texts(given: str) -> bool:

@@ -15,6 +15,9 @@ from apood.support.errors import InputError
 from apood.support.files import atomic_file
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from apood.detectors.contract.base import Detector
     from apood.encoders.opening import AnyTextEncoder
     from apood.explain.text_explanation import TextExplanation
@@ -48,7 +51,10 @@ def report(
         ),
     ] = None,
     foreign: Annotated[
-        int, typer.Option(min=0, max=100, metavar="N", help="Number of the most foreign inputs to show with marks.")
+        int,
+        typer.Option(
+            min=0, max=100, metavar="N", help="Number of the most foreign inputs to show with marks, of all sets."
+        ),
     ] = 10,
     model: Annotated[
         str | None,
@@ -64,11 +70,11 @@ def report(
     """Write a report about a detector: one page to send, and a JSON file of the same content.
 
     It says what the detector is and was fitted on, how many inputs of each set are refused at which accept rate, and
-    how well the scores separate the sets, and shows the most foreign inputs (of new sets, else of OOD sets, else ID)
-    with their suspicious words. The page loads nothing and runs no script. It holds texts of the inputs that it shows:
-    send it only to people who may read them, or leave them out with --foreign 0.
+    how well the scores separate the sets, and shows the most foreign inputs of each new set (else of each OOD set, else
+    ID) with their suspicious words. The page loads nothing and runs no script. It holds texts of the inputs that it
+    shows: send it only to people who may read them, or leave them out with --foreign 0.
     """
-    from apood.evaluation.health import examine
+    from apood.evaluation.health import describe_passing, examine
     from apood.pipeline.facts import load_detector_and_facts
     from apood.pipeline.opening import open_text_encoder_of
     from apood.report.page.render import refuse_without_jinja, render_report
@@ -96,6 +102,9 @@ def report(
     shown = [] if encoder is None else _explain_foreign(detector, encoder, sets, list(sources.values()), foreign)
     known = {name: seen.to_json() for name in ("training", "calibration") if (seen := getattr(facts, name)) is not None}
     command = shlex.join(["apood", *sys.argv[1:]])
+    accepts = detector.calibration.accepts
+    refused = {one.name: float((~accepts(one.scores)).mean()) for one in sets if one.role == "OOD"}
+    findings += describe_passing(refused, detector.calibration.accept)
     content = summarise(detector, known, sets, shown, command, findings)
     page = render_report(content, [explanation for _, _, explanation in shown])
     for file, text in ((twin, format_json(content, indent=1)), (out, page)):
@@ -144,7 +153,10 @@ def _can_show(detector: "Detector", sources: "Mapping[tuple[Role, str], TokenSou
 def _explain_foreign(
     detector: "Detector", encoder: "AnyTextEncoder", sets: "list[ScoredSet]", sources: "list[TokenSource]", count: int
 ) -> "list[tuple[str, int, TextExplanation]]":
-    """Return the inputs with the lowest scores of the sets that interest most, as far as their texts are known."""
+    """Return the inputs with the lowest scores of each set that interests most, as far as their texts are known.
+
+    All these sets have the same number of the `count` inputs, up to one, so that none hides the others.
+    """
     import numpy as np
 
     from apood.explain.explaining import explain_texts
@@ -152,16 +164,23 @@ def _explain_foreign(
 
     shown = _find_shown_role({one.role for one in sets})
     ranked = sorted(
-        (float(score), place, number)
-        for place, one in enumerate(sets)
-        if one.role == shown
-        for number, score in enumerate(one.scores.tolist())
-        if np.isfinite(score)
+        (rank, place, int(number))
+        for place, (one, source) in enumerate(zip(sets, sources, strict=True))
+        if one.role == shown and keeps_texts(source)
+        for rank, number in enumerate(_rank_foreign(one.scores)[:count])
     )[:count]
     chosen = [
         (sets[place].name, number, text)
-        for _, place, number in ranked
-        if keeps_texts(sources[place]) and (text := read_texts(sources[place], np.array([number]))[0]).strip()
+        for place, _, number in sorted((place, rank, number) for rank, place, number in ranked)
+        if (text := read_texts(sources[place], np.array([number]))[0]).strip()
     ]
     found = explain_texts(detector, encoder, [text for _, _, text in chosen])
     return [(name, number, one) for (name, number, _), one in zip(chosen, found, strict=True)]
+
+
+def _rank_foreign(scores: "npt.NDArray[np.float64]") -> "npt.NDArray[np.int64]":
+    """Return the numbers of the inputs that have a finite score, the most foreign first."""
+    import numpy as np
+
+    finite = np.flatnonzero(np.isfinite(scores))
+    return finite[np.argsort(scores[finite], kind="stable")]

@@ -11,6 +11,7 @@ import typer
 from apood.cli.arguments import NoVerify, format_parameter, open_store, parse_settings, refuse_occupied
 from apood.cli.costs import DryRun, make_announcer
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
+from apood.cli.stores import StoreFinder, TextField, TextModel
 from apood.support.errors import FitWarning, InputError
 from apood.support.files import read_json, refuse_unwritable, reserve_path, write_json
 
@@ -22,7 +23,9 @@ __all__ = ["select"]
 
 
 def select(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="Token store of in-distribution sequences.")],
+    store: Annotated[
+        Path, typer.Argument(metavar="STORE_OR_TEXTS", help="In-distribution sequences, or texts as for `apood embed`.")
+    ],
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder to write results.json, heatmap.png and the detector to.")
     ],
@@ -35,17 +38,17 @@ def select(
     ] = None,
     aux: Annotated[
         Path | None,
-        typer.Option(metavar="STORE", help="Token store of auxiliary outliers to judge by."),
+        typer.Option(metavar="STORE_OR_TEXTS", help="Auxiliary outliers to judge by."),
     ] = None,
     supervised: Annotated[
         bool, typer.Option("--supervised", help="Also learn from the outliers, except for a share to judge by.")
     ] = False,
     validation: Annotated[
         Path | None,
-        typer.Option(metavar="STORE", help="Token store of in-distribution sequences to judge by."),
+        typer.Option(metavar="STORE_OR_TEXTS", help="In-distribution sequences to judge by."),
     ] = None,
     validation_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of STORE to judge by, without --validation.")
+        float, typer.Option(metavar="SHARE", help="Share of the first to judge by, without --validation.")
     ] = 0.2,
     aux_share: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of the outliers to judge by, with --supervised.")
@@ -63,8 +66,15 @@ def select(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds to average over.")] = 1,
+    model: TextModel = None,
+    field: TextField = None,
     cache: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder that keeps every fit.", show_default="cache in --out")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder that keeps every fit, and embedded texts.",
+            show_default="cache in --out, and ~/.cache/apood for texts",
+        ),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -75,7 +85,7 @@ def select(
     no_verify: NoVerify = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Search the settings of a method, and save the best detector.
+    """Search the settings of a method on token stores, or on texts, which are embedded first; save the best detector.
 
     The best settings have the highest AUROC of held-out in-distribution sequences against auxiliary outliers (--aux).
 
@@ -111,11 +121,13 @@ def select(
         refuse_occupied(target, force or _read_saving(saving) == search_of)
         for place in (out, kept):
             refuse_unwritable(place / "file")
-        train = open_store(store, detector, verify=not no_verify)
+        stores = StoreFinder.of_model(model, None if cache is None else cache / "tokens", field)
+        train = open_store(stores.find(store), detector, verify=not no_verify)
         held_out, outliers = (
-            None if folder is None else open_store(folder, detector, verify=not no_verify)
-            for folder in (validation, aux)
+            None if given_set is None else open_store(stores.find(given_set), detector, verify=not no_verify)
+            for given_set in (validation, aux)
         )
+        stores.refuse_unused_options()
         searched = detector.hyperparameter_space(train.dim, supervised=learns) if grid is None else [grid]
         if both := sorted(given.keys() & {name for space in searched for name in space}):
             raise InputError(
@@ -230,7 +242,7 @@ def _show(found: "Selection", detector: "Detector", target: Path) -> None:
     settings = " ".join(f"{name}={_format_value(value)}" for name, value in found.best.settings.items())
     echo(
         f"Saved the detector with {settings or 'the settings as given'} to {target}; "
-        f"set its threshold with `apood calibrate {target} STORE`."
+        f"set its threshold with `apood calibrate {target} STORE_OR_TEXTS`."
     )
 
 

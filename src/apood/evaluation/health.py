@@ -1,5 +1,6 @@
 """The health of a detector: whether held-out in-distribution inputs are treated as its calibration promises."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +14,12 @@ from apood.pipeline.facts import Facts
 from apood.pipeline.seen import Seen, count_tokens
 from apood.tokens.source import TokenSource
 
-__all__ = ["Finding", "examine", "find_checks"]
+__all__ = ["Finding", "describe_passing", "examine", "find_checks"]
 
 _RARE = 0.01  # a result that chance gives less often than this is a finding
 _CUT = 0.05  # share of cut inputs that is a finding
 _LENGTHS = 1.5  # ratio of mean lengths that is a finding
+_PASSES = 2.0  # an OOD set that is refused less often than this times the ID inputs passes
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,24 @@ def examine(detector: Detector, facts: Facts, source: TokenSource, scores: npt.N
     if facts.training is not None and facts.calibration is not None:
         found += _compare_lengths(facts.training, facts.calibration)
     return found + _count_cut(detector, source)
+
+
+def describe_passing(refused: Mapping[str, float], accept: float) -> list[str]:
+    """Return a sentence about the OOD sets that the detector hardly refuses more often than ID inputs, if any.
+
+    Args:
+        refused: the share of each OOD set that is refused.
+        accept: the accept rate.
+    """
+    passing = {name: share for name, share in refused.items() if share < _PASSES * (1 - accept)}
+    if not passing:
+        return []
+    named = ", ".join(f"{name} ({share:.1%} refused)" for name, share in passing.items())
+    return [
+        f"The detector lets almost all of {named} through. Try texts of that kind as outliers (--aux of `apood build` "
+        "and `apood fit`), other layers (--layers of `apood embed`) or another model, and see with `apood compare` "
+        "whether another method finds them."
+    ]
 
 
 def find_checks(detector: Detector, facts: Facts, source: TokenSource) -> dict[str, bool]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from apood.evaluation.comparison import Comparison
 from apood.evaluation.result import Result, Run
 from apood.evaluation.study import ACCEPT
-from apood.report.grid import Block, Cell, Figure, Grid, mark_best
+from apood.report.grid import Block, Cell, Figure, Grid, format_interval, mark_best
 from apood.report.tables import format_html, format_latex, format_markdown
 from apood.support.checks import format_count
 from apood.support.files import atomic_file, write_json
@@ -18,13 +18,13 @@ _FIT, _SCORE, _SIZE, _ACCEPTED = "fit, s", "score, s per 1000", "size, MB", "ID 
 _WARNED = "†"
 _FAILED = "–"
 _FIGURE = re.compile(r"\d[\d.,e+-]*")
-_INTERVAL = "± half of the 95% interval"
+_INTERVAL = "with 95% intervals"
 
 
-def make_comparison_grid(comparison: Comparison) -> Grid:
+def make_comparison_grid(comparison: Comparison, *, costs: bool = True) -> Grid:
     """Return AUROC and FPR95 on every OOD set, with the best and the second of each block marked, and the costs.
 
-    Methods that learn from AUX sequences have a block of their own.
+    Methods that learn from AUX sequences have a block of their own. Without `costs`, the table is narrower.
     """
     alone = [result for result in comparison.results if not result.entry.uses_aux]
     supervised = [result for result in comparison.results if result.entry.uses_aux]
@@ -38,11 +38,11 @@ def make_comparison_grid(comparison: Comparison) -> Grid:
             cells |= {
                 (make_row_name(result), column): (Figure(text),) for column, text in _format_costs(result).items()
             }
-    costs = [column for column in (_FIT, _SCORE, _SIZE, _ACCEPTED) if any(column == known for _, known in cells)]
+    wanted = (_FIT, _SCORE, _SIZE, _ACCEPTED) if costs else (_ACCEPTED,)
+    facts = [column for column in wanted if any(column == known for _, known in cells)]
     blocks = [Block(title, [make_row_name(result) for result in group]) for title, group in groups.items() if group]
-    return Grid(
-        blocks, [*comparison.datasets, *costs], cells, _make_legend(comparison), describe_fits(comparison.results)
-    )
+    legend, notes = _make_legend(comparison, costs), describe_fits(comparison.results)
+    return Grid(blocks, [*comparison.datasets, *facts], cells, legend, notes)
 
 
 def make_row_name(result: Result, label: str | None = None) -> str:
@@ -64,14 +64,11 @@ def _make_metric_cells(group: Sequence[Result], dataset: str) -> dict[str, Cell]
 
 
 def _format_deviation(result: Result, dataset: str, metric: str) -> str:
-    """Return the standard deviation over the splits; for a single split, half of the 95% interval if there is one."""
+    """Return the standard deviation over the splits; for a single split, the 95% interval if there is one."""
     reach = result.summarize(dataset, metric).std
     if reach is None:
         (row,) = [dict(row) for row in result.runs[0].rows if row["dataset"] == dataset]
-        low, high = row[f"{metric}_low"], row[f"{metric}_high"]
-        if not isinstance(low, float) or not isinstance(high, float):
-            return ""
-        reach = (high - low) / 2
+        return format_interval(row[f"{metric}_low"], row[f"{metric}_high"], 1)
     return f" ±{reach:.1f}" if reach < 9.95 else f" ±{reach:.0f}"
 
 
@@ -92,7 +89,7 @@ def _round(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def _make_legend(comparison: Comparison) -> str:
+def _make_legend(comparison: Comparison, costs: bool) -> str:
     plan = comparison.plan
     spread = f"mean ± standard deviation over {plan.splits} splits" if plan.splits > 1 else _INTERVAL
     if plan.splits > 1 and any(len(result.runs) == 1 for result in comparison.results if not result.failures):
@@ -100,8 +97,9 @@ def _make_legend(comparison: Comparison) -> str:
     sentences = [
         f"AUROC (higher is better) and FPR95 (lower is better) in percent, {spread}; the best of a column is bold, the "
         "second underlined.",
-        "Costs: seconds of a fit, seconds to score 1000 sequences, size of the saved detector.",
     ]
+    if costs:
+        sentences.append("Costs: seconds of a fit, seconds to score 1000 sequences, size of the saved detector.")
     if plan.id_validation is not None:
         sentences.append(f"A threshold from validation sequences is to let {ACCEPT:.0%} of ID sequences through.")
     return " ".join(sentences)
@@ -136,9 +134,9 @@ def _count_warnings(runs: Sequence[Run]) -> list[tuple[str, int]]:
     return [(messages[0], len(messages)) for messages in kinds.values()]
 
 
-def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
+def write_comparison(comparison: Comparison, folder: Path, *, costs: bool = True) -> list[Path]:
     """Write `results.json`, `table.md`, `table.tex` and `table.html`, each atomically, and return their paths."""
-    grid = make_comparison_grid(comparison)
+    grid = make_comparison_grid(comparison, costs=costs)
     write_json(folder / "results.json", comparison.to_json())
     tables = {
         "table.md": format_markdown(grid),

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from apood.evaluation.result import MEAN, ResultRow, compute_mean_row
 from apood.support.errors import InputError
 
-__all__ = ["Block", "Cell", "Figure", "Grid", "Mark", "make_grid", "mark_best"]
+__all__ = ["Block", "Cell", "Figure", "Grid", "Mark", "format_interval", "make_grid", "mark_best"]
 
 Mark = Literal["best", "second", ""]
 
@@ -87,19 +87,22 @@ def make_grid(rows: Sequence[ResultRow]) -> Grid:
             auroc, fpr = _format_metrics(row)
             cells[method, column] = (Figure(auroc, best[method]), Figure(fpr))
     legend = (
-        "AUROC (higher is better) and FPR95 (lower is better) in percent, ± half of the 95% interval; "
+        "AUROC (higher is better) and FPR95 (lower is better) in percent, with 95% intervals; "
         "the best AUROC of a column is bold."
     )
     return Grid([Block(None, methods)], [*datasets, MEAN], cells, legend)
 
 
 def _format_metrics(row: ResultRow) -> tuple[str, str]:
-    """Return AUROC as `81.2 ±1.4`, and FPR95, which is far less certain, as `43 ±5`."""
+    """Return AUROC as `81.2 (79.8–82.6)`, and FPR95, which is far less certain, as `43 (38–48)`."""
     return (
-        f"{row['auroc']:.1f}{_format_reach(row['auroc_low'], row['auroc_high'], 1)}",
-        f"{row['fpr95']:.0f}{_format_reach(row['fpr95_low'], row['fpr95_high'], 0)}",
+        f"{row['auroc']:.1f}{format_interval(row['auroc_low'], row['auroc_high'], 1)}",
+        f"{row['fpr95']:.0f}{format_interval(row['fpr95_low'], row['fpr95_high'], 0)}",
     )
 
 
-def _format_reach(low: float | None, high: float | None, digits: int) -> str:
-    return "" if low is None or high is None else f" ±{(high - low) / 2:.{digits}f}"
+def format_interval(low: object, high: object, digits: int) -> str:
+    """Return an interval as it stands behind its value, or nothing if an end is unknown."""
+    if not isinstance(low, float) or not isinstance(high, float):
+        return ""
+    return f" ({low:.{digits}f}–{high:.{digits}f})"

@@ -110,7 +110,7 @@ p { color: var(--faint); font-size: .9em; max-width: 60rem; }
 class TerminalTable:
     """A table for `rich`, with AUROC above FPR95 in each cell. Columns that do not fit go below, into a second part.
 
-    Nine columns fit into a terminal of 120 characters, five into one of 80.
+    Nine columns without intervals fit into a terminal of 120 characters, five into one of 80.
     """
 
     def __init__(self, grid: Grid, title: str | None = None) -> None:
