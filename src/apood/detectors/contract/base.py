@@ -416,7 +416,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if self.skips_first_ or self.skips_last_:
             marks = mark_nonfinite_ends(batch)  # a value that is not finite must show even in a token that is left out
             scores = self._score(trim_ends(batch, first=self.skips_first_, last=self.skips_last_))
-            scores = scores.cpu().double() + marks.cpu()
+            scores = (scores.double() + marks.to(scores.device)).cpu()  # added where the scores are: one wait, not two
         else:
             scores = self._score(batch).cpu().double()
         return scores.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
