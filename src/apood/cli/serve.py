@@ -55,7 +55,9 @@ ChatOption = Annotated[
 OtherPartsOption = Annotated[
     Literal["refuse", "ignore"], typer.Option(help="What becomes of messages with images, sounds or files.")
 ]
-EncoderFolder = Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved.")]
+EncoderFolder = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved, or its server.")
+]
 Deadline = Annotated[float, typer.Option(min=0.01, help="Seconds after which a request is answered with 504.")]
 MostBytes = Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.")]
 MostTextTokens = Annotated[int, typer.Option(min=1, help="Largest number of tokens of a text.")]

@@ -242,6 +242,17 @@ def test_the_work_of_a_client_that_is_gone_is_dropped(held: Held) -> None:
         assert 'apood_requests_total{route="/v1/score",status="499"} 5.0' in server.client.get("/metrics").text
 
 
+@pytest.mark.parametrize(("given", "logged"), [(f"00-{'4b' * 16}-{'0a' * 8}-01", "4b" * 16), ("secret-trace", None)])
+def test_the_trace_of_a_request_that_fails_is_logged(
+    held: Held, caplog: pytest.LogCaptureFixture, given: str, logged: str | None
+) -> None:
+    held.free.set()
+    with run_service(held) as server, caplog.at_level(logging.INFO):
+        answer = server.client.post("/v1/score", json={"text": "unheard-of"}, headers={"traceparent": given})
+        assert answer.status_code == 500
+        assert (f"(trace {logged})" in caplog.text) == (logged is not None) and "secret-trace" not in caplog.text
+
+
 def test_an_error_of_the_model_is_500_for_its_request_alone_and_quotes_nothing(
     held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -82,6 +82,12 @@ def test_what_cannot_be_scored_is_refused_by_name(server: Running) -> None:
     assert "windows" in far["note"]
 
 
+def test_a_refused_text_of_an_unusual_length_has_both_in_its_note(server: Running) -> None:
+    (short,) = score(server, [FOREIGN[0]])
+    assert short["decision"] == "OOD"
+    assert short["note"].startswith("The input is out-of-distribution: ") and "It is shorter than 99%" in short["note"]
+
+
 def test_a_text_passes_above_the_accept_rate_that_the_result_names(server: Running, offline: TextDetector) -> None:
     scores = offline.detector.calibration.scores
     highest = 1 - 1 / (len(scores) + 1)  # accept rate

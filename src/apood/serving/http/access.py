@@ -10,6 +10,7 @@ from typing import Any
 
 from apood.serving.http.errors import CutAnswerError, HttpError, describe_error
 from apood.serving.http.service import Service
+from apood.serving.http.tracing import note_trace
 from apood.support.errors import InputError
 
 __all__ = ["PAGE_PATHS", "SAFE_HEADERS", "Asgi", "Gate", "check_exposure", "is_loopback", "read_tokens"]
@@ -100,6 +101,7 @@ class Gate:
             return
         started, status, counted = time.perf_counter(), 0, scope["path"] not in _OPEN
         self._busy += counted
+        note_trace(scope["headers"])
 
         async def note(message: AsgiMessage) -> None:
             nonlocal status

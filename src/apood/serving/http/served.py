@@ -22,7 +22,7 @@ from apood.pipeline.judging import Judgement
 from apood.pipeline.opening import open_text_encoder_of
 from apood.pipeline.seen import Seen
 from apood.serving.http.batcher import Run
-from apood.serving.shared.verdicts import Judged, decide, find_owners, score_states
+from apood.serving.shared.verdicts import Judged, Verdict, decide, find_owners, score_states
 from apood.support.errors import InputError
 from apood.support.files import sha256_of
 from apood.tokens.batch import Ragged, TokenBatch
@@ -159,7 +159,7 @@ class Served:
         return [
             Judgement(
                 verdict.score, verdict.p_value, verdict.accepted, tokens, verdict.windows, index in work.cut,
-                verdict.reason or self._describe_length(tokens),
+                self._describe(verdict, tokens),
             )
             for index, (verdict, tokens) in enumerate(zip(verdicts, work.count_tokens(), strict=True))
         ]  # fmt: skip
@@ -167,6 +167,12 @@ class Served:
     def count_unusual(self, judgements: Sequence[Judgement]) -> int:
         """Return how many texts are shorter or longer than 99% of those that the detector learnt from."""
         return sum(self._describe_length(own.tokens) is not None for own in judgements)
+
+    def _describe(self, verdict: Verdict, tokens: int) -> str | None:
+        """Return why a text is refused, and whether its length is unusual; a text that is not scored has no length."""
+        if verdict.score == -np.inf:
+            return verdict.reason
+        return " ".join(filter(None, (verdict.reason, self._describe_length(tokens)))) or None
 
     def _describe_length(self, tokens: int) -> str | None:
         return None if self.seen is None else self.seen.describe_length(tokens)

@@ -18,6 +18,7 @@ from apood.serving.http.errors import HttpError, as_http_error
 from apood.serving.http.metrics import Metrics
 from apood.serving.http.served import Served, Work, read_tokens
 from apood.serving.http.tally import Tally
+from apood.serving.http.tracing import describe_trace
 from apood.support.checks import format_count
 from apood.support.errors import ApoodError
 from apood.tokens.documents import number_documents
@@ -281,7 +282,7 @@ class Service:
     def note_failure(self, error: Exception) -> None:
         """Count and log an error that was not foreseen. Its message is left out, because it may quote the input."""
         self.metrics.count_error()
-        _log.error("%s", describe_failure(error))
+        _log.error("%s%s", describe_failure(error), describe_trace())
 
     async def close(self) -> None:
         """Finish the batch that is running and stop the threads."""
