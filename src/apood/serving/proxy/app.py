@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from apood.pipeline.facts import Chat
 from apood.pipeline.judging import Judgement
 from apood.serving.http.access import Asgi, Gate
-from apood.serving.http.bodies import read_json
+from apood.serving.http.bodies import read_json, work_on
 from apood.serving.http.chat import OtherParts, choose_text, get_field, read_messages, read_responses_input
 from apood.serving.http.errors import HttpError, describe_error
 from apood.serving.http.requests import add_error_handlers, keep_running, run_unless_gone
@@ -61,7 +61,7 @@ def make_proxy(
         served = service.served
 
         async def judge() -> list[Judgement]:
-            texts = find_texts(path, asked, served.chat, rules.other_parts)
+            texts = await work_on(body, lambda: find_texts(path, asked, served.chat, rules.other_parts))
             return await service.judge_texts(served, texts, end)
 
         outcome = await run_unless_gone(request, service.decide(served, judge()))
