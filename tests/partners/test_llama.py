@@ -11,7 +11,8 @@ from environments import needs, run_partner
 from http_server import FOREIGN, KNOWN, Running, run_app, wait_until
 
 from apood.serving.http.served import Served
-from apood.serving.http.service import Service, Settings
+from apood.serving.http.service import Service
+from apood.serving.http.settings import Settings
 from apood.serving.proxy.app import Rules, make_proxy
 from apood.serving.proxy.upstream import Upstream
 

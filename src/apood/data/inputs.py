@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from apood.data.conversations import Chat
 from apood.data.record import DEFAULT_FIELD, BadRecord, Record, TextFields
 from apood.data.text_files import Reader, choose_reader, find_parallel_files, read_parallel_files, read_stdin
 from apood.support.checks import suggest_name
@@ -35,6 +36,7 @@ def read_records(
     pairs: bool = False,
     allow_empty: bool = False,
     keep: Sequence[str] = (),
+    chat: Chat | None = None,
 ) -> Iterator[Record | BadRecord]:
     """Return an iterator over the records of all inputs in order. They are read when they are asked for.
 
@@ -60,12 +62,13 @@ def read_records(
         pairs: make each item a pair, with the target field of the preset or of the parallel text as the default.
         allow_empty: accept texts that are empty or only white space.
         keep: names of further fields, whose values the records keep.
+        chat: which text of a conversation is taken, where a field holds a list of messages.
     """
     if not inputs:
         raise InputError("There is nothing to read: give at least one file, or - for standard input.")
     if list(inputs).count(_STDIN) > 1:
         raise InputError("Standard input (-) can be read only once, but it is given more than once.")
-    request = _Request(field, target_field, pairs or target_field is not None, allow_empty, tuple(keep))
+    request = _Request(field, target_field, pairs or target_field is not None, allow_empty, tuple(keep), chat)
     readers = [reader for name in inputs for reader in _choose_readers(name, request)]
     return itertools.chain.from_iterable(reader() for reader in readers)
 
@@ -120,17 +123,18 @@ class _Request:
     pairs: bool
     allow_empty: bool
     keep: tuple[str, ...]
+    chat: Chat | None
 
     def choose_fields(self, name: str, source: str = DEFAULT_FIELD, target: str | None = None) -> TextFields:
         source = self.field or source
         if not self.pairs:
-            return TextFields(source, None, self.allow_empty, self.keep)
+            return TextFields(source, None, self.allow_empty, self.keep, self.chat)
         target = self.target_field or target
         if target is None:
             raise InputError(
                 f"{name!r} does not say where its targets are: name their field, as target_field or --target-field."
             )
-        return TextFields(source, target, self.allow_empty, self.keep)
+        return TextFields(source, target, self.allow_empty, self.keep, self.chat)
 
 
 def _choose_readers(name: str, request: _Request) -> list[Reader]:

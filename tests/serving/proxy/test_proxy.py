@@ -17,7 +17,8 @@ from http_server import FOREIGN, KNOWN, Running, run_app, wait_until
 
 from apood.serving.http.served import Served
 from apood.serving.http.server import run_server
-from apood.serving.http.service import Service, Settings
+from apood.serving.http.service import Service
+from apood.serving.http.settings import Settings
 from apood.serving.proxy.app import Rules, find_texts, make_proxy
 from apood.serving.proxy.upstream import Upstream, check_upstream
 from apood.support.errors import InputError

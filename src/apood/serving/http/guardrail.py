@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from apood.pipeline.facts import Chat
+from apood.data.conversations import Chat, OtherParts, choose_text, read_messages
 from apood.pipeline.judging import Judgement
 from apood.serving.http.bodies import read_json, work_on
-from apood.serving.http.chat import OtherParts, choose_text, read_messages
 from apood.serving.http.errors import HttpError
 from apood.serving.http.requests import run_unless_gone
 from apood.serving.http.service import Service
