@@ -10,7 +10,15 @@ from pathlib import Path
 
 from apood.data.conversations import Chat
 from apood.data.record import DEFAULT_FIELD, BadRecord, Record, TextFields
-from apood.data.text_files import Reader, choose_reader, find_parallel_files, read_parallel_files, read_stdin
+from apood.data.text_files import (
+    MOST_BYTES,
+    Reader,
+    choose_reader,
+    find_parallel_files,
+    read_parallel_files,
+    read_stdin,
+)
+from apood.data.whole_files import ENDINGS, read_whole_files
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError
 
@@ -48,6 +56,7 @@ def read_records(
       `data/**/*.jsonl` stands for the files that match it, sorted by path
     - `-`, standard input: JSON lines if its first line looks like an object, {...}, else one text per line
     - `hf:OWNER/NAME:SPLIT`, a data set of the Hugging Face hub (`apood.data.hub`)
+    - `files:FOLDER`, one text per .txt or .md file in a folder and the folders below; or `files:` and a pattern
     - `moses:PREFIX:en-fr`, the two files PREFIX.en and PREFIX.fr, which are translations of each other line by line
     - `NAME:SPLIT` or `NAME:PATH`, a data set of the paper (`apood.data.presets`)
 
@@ -148,6 +157,12 @@ def _choose_readers(name: str, request: _Request) -> list[Reader]:
         from apood.data.hub import HubData
 
         return [partial(HubData.parse(rest).read, request.choose_fields(name))]
+    if kind == "files":
+        if not (found := find_files(rest, ENDINGS)):
+            raise InputError(
+                f"No file of {name!r} exists: of a folder, files that end in {' or '.join(ENDINGS)} are read."
+            )
+        return [partial(read_whole_files, found, request.choose_fields(name), MOST_BYTES)]
     if kind == "moses":
         files = find_parallel_files(rest)
         source = request.field or next(iter(files))
@@ -176,7 +191,10 @@ def _choose_readers(name: str, request: _Request) -> list[Reader]:
 def _choose_file_readers(name: str, request: _Request) -> list[Reader]:
     path = Path(name)
     if path.is_dir():
-        raise InputError(f"{name!r} is a folder: give the files in it, for example {str(path / '*.jsonl')!r}.")
+        raise InputError(
+            f"{name!r} is a folder: give its files, for example {str(path / '*.jsonl')!r}, or {f'files:{name}'!r} "
+            "if each file is one text."
+        )
     if path.exists() and not path.is_file():
         raise InputError(
             f"{name!r} is a pipe, a socket or a device, and only regular files are read: "
