@@ -1,6 +1,5 @@
 """`apood proxy`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,7 +7,6 @@ import typer
 from apood.cli.output import echo
 from apood.cli.serve import (
     DEFAULTS,
-    TOKENS_VARIABLE,
     ChatOption,
     Deadline,
     DetectorFolder,
@@ -21,6 +19,7 @@ from apood.cli.serve import (
     OtherPartsOption,
     Port,
     Shadow,
+    TokensFile,
     find_tokens,
     make_service,
 )
@@ -46,14 +45,7 @@ def proxy(
     on_error: OnErrorOption = DEFAULTS.on_error,
     host: Host = "127.0.0.1",
     port: Port = 8001,
-    tokens: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="File of tokens, one per line, for the header x-apood-token; or the environment variable "
-            f"{TOKENS_VARIABLE}.",
-        ),
-    ] = None,
+    tokens: TokensFile = None,
     model: EncoderFolder = None,
     deadline: Deadline = DEFAULTS.deadline,
     upstream_timeout: Annotated[

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULTS",
-    "TOKENS_VARIABLE",
     "ChatOption",
     "Deadline",
     "DetectorFolder",
@@ -31,13 +30,13 @@ __all__ = [
     "OtherPartsOption",
     "Port",
     "Shadow",
+    "TokensFile",
     "find_tokens",
     "make_service",
     "serve",
 ]
 
-TOKENS_VARIABLE = "APOOD_TOKENS"
-"""The environment variable with bearer tokens, one per line."""
+_TOKENS = "APOOD_TOKENS"  # the environment variable with bearer tokens, one per line
 
 DEFAULTS = Settings()
 """The settings of a service for which no options are given."""
@@ -45,6 +44,12 @@ DEFAULTS = Settings()
 # Options that `apood proxy` has, too.
 DetectorFolder = Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")]
 Host = Annotated[str, typer.Option(help="Address to bind to. Any other than this machine's own needs --tokens.")]
+TokensFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help=f"File of tokens that clients need, one per line; or the environment variable {_TOKENS}."
+    ),
+]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")]
 Shadow = Annotated[
     bool, typer.Option("--shadow", help="Refuse nothing that can be read, and count what would be refused.")
@@ -71,13 +76,7 @@ def serve(
     detector_folder: DetectorFolder,
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    tokens: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help=f"File of bearer tokens, one per line; or the environment variable {TOKENS_VARIABLE}.",
-        ),
-    ] = None,
+    tokens: TokensFile = None,
     shadow: Shadow = DEFAULTS.shadow,
     on_error: OnErrorOption = DEFAULTS.on_error,
     chat: ChatOption = None,
@@ -117,7 +116,7 @@ def find_tokens(file: Path | None) -> tuple[str, ...]:
     from apood.serving.http.access import read_tokens
 
     if file is None:
-        return read_tokens(os.environ.get(TOKENS_VARIABLE, ""))
+        return read_tokens(os.environ.get(_TOKENS, ""))
     tokens = read_tokens(file.read_text(encoding="utf-8"))
     if not tokens:
         raise InputError(f"{file} holds no token: write one per line.")
