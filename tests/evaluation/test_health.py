@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from builders import correlated_sequences
 
-from apood import Mahalanobis
+from apood import APOOD, KNN, Fusion, Mahalanobis
 from apood.evaluation.health import examine
 from apood.pipeline.facts import Facts
 from apood.pipeline.seen import Seen
@@ -52,6 +52,16 @@ def test_inputs_of_another_kind_are_found(detector, facts):
 
 def test_copies_of_training_texts_are_found(detector, facts, train):
     assert "copies of training texts" in find(detector, facts, train)["data"]
+
+
+@pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
+def test_a_training_that_failed_is_found(facts, train):
+    unsettled = APOOD(recipe="paper", steps=2)
+    for detector in (unsettled, Fusion([KNN(), unsettled])):
+        detector.fit(train).calibrate(correlated_sequences(300, 8, seed=1), accept=0.9)
+        found = find(detector, facts, with_texts(correlated_sequences(200, 8, seed=2), "new"))
+        assert "Training has not settled" in found["training"]
+    assert found["training"].startswith("ap-ood: ")
 
 
 def test_other_lengths_are_found(detector, facts):

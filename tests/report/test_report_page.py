@@ -75,6 +75,24 @@ def test_the_numbers_are_those_of_the_sets(detector, content):
     assert content["heads"][0]["heads"] == len(detector.members_[0].queries_)
 
 
+def test_the_training_is_shown_with_its_warnings(content):
+    curve = content["training"][0]["curve"]
+    assert [step for step, _, _ in curve] == [0, 10, 19]
+    page = render_report(content, [explain("a")])
+    assert "training by step</title>" in page and "ended without a warning" in page
+    failed = {**content, "training": [{"member": "ap-ood", "curve": curve, "warnings": [EVIL]}]}
+    page = render_report(failed, [explain("a")])
+    assert "ended without a warning" not in page and page.count("&lt;script&gt;") > 1 and "<script" not in page
+    unknown = {**content, "training": [{"member": "ap-ood", "curve": [], "warnings": []}]}
+    page = render_report(unknown, [explain("a")])
+    assert "training by step" not in page and "saved by an earlier version" in page
+
+
+def test_a_training_that_stands_still_can_be_drawn(content):
+    still = {**content, "training": [{"member": "ap-ood", "curve": [[0, 1.0, 0.0]], "warnings": []}]}
+    assert "nan" not in render_report(still, [explain("a")])
+
+
 def test_the_json_file_holds_everything(content):
     assert json.loads(json.dumps(content, allow_nan=False)) == content
 

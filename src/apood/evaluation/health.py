@@ -7,7 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from apood.decisions.conformal import find_rank
+from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.base import Detector
+from apood.detectors.fusion import Fusion
 from apood.pipeline.checks import describe_misuse
 from apood.pipeline.copies import keeps_texts
 from apood.pipeline.facts import Facts
@@ -27,7 +29,7 @@ class Finding:
     """Something that is wrong or unusual.
 
     Attributes:
-        kind: what it is about: "data", "accept rate", "p-values", "lengths" or "cut inputs".
+        kind: what it is about: "training", "data", "accept rate", "p-values", "lengths" or "cut inputs".
         sentence: what was found, and what to do.
     """
 
@@ -44,12 +46,20 @@ def examine(detector: Detector, facts: Facts, source: TokenSource, scores: npt.N
         source: the inputs.
         scores: their scores.
     """
-    found = [Finding("data", sentence) for sentence in describe_misuse(source, facts, "held-out")]
+    found = [Finding("training", sentence) for sentence in _list_fit_warnings(detector)]
+    found += [Finding("data", sentence) for sentence in describe_misuse(source, facts, "held-out")]
     found += _compare_accept_rate(detector, scores)
     found += _compare_scores(detector, scores)
     if facts.training is not None and facts.calibration is not None:
         found += _compare_lengths(facts.training, facts.calibration)
     return found + _count_cut(detector, source)
+
+
+def _list_fit_warnings(detector: Detector) -> list[str]:
+    """Return what the fit warned of, for a fusion with the names of the members."""
+    if isinstance(detector, Fusion):
+        return [f"{own.name}: {said}" for own in detector.members_ for said in _list_fit_warnings(own)]
+    return detector.fit_warnings_ if isinstance(detector, APOOD) else []
 
 
 def describe_passing(refused: Mapping[str, float], accept: float) -> list[str]:

@@ -9,7 +9,7 @@ from apood.detectors.contract.held_out import FAR
 from apood.explain.html import STYLE, make_policy, render_body
 from apood.explain.text_explanation import TextExplanation
 from apood.explain.visible import make_visible
-from apood.report.page.svg import COLOURS, draw_distributions, draw_lengths, draw_roc
+from apood.report.page.svg import COLOURS, draw_distributions, draw_lengths, draw_roc, draw_training
 from apood.support.checks import import_optional
 
 __all__ = ["refuse_without_jinja", "render_report"]
@@ -65,6 +65,7 @@ def render_report(report: Mapping[str, Any], explanations: Sequence[TextExplanat
         distributions=draw_distributions(report["distributions"], threshold),
         roc=draw_roc(report["roc"], numbers),
         lengths=draw_lengths(report["lengths"], numbers, threshold),
+        training=[(one, draw_training(one["curve"]) if one["curve"] else "") for one in report["training"]],
         foreign=list(zip(report["foreign"], bodies, strict=True)),
     )
     return page

@@ -7,7 +7,7 @@ from typing import Any
 
 from apood.explain.visible import make_visible
 
-__all__ = ["COLOURS", "draw_distributions", "draw_lengths", "draw_roc"]
+__all__ = ["COLOURS", "draw_distributions", "draw_lengths", "draw_roc", "draw_training"]
 
 COLOURS = 8
 """The number of classes of colours of sets, s0 to s7."""
@@ -15,6 +15,7 @@ COLOURS = 8
 _WIDTH, _LEFT, _RIGHT, _BOTTOM = 460, 40, 14, 38
 _ROW = 56  # height of the histogram of one set
 _SQUARE = 320
+_PANEL = 96  # height of the curve of a training
 _NAME = 28  # characters of a name in a picture
 
 
@@ -103,6 +104,33 @@ def draw_lengths(sets: Sequence[Mapping[str, Any]], numbers: Mapping[str, int], 
         parts.append(f'<text x="{_LEFT - 4}" y="{y(value) + 4:.0f}" text-anchor="end">{value:.3g}</text>')
     parts.append(_label("tokens (across, logarithmic), score (up)", height))
     return _wrap(parts, _WIDTH, height, "Scores of inputs against their numbers of tokens")
+
+
+def draw_training(curve: Sequence[Sequence[float]]) -> str:
+    """Return the loss and the mean squared distance of a training by step, one below the other."""
+    steps = [point[0] for point in curve]
+    last = max(steps[-1], 1)
+    right, height = _WIDTH - _RIGHT, 2 * _PANEL + _BOTTOM
+    parts = []
+    for row, name in enumerate(("loss", "mean squared distance per head, d²")):
+        values = [point[row + 1] for point in curve]
+        low, high = min(values), max(values)
+        high = max(high, low + 1e-9 * max(abs(low), 1.0))
+        top, inner = _PANEL * row + 22, _PANEL - 34
+        places = [
+            f"{_LEFT + step / last * (right - _LEFT):.1f} {top + (high - value) / (high - low) * inner:.1f}"
+            for step, value in zip(steps, values, strict=True)
+        ]
+        parts.append(f'<text x="{_LEFT}" y="{top - 8}">{name}</text>')
+        parts.append(_line(_LEFT, top + inner + 4, right, top + inner + 4, "axis"))
+        parts.append(f'<path class="line s{row}" d="M{"L".join(places)}"/>')
+        for value, y in ((high, top + 4), (low, top + inner + 4)):
+            parts.append(f'<text x="{_LEFT - 4}" y="{y}" text-anchor="end">{value:.2g}</text>')
+    for step in sorted({0, last // 2, last}):
+        x = _LEFT + step / last * (right - _LEFT)
+        parts.append(f'<text x="{x:.0f}" y="{2 * _PANEL + 14}" text-anchor="middle">{step:,.0f}</text>')
+    parts.append(_label("step", height))
+    return _wrap(parts, _WIDTH, height, "Loss and mean squared distance of the training by step")
 
 
 def _choose_ticks(low: float, high: float) -> list[float]:
