@@ -11,7 +11,14 @@ from html import escape
 
 from apood.explain.text_explanation import TextExplanation
 from apood.explain.visible import split_visible
-from apood.explain.wording import describe_decision, describe_explained, describe_window, shorten, split_words
+from apood.explain.wording import (
+    describe_decision,
+    describe_explained,
+    describe_window,
+    name_worst_sentence,
+    shorten,
+    split_words,
+)
 
 __all__ = ["STYLE", "escape_text", "make_policy", "render_body", "render_fragment", "render_page"]
 
@@ -88,10 +95,9 @@ def render_body(explanation: TextExplanation) -> str:
         f'<div class="text" dir="auto">{_render_note(before)}{_render_marks(explanation, start, end)}'
         f"{_render_note(after)}</div>",
     ]
-    ranked = explanation.rank_sentences()
-    if len(explanation.sentences) > 1 and ranked and ranked[0].mean > 0:
-        sentence = escape_text(shorten(explanation.cut(ranked[0])))
-        parts.append(f"<p>Most suspicious sentence: <bdi>{sentence}</bdi></p>")
+    if worst := explanation.find_worst_sentence():
+        sentence = escape_text(shorten(explanation.cut(worst)))
+        parts.append(f"<p>{name_worst_sentence(explanation)}: <bdi>{sentence}</bdi></p>")
     parts += [f"<p>{escape_text(describe_explained(explanation))}</p>", _render_members(explanation)]
     if neighbours := explanation.list_neighbours():
         items = [

@@ -8,7 +8,14 @@ from rich.text import Text
 
 from apood.explain.text_explanation import TextExplanation
 from apood.explain.visible import make_visible
-from apood.explain.wording import describe_decision, describe_explained, describe_window, shorten, split_words
+from apood.explain.wording import (
+    describe_decision,
+    describe_explained,
+    describe_window,
+    name_worst_sentence,
+    shorten,
+    split_words,
+)
 
 __all__ = ["marked_text", "print_plain", "render_explanation"]
 
@@ -43,9 +50,9 @@ def render_explanation(explanation: TextExplanation) -> Group:
     """Return the explanation of a text for a rich console."""
     headline = Text(describe_decision(explanation), "bold")
     parts: list[Text | Table] = [headline, Text(), marked_text(explanation), Text()]
-    ranked = explanation.rank_sentences()
-    if len(explanation.sentences) > 1 and ranked and ranked[0].mean > 0:
-        parts.append(Text("Most suspicious sentence: " + make_visible(shorten(explanation.cut(ranked[0])))))
+    if worst := explanation.find_worst_sentence():
+        sentence = make_visible(shorten(explanation.cut(worst)))
+        parts.append(Text(f"{name_worst_sentence(explanation)}: {sentence}"))
     parts += [Text(describe_explained(explanation)), _tabulate_members(explanation)]
     for number, text in explanation.list_neighbours().items():
         parts.append(Text(f"Training text {number}: {make_visible(shorten(text))}"))

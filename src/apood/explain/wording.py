@@ -5,7 +5,10 @@ from typing import NamedTuple
 from apood.explain.spans import Span
 from apood.explain.text_explanation import TextExplanation
 
-__all__ = ["MarkedWord", "describe_decision", "describe_explained", "describe_window", "shorten", "split_words"]
+__all__ = [
+    "MarkedWord", "describe_decision", "describe_explained", "describe_window", "name_worst_sentence", "shorten",
+    "split_words",
+]  # fmt: skip
 
 _SHOWN = 6_000  # characters of a text; more would hide everything else
 _SHORT = 160  # characters of a sentence that is quoted
@@ -63,6 +66,11 @@ def describe_explained(explanation: TextExplanation) -> str:
         f"{explanation.decided} speaks most against this text. The marks show what {marked} sees, "
         f"{explanation.explained:.0%} of all that speaks against it."
     )
+
+
+def name_worst_sentence(explanation: TextExplanation) -> str:
+    """Return what the most suspicious sentence is called: in a text that is accepted, it need not be suspicious."""
+    return "Least ordinary sentence" if explanation.accepted else "Most suspicious sentence"
 
 
 def describe_window(explanation: TextExplanation) -> tuple[int, int, str, str]:
