@@ -13,7 +13,7 @@ from builders import correlated_sequences
 from apood import APOOD, KNN, Fusion
 from apood.decisions.conformal import Calibration
 from apood.evaluation.metrics import auroc
-from apood.explain.spans import Span
+from apood.explain.spans import Sentence, Span
 from apood.explain.text_explanation import MemberPart, TextExplanation
 from apood.report.page.render import render_report
 from apood.report.page.summary import ScoredSet, summarise
@@ -44,9 +44,9 @@ def make_set(detector, name, role, count=50, shift=0.0):
 
 
 def explain(text):
-    words = [Span(0, len(text), 1.0, 1)]
+    words, sentences = [Span(0, len(text), 1.0, 1)], [Sentence(0, len(text), 1.0, 1)]
     return TextExplanation(
-        text, -3.0, -1.0, 0.01, False, (0, len(text)), 1, words, words, [MemberPart("knn", 3.0, True, (4,))], 1.0
+        text, -3.0, -1.0, 0.01, False, (0, len(text)), 1, words, sentences, [MemberPart("knn", 3.0, True, (4,))], 1.0
     )
 
 
@@ -54,7 +54,8 @@ def explain(text):
 def content(detector):
     sets = [make_set(detector, "ID", "ID"), make_set(detector, EVIL, "OOD", shift=3.0), make_set(detector, "x", "new")]
     foreign = [(EVIL, 3, explain(EVIL + " a" * 9000))]
-    return summarise(detector, {"training": {"documents": 120}}, sets, foreign, f"apood report {EVIL}", [EVIL])
+    training = {"documents": 120, "sequences": 130, "tokens": 900, "short": 3, "long": 12, "date": "2026-01-01"}
+    return summarise(detector, {"training": training}, sets, foreign, f"apood report {EVIL}", [EVIL])
 
 
 def test_the_numbers_are_those_of_the_sets(detector, content):

@@ -22,36 +22,37 @@ class MarkedWord(NamedTuple):
         shown: its own text.
         word: its place and contribution.
         level: how strongly it is marked, from 0 to 3.
+        in_worst: whether it belongs to the most suspicious sentence.
     """
 
     before: str
     shown: str
     word: Span
     level: int
+    in_worst: bool
 
 
 def split_words(explanation: TextExplanation, start: int, end: int) -> tuple[list[MarkedWord], str]:
     """Return the words of the text from `start` to `end`, and the text after the last of them."""
     text, place, found = explanation.text, start, []
+    worst = explanation.find_worst_sentence()
     for word, level in zip(explanation.words, explanation.grade_words(), strict=True):
         if word.end > end:
             break
         begin = max(word.start, place)
-        found.append(MarkedWord(text[place:begin], text[begin : word.end], word, level))
+        in_worst = worst is not None and worst.start <= word.start < worst.end
+        found.append(MarkedWord(text[place:begin], text[begin : word.end], word, level, in_worst))
         place = word.end
     return found, text[place:end]
 
 
-def describe_decision(explanation: TextExplanation) -> str:
-    """Return the decision with its numbers, and whether only a beginning was judged."""
+def describe_decision(explanation: TextExplanation) -> tuple[str, str]:
+    """Return the decision, and its numbers with whether only a beginning was judged."""
     judged = " Only the beginning of the text was judged." if explanation.truncated else ""
     if explanation.accepted is None or explanation.threshold is None:
-        return f"Score {explanation.score:.3g}; the detector is not calibrated, so there is no decision.{judged}"
-    word = "Accepted" if explanation.accepted else "Refused"
-    return (
-        f"{word}: score {explanation.score:.3g}, threshold {explanation.threshold:.3g}, "
-        f"p-value {explanation.p_value:.3g}.{judged}"
-    )
+        return "Not decided", f"score {explanation.score:.3g}; the detector is not calibrated.{judged}"
+    numbers = f"score {explanation.score:.3g}, threshold {explanation.threshold:.3g}, p-value {explanation.p_value:.3g}"
+    return "Accepted" if explanation.accepted else "Refused", f"{numbers}.{judged}"
 
 
 def describe_explained(explanation: TextExplanation) -> str:
