@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from builders import correlated_sequences
 
-from apood import APOOD, KNN, Fusion, Mahalanobis
+from apood import APOOD, KNN, Fusion, Mahalanobis, MahalanobisKNN
 from apood.evaluation.health import examine
 from apood.pipeline.facts import Facts
 from apood.pipeline.seen import Seen
@@ -62,6 +62,22 @@ def test_a_training_that_failed_is_found(facts, train):
         found = find(detector, facts, with_texts(correlated_sequences(200, 8, seed=2), "new"))
         assert "Training has not settled" in found["training"]
     assert found["training"].startswith("ap-ood: ")
+
+
+@pytest.mark.parametrize("seed", [1, 6, 7])
+@pytest.mark.filterwarnings("ignore:The detector is calibrated on the sequences it was fitted on")
+def test_a_calibration_unlike_the_training_is_found(train, facts, seed):
+    new, foreign, copied = (
+        correlated_sequences(200, 8, seed=seed), correlated_sequences(200, 8, seed=seed, shift=1.5), train
+    )  # fmt: skip
+    detector = Fusion([KNN(), MahalanobisKNN()]).fit(train)
+    found = {}
+    for name, source in (("new", new), ("foreign", foreign), ("copied", copied)):
+        detector.calibrate(source, accept=0.9)
+        found[name] = find(detector, facts, correlated_sequences(200, 8, seed=9)).get("calibration", "")
+    assert found["new"] == "" and "lower than" in found["foreign"] and "higher than" in found["copied"]
+    windows = replace(facts, calibration=replace(facts.calibration, sequences=900))
+    assert "calibration" not in find(detector, windows, new), "the worst window of each would count"
 
 
 def test_other_lengths_are_found(detector, facts):

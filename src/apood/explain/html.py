@@ -27,12 +27,10 @@ STYLE = """
   --high: #ffb0a3; --bad: #8c1d18; --bad-tint: #fde6e2; --good: #14532d; --good-tint: #e0f3e5;
   color: var(--ink); background: var(--paper); font: 1rem/1.55 system-ui, sans-serif;
   overflow-wrap: anywhere; }
-@media (prefers-color-scheme: dark) { .apood { --ink: #ececf1; --paper: #17171b; --faint: #a9a9b5; --line: #3d3d47;
-  --low: #4a4215; --mid: #6b4a0c; --high: #8a2b20; --bad: #ffb4a9; --bad-tint: #42201c; --good: #a6e3b8;
-  --good-tint: #17341f; } }
-@media print { .apood { --ink: #000; --paper: #fff; --faint: #444; --line: #ccc; --low: #fff3b0; --mid: #ffd27a;
-  --high: #ffb0a3; --bad: #8c1d18; --bad-tint: #fde6e2; --good: #14532d; --good-tint: #e0f3e5;
-  print-color-adjust: exact; } }
+@media screen and (prefers-color-scheme: dark) { .apood { --ink: #ececf1; --paper: #17171b; --faint: #a9a9b5;
+  --line: #3d3d47; --low: #4a4215; --mid: #6b4a0c; --high: #8a2b20; --bad: #ffb4a9; --bad-tint: #42201c;
+  --good: #a6e3b8; --good-tint: #17341f; } }
+@media print { .apood { --ink: #000; --faint: #444; print-color-adjust: exact; } }
 .apood .text { unicode-bidi: isolate; white-space: pre-wrap; border-left: .25rem solid var(--line); margin: .75rem 0;
   padding: .25rem .75rem; overflow: hidden; }
 .apood .decision strong { color: var(--ink); background: var(--line); border-radius: 1rem; padding: .1rem .7rem .15rem;

@@ -36,7 +36,7 @@ svg.share { width: 4.5rem; height: .5rem; vertical-align: .05rem; background: va
 .key { display: inline-block; width: .7rem; height: .7rem; border-radius: .15rem; background: var(--set); }
 .s0 { --set: #2f6fb5; } .s1 { --set: #d1662a; } .s2 { --set: #3f8f4f; } .s3 { --set: #b2436e; }
 .s4 { --set: #8a6fc0; } .s5 { --set: #8f7a2a; } .s6 { --set: #2f9aa0; } .s7 { --set: #7d7d88; }
-@media (prefers-color-scheme: dark) { .s0 { --set: #6ea8ea; } .s1 { --set: #f0894d; } .s2 { --set: #64b878; }
+@media screen and (prefers-color-scheme: dark) { .s0 { --set: #6ea8ea; } .s1 { --set: #f0894d; } .s2 { --set: #64b878; }
   .s3 { --set: #e0709c; } .s4 { --set: #ab92e0; } .s5 { --set: #c2a948; } .s6 { --set: #4fc0c6; }
   .s7 { --set: #a3a3ae; } }
 td:first-child { min-width: 5.5rem; }
@@ -45,7 +45,7 @@ td:first-child { min-width: 5.5rem; }
 .facts dt { color: var(--faint); } .facts dd { margin: 0; } .facts .code, pre { font-family: ui-monospace, monospace; }
 .facts .code { font-size: .85rem; } pre { white-space: pre-wrap; background: var(--shade); border-radius: .4rem;
   padding: .75rem 1rem; font-size: .85rem; }
-.apood { --shade: #f4f4f7; } @media (prefers-color-scheme: dark) { .apood { --shade: #222229; } }
+.apood { --shade: #f4f4f7; } @media screen and (prefers-color-scheme: dark) { .apood { --shade: #222229; } }
 section { break-inside: avoid; }
 @media (max-width: 30rem) { .facts { display: block; } .facts dt { margin-top: .5rem; }
   .apood th, .apood td { padding-right: .55rem; } svg.share { display: none; } }
