@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -26,20 +27,21 @@ from apood.detectors.ap_ood.training import (
     Outliers,
     Training,
     estimate_batch_bytes,
+    find_failures,
     log_norms,
     pool_corpus,
-    warn_of_failure,
 )
 from apood.detectors.contract.base import Detector, name_renamed
 from apood.detectors.contract.held_out import HeldOutFit
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
+from apood.fitting.curve import TrainingCurve
 from apood.fitting.optimise import Checkpoint, minimise, run_digest
 from apood.pooling import FrozenPool, Pooled, Preprocessing, Similarity, round_queries
 from apood.pooling.algebra import similarities_and_logits
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import check_device, resolve_device
-from apood.support.errors import InputError
+from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.loader import Resident, place_on_device
 from apood.tokens.source import Subset, TokenSource, token_budget
@@ -141,6 +143,8 @@ class APOOD(Detector):
         score_: how the score reduces d² over heads: "sum", "student" or "min".
         mean_distance_: mean d² per head over the ID sequences; about 1 after a good fit.
         length_law_: how log distances of ID sequences depend on their length.
+        training_curve_: the loss, and the mean d² per head of its batch, at up to 100 steps.
+        fit_warnings_: the warnings that `fit` issued.
 
     Examples:
         >>> import torch
@@ -170,6 +174,8 @@ class APOOD(Detector):
     score_: ScoreName | None = None  # detectors that were saved before this existed have that of their recipe
     mean_distance_: float
     length_law_: LengthLaw
+    training_curve_: TrainingCurve = TrainingCurve()  # detectors that were saved before these two existed have none
+    fit_warnings_: list[str] = []  # noqa: RUF012 - never changed in place
 
     @name_renamed
     def __init__(
@@ -288,10 +294,13 @@ class APOOD(Detector):
         recipe = self._resolve_recipe(supervised=aux is not None)
         if recipe.adapted and aux is not None:
             recipe = replace(recipe, aux_weight=recipe.aux_weight * len(aux) / (len(aux) + _FEW_AUX))
-        self._train(source, aux, recipe, checkpoint)
+        found = self._train(source, aux, recipe, checkpoint)
         if recipe.beta is None and recipe.sharpness == "length" and self._is_too_sharp(source):
             part = None if checkpoint is None else checkpoint.part(1)
-            self._train(source, aux, replace(recipe, sharpness=choose_sharpness(source.lengths) / 2), part)
+            found = self._train(source, aux, replace(recipe, sharpness=choose_sharpness(source.lengths) / 2), part)
+        self.fit_warnings_ = [str(one) for one in found]
+        for one in found:
+            warnings.warn(one, stacklevel=3)
 
     def _is_too_sharp(self, source: TokenSource) -> bool:
         """Return whether so few directions decide the distances of ID sequences that attention must have failed.
@@ -308,8 +317,8 @@ class APOOD(Detector):
 
     def _train(
         self, source: TokenSource, aux: TokenSource | None, recipe: Recipe, checkpoint: Checkpoint | None
-    ) -> None:
-        """Learn all attributes."""
+    ) -> list[FitWarning]:
+        """Learn all attributes but `fit_warnings_`, and return what went wrong."""
         device = resolve_device(self.device)
         # with the resolved recipe, because it depends on the device
         run = run_digest({"method": self.name, **self.get_params(deep=False), "resolved": vars(recipe)}, source, aux)
@@ -342,6 +351,7 @@ class APOOD(Detector):
         )
         self.beta_, self.unit_tokens_, self.score_ = start.beta, recipe.unit_tokens, recipe.score
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
+        self.training_curve_ = outcome.curve
         self.length_law_ = LengthLaw()
         if recipe.adapted:
             shortfall = Shortfall(recipe.score, self.prototype_, self.log_norms_)
@@ -349,7 +359,7 @@ class APOOD(Detector):
             self.length_law_ = LengthLaw.fit([(compute_floored_log(distances), source.lengths[sample])])
         nearest = training.measure_aux_distance()
         outliers = None if nearest is None else Outliers(float(nearest), recipe)
-        warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
+        return find_failures(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         distances = self._pool(tokens.dtype).finish(tokens)
