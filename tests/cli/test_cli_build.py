@@ -74,6 +74,32 @@ def test_texts_that_are_too_long_are_counted(apood, model, texts, tmp_path):
     assert json.loads(apood(*command, tmp_path / "e", "--json").stdout)["too_long"] == 2
 
 
+def test_a_detector_of_conversations_learns_from_the_text_that_the_service_judges(
+    apood, refused, model, texts, tmp_path
+):
+    rows = [
+        [
+            {"role": "system", "content": "rules"},
+            {"role": "user", "content": "first"},
+            {"role": "user", "content": text},
+        ]
+        for text in texts["train"]
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": own}) + "\n" for own in rows))
+    command = ("build", tmp_path / "chats.jsonl", "--model", model, "--field", "messages", "--method", "knn", "--out")
+    apood(*command, tmp_path / "d", "--chat", "last-user")
+    detector = library.load(tmp_path / "d")
+    same = TextDetector(model, library.KNN()).fit(texts["train"])
+    assert (detector.score_samples(texts["test"]) == same.score_samples(texts["test"])).all()
+    assert detector.facts.chat == "last-user"
+    assert "must be a string, got a list" in refused(*command, tmp_path / "e")
+    rows[0][-1]["content"] = [{"type": "image_url"}]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": own}) + "\n" for own in rows))
+    assert "is no conversation to learn from: A message has a part that is no text" in refused(
+        *command, tmp_path / "e", "--chat", "last-user"
+    )
+
+
 def test_the_default_has_forms(apood, refused, model, files, tmp_path):
     command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "d")
     for option in ("--fast", "--beginnings"):

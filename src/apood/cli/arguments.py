@@ -18,6 +18,7 @@ from apood.support.errors import DataWarning, InputError
 from apood.support.files import is_being_replaced, refuse_unwritable
 
 if TYPE_CHECKING:
+    from apood.data.conversations import Chat
     from apood.data.record import BadRecord, Record
     from apood.detectors.contract.base import Detector
     from apood.encoders.audio.encoder import AudioEncoder
@@ -242,12 +243,13 @@ def read_text_records(
     allow_empty: bool,
     skip_bad: bool,
     keep: Sequence[str] = (),
+    chat: "Chat | None" = None,
 ) -> "Iterator[Record | BadRecord]":
     """Return the texts of all inputs. Raise an error if there are none, or if the first cannot be used."""
     from apood.data.inputs import read_records
 
     records = read_records(
-        inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty, keep=keep
+        inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty, keep=keep, chat=chat
     )
     options = " and ".join(["--field", *(["--target-field"] if pairs else []), *(["--keep"] if keep else [])])
     return _check_first(records, f"There is no text in {', '.join(map(repr, inputs))}.", skip_bad, options)

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from apood.cli.arguments import Fast, advise_to_skip, make_detector, read_text_r
 from apood.cli.costs import make_announcer
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.cli.stores import TextField
+from apood.data.conversations import Chat
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.files import reserve_path
@@ -70,9 +71,10 @@ def build(
     ] = 0.2,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed that decides which texts are held out.")] = 0,
     chat: Annotated[
-        Literal["last-user", "all-user", "whole"] | None,
+        Chat | None,
         typer.Option(
-            help="Which text of a conversation each text is. `apood serve` and `apood proxy` then judge the same.",
+            help="Which text of a conversation each text is; a field may also hold the list of its messages. "
+            "`apood serve` and `apood proxy` then judge the same.",
             show_default=False,
         ),
     ] = None,
@@ -98,8 +100,8 @@ def build(
     if keep_stores is not None:
         refuse_occupied(keep_stores)
     with advise_to_skip():
-        texts = _read(inputs, field, skip_bad)
-        outliers = None if aux is None else _read([aux], field, skip_bad)
+        texts = _read(inputs, field, chat, skip_bad)
+        outliers = None if aux is None else _read([aux], field, chat, skip_bad)
         built = TextDetector(model, detector, accept=accept, hold_out=hold_out, seed=seed)
         built.check(sum(not isinstance(record, BadRecord) for record in texts))
         work = out.parent / f"{out.name}.building"
@@ -119,12 +121,12 @@ def build(
     _report(built, out, own_class, too_long=skipped - len(bad), as_json=as_json)
 
 
-def _read(inputs: list[str], field: str | None, skip_bad: bool) -> "list[Record | BadRecord]":
+def _read(inputs: list[str], field: str | None, chat: Chat | None, skip_bad: bool) -> "list[Record | BadRecord]":
     """Return all records; without `skip_bad`, a bad one is an error."""
     from apood.data.record import keep_good
 
     records = read_text_records(
-        inputs, field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=skip_bad
+        inputs, field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=skip_bad, chat=chat
     )
     return list(records if skip_bad else keep_good(records, None))
 
