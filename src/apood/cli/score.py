@@ -19,7 +19,7 @@ from apood.cli.arguments import (
     read_text_records,
     report_skipped,
 )
-from apood.cli.engine import Address, DryRunRay, Engine, Workers, refuse_ray_options, score_on_ray
+from apood.cli.engine import Address, DryRunRay, Engine, OnRay, Workers, refuse_ray_options, score_on_ray
 from apood.cli.output import check_rows_file, echo, write_rows
 from apood.cli.stores import TextField
 from apood.support.checks import format_count
@@ -99,17 +99,8 @@ def score(
     if taken := [name for name in keep or [] if name in _COLUMNS]:
         raise InputError(f"--keep {taken[0]} cannot be kept: a column of the rows has that name.")
     if engine == "ray":
-        score_on_ray(
-            detector_folder,
-            inputs,
-            out,
-            fields={"field": field, "target_field": target_field, "keep": tuple(keep or [])},
-            model=model,
-            address=address,
-            workers=workers,
-            dry_run=dry_run,
-            as_json=as_json,
-        )
+        fields = {"field": field, "target_field": target_field, "keep": tuple(keep or [])}
+        score_on_ray(detector_folder, inputs, out, fields, model, OnRay(address, workers, dry_run, as_json))
         return
     file = None if out == "-" else Path(out)
     if file is not None:

@@ -3,19 +3,20 @@
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from apood.data.parts import Part
 from apood.scale.job import Settings
+from apood.scale.units import make_row, read_row
 from apood.scale.worker import Worker
 from apood.support.checks import import_optional
 from apood.support.errors import ApoodError, InputError
 from apood.support.progress import progress_bar
 
-__all__ = ["Cluster", "connect", "run_workers"]
+__all__ = ["Cluster", "connect", "map_parts", "run_workers"]
 
 _ANSWER_SECONDS = 10.0
 _MOST_BLOCKS = 10_000  # lists of parts that Ray holds; a part is a block of its own if there are not more
@@ -113,35 +114,49 @@ def run_workers(
     died again, elsewhere if the node is gone, and repeats its part, of which only the unit at work was lost.
     """
     from ray.data import ActorPoolStrategy
-    from ray.exceptions import RayError
 
-    rows = [{"part": number, **asdict(parts[number])} for number in chosen]
-    for row in rows:
-        row["stop"] = -1 if row["stop"] is None else row["stop"]  # a column of whole numbers
-    if not rows:
+    if not chosen:
         return
-    data = _make_dataset(rows).map(
+    data = _make_dataset(parts, chosen).map(
         worker,
         fn_constructor_args=(settings,),
-        compute=ActorPoolStrategy(size=min(workers, len(rows))),
+        compute=ActorPoolStrategy(size=min(workers, len(chosen))),
         **cluster.needs,
     )
-    try:
-        with progress_bar(len(rows), worker.__name__.removesuffix("Worker").lower(), unit="part") as progress:
-            for found in data.iter_rows():
-                progress.update()
-                yield found
-    except RayError as error:
-        raise _explain(error) from error
+    with progress_bar(len(chosen), worker.__name__.removesuffix("Worker").lower(), unit="part") as progress:
+        for found in _iterate(data):
+            progress.update()
+            yield found
 
 
-def _make_dataset(rows: Sequence[dict[str, Any]]) -> Any:
+def map_parts(
+    function: Callable[..., list[dict[str, Any]]], parts: Sequence[Part], **arguments: Any
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows that `function` returns for the number of each part, the part and the arguments."""
+
+    def call(row: dict[str, Any]) -> list[dict[str, Any]]:
+        return function(row["part"], read_row(row), **arguments)
+
+    yield from _iterate(_make_dataset(parts, range(len(parts))).flat_map(call))
+
+
+def _make_dataset(parts: Sequence[Part], chosen: Sequence[int]) -> Any:
     import ray.data
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    return ray.data.from_items(list(rows), override_num_blocks=min(len(rows), _MOST_BLOCKS))
+    rows = [make_row(number, parts[number]) for number in chosen]
+    return ray.data.from_items(rows, override_num_blocks=min(len(rows), _MOST_BLOCKS))
+
+
+def _iterate(data: Any) -> Iterator[dict[str, Any]]:
+    from ray.exceptions import RayError
+
+    try:
+        yield from data.iter_rows()
+    except RayError as error:
+        raise _explain(error) from error
 
 
 def _explain(error: BaseException) -> Exception:

@@ -12,7 +12,7 @@ from apood.data.inputs import Request
 from apood.data.parts import Part, find_parts
 from apood.data.record import BadRecord, MissingField
 from apood.scale.shards import Counts, find_committed, list_finished, read_counts
-from apood.scale.units import PART_BYTES, read_safely
+from apood.scale.units import PART_BYTES, UNIT_RECORDS, read_safely
 from apood.support.errors import InputError
 from apood.support.files import is_temporary, read_json, refuse_unwritable, write_json
 from apood.support.version import __version__
@@ -35,6 +35,7 @@ class Settings:
         model: the folder of the encoder's model, if it has moved.
         dtype: the dtype of stored tokens.
         left_out: the places of documents that are not measured.
+        unit_records: the largest number of documents of a unit.
     """
 
     folder: str
@@ -44,6 +45,7 @@ class Settings:
     model: str | None = None
     dtype: str = "float16"
     left_out: frozenset[str] = frozenset()
+    unit_records: int = UNIT_RECORDS
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,18 @@ parts, it does not matter who reads which part, or when.
 import hashlib
 import heapq
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from apood.data.inputs import Request
 from apood.data.parts import Part
 from apood.data.record import Record
 from apood.scale.units import read_safely
 
-__all__ = ["Drawn", "choose_bound", "compute_key", "draw_from_part", "take_smallest"]
+__all__ = ["Drawn", "choose_bound", "compute_key", "draw_from_part", "draw_rows", "take_smallest"]
 
 _MORE = 1.2  # times the documents that are wanted, to be sure that there are enough below the bound
 _SPREAD = 6.0  # standard deviations of their number
-_KEYS = 2**64
+_KEYS = 2**63  # what a column of signed whole numbers holds
 
 
 class Drawn(NamedTuple):
@@ -42,9 +42,9 @@ class Drawn(NamedTuple):
 
 
 def compute_key(seed: int, part: int, number: int) -> int:
-    """Return the key of a document, uniform on the whole numbers below 2⁶⁴."""
+    """Return the key of a document, uniform on the whole numbers below 2⁶³."""
     digest = hashlib.blake2b(f"{seed}:{part}:{number}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
+    return int.from_bytes(digest, "big") >> 1
 
 
 def choose_bound(wanted: int, documents: float) -> int:
@@ -68,3 +68,8 @@ def draw_from_part(number: int, part: Part, request: Request, *, seed: int, boun
 def take_smallest(drawn: Iterable[Drawn], wanted: int) -> list[Drawn]:
     """Return the documents with the smallest keys, smallest first; all if there are not more."""
     return heapq.nsmallest(wanted, drawn)
+
+
+def draw_rows(number: int, part: Part, *, wanted: int, **options: Any) -> list[dict[str, Any]]:
+    """Return what a part contributes to a sample, as rows that Ray can send."""
+    return [own._asdict() for own in take_smallest(draw_from_part(number, part, **options), wanted)]

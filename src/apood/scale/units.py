@@ -1,19 +1,24 @@
 """Units of work: consecutive documents of a part, which one worker encodes and commits together."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from apood.data.inputs import Request
 from apood.data.parts import Part, read_part
 from apood.data.record import BadRecord, Pair, Record
 from apood.support.errors import InputError
 
-__all__ = ["PART_BYTES", "Unit", "cut_units", "read_safely"]
+__all__ = ["PART_BYTES", "UNIT_RECORDS", "Unit", "cut_units", "make_row", "read_row", "read_safely"]
 
 PART_BYTES = 4 << 20
 """About the size of a part of a file. Parts are what workers are given one after the other."""
 
-_MOST_RECORDS, _MOST_CHARACTERS = 1024, 1 << 20  # of a unit: what the death of a worker costs
+UNIT_RECORDS = 1024
+"""The largest number of documents of a unit, which is what the death of a worker costs."""
+
+_WHOLE = -1  # in a column of whole numbers, which has no None
+_CHARACTERS = 1024  # per document of a unit, on average; a unit of longer documents has fewer
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,15 @@ class Unit:
         return [record for record in self.records if isinstance(record, Record)]
 
 
-def cut_units(part: int, records: Iterable[Record | BadRecord]) -> Iterator[Unit]:
-    """Yield the units of a part, which depend on its records alone; one without records if it has none."""
+def cut_units(part: int, records: Iterable[Record | BadRecord], most: int = UNIT_RECORDS) -> Iterator[Unit]:
+    """Yield the units of a part, which depend on its records alone; one without records if it has none.
+
+    `most` is the largest number of records of a unit.
+    """
     number, characters = 0, 0
     held: list[Record | BadRecord] = []
     for record in records:
-        if held and (len(held) == _MOST_RECORDS or characters >= _MOST_CHARACTERS):
+        if held and (len(held) == most or characters >= most * _CHARACTERS):
             yield Unit(part, number, held, last=False)
             number, characters, held = number + 1, 0, []
         held.append(record)
@@ -73,3 +81,13 @@ def read_safely(part: Part, request: Request) -> Iterator[Record | BadRecord]:
         if not part.size:
             raise
         yield BadRecord(part.name, str(error))
+
+
+def make_row(number: int, part: Part) -> dict[str, Any]:
+    """Return a part as a row of the plan."""
+    return {"part": number, **asdict(part), "stop": _WHOLE if part.stop is None else part.stop}
+
+
+def read_row(row: Mapping[str, Any]) -> Part:
+    """Return the part that a row of the plan describes."""
+    return Part(row["name"], row["start"], None if row["stop"] == _WHOLE else row["stop"], row["size"])

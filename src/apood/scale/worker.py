@@ -12,7 +12,7 @@ from apood.encoders.base.encoder import Encoder
 from apood.encoders.embed import Portion, cut_portions, encode_cut
 from apood.scale.job import Settings
 from apood.scale.shards import Counts, Row, read_counts, shard_path, write_shard
-from apood.scale.units import Unit, cut_units, read_safely
+from apood.scale.units import Unit, cut_units, read_row, read_safely
 from apood.support.errors import InputError
 
 __all__ = ["Worker"]
@@ -59,8 +59,7 @@ class Worker:
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Process the part that a row of the plan describes; return its number and the counts of its rows."""
-        part = Part(row["name"], row["start"], None if row["stop"] < 0 else row["stop"], row["size"])
-        return {"part": row["part"], **asdict(self.process(row["part"], part))}
+        return {"part": row["part"], **asdict(self.process(row["part"], read_row(row)))}
 
     def process(self, number: int, part: Part) -> Counts:
         """Encode and commit all units of a part that are not committed yet, and return the counts of all its rows."""
@@ -78,7 +77,8 @@ class Worker:
         total = Counts()
 
         def list_portions() -> Iterator[Sequence[Record]]:
-            for unit in cut_units(number, read_safely(part, self.settings.request)):
+            records = read_safely(part, self.settings.request)
+            for unit in cut_units(number, records, self.settings.unit_records):
                 path = shard_path(self.folder, unit.name)
                 if path.exists():
                     total.add(read_counts(path)[0])
