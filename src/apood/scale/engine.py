@@ -2,7 +2,9 @@
 
 import logging
 import os
+import re
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +15,14 @@ from apood.scale.job import Settings
 from apood.scale.units import make_row, read_row
 from apood.scale.worker import Worker
 from apood.support.checks import import_optional
-from apood.support.errors import ApoodError, InputError
+from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 
 __all__ = ["Cluster", "connect", "map_parts", "run_workers"]
 
 _ANSWER_SECONDS = 10.0
 _MOST_BLOCKS = 10_000  # lists of parts that Ray holds; a part is a block of its own if there are not more
+_OWN_ERROR = re.compile(r"(?:\w+\(\w+\): )?(?:apood\.[\w.]+Error|InputError): (.+)")  # in a traceback of a worker
 _MOST_THREADS = 8  # CPU threads of a worker with a GPU
 
 
@@ -70,7 +73,8 @@ def connect(address: str | None) -> Iterator[Cluster]:
         _refuse_unreachable(address)
         local: dict[str, Any] = {} if address else {"include_dashboard": False}
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+            with _silence():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise InputError(f"There is no Ray cluster at {address or 'this machine'} ({error}).") from error
     try:
@@ -79,6 +83,20 @@ def connect(address: str | None) -> Iterator[Cluster]:
     finally:
         if ours:
             ray.shutdown()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Hide what Ray's own library prints on standard error while it starts. Errors are raised, not printed."""
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def _refuse_unreachable(address: str | None) -> None:
@@ -145,7 +163,7 @@ def _make_dataset(parts: Sequence[Part], chosen: Sequence[int]) -> Any:
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised; it would print their tracebacks too
     rows = [make_row(number, parts[number]) for number in chosen]
     return ray.data.from_items(rows, override_num_blocks=min(len(rows), _MOST_BLOCKS))
 
@@ -159,14 +177,8 @@ def _iterate(data: Any) -> Iterator[dict[str, Any]]:
         raise _explain(error) from error
 
 
-def _explain(error: BaseException) -> Exception:
-    """Return the error of apood that made a worker fail; if there is none, one that quotes Ray's."""
-    cause: BaseException | None = error
-    while cause is not None:
-        inner = getattr(cause, "cause", None)
-        for found in (cause, inner):
-            if isinstance(found, ApoodError):
-                return InputError(str(found))
-        cause = inner if isinstance(inner, BaseException) else cause.__cause__
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return InputError(f"A worker failed: {lines[-1].strip() if lines else type(error).__name__}")
+def _explain(error: BaseException) -> InputError:
+    """Return the error of apood that made a worker fail or, if there is none, the last line of what Ray says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    found = [match[1] for line in lines if (match := _OWN_ERROR.match(line))]
+    return InputError(found[-1] if found else f"A worker failed: {lines[-1] if lines else type(error).__name__}")
