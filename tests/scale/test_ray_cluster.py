@@ -129,6 +129,7 @@ def test_a_fit_at_scale_learns_the_moments_of_everything(root: Path, tmp_path: P
     from apood.data.record import Record
     from apood.detectors.shared.mean_pooling import measure_spread
     from apood.tokens.batch import TokenBatch
+    from apood.tokens.source import trim_ends
 
     out = tmp_path / "fitted"
     command = ["fit", str(root / "corpus"), "--model", str(root / "bert"), "--out", str(out), "--method", "mahalanobis"]
@@ -148,7 +149,8 @@ def test_a_fit_at_scale_learns_the_moments_of_everything(root: Path, tmp_path: P
     batches = [encoder.encode(texts[start : start + 50]) for start in range(0, len(texts), 50)]
     values = torch.cat([batch.values for batch in batches])
     lengths = torch.cat([batch.lengths for batch in batches])
-    spread = measure_spread(TokenBatch.from_lengths(values, lengths), "none")
+    kept = trim_ends(TokenBatch.from_lengths(values, lengths), first=fitted.skips_first_, last=fitted.skips_last_)
+    spread = measure_spread(kept, "none")
     assert len(texts) == 214 and len(lengths) == 216  # one text has three windows
     np.testing.assert_allclose(fitted.mean_, spread["mean"], rtol=1e-5, atol=1e-6)
     assert fitted.threshold_ < 0
@@ -198,16 +200,21 @@ def test_more_workers_than_the_cluster_has_are_refused(root: Path, tmp_path: Pat
     assert result.exit_code == 2 and "the cluster has 4" in result.output
 
 
-def run_command(*arguments: object) -> str:
-    """Return what a command that is refused prints; it runs in a process that no cluster is connected to."""
-    done = subprocess.run([*PROGRAM, *map(str, arguments)], capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    return done.stderr
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("127.0.0.1:1", "Nobody answers at 127.0.0.1:1 "),
+        ("ray://a:1", "takes host:port"),
+        ("cluster", "takes host:port"),
+    ],
+)
+def test_a_wrong_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, wrong: str, message: str):
+    from apood.scale.engine import connect
+    from apood.support.errors import InputError
 
-
-def test_a_wrong_address_is_refused_at_once(root: Path, tmp_path: Path):
-    command = ["score", root / "detector", root / "corpus", "--out", tmp_path / "out", "--engine", "ray", "--address"]
-    assert "Nobody answers at 127.0.0.1:1 " in run_command(*command, "127.0.0.1:1")
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(InputError, match=message), connect(wrong):
+        pass
 
 
 @pytest.mark.parametrize(
