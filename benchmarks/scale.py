@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from apood.data.inputs import Request
-from apood.encoders.embed import Portion
 from apood.scale.job import Job, Settings
 from apood.scale.scoring import ScoreWorker
-from apood.scale.shards import Row
+from apood.tokens.batch import TokenBatch
 
 __all__ = ["CountingWorker", "main"]
 
@@ -38,16 +37,21 @@ _SYLLABLES = [f"{one}{two}" for one in "bdfgklmnprst" for two in "aeiou"]
 
 
 class CountingWorker(ScoreWorker):
-    """Writes to a log, for each portion, its process, the documents that it encoded, and its peak memory so far."""
+    """Writes to a log, before each portion is encoded, its process, the number of texts, and its peak memory so far."""
 
-    def make_rows(self, portion: Portion) -> list[Row]:
-        """Return the judgement of each record, after a line in the log."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        line = f"{os.getpid()} {len(portion.records)} {peak}\n".encode()
-        log = os.open(self.folder.parent / f"{self.folder.name}.{_LOG}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(log, line)
-        os.close(log)
-        return super().make_rows(portion)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        encode: Callable[[Any], TokenBatch] = self.encoder.run
+
+        def count_and_encode(prepared: Any) -> TokenBatch:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            line = f"{os.getpid()} {len(prepared.texts)} {peak}\n".encode()
+            log = os.open(self.folder.parent / f"{self.folder.name}.{_LOG}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(log, line)
+            os.close(log)
+            return encode(prepared)
+
+        self.encoder.run = count_and_encode  # type: ignore[method-assign]
 
 
 @dataclass
