@@ -15,6 +15,7 @@ from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.binary_logits import BinaryLogits
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.contract.fused_explanation import explain_share, join_shares
+from apood.detectors.contract.refinable import Measured, Refinable
 from apood.detectors.contract.unseen import (
     HELD_OUT_SHARE,
     LEAST_HELD_OUT,
@@ -89,7 +90,7 @@ def default_detector(seed: int = 0, device: str = "auto", *, beginnings: bool = 
     return Fusion(seed=seed, device=device, beginnings=beginnings)
 
 
-class Fusion(Detector):
+class Fusion(Refinable, Detector):
     """s(Z) = -Σ_k w_k z_k, z_k = (log d_k(Z) - a_k(S) - mean_k) / std_k: several methods as one, on a common scale.
 
     No single method is best everywhere. d_k is the distance behind the score of member k. mean_k and std_k are those of
@@ -341,6 +342,42 @@ class Fusion(Detector):
         ]
         return LengthLaw.fit(columns, begun)
 
+    @property
+    def refines(self) -> bool:
+        """Whether a member can be refined."""
+        return any(True for _ in self._list_refinable())
+
+    def measure(self, tokens: TokenBatch) -> Measured:
+        """Return the statistics of the members that can be refined, each name after the number of the member."""
+        return {
+            f"{number}.{name}": value
+            for number, member in self._list_refinable()
+            for name, value in member.measure(tokens).items()
+        }
+
+    def merge_measured(self, first: Measured, second: Measured) -> Measured:
+        """Return the statistics of a union, member by member."""
+        merged: dict[str, Tensor] = {}
+        for number, member in self._list_refinable():
+            own = member.merge_measured(_select_member(first, number), _select_member(second, number))
+            merged |= {f"{number}.{name}": value for name, value in own.items()}
+        return merged
+
+    def refine(self, measured: Measured) -> None:
+        """Refine the members that can be refined.
+
+        The scale of each member stays that of the sample: it is learnt from at most some thousand sequences anyway,
+        and the prototype of a sample of N sequences is off by about a standard deviation over √N.
+        """
+        for number, member in self._list_refinable():
+            member.refine(_select_member(measured, number))
+        self.members_ = list(self.members_)  # what was cached about them is out of date
+
+    def _list_refinable(self) -> Iterator[tuple[int, Refinable]]:
+        for number, member in enumerate(self._get_members()):
+            if isinstance(member, Refinable) and member.refines:
+                yield number, member
+
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         for member in self._get_members():
             member._check_batch(batch, first, where)
@@ -354,6 +391,12 @@ class Fusion(Detector):
             [member.log_distances(own) for member, own in zip(self.members_, scores, strict=True)], 1
         ).clamp_min(self.floors_)
         return (logs - self.length_law_.compute_allowances(lengths) - self.means_) / self.spreads_
+
+
+def _select_member(measured: Measured, number: int) -> Measured:
+    """Return the statistics of one member."""
+    prefix = f"{number}."
+    return {name.removeprefix(prefix): value for name, value in measured.items() if name.startswith(prefix)}
 
 
 def _warn_of_copies(count: int, compared: int, given: int) -> None:

@@ -33,18 +33,29 @@ from apood.detectors.ap_ood.training import (
 )
 from apood.detectors.contract.base import Detector, name_renamed
 from apood.detectors.contract.held_out import HeldOutFit
+from apood.detectors.contract.refinable import Measured, Refinable
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
+from apood.detectors.shared.mean_pooling import merge_spreads
 from apood.fitting.curve import TrainingCurve
 from apood.fitting.optimise import Checkpoint, minimise, run_digest
-from apood.pooling import FrozenPool, Pooled, Preprocessing, Similarity, round_queries
+from apood.pooling import (
+    FrozenPool,
+    Pooled,
+    Preprocessing,
+    Similarity,
+    attention_pool,
+    merge,
+    merge_sequences,
+    round_queries,
+)
 from apood.pooling.algebra import similarities_and_logits
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import check_device, resolve_device
 from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.loader import Resident, place_on_device
-from apood.tokens.source import Subset, TokenSource, token_budget
+from apood.tokens.source import Subset, TokenSource, token_budget, trim_ends
 
 __all__ = ["APOOD"]
 
@@ -58,7 +69,7 @@ _FEW_AUX = 64  # AUX sequences with half the weight of many
 _FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
 
-class APOOD(Detector):
+class APOOD(Refinable, Detector):
     """Attention pooling for OOD detection, unsupervised and with auxiliary outliers.
 
     Hofmann et al., ICLR 2026. M heads W_j of T queries each pool a sequence Z by attention over all its (token, query)
@@ -360,6 +371,32 @@ class APOOD(Detector):
         nearest = training.measure_aux_distance()
         outliers = None if nearest is None else Outliers(float(nearest), recipe)
         return find_failures(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
+
+    @torch.no_grad()
+    def measure(self, tokens: TokenBatch) -> Measured:
+        """Return the pool of all sequences together, and number, mean and scatter of h, per head."""
+        device = resolve_device(self.device)
+        kept = trim_ends(tokens, first=self.skips_first_, last=self.skips_last_).to(device)
+        queries, preprocessing = self._copy_on(device, "queries_"), self._make_preprocessing(device)
+        pooled = Pooled(
+            *(x.double() for x in attention_pool(kept, queries, self.beta_, self.similarity, preprocessing))
+        )
+        value, log_mass = merge_sequences(pooled)
+        mean = pooled.value.mean(0)
+        found = {"value": value, "log_mass": log_mass, "mean": mean, "scatter": (pooled.value - mean).square().sum(0)}
+        return {"count": torch.tensor(float(len(kept)), dtype=torch.float64)} | {k: x.cpu() for k, x in found.items()}
+
+    def merge_measured(self, first: Measured, second: Measured) -> Measured:
+        """Return the pool, and number, mean and scatter of h, of a union."""
+        value, log_mass = merge(*(Pooled(own["value"], own["log_mass"]) for own in (first, second)))
+        return {**merge_spreads(first, second), "value": value, "log_mass": log_mass}
+
+    def refine(self, measured: Measured) -> None:
+        """Replace the prototype by that of everything. Queries and the space they live in stay as they were trained."""
+        mean, variance = measured["mean"], measured["scatter"] / measured["count"]
+        mu = mean if self._resolve_recipe().mean_prototype else measured["value"]
+        self.prototype_ = mu.float()
+        self.mean_distance_ = float((variance + (mean - mu).square()).mean())
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         distances = self._pool(tokens.dtype).finish(tokens)
