@@ -163,6 +163,25 @@ class TestTexts:
         )
         apood("compare", plan, "--model", model, "--cache", cache, "--out", tmp_path / "planned")
 
+    @pytest.mark.parametrize("command", ["compare", "select"])
+    def test_a_dry_run_embeds_a_few_texts_and_keeps_nothing(self, apood, model, files, tmp_path, monkeypatch, command):
+        texts = files / "train.jsonl"
+        options = ("--id", texts, "--ood", f"other={files / 'other.jsonl'}", "--splits", 2)
+        if command == "select":
+            options = (texts, "--aux", files / "other.jsonl", "--grid", "k=1,2", "--jobs", 1)
+        options += ("--method", "knn", "--model", model, "--out", tmp_path / "out", "--cache", tmp_path / "cache")
+        embedded = []
+        run = TextEncoder.run
+        monkeypatch.setattr(TextEncoder, "run", lambda self, given: embedded.append(run(self, given)) or embedded[-1])
+        facts = json.loads(apood(command, *options, "--dry-run", "--json").stdout)
+        lines = sum(len((files / f"{name}.jsonl").read_text().splitlines()) for name in ("train", "other"))
+        assert facts["texts_to_embed"] == lines > sum(map(len, embedded))
+        assert facts["fits"] == (2 if command == "compare" else 3)
+        assert not any(path.is_file() for path in tmp_path.rglob("*"))
+        apood(command, *options)
+        again = ("--dry-run", "--json", *(("--force",) if command == "select" else ()))
+        assert set(json.loads(apood(command, *options, *again).stdout).values()) == {0}
+
     def test_options_must_fit_together(self, refused, files, stores, model, tmp_path):
         texts, out = files / "train.jsonl", tmp_path / "d"
         assert "name a model, as in --model minilm." in refused("fit", texts, "--out", out)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.support.checks import format_count
+from apood.support.checks import format_count, format_duration
 from apood.support.device import resolve_device
 from apood.tokens.source import TokenSource
 
-__all__ = ["Cost", "estimate_cost", "format_duration"]
+__all__ = ["Cost", "estimate_cost"]
 
 _EFFICIENCY = 0.6  # of training, relative to a bare matrix product; 0.4 to 0.9 were measured
 _EACH_FIT = 1.0  # seconds to read, check, score and save, however small the fit
@@ -76,12 +76,3 @@ def _time_products(left: Tensor, right: Tensor, threads: int) -> float:
         float((left @ right)[0, 0])  # waits for a GPU
         products += 1
     return 2 * left.numel() * right.shape[1] * products / taken
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in the unit that suits it."""
-    if seconds < 90:
-        return format_count(max(1, round(seconds)), "second")
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.0f} hours" if seconds < 3 * 86400 else f"{seconds / 86400:.0f} days"
