@@ -83,6 +83,14 @@ def test_the_default_has_forms(apood, refused, model, files, tmp_path):
     assert detector.beginnings and [member.name for member in detector.members_] == ["mahalanobis-knn", "knn"]
 
 
+def test_a_detector_that_has_seen_no_short_texts_says_so(apood, model, texts, tmp_path):
+    long = [" ".join(texts["train"][number : number + 6]) for number in range(len(texts["train"]) - 6)]
+    (tmp_path / "long.txt").write_text("\n".join(long))
+    command = ("build", tmp_path / "long.txt", "--model", model, "--fast", "--out")
+    assert "may refuse a text of fewer than" in apood(*command, tmp_path / "d").stdout
+    assert "may refuse" not in apood(*command, tmp_path / "e", "--beginnings").stdout
+
+
 def test_a_folder_of_the_user_is_never_work(refused, model, files, tmp_path):
     mine = tmp_path / "d.building"
     mine.mkdir()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 _MARKER = "unfinished-build"  # a file in DETECTOR.building: without it, the folder is something else
+_SHORT = 20  # tokens, about 15 words: a detector that has seen shorter texts knows short ones
 _SAMPLE = "The quick brown fox jumps over the lazy dog."
 
 
@@ -178,6 +179,8 @@ def _fit(
 
 
 def _report(built: "TextDetector", out: Path, own_class: str | None, *, too_long: int, as_json: bool) -> None:
+    from apood.detectors.fusion import Fusion
+
     method = built.detector.name
     training, held_out = built.facts.training, built.facts.calibration
     assert training is not None and held_out is not None
@@ -195,6 +198,12 @@ def _report(built: "TextDetector", out: Path, own_class: str | None, *, too_long
         f"{training.long:,} tokens, and held out {held_out.documents:,} to set the threshold: a new in-distribution "
         f"text is accepted with probability {built.accept:g} or more."
     )
+    if isinstance(built.detector, Fusion) and not built.detector.beginnings and training.short > _SHORT:
+        echo(
+            f"It may refuse a text of fewer than {training.short:,} tokens just because it has hardly seen any. If "
+            "short texts can be in-distribution, add some, or accept those that are like beginnings of these texts "
+            "with --beginnings."
+        )
     if too_long:
         echo(
             f"Left out {format_count(too_long, 'text')} of too many tokens. The detector refuses such texts, so the "
