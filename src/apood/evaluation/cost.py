@@ -16,6 +16,7 @@ __all__ = ["Cost", "estimate_cost"]
 
 _EFFICIENCY = 0.6  # of training, relative to a bare matrix product; 0.4 to 0.9 were measured
 _EACH_FIT = 1.0  # seconds to read, check, score and save, however small the fit
+_MINUTE = 60.0
 _ROWS = 512  # of the matrix product
 _SECONDS = 0.05  # that the matrix product is timed for, each time
 
@@ -34,7 +35,7 @@ class Cost(NamedTuple):
     @property
     def notice(self) -> str | None:
         """A sentence for work of more than a minute, else None."""
-        if self.seconds <= 60:
+        if self.seconds <= _MINUTE:
             return None
         return f"{format_count(self.fits, 'fit')} will take about {format_duration(self.seconds)}."
 
