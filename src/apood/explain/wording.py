@@ -40,8 +40,9 @@ def split_words(explanation: TextExplanation, start: int, end: int) -> tuple[lis
 
 
 def describe_decision(explanation: TextExplanation) -> str:
-    """Return the decision with its numbers, and whether only a beginning was judged."""
+    """Return the decision with its numbers, whether only a beginning was judged, and whether the length is unusual."""
     judged = " Only the beginning of the text was judged." if explanation.truncated else ""
+    judged += "" if explanation.note is None else f" {explanation.note}"
     if explanation.accepted is None or explanation.threshold is None:
         return f"Score {explanation.score:.3g}; the detector is not calibrated, so there is no decision.{judged}"
     word = "Accepted" if explanation.accepted else "Refused"
