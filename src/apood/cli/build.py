@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apood.cli.arguments import Fast, advise_to_skip, make_detector, read_text_records, refuse_occupied, report_skipped
-from apood.cli.costs import make_announcer
+from apood.cli.costs import FAST_ADVICE, announce
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.cli.stores import TextField
 from apood.data.conversations import Chat
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 _MARKER = "unfinished-build"  # a file in DETECTOR.building: without it, the folder is something else
+_SHORT = 20  # tokens, about 15 words: a detector that has seen shorter texts knows short ones
 _SAMPLE = "The quick brown fox jumps over the lazy dog."
 
 
@@ -107,7 +108,9 @@ def build(
         work = out.parent / f"{out.name}.building"
         with advise_on_interrupt(_advise(work)), reserve_path(out):
             refuse_occupied(out, force)
-            stores = _fit(built, work, {"id": texts} | ({} if outliers is None else {"aux": outliers}), skip_bad)
+            sets = {"id": texts} | ({} if outliers is None else {"aux": outliers})
+            advice = FAST_ADVICE if method == "default" and not fast else ""
+            stores = _fit(built, work, sets, skip_bad, advice)
             built.facts = replace(built.facts, chat=chat)
             built.save(out)
             skipped = sum(StoreIndex.read(store).tally.get("bad", 0) for store in stores.values())
@@ -153,12 +156,16 @@ def _advise(work: Path) -> Callable[[], str]:
 
 
 def _fit(
-    built: "TextDetector", work: Path, sets: "dict[str, list[Record | BadRecord]]", skip_bad: bool
+    built: "TextDetector", work: Path, sets: "dict[str, list[Record | BadRecord]]", skip_bad: bool, advice: str
 ) -> dict[str, Path]:
-    """Embed the texts and fit the detector, from what an earlier run left in `work`. Return the token stores."""
+    """Embed the texts and fit the detector, from what an earlier run left in `work`. Return the token stores.
+
+    `advice` says how to save time if the fit will be long.
+    """
     from apood.evaluation.cost import estimate_cost
     from apood.fitting.optimise import Checkpoint
     from apood.pipeline.token_cache import TokenCache, describe_source
+    from apood.tokens.source import split
     from apood.tokens.store import TokenStore
 
     reads = sorted(built.detector.requires | built.detector.welcomes)
@@ -167,12 +174,15 @@ def _fit(
     cache = TokenCache(work, {**settings, "reads": reads}, lambda: built.encoder)
     stores = {name: cache.find_store(records, skip_bad=skip_bad) for name, records in sets.items()}
     tokens = {name: TokenStore(store) for name, store in stores.items()}
-    make_announcer(dry_run=False, as_json=False)(estimate_cost([(built.detector, tokens["id"])]))
+    rest, _ = split(tokens["id"], built.hold_out, built.seed)
+    announce(estimate_cost([(built.detector, rest)]), advice)
     built.fit_tokens(tokens["id"], tokens.get("aux"), checkpoint=Checkpoint(work / "checkpoint"))
     return stores
 
 
 def _report(built: "TextDetector", out: Path, own_class: str | None, *, too_long: int, as_json: bool) -> None:
+    from apood.detectors.fusion import Fusion
+
     method = built.detector.name
     training, held_out = built.facts.training, built.facts.calibration
     assert training is not None and held_out is not None
@@ -190,6 +200,12 @@ def _report(built: "TextDetector", out: Path, own_class: str | None, *, too_long
         f"{training.long:,} tokens, and held out {held_out.documents:,} to set the threshold: a new in-distribution "
         f"text is accepted with probability {built.accept:g} or more."
     )
+    if isinstance(built.detector, Fusion) and not built.detector.beginnings and training.short > _SHORT:
+        echo(
+            f"It may refuse a text of fewer than {training.short:,} tokens just because it has hardly seen any. If "
+            "short texts can be in-distribution, add some, or accept those that are like beginnings of these texts "
+            "with --beginnings."
+        )
     if too_long:
         echo(
             f"Left out {format_count(too_long, 'text')} of too many tokens. The detector refuses such texts, so the "

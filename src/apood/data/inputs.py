@@ -23,7 +23,8 @@ from apood.support.checks import suggest_name
 from apood.support.errors import InputError
 
 __all__ = [
-    "AUDIO_ENDINGS", "SOUND_ENDINGS", "find_files", "holds_sounds", "read_records", "shuffle_records",
+    "AUDIO_ENDINGS", "SOUND_ENDINGS", "Request", "choose_readers", "find_files", "holds_sounds", "read_records",
+    "shuffle_records",
 ]  # fmt: skip
 
 AUDIO_ENDINGS = (".wav", ".flac")
@@ -77,8 +78,8 @@ def read_records(
         raise InputError("There is nothing to read: give at least one file, or - for standard input.")
     if list(inputs).count(_STDIN) > 1:
         raise InputError("Standard input (-) can be read only once, but it is given more than once.")
-    request = _Request(field, target_field, pairs or target_field is not None, allow_empty, tuple(keep), chat)
-    readers = [reader for name in inputs for reader in _choose_readers(name, request)]
+    request = Request(field, target_field, pairs or target_field is not None, allow_empty, tuple(keep), chat)
+    readers = [reader for name in inputs for reader in choose_readers(name, request)]
     return itertools.chain.from_iterable(reader() for reader in readers)
 
 
@@ -124,17 +125,18 @@ def holds_sounds(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Request:
-    """The fields that the caller asked for; each kind of input has its own defaults."""
+class Request:
+    """The fields that the caller asked for, as `read_records` takes them; each kind of input has its own defaults."""
 
-    field: str | None
-    target_field: str | None
-    pairs: bool
-    allow_empty: bool
-    keep: tuple[str, ...]
-    chat: Chat | None
+    field: str | None = None
+    target_field: str | None = None
+    pairs: bool = False
+    allow_empty: bool = False
+    keep: tuple[str, ...] = ()
+    chat: Chat | None = None
 
     def choose_fields(self, name: str, source: str = DEFAULT_FIELD, target: str | None = None) -> TextFields:
+        """Return the fields of the input `name`, whose own fields are `source` and `target`."""
         source = self.field or source
         if not self.pairs:
             return TextFields(source, None, self.allow_empty, self.keep, self.chat)
@@ -146,7 +148,7 @@ class _Request:
         return TextFields(source, target, self.allow_empty, self.keep, self.chat)
 
 
-def _choose_readers(name: str, request: _Request) -> list[Reader]:
+def choose_readers(name: str, request: Request) -> list[Reader]:
     """Return one reader per file, after a check that the input exists."""
     kind, colon, rest = name.partition(":")
     if name == _STDIN:
@@ -181,14 +183,14 @@ def _choose_readers(name: str, request: _Request) -> list[Reader]:
     )
     given = preset.make_input(rest)
     try:
-        return _choose_readers(given, request)
+        return choose_readers(given, request)
     except InputError as error:
         if not preset.get:
             raise
         raise InputError(f"{str(error).rstrip('.')}; `apood datasets {kind}` says how to get the set.") from error
 
 
-def _choose_file_readers(name: str, request: _Request) -> list[Reader]:
+def _choose_file_readers(name: str, request: Request) -> list[Reader]:
     path = Path(name)
     if path.is_dir():
         raise InputError(
