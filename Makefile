@@ -22,7 +22,7 @@ test-partners: $(READY) $(ENVIRONMENTS:%=.venv/partners/%/.ready)
 	(command -v pdflatex && command -v promtool && command -v chromium) || (apt-get update && apt-get install -y --no-install-recommends $(PARTNERS))
 	$(BIN)/pytest -q -m partners
 
-# The attacks in their long form: about 45 minutes divided by the number of processors.
+# The attacks in their long form: about an hour divided by the number of processors.
 break: $(READY)
 	$(BIN)/python tests/breaking/run.py --jobs $(shell nproc)
 

@@ -1,5 +1,6 @@
 """`apood build`."""
 
+import os
 import shlex
 import shutil
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from apood.cli.stores import TextField
 from apood.data.conversations import Chat
 from apood.support.checks import format_count
 from apood.support.errors import InputError
-from apood.support.files import reserve_path
+from apood.support.files import atomic_folder, reserve_path
 
 if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record
@@ -115,8 +116,9 @@ def build(
             built.save(out)
             skipped = sum(StoreIndex.read(store).tally.get("bad", 0) for store in stores.values())
             if keep_stores is not None:
-                for name, store in stores.items():
-                    shutil.move(store, keep_stores / name)
+                with atomic_folder(keep_stores) as kept:  # all or none: a run after a kill needs the stores again
+                    for name, store in stores.items():
+                        shutil.copytree(store, kept / name, copy_function=_link_or_copy)
             shutil.rmtree(work)
     bad = [record for record in [*texts, *(outliers or [])] if isinstance(record, BadRecord)]
     report_skipped(len(bad), bad[:5])
@@ -144,6 +146,14 @@ def _prepare_work(work: Path) -> None:
         )
     work.mkdir(parents=True, exist_ok=True)
     marker.touch()
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Give a file a second name; copy it if the disk cannot, or if it is another one."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _advise(work: Path) -> Callable[[], str]:

@@ -65,7 +65,8 @@ def recalibrate(
             review.refuse_selected(before)
         except InputError as error:
             raise InputError(f"{error} If it was a random sample, say so with --random-sample.") from error
-    after = review.calibrate(accept if accept is not None else before.accept if before is not None else _ACCEPT)
+    rate = accept if accept is not None else before.accept if before is not None else _ACCEPT
+    after = review.calibrate(rate, coarse=before is not None and before.coarse)
     detector.calibration = after
     with reserve_path(out):
         detector.save(out, facts=facts.after_calibration(None, after.accept).to_json())

@@ -75,6 +75,7 @@ def report(
     shows: send it only to people who may read them, or leave them out with --foreign 0.
     """
     from apood.evaluation.health import describe_passing, examine
+    from apood.pipeline.checks import refuse_same_data
     from apood.pipeline.facts import load_detector_and_facts
     from apood.pipeline.opening import open_text_encoder_of
     from apood.report.page.render import refuse_without_jinja, render_report
@@ -94,6 +95,7 @@ def report(
     detector.calibration  # noqa: B018 - an error before any work if there is none
     stores = StoreFinder.of_detector(detector, model, cache, field)
     sources = _open(detector, stores, {"ID": {"ID": Path(id_store)}, **named}, verify=not no_verify)
+    refuse_same_data({role if role == "ID" else f"{role} {name}": source for (role, name), source in sources.items()})
     shows = foreign > 0 and _can_show(detector, sources)
     stores.refuse_unused_options(used=["--model"] if shows else [])
     encoder = open_text_encoder_of(detector, model=model) if shows else None  # an error before the scoring

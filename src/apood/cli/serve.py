@@ -114,10 +114,15 @@ def serve(
 def find_tokens(file: Path | None) -> tuple[str, ...]:
     """Return the bearer tokens of a file, or of the environment."""
     from apood.serving.http.access import read_tokens
+    from apood.support.files import read_text
 
     if file is None:
         return read_tokens(os.environ.get(_TOKENS, ""))
-    tokens = read_tokens(file.read_text(encoding="utf-8"))
+    try:
+        content = read_text(file)
+    except ValueError as error:
+        raise InputError(f"The file of tokens {file} cannot be read: {error}.") from error
+    tokens = read_tokens(content)
     if not tokens:
         raise InputError(f"{file} holds no token: write one per line.")
     return tokens

@@ -36,6 +36,7 @@ __all__ = [
     "open_regular",
     "parse_json",
     "read_json",
+    "read_text",
     "read_toml",
     "refuse_irregular",
     "refuse_unwritable",
@@ -279,7 +280,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file; raise ValueError if it is above `MOST_TEXT_BYTES` or no JSON."""
-    return parse_json(_read_text(path))
+    return parse_json(read_text(path))
 
 
 def parse_json(content: bytes | str) -> Any:
@@ -294,19 +295,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file; raise ValueError for anything that Python cannot read, deep nesting too."""
     import tomllib
 
-    text = _read_text(path).decode("utf-8")
+    text = read_text(path)
     try:
         return tomllib.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
-def _read_text(path: Path) -> bytes:
+def read_text(path: Path) -> str:
+    """Return the content of a text file; raise ValueError if it is above `MOST_TEXT_BYTES` or not UTF-8."""
     with open_regular(path) as file:
         content = file.read(MOST_TEXT_BYTES + 1)
     if len(content) > MOST_TEXT_BYTES:
         raise ValueError(f"it is larger than {MOST_TEXT_BYTES >> 20} MiB, the limit for such a file")
-    return content
+    return content.decode("utf-8")
 
 
 def open_regular(path: Path) -> BufferedReader:

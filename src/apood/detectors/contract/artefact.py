@@ -205,9 +205,11 @@ def _restore_calibration(stored: dict[str, Any], where: str) -> Calibration | No
     try:
         if not (isinstance(accept, float) and isinstance(threshold, float) and isinstance(scores, Tensor)):
             raise InputError("accept_ and threshold_ must be numbers, and calibration_scores_ a tensor.")
-        calibration = Calibration.from_scores(scores, accept)
+        calibration, coarse = (Calibration.from_scores(scores, accept, coarse=own) for own in (False, True))
     except InputError as error:
         raise ArtefactError(f"The calibration in {where} is not valid: {error}") from error
+    if threshold == coarse.threshold:
+        return coarse
     # older versions stored the k-th smallest score itself
     if not calibration.threshold <= threshold <= calibration.threshold + 2 * score_tolerance(scores):
         raise ArtefactError(

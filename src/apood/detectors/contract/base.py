@@ -19,6 +19,7 @@ from torch import Tensor
 from apood.decisions.conformal import Calibration, benjamini_hochberg
 from apood.detectors.contract.data_checks import (
     find_nonempty,
+    is_coarse,
     refuse_incompatible,
     refuse_lacking,
     refuse_nonfinite,
@@ -297,7 +298,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 stacklevel=2,
             )
         scores = scores[find_worst(scores, source)]
-        calibration = Calibration.from_scores(scores, accept)
+        calibration = Calibration.from_scores(scores, accept, coarse=is_coarse(source))
         if np.isneginf(calibration.threshold):  # a score of -inf is always OOD, so the promise could not be kept
             raise InputError(
                 f"{np.isneginf(scores).sum()} of {len(scores)} calibration sequences have the score -inf, because "
