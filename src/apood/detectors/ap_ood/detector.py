@@ -3,13 +3,12 @@
 import copy
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import mse_loss
 
 from apood.detectors.ap_ood.recipe import (
     HeadReduction,
@@ -23,6 +22,7 @@ from apood.detectors.ap_ood.recipe import (
     prepare_start,
     resolve,
 )
+from apood.detectors.ap_ood.shortfall import Shortfall, temper
 from apood.detectors.ap_ood.training import (
     Outliers,
     Training,
@@ -66,7 +66,6 @@ _SHARP = 2.0  # sharpness that can fail, in long sequences
 _FEW_DIRECTIONS = 16  # good fits have 30 or more
 _EXPLAINED = 2**23  # similarities that an explanation holds at once, 64 MB of float64
 _FEW_AUX = 64  # AUX sequences with half the weight of many
-_FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
 
 class APOOD(Refinable, Detector):
@@ -467,36 +466,3 @@ class APOOD(Refinable, Detector):
         if self.length_law_.is_flat:  # a shortcut, because a single sequence is scored in microseconds
             return torch.ones(len(lengths), dtype=torch.float64)
         return (-self.length_law_.compute_allowances(lengths)[:, 0]).exp()
-
-
-def temper(squares: Tensor, score: ScoreName) -> Tensor:
-    """Return the terms of the score from the d² of each head."""
-    return _FREEDOM * torch.log1p(squares / _FREEDOM) if score == "student" else squares
-
-
-@dataclass(frozen=True, eq=False)
-class Shortfall:
-    """The distance behind a score: the best possible score minus the score, before the correction for the length.
-
-    A non-finite pooled value makes it non-finite.
-
-    Attributes:
-        score: "sum", "student" or "min".
-        prototype: μ `[M]`.
-        log_norms: log |W_j|² `[M]`.
-    """
-
-    score: ScoreName
-    prototype: Tensor
-    log_norms: Tensor
-
-    def __call__(self, pooled: Pooled) -> Tensor:
-        """Return the distance `[N]` of each sequence."""
-        return self.from_values(pooled.value)
-
-    def from_values(self, h: Tensor) -> Tensor:
-        """Return the distance `[N]` of each sequence from its pooled values `[N, M]`."""
-        squares = mse_loss(h, self.prototype.expand_as(h), reduction="none")  # one launch on a GPU
-        if self.score == "min":
-            return (squares - (self.log_norms - self.log_norms.amin())).amax(1)
-        return temper(squares, self.score).sum(1)
