@@ -1,6 +1,5 @@
 """`apood fit`."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +9,8 @@ from apood.cli.costs import make_announcer
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel, are_texts
 from apood.support.checks import format_count
+from apood.support.cloud import parse_place
+from apood.support.cloud_folders import find_work_folder
 from apood.support.files import reserve_path
 
 __all__ = ["fit"]
@@ -22,7 +23,7 @@ def fit(
             metavar="STORE_OR_TEXTS", help="Token store of in-distribution sequences, or texts as for `apood embed`."
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
+    out: Annotated[str, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
     method: Annotated[
         str,
         typer.Option(
@@ -71,7 +72,9 @@ def fit(
     from apood.pipeline.facts import Facts
 
     detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast)
-    checkpoint = Checkpoint(out.parent / f"{out.name}.checkpoint", checkpoint_seconds)
+    place = parse_place(out)
+    work = find_work_folder(place)
+    checkpoint = Checkpoint(work.parent / f"{work.name}.checkpoint", checkpoint_seconds)
 
     def advise() -> str:
         if not checkpoint.exists():
@@ -80,8 +83,8 @@ def fit(
         kept = ", ".join(str(path) for path in checkpoint.list_files())
         return f"run the same command again to continue from {kept}."
 
-    with advise_on_interrupt(advise), reserve_path(out):
-        refuse_occupied(out, force)
+    with advise_on_interrupt(advise), reserve_path(work):
+        refuse_occupied(place, force)
         stores = StoreFinder.of_model(model, cache, field)
         sequences = open_store(stores.find(store), detector, verify=not no_verify)
         outliers = None if aux is None else open_store(stores.find(aux), detector, verify=not no_verify)
@@ -93,7 +96,7 @@ def fit(
         detector.save(out, facts=Facts.of_fit(sequences).to_json())
         checkpoint.delete()
     if as_json:
-        facts: dict[str, Any] = {"method": detector.name, "sequences": len(sequences), "detector": str(out)}
+        facts: dict[str, Any] = {"method": detector.name, "sequences": len(sequences), "detector": out}
         if hasattr(detector, "mean_distance_"):
             facts["mean_distance_"] = detector.mean_distance_
         print_json(facts)

@@ -24,7 +24,7 @@ __all__ = ["select"]
 
 def select(
     store: Annotated[
-        Path, typer.Argument(metavar="STORE_OR_TEXTS", help="In-distribution sequences, or texts as for `apood embed`.")
+        str, typer.Argument(metavar="STORE_OR_TEXTS", help="In-distribution sequences, or texts as for `apood embed`.")
     ],
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder to write results.json, heatmap.png and the detector to.")
@@ -37,14 +37,14 @@ def select(
         ),
     ] = None,
     aux: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="STORE_OR_TEXTS", help="Auxiliary outliers to judge by."),
     ] = None,
     supervised: Annotated[
         bool, typer.Option("--supervised", help="Also learn from the outliers, except for a share to judge by.")
     ] = False,
     validation: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="STORE_OR_TEXTS", help="In-distribution sequences to judge by."),
     ] = None,
     validation_share: Annotated[

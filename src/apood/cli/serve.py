@@ -38,7 +38,7 @@ TOKENS_VARIABLE = "APOOD_TOKENS"
 """The environment variable with bearer tokens, one per line."""
 
 # Options that `apood proxy` has, too.
-DetectorFolder = Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")]
+DetectorFolder = Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")]
 Host = Annotated[str, typer.Option(help="Address to bind to. Any other than this machine's own needs --tokens.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")]
 Shadow = Annotated[
@@ -124,7 +124,7 @@ def find_tokens(file: Path | None) -> tuple[str, ...]:
 
 
 def make_service(
-    folder: Path, model: str | None, chat: "Chat | None", settings: "Settings", host: str, tokens: tuple[str, ...]
+    folder: str, model: str | None, chat: "Chat | None", settings: "Settings", host: str, tokens: tuple[str, ...]
 ) -> "Service":
     """Return the service of the detector in `folder`. Everything that can be wrong is checked before it is started."""
     for module in ("fastapi", "httpx2", "prometheus_client", "uvicorn"):

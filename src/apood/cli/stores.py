@@ -10,6 +10,7 @@ import typer
 
 from apood.cli.arguments import are_sounds, read_text_records
 from apood.cli.output import echo
+from apood.support.cloud import CloudAddress, parse_place
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,7 +41,12 @@ CacheFolder = Annotated[
 
 def are_texts(given: str | Path) -> bool:
     """Return whether an argument names texts, rather than the folder of a token store."""
-    name = str(given)
+    place = parse_place(given)
+    if isinstance(place, CloudAddress):
+        from apood.data.text_files import TEXT_ENDINGS
+
+        return glob.has_magic(place.key) or place.suffix.lower() in TEXT_ENDINGS
+    name = str(place)
     return not Path(name).is_dir() and (
         Path(name).is_file() or name == "-" or ":" in name or glob.has_magic(name) or bool(Path(name).suffix)
     )
@@ -82,9 +88,11 @@ class StoreFinder:
         return cls(make_cache, {"--model": model, "--field": field})
 
     def find(self, given: str | Path) -> Path:
-        """Return the folder of a token store: the given one, or that of the texts in a file or a data set."""
+        """Return the folder of a token store: the given one, a copy of it, or that of the texts in an input."""
         if not are_texts(given):
-            return Path(given)
+            from apood.tokens.store import find_store
+
+            return find_store(given)
         self._found_texts = True
         if self._make_cache is None:
             raise InputError(

@@ -26,11 +26,13 @@ from apood.data.record import (
     make_bad_record,
     make_sentence,
 )
+from apood.support.cloud import open_stream, parse_place
 from apood.support.errors import InputError
-from apood.support.files import open_regular, parse_json
+from apood.support.files import parse_json
 
 __all__ = [
     "MOST_BYTES",
+    "TEXT_ENDINGS",
     "Reader",
     "choose_reader",
     "find_parallel_files",
@@ -64,7 +66,7 @@ def choose_reader(path: str, fields: TextFields, other_formats: str) -> Reader:
     """Return a function that reads the file. Its ending decides the format.
 
     Args:
-        path: the file.
+        path: the file, or its address in a cloud store.
         fields: the fields that hold the texts.
         other_formats: what the message about an unknown ending says after the formats of texts.
     """
@@ -153,7 +155,7 @@ def read_parallel_files(files: Mapping[str, str], fields: TextFields) -> Records
 
 def _read_lines(path: str) -> Iterator[_Line]:
     try:
-        with open_regular(Path(path)) as file:
+        with open_stream(parse_place(path)) as file:
             yield from _decode(cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.lower().endswith(".gz") else file)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path!r} cannot be read ({error}).") from error
@@ -341,3 +343,6 @@ _LINE_READERS: dict[str, Callable[[Iterable[_Line], str, TextFields], Records]] 
     ".txt": _read_plain,
     ".sgm": _read_segments,
 }
+
+TEXT_ENDINGS = (*_LINE_READERS, ".gz", ".parquet")
+"""The endings of files with texts."""
