@@ -75,7 +75,8 @@ def embed(
         typer.Argument(
             metavar="INPUT",
             help="Texts: .jsonl, .csv, .tsv, .txt (each also .gz) or .parquet files, a pattern like 'data/*.jsonl', "
-            "hf:OWNER/NAME:SPLIT, a name that `apood datasets` lists, or - for standard input. "
+            "an address like s3://bucket/data.jsonl, hf:OWNER/NAME:SPLIT, a name that `apood datasets` lists, or - for "
+            "standard input. "
             "Sounds: .wav or .flac files, a folder of them, or .npz files.",
         ),
     ],

@@ -137,7 +137,9 @@ class CloudAddress:
     def open(self) -> BinaryIO:
         """Return an object as a stream; raise FileNotFoundError if there is none."""
         with self._explained("read"):
-            return io.BufferedReader(_Stream(self, self._connect().open_input_stream(self._path)), _BUFFER_BYTES)
+            # Without `compression=None`, pyarrow would unpack what ends in .gz, and pack it below.
+            stream = self._connect().open_input_stream(self._path, compression=None)
+            return io.BufferedReader(_Stream(self, stream), _BUFFER_BYTES)
 
     def open_anywhere(self) -> Any:
         """Return an object as a file of pyarrow that is read at any place; raise FileNotFoundError if there is none."""
@@ -156,7 +158,7 @@ class CloudAddress:
         with self._explained("written"):
             content = pyarrow.memory_map(str(file)).read_buffer() if file.stat().st_size else b""
             # Everything is handed over in one call: a stream that is closed after a part of it would be an object.
-            with self._connect().open_output_stream(self._path) as target:
+            with self._connect().open_output_stream(self._path, compression=None) as target:
                 target.write(content)
 
     @property
