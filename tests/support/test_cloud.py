@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import apood
 from apood import KNN, TokenBatch, TokenStore, TokenStoreWriter
 from apood.cli.app import app
-from apood.data.inputs import read_records
+from apood.data.inputs import Request, read_records
+from apood.data.parts import find_parts, read_part
 from apood.data.record import Record
 from apood.encoders.base.pretrained import find_pretrained
 from apood.support import cloud
@@ -133,6 +134,9 @@ def test_inputs_are_read_as_streams_and_by_patterns(bucket):
     assert read("s3://bucket/in/**/*.jsonl*", "s3://bucket/in/3.parquet") == ["one", "two", "three"]
     assert read("s3://bucket/in/?/1.jsonl") == ["one"]
     assert read(f"file://{bucket}/in/a/1.jsonl") == ["one"]
+    parts = find_parts(["s3://bucket/in/*/*.jsonl*", f"file://{bucket}/in/3.parquet"], 1000)
+    assert [part.name.rpartition("/in/")[2] for part in parts] == ["a/1.jsonl", "b/2.jsonl.gz", "3.parquet"]
+    assert [r.item for part in parts for r in read_part(part, Request())] == ["one", "two", "three"]
     with pytest.raises(InputError, match=r"There is nothing at 's3://bucket/in/none.txt'"):
         read_records(["s3://bucket/in/none.txt"])
 
@@ -252,6 +256,14 @@ def test_a_store_that_never_answers_is_given_up(monkeypatch):
     with pytest.raises(CloudError, match=r"s3://silent cannot be opened: the store did not answer within 0.1 seconds"):
         apood.load("s3://silent/detector")
     answer.set()
+
+
+def test_a_cluster_writes_to_a_shared_disk_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("x.txt").write_text("text\n")
+    for command in (["score", "detector"], ["embed", "--model", "model"]):
+        result = CliRunner().invoke(app, [*command, "x.txt", "--engine", "ray", "--out", "s3://bucket/out"])
+        assert result.exit_code == 2 and "a folder that all machines see" in result.stderr
 
 
 @pytest.mark.parametrize(

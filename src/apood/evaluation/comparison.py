@@ -187,10 +187,10 @@ def draw_splits(plan: ComparisonPlan) -> list[Split]:
 # plans from files
 
 
-def read_plan(path: Path, find: Callable[[str | Path], Path] = find_store) -> ComparisonPlan:
+def read_plan(path: Path, find: Callable[[str | Path], Any] = find_store) -> ComparisonPlan:
     """Return the checked plan of a TOML file; paths of stores are relative to the file.
 
-    `find` returns the folder of the store for a path or an address, which may lead to something else.
+    `find` returns the set for a path or an address, which may lead to something else than a store.
     """
     try:
         content = read_toml(path)
@@ -210,7 +210,7 @@ def _find_beside(path: Path, given: str) -> str | Path:
     return path.parent / place if isinstance(place, Path) else given
 
 
-def _parse_plan(content: dict[str, Any], find: Callable[[str], Path]) -> ComparisonPlan:
+def _parse_plan(content: dict[str, Any], find: Callable[[str], Any]) -> ComparisonPlan:
     _check_table("the plan", content, _TOP_KEYS)
     data = content.get("data")
     if data is None:

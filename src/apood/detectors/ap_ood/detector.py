@@ -2,13 +2,13 @@
 
 import copy
 import math
-from dataclasses import dataclass, replace
+import warnings
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import mse_loss
 
 from apood.detectors.ap_ood.recipe import (
     HeadReduction,
@@ -22,27 +22,40 @@ from apood.detectors.ap_ood.recipe import (
     prepare_start,
     resolve,
 )
+from apood.detectors.ap_ood.shortfall import Shortfall, temper
 from apood.detectors.ap_ood.training import (
     Outliers,
     Training,
     estimate_batch_bytes,
+    find_failures,
     log_norms,
     pool_corpus,
-    warn_of_failure,
 )
 from apood.detectors.contract.base import Detector, name_renamed
 from apood.detectors.contract.held_out import HeldOutFit
+from apood.detectors.contract.refinable import Measured, Refinable
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
+from apood.detectors.shared.mean_pooling import merge_spreads
+from apood.fitting.curve import TrainingCurve
 from apood.fitting.optimise import Checkpoint, minimise, run_digest
-from apood.pooling import FrozenPool, Pooled, Preprocessing, Similarity, round_queries
+from apood.pooling import (
+    FrozenPool,
+    Pooled,
+    Preprocessing,
+    Similarity,
+    attention_pool,
+    merge,
+    merge_sequences,
+    round_queries,
+)
 from apood.pooling.algebra import similarities_and_logits
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import check_device, resolve_device
-from apood.support.errors import InputError
+from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.loader import Resident, place_on_device
-from apood.tokens.source import Subset, TokenSource, token_budget
+from apood.tokens.source import Subset, TokenSource, token_budget, trim_ends
 
 __all__ = ["APOOD"]
 
@@ -53,10 +66,9 @@ _SHARP = 2.0  # sharpness that can fail, in long sequences
 _FEW_DIRECTIONS = 16  # good fits have 30 or more
 _EXPLAINED = 2**23  # similarities that an explanation holds at once, 64 MB of float64
 _FEW_AUX = 64  # AUX sequences with half the weight of many
-_FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
 
-class APOOD(Detector):
+class APOOD(Refinable, Detector):
     """Attention pooling for OOD detection, unsupervised and with auxiliary outliers.
 
     Hofmann et al., ICLR 2026. M heads W_j of T queries each pool a sequence Z by attention over all its (token, query)
@@ -141,6 +153,8 @@ class APOOD(Detector):
         score_: how the score reduces d² over heads: "sum", "student" or "min".
         mean_distance_: mean d² per head over the ID sequences; about 1 after a good fit.
         length_law_: how log distances of ID sequences depend on their length.
+        training_curve_: the loss, and the mean d² per head of its batch, at up to 100 steps.
+        fit_warnings_: the warnings that `fit` issued.
 
     Examples:
         >>> import torch
@@ -170,6 +184,8 @@ class APOOD(Detector):
     score_: ScoreName | None = None  # detectors that were saved before this existed have that of their recipe
     mean_distance_: float
     length_law_: LengthLaw
+    training_curve_: TrainingCurve = TrainingCurve()  # detectors that were saved before these two existed have none
+    fit_warnings_: list[str] = []  # noqa: RUF012 - never changed in place
 
     @name_renamed
     def __init__(
@@ -288,10 +304,13 @@ class APOOD(Detector):
         recipe = self._resolve_recipe(supervised=aux is not None)
         if recipe.adapted and aux is not None:
             recipe = replace(recipe, aux_weight=recipe.aux_weight * len(aux) / (len(aux) + _FEW_AUX))
-        self._train(source, aux, recipe, checkpoint)
+        found = self._train(source, aux, recipe, checkpoint)
         if recipe.beta is None and recipe.sharpness == "length" and self._is_too_sharp(source):
             part = None if checkpoint is None else checkpoint.part(1)
-            self._train(source, aux, replace(recipe, sharpness=choose_sharpness(source.lengths) / 2), part)
+            found = self._train(source, aux, replace(recipe, sharpness=choose_sharpness(source.lengths) / 2), part)
+        self.fit_warnings_ = [str(one) for one in found]
+        for one in found:
+            warnings.warn(one, stacklevel=3)
 
     def _is_too_sharp(self, source: TokenSource) -> bool:
         """Return whether so few directions decide the distances of ID sequences that attention must have failed.
@@ -308,8 +327,8 @@ class APOOD(Detector):
 
     def _train(
         self, source: TokenSource, aux: TokenSource | None, recipe: Recipe, checkpoint: Checkpoint | None
-    ) -> None:
-        """Learn all attributes."""
+    ) -> list[FitWarning]:
+        """Learn all attributes but `fit_warnings_`, and return what went wrong."""
         device = resolve_device(self.device)
         # with the resolved recipe, because it depends on the device
         run = run_digest({"method": self.name, **self.get_params(deep=False), "resolved": vars(recipe)}, source, aux)
@@ -342,6 +361,7 @@ class APOOD(Detector):
         )
         self.beta_, self.unit_tokens_, self.score_ = start.beta, recipe.unit_tokens, recipe.score
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
+        self.training_curve_ = outcome.curve
         self.length_law_ = LengthLaw()
         if recipe.adapted:
             shortfall = Shortfall(recipe.score, self.prototype_, self.log_norms_)
@@ -349,7 +369,33 @@ class APOOD(Detector):
             self.length_law_ = LengthLaw.fit([(compute_floored_log(distances), source.lengths[sample])])
         nearest = training.measure_aux_distance()
         outliers = None if nearest is None else Outliers(float(nearest), recipe)
-        warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
+        return find_failures(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
+
+    @torch.no_grad()
+    def measure(self, tokens: TokenBatch) -> Measured:
+        """Return the pool of all sequences together, and number, mean and scatter of h, per head."""
+        device = resolve_device(self.device)
+        kept = trim_ends(tokens, first=self.skips_first_, last=self.skips_last_).to(device)
+        queries, preprocessing = self._copy_on(device, "queries_"), self._make_preprocessing(device)
+        pooled = Pooled(
+            *(x.double() for x in attention_pool(kept, queries, self.beta_, self.similarity, preprocessing))
+        )
+        value, log_mass = merge_sequences(pooled)
+        mean = pooled.value.mean(0)
+        found = {"value": value, "log_mass": log_mass, "mean": mean, "scatter": (pooled.value - mean).square().sum(0)}
+        return {"count": torch.tensor(float(len(kept)), dtype=torch.float64)} | {k: x.cpu() for k, x in found.items()}
+
+    def merge_measured(self, first: Measured, second: Measured) -> Measured:
+        """Return the pool, and number, mean and scatter of h, of a union."""
+        value, log_mass = merge(*(Pooled(own["value"], own["log_mass"]) for own in (first, second)))
+        return {**merge_spreads(first, second), "value": value, "log_mass": log_mass}
+
+    def refine(self, measured: Measured) -> None:
+        """Replace the prototype by that of everything. Queries and the space they live in stay as they were trained."""
+        mean, variance = measured["mean"], measured["scatter"] / measured["count"]
+        mu = mean if self._resolve_recipe().mean_prototype else measured["value"]
+        self.prototype_ = mu.float()
+        self.mean_distance_ = float((variance + (mean - mu).square()).mean())
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         distances = self._pool(tokens.dtype).finish(tokens)
@@ -420,36 +466,3 @@ class APOOD(Detector):
         if self.length_law_.is_flat:  # a shortcut, because a single sequence is scored in microseconds
             return torch.ones(len(lengths), dtype=torch.float64)
         return (-self.length_law_.compute_allowances(lengths)[:, 0]).exp()
-
-
-def temper(squares: Tensor, score: ScoreName) -> Tensor:
-    """Return the terms of the score from the d² of each head."""
-    return _FREEDOM * torch.log1p(squares / _FREEDOM) if score == "student" else squares
-
-
-@dataclass(frozen=True, eq=False)
-class Shortfall:
-    """The distance behind a score: the best possible score minus the score, before the correction for the length.
-
-    A non-finite pooled value makes it non-finite.
-
-    Attributes:
-        score: "sum", "student" or "min".
-        prototype: μ `[M]`.
-        log_norms: log |W_j|² `[M]`.
-    """
-
-    score: ScoreName
-    prototype: Tensor
-    log_norms: Tensor
-
-    def __call__(self, pooled: Pooled) -> Tensor:
-        """Return the distance `[N]` of each sequence."""
-        return self.from_values(pooled.value)
-
-    def from_values(self, h: Tensor) -> Tensor:
-        """Return the distance `[N]` of each sequence from its pooled values `[N, M]`."""
-        squares = mse_loss(h, self.prototype.expand_as(h), reduction="none")  # one launch on a GPU
-        if self.score == "min":
-            return (squares - (self.log_norms - self.log_norms.amin())).amax(1)
-        return temper(squares, self.score).sum(1)
