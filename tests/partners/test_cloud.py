@@ -150,6 +150,34 @@ def test_the_whole_way_from_texts_to_scores_in_the_cloud(scheme: str, model: Pat
     assert "already a token store" in refuse("embed", "new.jsonl", "--model", model, "--out", f"{base}/train")
 
 
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    """A cluster of its own, whose workers have the environment of this test: not one that runs here already."""
+    ray = pytest.importorskip("ray")
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_workers_of_a_cluster_read_texts_and_the_detector(model: Path) -> None:
+    import pyarrow.parquet
+
+    base = "s3://apood/cluster"
+    for number in range(2):
+        put(f"{base}/new-{number}.jsonl", write_texts(number, 20, WORDS))
+    Path("train.jsonl").write_bytes(write_texts(2, 150, WORDS))
+    run("build", "train.jsonl", "--model", model, "--method", "knn", "--out", f"{base}/detector")
+    run("score", f"{base}/detector", f"{base}/new-*.jsonl", "--out", "plain.jsonl")
+    run("score", f"{base}/detector", f"{base}/new-*.jsonl", "--engine", "ray", "--workers", 1, "--out", "rows")
+    rows = [
+        row for path in sorted(Path("rows").glob("*.parquet")) for row in pyarrow.parquet.read_table(path).to_pylist()
+    ]
+    plain = [json.loads(line) for line in Path("plain.jsonl").read_text().splitlines()]
+    assert [row["decision"] for row in rows] == [row["decision"] for row in plain]
+    assert [row["score"] for row in rows] == pytest.approx([row["score"] for row in plain], rel=1e-5)
+
+
 @pytest.mark.parametrize("scheme", SERVERS)
 def test_a_detector_of_several_members_is_saved_and_loaded(scheme: str) -> None:
     generator = torch.Generator().manual_seed(0)
