@@ -42,7 +42,7 @@ DEFAULTS = Settings()
 """The settings of a service for which no options are given."""
 
 # Options that `apood proxy` has, too.
-DetectorFolder = Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")]
+DetectorFolder = Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")]
 Host = Annotated[str, typer.Option(help="Address to bind to. Any other than this machine's own needs --tokens.")]
 TokensFile = Annotated[
     Path | None,
@@ -129,7 +129,7 @@ def find_tokens(file: Path | None) -> tuple[str, ...]:
 
 
 def make_service(
-    folder: Path, model: str | None, chat: Chat | None, settings: Settings, host: str, tokens: tuple[str, ...]
+    folder: str, model: str | None, chat: Chat | None, settings: Settings, host: str, tokens: tuple[str, ...]
 ) -> "Service":
     """Return the service of the detector in `folder`. Everything that can be wrong is checked before it is started."""
     for module in ("fastapi", "httpx2", "prometheus_client", "uvicorn"):

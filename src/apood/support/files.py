@@ -30,6 +30,7 @@ __all__ = [
     "MOST_TEXT_BYTES",
     "atomic_file",
     "atomic_folder",
+    "find_user_cache",
     "is_being_replaced",
     "is_temporary",
     "lock_folder",
@@ -58,6 +59,7 @@ _ORIGIN = re.compile(r"(?:([0-9a-f]{8})-(\d+)-)?[0-9a-f]{8}")  # of a temporary 
 _OLD_SECONDS = 24 * 3600.0  # no write takes this long
 _PREVIOUS = ".previous"  # the end of the name of a folder that was moved aside
 _PACKAGE = Path(__file__).parent.parent
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what a path makes of an address such as s3://bucket/key
 _FIT_ROOMS = ("tokens", "pooling", "fitting", "detectors")  # the code that decides what a fit learns
 
 
@@ -252,6 +254,11 @@ def _hold(lock_file: Path, *, wait: bool = True) -> Iterator[bool]:
             lock.release()
 
 
+def find_user_cache(kind: str) -> Path:
+    """Return the folder in which apood keeps files of this kind for this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "apood" / kind
+
+
 def sha256_of(path: Path) -> str:
     """Return the hexadecimal sha256 of a file's content."""
     with open_regular(path) as file:
@@ -326,6 +333,8 @@ def refuse_irregular(path: Path) -> None:
 
 def refuse_unwritable(path: Path) -> None:
     """Raise InputError if nothing can be written to `path`. No folder is created."""
+    if _ADDRESS.match(str(path)):
+        raise InputError(f"Nothing can be written to {path}: it is an address, and a path of this machine is needed.")
     folder = path.parent
     try:
         while not folder.exists() and not folder.is_symlink() and folder != folder.parent:

@@ -370,12 +370,12 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         return benjamini_hochberg(self.p_values(X), rate)
 
     def save(self, folder: str | Path, *, facts: Mapping[str, Any] | None = None) -> None:
-        """Write the detector, with `facts` about it, to a folder of JSON and safetensors files, for `apood.load`."""
+        """Write the detector, with `facts` about it, to a folder or to `s3://bucket/folder`, for `apood.load`."""
         from apood.detectors.contract.artefact import save_detector  # here, because it imports this module
 
         check_is_fitted(self, "dim_")
         self._compare_parameters()  # without the cache: nothing tells it that a parameter of a member was set
-        save_detector(self, Path(folder), facts)
+        save_detector(self, folder, facts)
 
     # The cache of what scoring derives from learnt attributes.
 
