@@ -8,7 +8,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet -
 # Debian's packages of the programs that tests marked `partners` need.
 PARTNERS := texlive-latex-base texlive-latex-recommended prometheus chromium
 # Python programs that they need, each in an environment of its own, with the versions in tests/partners/NAME.txt.
-ENVIRONMENTS := browser litellm llama schemathesis
+ENVIRONMENTS := browser litellm llama schemathesis vllm
 
 .PHONY: demo test test-partners break check format bench clean
 
@@ -16,7 +16,7 @@ demo: $(DEMO_READY)
 	$(BIN)/apood demo --out demo
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadgroup
 
 test-partners: $(READY) $(ENVIRONMENTS:%=.venv/partners/%/.ready)
 	(command -v pdflatex && command -v promtool && command -v chromium) || (apt-get update && apt-get install -y --no-install-recommends $(PARTNERS))

@@ -9,7 +9,7 @@ import apood
 
 ROOMS = [
     "support", "tokens", "pooling", "fitting", "decisions", "detectors", "data", "encoders", "backbones", "explain",
-    "pipeline", "evaluation", "report", "serving", "experiments", "cli",
+    "pipeline", "evaluation", "report", "serving", "scale", "experiments", "cli",
 ]  # fmt: skip
 PACKAGE = Path(apood.__file__).parent
 TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
@@ -17,7 +17,7 @@ LINES = {module: len((PACKAGE / module).read_text(encoding="utf-8").splitlines()
 LONGEST, MEDIAN = 500, 200
 OPTIONAL = {
     "datasets", "fastapi", "httpx2", "jinja2", "matplotlib", "prometheus_client", "pyarrow", "sacrebleu",
-    "sentencepiece", "soundfile", "starlette", "uvicorn",
+    "ray", "sentencepiece", "soundfile", "starlette", "uvicorn",
 }  # fmt: skip
 
 

@@ -124,7 +124,8 @@ def compare(
 
     refuse_without_jinja()
     stores = StoreFinder.of_model(model, None if cache is None else cache / "tokens", field)
-    plan = _read_options(given, stores.find) if plan_file is None else read_plan(plan_file, stores.find)
+    find = stores.find_or_sample if dry_run else stores.find
+    plan = _read_options(given, find) if plan_file is None else read_plan(plan_file, find)
     stores.refuse_unused_options()
     for folder in plan.stores.values():
         with suppress(StoreError):  # reported below, together with the role of the store
@@ -134,7 +135,7 @@ def compare(
         advise_on_interrupt(lambda: f"finished fits are kept in {kept}; run the same command again to continue."),
         reserve_path(out),
     ):
-        comparison = run_comparison(plan, cache=kept, jobs=jobs, announce=make_announcer(dry_run, as_json))
+        comparison = run_comparison(plan, cache=kept, jobs=jobs, announce=make_announcer(dry_run, as_json, stores))
         written = write_comparison(comparison, out, costs=not no_costs)
     if as_json:
         print_json(comparison.to_json())
@@ -168,7 +169,7 @@ def _suggest_report(comparison: "Comparison") -> None:
     )
 
 
-def _read_options(given: dict[str, Any], find_store: Callable[[Path], Path]) -> "ComparisonPlan":
+def _read_options(given: dict[str, Any], find_store: Callable[[Path], Any]) -> "ComparisonPlan":
     from apood.evaluation.comparison import ComparisonPlan
     from apood.evaluation.entry import Entry
 

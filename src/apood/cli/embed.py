@@ -17,6 +17,7 @@ from apood.cli.arguments import (
     read_text_records,
     report_skipped,
 )
+from apood.cli.engine import Address, DryRunRay, Engine, OnRay, Workers, embed_on_ray, refuse_ray_options
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.support.checks import format_count
 from apood.support.errors import InputError, StoreError
@@ -181,6 +182,10 @@ def embed(
         bool, typer.Option("--skip-bad", help="Skip records that cannot be used, and count them.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a store after an interruption.")] = False,
+    engine: Engine = "plain",
+    address: Address = None,
+    workers: Workers = None,
+    dry_run: DryRunRay = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as a JSON object.")] = False,
 ) -> None:
     """Turn texts or sounds into the token embeddings of a frozen transformer, and write them to a token store.
@@ -188,7 +193,11 @@ def embed(
     The store has one sequence per record, or one per window of a long text, in the order given, and keeps the texts
     beside their tokens. If a run ends
     early, the same command with --resume continues where it stopped.
+
+    With --engine ray, workers of a cluster embed the texts. What they have done is kept in STORE.parts until all is
+    there, and the same command continues from it. Records that cannot be used are skipped.
     """
+    refuse_ray_options(engine, address=address, workers=workers, dry_run=dry_run)
     _check_unused_options(mode, target_field, max_new_tokens, beams, samples, shuffle, seed)
     sounds = are_sounds(inputs)
     what = "sound" if sounds else "text"
@@ -228,6 +237,14 @@ def embed(
         "special_tokens": special_tokens,
         "logprobs": logprobs,
     }
+    if engine == "ray":
+        if limit is not None or shuffle:
+            raise InputError(f"{'--shuffle' if shuffle else '--limit'} is not for --engine ray, which takes all texts.")
+        given = {name: value for name, value in options.items() if value is not None}
+        fields = {"field": field, "target_field": target_field, "pairs": mode is Mode.reference}
+        on_ray = OnRay(address, workers, dry_run, as_json)
+        embed_on_ray(inputs, out, {"model": model, **given}, fields, dtype.value, on_ray)
+        return
     with advise_on_interrupt(describe_kept), _advise_on_bad_record(out / INDEX_FILE, describe_kept):
         records: Iterable[Record | BadRecord] = ()
         if not sounds:

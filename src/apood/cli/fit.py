@@ -6,10 +6,12 @@ from typing import Annotated, Any
 import typer
 
 from apood.cli.arguments import Fast, NoVerify, make_detector, open_store, refuse_occupied
-from apood.cli.costs import make_announcer
+from apood.cli.costs import FAST_ADVICE, announce
+from apood.cli.engine import Address, DryRunRay, Engine, OnRay, Workers, fit_on_ray, refuse_ray_options
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel, are_texts
 from apood.support.checks import format_count
+from apood.support.errors import InputError
 from apood.support.files import reserve_path
 
 __all__ = ["fit"]
@@ -57,6 +59,14 @@ def fit(
     ] = 5.0,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
     no_verify: NoVerify = False,
+    engine: Engine = "plain",
+    sample: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Number of texts to train on, drawn at random; for --engine ray."),
+    ] = None,
+    address: Address = None,
+    workers: Workers = None,
+    dry_run: DryRunRay = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Fit a detector on in-distribution sequences, or on texts, which are embedded first.
@@ -64,13 +74,24 @@ def fit(
     The default method combines AP-OOD with two nearest-neighbour methods. It needs no outliers and no tuning.
 
     A long fit writes checkpoints to DETECTOR.checkpoint. After an interruption, the same command continues from there.
+
+    With --engine ray, the detector is trained on a sample of the texts. Workers of a cluster then compute statistics of
+    all texts, which it also learns from, and texts held out set the threshold: it needs no `apood calibrate`.
     """
     from apood.evaluation.cost import estimate_cost
     from apood.fitting.optimise import Checkpoint
     from apood.pipeline.checks import refuse_same_data
     from apood.pipeline.facts import Facts
 
+    refuse_ray_options(engine, sample=sample, address=address, workers=workers, dry_run=dry_run)
     detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast)
+    if engine == "ray":
+        if aux is not None or cache is not None:
+            raise InputError(f"{'--cache' if aux is None else '--aux'} is not for --engine ray: leave it out.")
+        if not dry_run:
+            refuse_occupied(out, force)
+        fit_on_ray(detector, store, out, model, field, sample, OnRay(address, workers, dry_run, as_json))
+        return
     checkpoint = Checkpoint(out.parent / f"{out.name}.checkpoint", checkpoint_seconds)
 
     def advise() -> str:
@@ -88,7 +109,7 @@ def fit(
         stores.refuse_unused_options()
         if outliers is not None:
             refuse_same_data({"ID": sequences, "AUX": outliers})
-        make_announcer(dry_run=False, as_json=as_json)(estimate_cost([(detector, sequences)]))
+        announce(estimate_cost([(detector, sequences)]), FAST_ADVICE if method == "default" and not fast else "")
         detector.fit(sequences, aux=outliers, checkpoint=checkpoint)
         detector.save(out, facts=Facts.of_fit(sequences).to_json())
         checkpoint.delete()

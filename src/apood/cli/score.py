@@ -19,6 +19,7 @@ from apood.cli.arguments import (
     read_text_records,
     report_skipped,
 )
+from apood.cli.engine import Address, DryRunRay, Engine, OnRay, Workers, refuse_ray_options, score_on_ray
 from apood.cli.output import check_rows_file, echo, write_rows
 from apood.cli.stores import TextField
 from apood.support.checks import format_count
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["score"]
 
 _LOOKED_AT = ("tokens", "windows", "truncated", "note")
-_COLUMNS = ("index", "score", "p_value", "decision", *_LOOKED_AT)
+_COLUMNS = ("index", "score", "p_value", "decision", *_LOOKED_AT, "place", "error")
 
 
 def score(
@@ -46,7 +47,11 @@ def score(
         ),
     ],
     out: Annotated[
-        str, typer.Option(metavar="FILE", help="File to write: .jsonl, .csv or .parquet; - is standard output.")
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="File to write: .jsonl, .csv or .parquet; - is standard output. With --engine ray, a folder.",
+        ),
     ] = "-",
     field: TextField = None,
     target_field: Annotated[
@@ -68,6 +73,10 @@ def score(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records that cannot be used.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     no_verify: NoVerify = False,
+    engine: Engine = "plain",
+    address: Address = None,
+    workers: Workers = None,
+    dry_run: DryRunRay = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines even on a terminal.")] = False,
 ) -> None:
     """Score sequences, and decide which are out-of-distribution. A higher score is more in-distribution.
@@ -80,14 +89,22 @@ def score(
     Texts and sounds are embedded with the encoder of the detector, which also says what becomes of long texts. An empty
     input has the score -inf (null in JSON) and the decision OOD. So has a text that is too long. Rows of
     standard input are written one by one, as inputs come.
+
+    With --engine ray, workers of a cluster score the texts, and the rows are Parquet files in a folder. A record that
+    cannot be used is a row with its error. After an interruption, the same command continues.
     """
     from apood.pipeline.facts import load_detector_and_facts
 
+    refuse_ray_options(engine, address=address, workers=workers, dry_run=dry_run)
+    if taken := [name for name in keep or [] if name in _COLUMNS]:
+        raise InputError(f"--keep {taken[0]} cannot be kept: a column of the rows has that name.")
+    if engine == "ray":
+        fields = {"field": field, "target_field": target_field, "keep": tuple(keep or [])}
+        score_on_ray(detector_folder, inputs, out, fields, model, OnRay(address, workers, dry_run, as_json))
+        return
     file = None if out == "-" else Path(out)
     if file is not None:
         check_rows_file(file, force=force)
-    if taken := [name for name in keep or [] if name in _COLUMNS]:
-        raise InputError(f"--keep {taken[0]} cannot be kept: a column of the rows has that name.")
     detector, facts = load_detector_and_facts(detector_folder)
     seen = facts.training
     tally = _Tally()

@@ -7,30 +7,48 @@ from apood.data.record import BadRecord, Record, TextFields, make_bad_record
 from apood.support.checks import import_optional
 from apood.support.errors import InputError
 
-__all__ = ["read_parquet"]
+__all__ = ["list_row_groups", "read_parquet"]
 
 _MOST_ROWS, _BATCH_BYTES = 1024, 256 << 20  # read at a time
 _MOST_UNPACKED = 100  # times the compressed size, if that is much; texts compress to a tenth
 
 
-def read_parquet(path: str, fields: TextFields, most_bytes: int) -> Iterator[Record | BadRecord]:
+def list_row_groups(path: str) -> list[tuple[int, int]]:
+    """Return the number of rows of each row group of a file, and its size in bytes before compression."""
+    import_optional("pyarrow", "hf", f"Reading {path!r}")
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        metadata = pyarrow.parquet.read_metadata(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{path!r} cannot be read as Parquet ({error}).") from error
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    return [(group.num_rows, group.total_byte_size) for group in groups]
+
+
+def read_parquet(
+    path: str, fields: TextFields, most_bytes: int, groups: tuple[int, int] | None = None
+) -> Iterator[Record | BadRecord]:
     """Yield the records of a file; a row of more than `most_bytes` is a bad record.
 
-    Only the columns that hold the fields are read.
+    Only the columns that hold the fields are read. `groups` are the first row group to read and the one to stop
+    before; by default all are read.
     """
     import_optional("pyarrow", "hf", f"Reading {path!r}")
     import pyarrow
     import pyarrow.parquet
 
     too_long = f"more than {most_bytes >> 20} MiB, the limit for one record: split"
-    number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
             fields.refuse_missing({field.name: _list_fields(field.type) for field in schema}, repr(path))
             for name in fields.read:
                 _refuse_lists(_find_type(schema, name), name, path)
-            for group in range(metadata.num_row_groups):
+            first, stop = groups or (0, metadata.num_row_groups)
+            number = sum(metadata.row_group(group).num_rows for group in range(first))
+            for group in range(first, stop):
                 rows = metadata.row_group(group).num_rows
                 size, compressed = _measure_group(metadata.row_group(group), fields)
                 if size > rows * most_bytes:

@@ -32,8 +32,10 @@ from apood.support.files import open_regular, parse_json
 __all__ = [
     "MOST_BYTES",
     "Reader",
+    "can_be_cut",
     "choose_reader",
     "find_parallel_files",
+    "read_line_range",
     "read_parallel_files",
     "read_stdin",
     "stdin_is_ready",
@@ -80,6 +82,24 @@ def choose_reader(path: str, fields: TextFields, other_formats: str) -> Reader:
     if ending in _WITHOUT_FIELDS:
         _refuse_fields(repr(path), fields)
     return lambda: _LINE_READERS[ending](_read_lines(path), repr(path), fields)
+
+
+def can_be_cut(path: str) -> bool:
+    """Return whether `read_line_range` reads the file: every line of it is a record, and it is not compressed."""
+    return Path(path).suffix.lower() in _CUT_READERS
+
+
+def read_line_range(path: str, fields: TextFields, start: int, stop: int) -> Records:
+    """Yield the records of the lines that begin at a byte from `start` to `stop` of a file that can be cut.
+
+    The records of ranges that follow each other are those of the file, each once. Lines are counted from the start of
+    the range, because what is before it is not read.
+    """
+    where = repr(path) if start == 0 else f"{path!r} from byte {start}"
+    ending = Path(path).suffix.lower()
+    if ending in _WITHOUT_FIELDS:
+        _refuse_fields(repr(path), fields)
+    yield from _CUT_READERS[ending](_read_lines(path, start, stop), where, fields)
 
 
 def read_stdin(fields: TextFields) -> Records:
@@ -151,17 +171,31 @@ def read_parallel_files(files: Mapping[str, str], fields: TextFields) -> Records
             yield fields.make_record(dict(zip(fields.names, texts, strict=True)), place)
 
 
-def _read_lines(path: str) -> Iterator[_Line]:
+def _read_lines(path: str, start: int = 0, stop: int | None = None) -> Iterator[_Line]:
+    """Yield the lines of a file; with `stop`, those that begin at a byte from `start` to `stop` of a plain file."""
     try:
         with open_regular(Path(path)) as file:
+            if start:
+                file.seek(start - 1)
+                while (rest := file.readline(_SKIPPED_BYTES)) and not rest.endswith(b"\n"):
+                    pass  # the end of a line that begins before `start`
+            if stop is not None:
+                yield from _decode(file, stop)
+                return
             yield from _decode(cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.lower().endswith(".gz") else file)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path!r} cannot be read ({error}).") from error
 
 
-def _decode(file: BinaryIO) -> Iterator[_Line]:
-    """Yield the lines of a file. Of a line that is too long only `MOST_BYTES` are ever held in memory."""
+def _decode(file: BinaryIO, stop: int | None = None) -> Iterator[_Line]:
+    """Yield the lines of a file, those that begin before `stop` if it is given.
+
+    Of a line that is too long only `MOST_BYTES` are ever held in memory.
+    """
+    at_start = stop is None or file.tell() == 0
     for number in itertools.count(1):
+        if stop is not None and file.tell() >= stop:
+            return
         line = file.readline(MOST_BYTES + 1)
         if not line:
             return
@@ -173,7 +207,7 @@ def _decode(file: BinaryIO) -> Iterator[_Line]:
                 rest = file.readline(_SKIPPED_BYTES)
                 ended = not rest or rest.endswith(b"\n")
             continue
-        encoding = "utf-8-sig" if number == 1 else "utf-8"
+        encoding = "utf-8-sig" if number == 1 and at_start else "utf-8"
         try:
             yield _Line(number, line.decode(encoding), None)
         except UnicodeDecodeError as error:
@@ -341,3 +375,4 @@ _LINE_READERS: dict[str, Callable[[Iterable[_Line], str, TextFields], Records]] 
     ".txt": _read_plain,
     ".sgm": _read_segments,
 }
+_CUT_READERS = {ending: _LINE_READERS[ending] for ending in (".jsonl", ".ndjson", ".txt")}

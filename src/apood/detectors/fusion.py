@@ -4,6 +4,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -14,6 +15,7 @@ from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.binary_logits import BinaryLogits
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.contract.fused_explanation import explain_share, join_shares
+from apood.detectors.contract.refinable import Measured, Refinable
 from apood.detectors.contract.unseen import (
     HELD_OUT_SHARE,
     LEAST_HELD_OUT,
@@ -22,6 +24,7 @@ from apood.detectors.contract.unseen import (
     fit_member,
     hold_out,
 )
+from apood.detectors.contract.weighing import score_unlearnt, weigh_members
 from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
@@ -66,13 +69,6 @@ def list_untrained_members() -> list[Detector]:
     return [MahalanobisKNN(k=3, average=True), KNN(k=3, average=True)]
 
 
-def _weigh(member: Detector, aux: TokenSource | None, dim: int) -> float:
-    """Return the weight of a member: 1, but less if it knows ID sequences only by how they differ from few outliers."""
-    if member.aux != "required" or aux is None:
-        return 1.0
-    return len(aux) / (len(aux) + dim)
-
-
 def _combine(z: Tensor) -> Tensor:
     """Return scores `[N]` from the z-scores `[N, members]` of all members."""
     return -z.sum(1)
@@ -94,7 +90,7 @@ def default_detector(seed: int = 0, device: str = "auto", *, beginnings: bool = 
     return Fusion(seed=seed, device=device, beginnings=beginnings)
 
 
-class Fusion(Detector):
+class Fusion(Refinable, Detector):
     """s(Z) = -Σ_k w_k z_k, z_k = (log d_k(Z) - a_k(S) - mean_k) / std_k: several methods as one, on a common scale.
 
     No single method is best everywhere. d_k is the distance behind the score of member k. mean_k and std_k are those of
@@ -116,16 +112,18 @@ class Fusion(Detector):
     log d is floored at 4 standard deviations below its median (estimated from the lower quartile), because how near a
     near copy is says nothing about ID, but would outweigh all other members.
 
-    w_k is 1, except for members that need AUX sequences: N' / (N' + D), because few outliers tell little about others.
+    w_k is 1 without AUX sequences. With them, it follows from how well member k tells AUX sequences that it has not
+    learnt from (see `weigh_members`). So only members that need AUX sequences learn from them, and these members are
+    left out if the others tell AUX sequences better.
 
     Not a published method.
 
     Args:
         members: detectors, copies of which are fitted; None for the recommended ones: AP-OOD, the mean distance to
             three neighbours in the Mahalanobis and in the Euclidean metric, the latter also of the channel `summary` if
-            the data have it, and binary logits if there are AUX sequences. If no encoder of apood made the tokens,
-            AP-OOD also sees their lengths, unless the variance of these is more than five times the mean variance along
-            a coordinate.
+            the data have it, and binary logits if there are AUX sequences that these tell better. If no encoder of
+            apood made the tokens, AP-OOD also sees their lengths, unless the variance of these is more than five times
+            the mean variance along a coordinate.
         seed: seed of the split, and of the recommended members.
         device: device of the recommended members: "auto" (a GPU if there is one), "cpu", "cuda", ...
         beginnings: whether a_k(S) is also learnt from beginnings of the ID sequences held out. Without them, a sequence
@@ -185,11 +183,8 @@ class Fusion(Detector):
 
     @property
     def aux(self) -> AuxUse:  # type: ignore[override]
-        """AUX sequences are for the members that can learn from them."""
-        if self.members is None:
-            return "optional"
-        uses = {member.aux for member in self.members}
-        return "required" if "required" in uses else "optional" if "optional" in uses else "unused"
+        """AUX sequences weigh the members, and are given to those that need them."""
+        return "required" if any(member.aux == "required" for member in self.members or []) else "optional"
 
     @property
     def propagates_nonfinite(self) -> bool:  # type: ignore[override]
@@ -309,9 +304,23 @@ class Fusion(Detector):
                     f"The member {name} gives all held-out ID sequences the same score, so there is no scale to "
                     "compare it with the others; leave it out."
                 )
-        self.spreads_ = spreads / spreads.new_tensor([_weigh(member, aux, source.dim) for member in members])
-        self.members_ = members
+        self.members_, self.spreads_ = members, spreads
+        if aux is not None:
+            self._weigh_by(aux, samples, parts)
         _warn_of_copies(int(copied.sum()), len(parts.left_out), len(source))
+
+    def _weigh_by(self, aux: TokenSource, samples: list[Unseen], parts: HeldOut) -> None:
+        """Divide the spreads by the weights of the members, and leave out members that weigh nothing."""
+        held = parts.held_out.indices
+        inside = self._standardize([sample.get_scores(held) for sample in samples], parts.held_out.lengths)
+        scores = [score_unlearnt(member, parts.rest, aux) for member in self.members_]
+        weights = weigh_members(self.members_, inside, self._standardize(scores, aux.lengths))
+        kept = weights.nonzero().flatten().tolist()
+        law = self.length_law_
+        self.length_law_ = replace(law, curves=tuple(law.curves[number] for number in kept))
+        self.members_ = [self.members_[number] for number in kept]
+        self.means_, self.floors_ = self.means_[kept], self.floors_[kept]
+        self.spreads_ = self.spreads_[kept] / weights[kept]
 
     def _fit_law(
         self,
@@ -333,6 +342,42 @@ class Fusion(Detector):
         ]
         return LengthLaw.fit(columns, begun)
 
+    @property
+    def refines(self) -> bool:
+        """Whether a member can be refined."""
+        return any(True for _ in self._list_refinable())
+
+    def measure(self, tokens: TokenBatch) -> Measured:
+        """Return the statistics of the members that can be refined, each name after the number of the member."""
+        return {
+            f"{number}.{name}": value
+            for number, member in self._list_refinable()
+            for name, value in member.measure(tokens).items()
+        }
+
+    def merge_measured(self, first: Measured, second: Measured) -> Measured:
+        """Return the statistics of a union, member by member."""
+        merged: dict[str, Tensor] = {}
+        for number, member in self._list_refinable():
+            own = member.merge_measured(_select_member(first, number), _select_member(second, number))
+            merged |= {f"{number}.{name}": value for name, value in own.items()}
+        return merged
+
+    def refine(self, measured: Measured) -> None:
+        """Refine the members that can be refined.
+
+        The scale of each member stays that of the sample: it is learnt from at most some thousand sequences anyway,
+        and the prototype of a sample of N sequences is off by about a standard deviation over √N.
+        """
+        for number, member in self._list_refinable():
+            member.refine(_select_member(measured, number))
+        self.members_ = list(self.members_)  # what was cached about them is out of date
+
+    def _list_refinable(self) -> Iterator[tuple[int, Refinable]]:
+        for number, member in enumerate(self._get_members()):
+            if isinstance(member, Refinable) and member.refines:
+                yield number, member
+
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         for member in self._get_members():
             member._check_batch(batch, first, where)
@@ -346,6 +391,12 @@ class Fusion(Detector):
             [member.log_distances(own) for member, own in zip(self.members_, scores, strict=True)], 1
         ).clamp_min(self.floors_)
         return (logs - self.length_law_.compute_allowances(lengths) - self.means_) / self.spreads_
+
+
+def _select_member(measured: Measured, number: int) -> Measured:
+    """Return the statistics of one member."""
+    prefix = f"{number}."
+    return {name.removeprefix(prefix): value for name, value in measured.items() if name.startswith(prefix)}
 
 
 def _warn_of_copies(count: int, compared: int, given: int) -> None:

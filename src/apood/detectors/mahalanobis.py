@@ -5,13 +5,17 @@ from typing import Annotated, Any, get_args
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
+from apood.detectors.contract.refinable import Measured, Refinable
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import compute_floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
     Normalize,
+    compute_covariance,
     compute_moments,
     inverse_root,
+    measure_spread,
+    merge_spreads,
     pool_means,
     share_means,
     warn_of_few,
@@ -20,12 +24,12 @@ from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_choice, check_number
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
-from apood.tokens.source import TokenSource
+from apood.tokens.source import TokenSource, trim_ends
 
 __all__ = ["Mahalanobis"]
 
 
-class Mahalanobis(Detector):
+class Mahalanobis(Refinable, Detector):
     """s(Z) = -(z̄ - μ)ᵀ Σ⁻¹ (z̄ - μ), with z̄ the mean token of the sequence.
 
     Lee et al. 2018 (arXiv 1807.03888) for classifiers, Ren et al. 2023 (arXiv 2209.15558) for conditional language
@@ -82,6 +86,19 @@ class Mahalanobis(Detector):
         _, self.mean_, covariance = compute_moments(source, self.normalize)
         self.whitening_ = inverse_root(covariance, self.eigenvalue_floor)
         warn_of_few(source)
+
+    def measure(self, tokens: TokenBatch) -> Measured:
+        """Return number, mean and scatter of the pooled vectors."""
+        return measure_spread(trim_ends(tokens, first=self.skips_first_, last=self.skips_last_), self.normalize)
+
+    def merge_measured(self, first: Measured, second: Measured) -> Measured:
+        """Return number, mean and scatter of a union."""
+        return merge_spreads(first, second)
+
+    def refine(self, measured: Measured) -> None:
+        """Replace mean and covariance by those of everything: the result is the fit on everything."""
+        _, self.mean_, covariance = compute_covariance(measured)
+        self.whitening_ = inverse_root(covariance, self.eigenvalue_floor)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         vectors = pool_means(tokens, self.normalize)

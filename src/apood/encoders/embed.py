@@ -27,7 +27,9 @@ from apood.tokens.writer import COMMIT_SECONDS, TokenStoreWriter
 __all__ = [
     "EmbedCounts",
     "Portion",
+    "cut_portions",
     "embed_to_store",
+    "encode_cut",
     "encode_portions",
     "limit_records",
 ]
@@ -35,7 +37,8 @@ __all__ = [
 _PORTION_SEQUENCES = 1024
 _PORTION_BYTES = 1 << 30
 _PORTION_SECONDS = COMMIT_SECONDS / 2  # an interruption may cost this much, because an incomplete portion is lost
-_FIRST_SEQUENCES = 64  # sequences of the first portion, before it is known how long one takes
+_FIRST_SEQUENCES = 16  # sequences of the first portion, before it is known how long one takes
+_CUT_SEQUENCES = 512  # of a portion whose size must not depend on the speed of the machine
 _PREPARED_AGAIN = 256  # records of an earlier run that are prepared at once, to find out how many were refused
 _SOUND_BYTES = 1 << 28
 
@@ -118,7 +121,7 @@ def encode_portions(
     the encoder refuses are left to the caller.
     """
     reader = _RecordReader(records, encoder, skipped)
-    most = max(1, min(_PORTION_SEQUENCES, _PORTION_BYTES // (encoder.max_tokens * encoder.dim * 4)))
+    most = _limit_sequences(encoder, _PORTION_SEQUENCES)
     size = min(_FIRST_SEQUENCES, most)
     race = ThreadRace(on_cpu=resolve_device().type == "cpu")
     # A thread is enough: compiled tokenizers use all cores and release Python's lock, while a process would have to
@@ -150,6 +153,53 @@ def encode_portions(
         raise reader.error
 
 
+def cut_portions(records: Sequence[Record], encoder: Encoder) -> Iterator[Sequence[Record]]:
+    """Yield the records in portions for `encode_cut`, whose sizes depend on the records and the encoder alone."""
+    most = _limit_sequences(encoder, _CUT_SEQUENCES)
+    start = sequences = 0
+    for stop, record in enumerate(records):
+        own = _estimate_sequences(record, encoder)
+        if start < stop and sequences + own > most:
+            yield records[start:stop]
+            start, sequences = stop, 0
+        sequences += own
+    if start < len(records):
+        yield records[start:]
+
+
+def encode_cut(portions: Iterator[Sequence[Record]], encoder: Encoder) -> Generator[Portion]:
+    """Yield the given portions, encoded. While the encoder runs one, it prepares the next one in another thread.
+
+    Unlike `encode_portions`, nothing depends on time, and the number of threads stays as it is. So the states are the
+    same bit by bit on every machine of the same kind.
+    """
+    with ThreadPoolExecutor(1, "prepare") as pool:
+
+        def start_next() -> "tuple[Future[Any], Sequence[Record]] | None":
+            found = next(portions, None)
+            return None if found is None else (pool.submit(encoder.prepare, [record.item for record in found]), found)
+
+        ahead = start_next()
+        while ahead is not None:
+            (preparing, found), ahead = ahead, start_next()
+            prepared = preparing.result()
+            batch = encoder.run(prepared)
+            yield Portion(batch, found, _describe_refused(found, prepared.refused), prepared.cut, 0)
+            del batch, prepared, preparing, found  # free the memory of this portion before the next one
+
+
+def _limit_sequences(encoder: Encoder, most: int) -> int:
+    """Return how many sequences a portion may have: `most`, or fewer if long ones would not fit into memory."""
+    return max(1, min(most, _PORTION_BYTES // (encoder.max_tokens * encoder.dim * 4)))
+
+
+def _estimate_sequences(record: Record, encoder: Encoder) -> int:
+    """Return about how many windows a text has, from its characters, most of which have at most one token."""
+    if encoder.identity.get("on_long") != "windows" or not isinstance(record.item, str):
+        return 1
+    return 1 + min(len(record.item) // encoder.max_tokens, MOST_WINDOWS)
+
+
 def _describe_refused(records: Sequence[Record], refused: Mapping[int, str]) -> dict[int, BadRecord]:
     return {index: make_bad_record(records[index].place, problem) for index, problem in refused.items()}
 
@@ -164,14 +214,12 @@ class _RecordReader:
         self.error: Exception | None = None
         self.bad = 0
         self._good = keep_good(self._count_bad(records), skipped)
-        self._window = encoder.max_tokens if encoder.identity.get("on_long") == "windows" else None
+        self._encoder = encoder
 
     def read(self, count: int, ready: Callable[[], bool]) -> list[Record]:
         """Return records of at most `count` sequences, or one; none at the end or after an error.
 
         The first record is waited for, others only if they are `ready`.
-
-        The number of windows of a text is estimated from its characters, most of which have at most one token.
         """
         found: list[Record] = []
         sequences = sound_bytes = 0
@@ -184,10 +232,8 @@ class _RecordReader:
             if record is None:
                 break
             found.append(record)
-            sequences += 1
-            if isinstance(record.item, str) and self._window is not None:
-                sequences += min(len(record.item) // self._window, MOST_WINDOWS)
-            elif isinstance(record.item, Sound):
+            sequences += _estimate_sequences(record, self._encoder)
+            if isinstance(record.item, Sound):
                 sound_bytes += record.item.samples.nbytes
         return found
 
@@ -251,7 +297,7 @@ def embed_to_store(
             closing(
                 encode_portions(iterator, encoder, skipped if skip_bad else None, seconds=portion_seconds)
             ) as portions,
-            progress_bar(total, "encoding", unit="rec", initial=held.records) as progress,
+            progress_bar(total, "encoding", unit="rec", initial=held.records, forecast=True) as progress,
             _BackgroundCalls() as background,
         ):
             for portion in portions:

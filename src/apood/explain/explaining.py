@@ -1,6 +1,6 @@
 """From a fitted detector and its encoder to explanations of texts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -59,15 +59,22 @@ def choose_marks(explanation: Explanation) -> Marks:
     return Marks(contributions, explanation.find_explained(attending), frozenset(attending), heads)
 
 
-def explain_texts(detector: Detector, encoder: AnyTextEncoder, texts: Sequence[str]) -> list[TextExplanation]:
+def explain_texts(
+    detector: Detector,
+    encoder: AnyTextEncoder,
+    texts: Sequence[str],
+    *,
+    describe_length: Callable[[int], str | None] | None = None,
+) -> list[TextExplanation]:
     """Return why each text has its score.
 
     Args:
         detector: a fitted detector.
         encoder: the encoder that it was fitted with, in mode `input`.
         texts: the texts, none of them empty.
+        describe_length: returns the note about a text of so many tokens, such as `Seen.describe_length`.
     """
-    explanations = []
+    explanations: list[TextExplanation] = []
     for start in range(0, len(texts), _TEXTS):
         some = texts[start : start + _TEXTS]
         prepared = encoder.prepare(some)
@@ -78,7 +85,11 @@ def explain_texts(detector: Detector, encoder: AnyTextEncoder, texts: Sequence[s
         for number in (number for number, length in windows if length == 0 or not some[number].strip()):
             raise InputError(f"The text at index {start + number} is empty, so there is nothing to explain.")
         explained = _ExplainedBatch(detector, batch, encoder.locate(some), prepared.cut)
-        explanations += explained.describe(some)
+        found = explained.describe(some)
+        if describe_length is not None:
+            counts = np.add.reduceat(batch.lengths.numpy(), find_documents(batch)).tolist()
+            found = [replace(one, note=describe_length(count)) for one, count in zip(found, counts, strict=True)]
+        explanations += found
     return explanations
 
 

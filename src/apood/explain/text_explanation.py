@@ -69,6 +69,7 @@ class TextExplanation:
             place in the text, so that their share has no marks.
         heads: the heads of AP-OOD that contribute most.
         truncated: whether only the beginning of the text was judged, because the encoder cuts long texts.
+        note: a sentence about a text of unusual length, which may have its score for that reason; else None.
     """
 
     text: str
@@ -84,6 +85,7 @@ class TextExplanation:
     explained: float
     heads: Sequence[HeadPart] = ()
     truncated: bool = False
+    note: str | None = None
 
     @property
     def decided(self) -> str:
@@ -133,6 +135,7 @@ class TextExplanation:
             "window": list(self.window),
             "windows": self.windows,
             "truncated": self.truncated,
+            "note": self.note,
             "members": [
                 asdict(member)
                 | {"neighbours": list(member.neighbours), "neighbour_texts": list(member.neighbour_texts)}

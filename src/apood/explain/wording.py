@@ -47,8 +47,9 @@ def split_words(explanation: TextExplanation, start: int, end: int) -> tuple[lis
 
 
 def describe_decision(explanation: TextExplanation) -> tuple[str, str]:
-    """Return the decision, and its numbers with whether only a beginning was judged."""
+    """Return the decision, and its numbers with whether only a beginning was judged and the length is unusual."""
     judged = " Only the beginning of the text was judged." if explanation.truncated else ""
+    judged += "" if explanation.note is None else f" {explanation.note}"
     if explanation.accepted is None or explanation.threshold is None:
         return "Not decided", f"score {explanation.score:.3g}; the detector is not calibrated.{judged}"
     numbers = f"score {explanation.score:.3g}, threshold {explanation.threshold:.3g}, p-value {explanation.p_value:.3g}"

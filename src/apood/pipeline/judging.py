@@ -17,7 +17,7 @@ from apood.support.errors import DataWarning
 from apood.support.progress import progress_bar
 from apood.tokens.documents import find_documents, make_document_mask
 
-__all__ = ["Judgement", "judge_records"]
+__all__ = ["Judgement", "judge_portion", "judge_records"]
 
 
 class Judgement(NamedTuple):
@@ -70,10 +70,10 @@ def judge_records(
     first_refused = ""
     with (
         closing(encode_portions(records, encoder, skipped, ready=ready)) as portions,
-        progress_bar(total, "score", unit="rec") as progress,
+        progress_bar(total, "score", unit="rec", forecast=True) as progress,
     ):
         for portion in portions:
-            for record, judgement, nothing in _judge_portion(portion, detector, seen):
+            for record, judgement, nothing in judge_portion(portion, detector, seen):
                 judged += 1
                 empty += nothing
                 if judgement.windows == 0 and not nothing:
@@ -97,7 +97,7 @@ def judge_records(
         )
 
 
-def _judge_portion(portion: Portion, detector: Detector, seen: Seen | None) -> Iterable[tuple[Record, Judgement, bool]]:
+def judge_portion(portion: Portion, detector: Detector, seen: Seen | None) -> list[tuple[Record, Judgement, bool]]:
     """Return each record with its judgement, and whether there is nothing in it to score."""
     batch = portion.batch
     starts = find_documents(batch)

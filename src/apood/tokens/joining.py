@@ -19,7 +19,7 @@ from apood.tokens.source import Subset, TokenSource, token_budget
 from apood.tokens.store import StoreIndex, TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
-__all__ = ["merge_stores", "split_store"]
+__all__ = ["merge_stores", "split_store", "write_joined"]
 
 _SLACK = 1e-9  # by which shares such as 0.1 and 0.2 and 0.7 may exceed 1
 
@@ -47,7 +47,7 @@ def merge_stores(folders: Sequence[Path], out: Path) -> TokenStore:
     for before, after in itertools.pairwise(store for store in stores if len(store)):
         _refuse_continued(before, after)
     with atomic_folder(out, _refuse_occupied) as temporary:
-        _write(stores, temporary, _add_tallies([store.index for store in stores]))
+        write_joined(stores, temporary, _add_tallies([store.index for store in stores]))
     return TokenStore(out)
 
 
@@ -94,7 +94,7 @@ def split_store(folder: Path, shares: Mapping[str, float], out: Path, seed: int)
             )
     with atomic_folder(out, _refuse_occupied) as temporary:
         for name, part in parts.items():
-            _write([part], temporary / name, {})
+            write_joined([part], temporary / name, {})
     return {name: TokenStore(out / name) for name in shares}
 
 
@@ -153,7 +153,7 @@ def _add_tallies(indices: Sequence[StoreIndex]) -> dict[str, int]:
     return {name: sum(index.tally.get(name, 0) for index in indices) for name in names}
 
 
-def _write(sources: Sequence[TokenSource], folder: Path, tally: Mapping[str, int]) -> None:
+def write_joined(sources: Sequence[TokenSource], folder: Path, tally: Mapping[str, int]) -> None:
     """Write sources that go together to one store, whole documents at a time."""
     first = sources[0]
     # Shards then depend on the sequences alone, not on the speed of this machine.

@@ -3,13 +3,12 @@
 import copy
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import mse_loss
 
 from apood.detectors.ap_ood.recipe import (
     HeadReduction,
@@ -23,6 +22,7 @@ from apood.detectors.ap_ood.recipe import (
     prepare_start,
     resolve,
 )
+from apood.detectors.ap_ood.shortfall import Shortfall, temper
 from apood.detectors.ap_ood.training import (
     Outliers,
     Training,
@@ -33,18 +33,29 @@ from apood.detectors.ap_ood.training import (
 )
 from apood.detectors.contract.base import Detector, name_renamed
 from apood.detectors.contract.held_out import HeldOutFit
+from apood.detectors.contract.refinable import Measured, Refinable
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
+from apood.detectors.shared.mean_pooling import merge_spreads
 from apood.fitting.curve import TrainingCurve
 from apood.fitting.optimise import Checkpoint, minimise, run_digest
-from apood.pooling import FrozenPool, Pooled, Preprocessing, Similarity, round_queries
+from apood.pooling import (
+    FrozenPool,
+    Pooled,
+    Preprocessing,
+    Similarity,
+    attention_pool,
+    merge,
+    merge_sequences,
+    round_queries,
+)
 from apood.pooling.algebra import similarities_and_logits
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import check_device, resolve_device
 from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.loader import Resident, place_on_device
-from apood.tokens.source import Subset, TokenSource, token_budget
+from apood.tokens.source import Subset, TokenSource, token_budget, trim_ends
 
 __all__ = ["APOOD"]
 
@@ -55,10 +66,9 @@ _SHARP = 2.0  # sharpness that can fail, in long sequences
 _FEW_DIRECTIONS = 16  # good fits have 30 or more
 _EXPLAINED = 2**23  # similarities that an explanation holds at once, 64 MB of float64
 _FEW_AUX = 64  # AUX sequences with half the weight of many
-_FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
 
-class APOOD(Detector):
+class APOOD(Refinable, Detector):
     """Attention pooling for OOD detection, unsupervised and with auxiliary outliers.
 
     Hofmann et al., ICLR 2026. M heads W_j of T queries each pool a sequence Z by attention over all its (token, query)
@@ -361,6 +371,32 @@ class APOOD(Detector):
         outliers = None if nearest is None else Outliers(float(nearest), recipe)
         return find_failures(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
 
+    @torch.no_grad()
+    def measure(self, tokens: TokenBatch) -> Measured:
+        """Return the pool of all sequences together, and number, mean and scatter of h, per head."""
+        device = resolve_device(self.device)
+        kept = trim_ends(tokens, first=self.skips_first_, last=self.skips_last_).to(device)
+        queries, preprocessing = self._copy_on(device, "queries_"), self._make_preprocessing(device)
+        pooled = Pooled(
+            *(x.double() for x in attention_pool(kept, queries, self.beta_, self.similarity, preprocessing))
+        )
+        value, log_mass = merge_sequences(pooled)
+        mean = pooled.value.mean(0)
+        found = {"value": value, "log_mass": log_mass, "mean": mean, "scatter": (pooled.value - mean).square().sum(0)}
+        return {"count": torch.tensor(float(len(kept)), dtype=torch.float64)} | {k: x.cpu() for k, x in found.items()}
+
+    def merge_measured(self, first: Measured, second: Measured) -> Measured:
+        """Return the pool, and number, mean and scatter of h, of a union."""
+        value, log_mass = merge(*(Pooled(own["value"], own["log_mass"]) for own in (first, second)))
+        return {**merge_spreads(first, second), "value": value, "log_mass": log_mass}
+
+    def refine(self, measured: Measured) -> None:
+        """Replace the prototype by that of everything. Queries and the space they live in stay as they were trained."""
+        mean, variance = measured["mean"], measured["scatter"] / measured["count"]
+        mu = mean if self._resolve_recipe().mean_prototype else measured["value"]
+        self.prototype_ = mu.float()
+        self.mean_distance_ = float((variance + (mean - mu).square()).mean())
+
     def _score(self, tokens: TokenBatch) -> Tensor:
         distances = self._pool(tokens.dtype).finish(tokens)
         best, factors = self._best_score(), self._length_factors(tokens.lengths)  # computed while the GPU is busy
@@ -430,36 +466,3 @@ class APOOD(Detector):
         if self.length_law_.is_flat:  # a shortcut, because a single sequence is scored in microseconds
             return torch.ones(len(lengths), dtype=torch.float64)
         return (-self.length_law_.compute_allowances(lengths)[:, 0]).exp()
-
-
-def temper(squares: Tensor, score: ScoreName) -> Tensor:
-    """Return the terms of the score from the d² of each head."""
-    return _FREEDOM * torch.log1p(squares / _FREEDOM) if score == "student" else squares
-
-
-@dataclass(frozen=True, eq=False)
-class Shortfall:
-    """The distance behind a score: the best possible score minus the score, before the correction for the length.
-
-    A non-finite pooled value makes it non-finite.
-
-    Attributes:
-        score: "sum", "student" or "min".
-        prototype: μ `[M]`.
-        log_norms: log |W_j|² `[M]`.
-    """
-
-    score: ScoreName
-    prototype: Tensor
-    log_norms: Tensor
-
-    def __call__(self, pooled: Pooled) -> Tensor:
-        """Return the distance `[N]` of each sequence."""
-        return self.from_values(pooled.value)
-
-    def from_values(self, h: Tensor) -> Tensor:
-        """Return the distance `[N]` of each sequence from its pooled values `[N, M]`."""
-        squares = mse_loss(h, self.prototype.expand_as(h), reduction="none")  # one launch on a GPU
-        if self.score == "min":
-            return (squares - (self.log_norms - self.log_norms.amin())).amax(1)
-        return temper(squares, self.score).sum(1)

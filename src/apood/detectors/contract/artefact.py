@@ -34,8 +34,8 @@ from apood.support.files import atomic_folder, is_being_replaced, read_json, sha
 from apood.support.version import __version__
 
 __all__ = [
-    "build_detector", "describe_detector", "from_json", "load", "load_with_facts", "refuse_foreign", "save_detector",
-    "to_json",
+    "build_detector", "describe_detector", "from_json", "load_detector", "load_with_facts", "refuse_foreign",
+    "save_detector", "to_json",
 ]  # fmt: skip
 
 _SCHEMA = 1
@@ -118,7 +118,7 @@ def _refuse_unloadable(detector: Detector, described: dict[str, Any], tensors: d
         ) from error
 
 
-def load(folder: str | Path) -> Detector:
+def load_detector(folder: str | Path) -> Detector:
     """Return the detector that `save_detector` wrote to `folder`."""
     return load_with_facts(folder)[0]
 

@@ -1,6 +1,7 @@
 """Mean pooling: one vector per sequence, its mean and covariance over a corpus, and all vectors of a corpus."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,9 +19,12 @@ __all__ = [
     "Moments",
     "Normalize",
     "Standard",
+    "compute_covariance",
     "compute_moments",
     "describe_shortage",
     "inverse_root",
+    "measure_spread",
+    "merge_spreads",
     "pool_means",
     "refuse_no_spread",
     "share_means",
@@ -87,22 +91,48 @@ class Moments(NamedTuple):
 
 def compute_moments(source: TokenSource, normalize: Normalize) -> Moments:
     """Return the moments after one streaming pass, by Chan's pairwise update, which avoids cancellation."""
-    count = 0
-    mean = torch.zeros(source.dim, dtype=torch.float64)
-    scatter = torch.zeros(source.dim, source.dim, dtype=torch.float64)
+    total = _make_empty(source.dim)
     with progress_bar(len(source), "covariance", "seq") as progress:
         for batch in source.batches(token_budget(source.dim)):
-            x = pool_means(batch, normalize).cpu()
-            delta = x.mean(0) - mean
-            centred = x - x.mean(0)
-            share = len(x) / (count + len(x))
-            scatter += centred.T @ centred + torch.outer(delta, delta) * (count * share)
-            mean += delta * share
-            count += len(x)
-            progress.update(len(x))
-    covariance = scatter / count
-    refuse_no_spread(covariance.diagonal(), mean)
-    return Moments(count, mean, covariance)
+            total = merge_spreads(total, measure_spread(batch, normalize))
+            progress.update(len(batch))
+    return compute_covariance(total)
+
+
+def measure_spread(tokens: TokenBatch, normalize: Normalize) -> dict[str, Tensor]:
+    """Return the number of sequences, the mean of their pooled vectors, and the sum of the outer products about it."""
+    x = pool_means(tokens, normalize).cpu()
+    mean = x.mean(0)
+    centred = x - mean
+    return {"count": torch.tensor(float(len(x)), dtype=torch.float64), "mean": mean, "scatter": centred.T @ centred}
+
+
+def merge_spreads(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return count, mean and scatter of a union; a scatter may also be that of each dimension alone, `[D]`.
+
+    This is Chan's update, in which nothing large cancels.
+    """
+    delta = second["mean"] - first["mean"]
+    products = torch.outer(delta, delta) if second["scatter"].ndim == 2 else delta.square()
+    count = first["count"] + second["count"]
+    share = second["count"] / count
+    return {
+        "count": count,
+        "mean": first["mean"] + delta * share,
+        "scatter": first["scatter"] + (second["scatter"] + products * (first["count"] * share)),
+    }
+
+
+def compute_covariance(spread: Mapping[str, Tensor]) -> Moments:
+    """Return the moments that count, mean and scatter stand for. Raise InputError if all vectors are the same."""
+    covariance = spread["scatter"] / spread["count"]
+    refuse_no_spread(covariance.diagonal(), spread["mean"])
+    return Moments(int(spread["count"]), spread["mean"], covariance)
+
+
+def _make_empty(dim: int) -> dict[str, Tensor]:
+    shapes: dict[str, tuple[int, ...]] = {"count": (), "mean": (dim,), "scatter": (dim, dim)}
+    return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
 
 def refuse_no_spread(variance: Tensor, centre: Tensor) -> None:

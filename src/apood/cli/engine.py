@@ -1,0 +1,223 @@
+"""The options of commands that run on a cluster, and what these commands do there."""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from apood.cli.arguments import are_sounds, refuse_occupied
+from apood.cli.output import advise_on_interrupt, echo, print_facts, print_json
+from apood.support.checks import format_count
+from apood.support.errors import InputError
+from apood.support.files import reserve_path, sha256_of
+
+if TYPE_CHECKING:
+    from apood.detectors.contract.base import Detector
+    from apood.scale.job import Job
+    from apood.scale.shards import Counts
+    from apood.scale.worker import Worker
+
+__all__ = [
+    "Address",
+    "DryRunRay",
+    "Engine",
+    "OnRay",
+    "Workers",
+    "embed_on_ray",
+    "fit_on_ray",
+    "refuse_ray_options",
+    "score_on_ray",
+]
+
+Engine = Annotated[
+    Literal["plain", "ray"],
+    typer.Option("--engine", help="Where the work is done: in this process, or by workers of a Ray cluster."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Head node of the Ray cluster, or auto for the one on this machine.",
+        show_default="RAY_ADDRESS, or a new one on this machine",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Number of workers on the cluster.", show_default="one per GPU or processor"),
+]
+DryRunRay = Annotated[
+    bool, typer.Option("--dry-run", help="With --engine ray, only estimate documents, tokens and time.")
+]
+
+
+def refuse_ray_options(engine: str, **given: Any) -> None:
+    """Raise InputError if an option for a cluster is given, and the engine is another one."""
+    for name, value in given.items():
+        if engine != "ray" and value not in (None, False):
+            raise InputError(f"--{name.replace('_', '-')} is for --engine ray: add it, or leave the option out.")
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """How a command runs on a cluster, from its options."""
+
+    address: str | None
+    workers: int | None
+    dry_run: bool
+    as_json: bool
+
+    def run(self, job: "Job", worker: "type[Worker]") -> "Counts":
+        """Do what is left of a job, and return the counts of all rows."""
+        from apood.scale.engine import connect, run_workers
+
+        if left := job.begin():
+            with connect(self.address) as cluster:
+                count = cluster.count_workers(self.workers)
+                for _ in run_workers(worker, job.settings, job.parts, left, cluster=cluster, workers=count):
+                    pass
+        return job.finish()
+
+    def show_estimate(self, job: "Job", worker: "type[Worker]") -> None:
+        """Print what a job will take."""
+        from apood.scale.estimating import estimate_job
+
+        facts = asdict(estimate_job(job, worker, self.workers))
+        print_json(facts) if self.as_json else print_facts(facts)
+
+
+def score_on_ray(
+    detector: Path, inputs: Sequence[str], out: str, fields: Mapping[str, Any], model: str | None, on_ray: OnRay
+) -> None:
+    """Score texts on a cluster; `fields` are the fields to read and to keep."""
+    from apood.data.inputs import Request
+    from apood.pipeline.facts import load_detector_and_facts
+    from apood.scale.job import Job, Settings
+    from apood.scale.scoring import ScoreWorker
+
+    if out == "-":
+        raise InputError("--engine ray writes a folder of Parquet files: name it with --out.")
+    _refuse_sounds(inputs)
+    loaded, _ = load_detector_and_facts(detector)  # an error before there is a folder
+    pairs = (loaded.encoder_ or {}).get("mode") == "reference" or fields["target_field"] is not None
+    settings = Settings(
+        folder=str(Path(out).resolve()),
+        request=Request(pairs=pairs, allow_empty=True, **fields),
+        detector=str(detector.resolve()),
+        model=model,
+    )
+    identity = {"detector": [sha256_of(detector / name) for name in ("config.json", "model.safetensors")]}
+    job = Job.plan("score", inputs, settings, identity)
+    if on_ray.dry_run:
+        on_ray.show_estimate(job, ScoreWorker)
+        return
+    with advise_on_interrupt(_advise(Path(out))), reserve_path(Path(out)):
+        counts = on_ray.run(job, ScoreWorker)
+    if on_ray.as_json:
+        print_json({**asdict(counts), "folder": out})
+        return
+    if counts.bad:
+        are = "is a row" if counts.bad == 1 else "are rows"
+        echo(f"{format_count(counts.bad, 'document')} could not be used, and {are} with the error.", err=True)
+    ood = f", {counts.ood:,} of them OOD" if hasattr(loaded, "threshold_") else ""
+    echo(f"Scored {format_count(counts.rows - counts.bad, 'input')}{ood}; the rows are in {out}.")
+
+
+def embed_on_ray(
+    inputs: Sequence[str],
+    out: Path,
+    encoder: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    dtype: str,
+    on_ray: OnRay,
+) -> None:
+    """Embed texts on a cluster; `encoder` are the model and the options of the encoder."""
+    from apood.data.inputs import Request
+    from apood.encoders.base.pretrained import find_pretrained, fingerprint
+    from apood.scale.embedding import EmbedWorker, join_units
+    from apood.scale.job import Job, Settings
+
+    _refuse_sounds(inputs)
+    work = out.parent / f"{out.name}.parts"
+    settings = Settings(str(work.resolve()), Request(**fields), encoder=encoder, dtype=dtype)
+    identity = {"encoder": {**encoder, "model": fingerprint(find_pretrained(encoder["model"]).folder)}, "dtype": dtype}
+    job = Job.plan("embed", inputs, settings, identity)
+    if on_ray.dry_run:
+        on_ray.show_estimate(job, EmbedWorker)
+        return
+    with advise_on_interrupt(_advise(work)), reserve_path(out):
+        refuse_occupied(out)
+        counts = on_ray.run(job, EmbedWorker)
+        store = join_units(work, out, counts)
+        shutil.rmtree(work)
+    if on_ray.as_json:
+        print_json({**asdict(counts), "store": str(out)})
+        return
+    if counts.bad:
+        echo(f"Skipped: {format_count(counts.bad, 'document')} that could not be used.", err=True)
+    tokens = f"{format_count(counts.tokens, 'token')} of D={store.dim}"
+    echo(f"Embedded {format_count(counts.rows - counts.bad, 'text')} into {out}: {tokens}.")
+
+
+def fit_on_ray(
+    detector: "Detector", texts: str, out: Path, model: str | None, field: str | None, sample: int | None, on_ray: OnRay
+) -> None:
+    """Fit a detector on a sample of the texts and on statistics of all of them, and set its threshold."""
+    from apood.data.inputs import Request
+    from apood.encoders.base.pretrained import find_pretrained, fingerprint
+    from apood.fitting.optimise import Checkpoint
+    from apood.pipeline.token_cache import TokenCache
+    from apood.scale.embedding import EmbedWorker
+    from apood.scale.engine import connect
+    from apood.scale.fitting import draw_sample, fit_sample, refine_and_calibrate
+    from apood.scale.job import Job, Settings
+    from apood.scale.measuring import MEASURED_RECORDS, MeasureWorker
+    from apood.scale.units import PART_BYTES
+
+    if sample is None or model is None:
+        raise InputError("--engine ray fits on texts: give --model, and --sample, the number of texts to train on.")
+    _refuse_sounds([texts])
+    work, seed = out.parent / f"{out.name}.scale", int(getattr(detector, "seed", 0))
+    settings = Settings(
+        folder=str((work / "measured").resolve()),
+        request=Request(field=field),
+        detector=str((work / "detector").resolve()),
+        unit_records=MEASURED_RECORDS,
+    )
+    described = {"method": detector.name, "settings": repr(detector), "sample": sample}
+    identity = {**described, "model": fingerprint(find_pretrained(model).folder)}
+    job = Job.plan("measure", [texts], settings, identity, part_bytes=4 * PART_BYTES)
+    if on_ray.dry_run:
+        on_ray.show_estimate(replace(job, settings=replace(settings, encoder={"model": model})), EmbedWorker)
+        return
+    with advise_on_interrupt(_advise(work)), reserve_path(out), connect(on_ray.address):
+        job.begin()
+        cache = TokenCache.of_model(work / "tokens", model)
+        drawn = draw_sample(job, sample, seed, work / "sample.parquet")
+        fitted = fit_sample(detector, drawn, cache, work, Checkpoint(work / "checkpoint"))
+        facts, counts = refine_and_calibrate(
+            fitted, drawn, cache, job, lambda measured: on_ray.run(measured, MeasureWorker)
+        )
+        fitted.save(out, facts=facts.to_json())
+        shutil.rmtree(work)
+    everything = None if counts is None else counts.rows - counts.bad - len(drawn.held_out)
+    if on_ray.as_json:
+        result = {"method": fitted.name, "sample": len(drawn.training), "held_out": len(drawn.held_out)}
+        print_json({**result, "measured": everything, "threshold": fitted.threshold_, "detector": str(out)})
+        return
+    rest = "" if everything is None else f", learnt statistics of {format_count(everything, 'text')}"
+    echo(
+        f"Trained {fitted.name} on a sample of {format_count(len(drawn.training), 'text')}{rest}, set the threshold "
+        f"with {len(drawn.held_out):,} others, and saved it to {out}."
+    )
+
+
+def _refuse_sounds(inputs: Sequence[str]) -> None:
+    if are_sounds(inputs):
+        raise InputError("--engine ray takes texts; leave it out for sounds.")
+
+
+def _advise(folder: Path) -> Callable[[], str]:
+    return lambda: f"what is done is in {folder}; run the same command again to continue."

@@ -1,0 +1,88 @@
+"""Workers that embed documents: each unit becomes a token store of its own, and all are joined at the end."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from apood.encoders.embed import Portion
+from apood.encoders.opening import open_encoder
+from apood.pipeline.seen import count_tokens
+from apood.scale.job import Settings
+from apood.scale.shards import Counts, Row
+from apood.scale.units import Unit
+from apood.scale.worker import Worker
+from apood.support.errors import InputError
+from apood.support.files import atomic_folder
+from apood.tokens.batch import TokenBatch
+from apood.tokens.documents import find_documents
+from apood.tokens.joining import write_joined
+from apood.tokens.store import TokenStore
+from apood.tokens.writer import TokenStoreWriter
+
+__all__ = ["EmbedWorker", "describe_documents", "join_units"]
+
+_STORE = "tokens-"
+
+
+class EmbedWorker(Worker):
+    """Makes a token store per unit, beside rows that say what became of each document."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.encoder = open_encoder(**dict(settings.encoder or {}))
+        self._batches: list[TokenBatch] = []
+
+    def make_rows(self, portion: Portion) -> list[Row]:
+        """Return what was encoded of each record, and keep its tokens for `save_more`."""
+        self._batches.append(portion.batch)
+        return describe_documents(portion)
+
+    def save_more(self, unit: Unit) -> None:
+        """Write the tokens of the unit."""
+        batches = [batch for batch in self._batches if len(batch)]
+        self.discard()
+        if not batches:
+            return
+        with (
+            atomic_folder(self.folder / f"{_STORE}{unit.name}") as temporary,
+            TokenStoreWriter(
+                temporary,
+                dim=self.encoder.dim,
+                dtype=getattr(torch, self.settings.dtype),
+                encoder=self.encoder.identity,
+                commit_seconds=float("inf"),
+            ) as writer,
+        ):
+            for batch in batches:
+                writer.append(batch)
+
+    def discard(self) -> None:
+        """Forget the tokens of a unit that failed."""
+        self._batches = []
+
+
+def describe_documents(portion: Portion) -> list[Row]:
+    """Return what was encoded of each record. One that the encoder refused has its reason as error."""
+    starts = find_documents(portion.batch)
+    tokens, windows = count_tokens(portion.batch), np.diff(starts, append=len(portion.batch))
+    rows: list[Row] = []
+    at = 0
+    for place in range(len(portion.records)):
+        if (bad := portion.refused.get(place)) is not None:
+            rows.append({"error": bad.reason})
+            continue
+        rows.append({"tokens": int(tokens[at]), "windows": int(windows[at]), "truncated": at in portion.cut})
+        at += 1
+    return rows
+
+
+def join_units(folder: Path, out: Path, counts: Counts) -> TokenStore:
+    """Write the tokens of all units to the store `out`, in the order of the inputs, and return it."""
+    stores: Sequence[TokenStore] = [TokenStore(path) for path in sorted(folder.glob(f"{_STORE}??????*-?????"))]
+    if not stores:
+        raise InputError("There is nothing to embed: no record can be used.")
+    with atomic_folder(out) as temporary:
+        write_joined(stores, temporary, {"truncated": counts.cut, "bad": counts.bad})
+    return TokenStore(out)

@@ -1,0 +1,184 @@
+"""The one module that knows Ray: connect to a cluster, and let a pool of workers process the parts of a job."""
+
+import logging
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from apood.data.parts import Part
+from apood.scale.job import Settings
+from apood.scale.units import make_row, read_row
+from apood.scale.worker import Worker
+from apood.support.checks import import_optional
+from apood.support.errors import InputError
+from apood.support.progress import progress_bar
+
+__all__ = ["Cluster", "connect", "map_parts", "run_workers"]
+
+_ANSWER_SECONDS = 10.0
+_MOST_BLOCKS = 10_000  # lists of parts that Ray holds; a part is a block of its own if there are not more
+_OWN_ERROR = re.compile(r"(?:\w+\(\w+\): )?(?:apood\.[\w.]+Error|InputError): (.+)")  # in a traceback of a worker
+_MOST_THREADS = 8  # CPU threads of a worker with a GPU
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The resources of a cluster.
+
+    Attributes:
+        cpus: its processors.
+        gpus: its GPUs.
+    """
+
+    cpus: int
+    gpus: int
+
+    def count_workers(self, wanted: int | None) -> int:
+        """Return how many workers there are: as wanted, or one per GPU or, without GPUs, per processor."""
+        most = self.gpus or self.cpus
+        if wanted is not None and wanted > most:
+            unit = "GPU" if self.gpus else "processor"
+            raise InputError(f"--workers {wanted} needs as many {unit}s, and the cluster has {most}.")
+        return wanted or most
+
+    @property
+    def needs(self) -> dict[str, float]:
+        """The resources of one worker. Ray gives it as many threads as processors."""
+        if self.gpus:
+            return {"num_gpus": 1, "num_cpus": max(1, min(_MOST_THREADS, self.cpus // self.gpus))}
+        return {"num_cpus": 1}
+
+
+@contextmanager
+def connect(address: str | None) -> Iterator[Cluster]:
+    """Connect to the cluster at `address` during the block: host:port, or "auto" for the one on this machine.
+
+    Without an address it is that in the variable RAY_ADDRESS or, if there is none, Ray is started on this machine and
+    stopped at the end.
+
+    Raises:
+        InputError: if Ray is not installed, or if there is no cluster at the address.
+    """
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # otherwise Ray prints its own notices of restarts
+    ray = import_optional("ray", "ray", "--engine ray")
+    import_optional("ray.data", "ray", "--engine ray")
+    ours = not ray.is_initialized()
+    if ours:
+        address = address or os.environ.get("RAY_ADDRESS")
+        _refuse_unreachable(address)
+        local: dict[str, Any] = {} if address else {"include_dashboard": False}
+        try:
+            with _silence():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise InputError(f"There is no Ray cluster at {address or 'this machine'} ({error}).") from error
+    try:
+        found = ray.cluster_resources()
+        yield Cluster(int(found.get("CPU", 0)), int(found.get("GPU", 0)))
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Hide what Ray's own library prints on standard error while it starts. Errors are raised, not printed."""
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+def _refuse_unreachable(address: str | None) -> None:
+    """Raise InputError if nobody listens at an address. Ray itself would try for a minute."""
+    if address is None or address in ("auto", "local"):
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in host or not port.isdecimal():
+        raise InputError(
+            f"--address takes host:port of a cluster's head node, such as 10.0.0.1:6379, or auto, got {address!r}."
+        )
+    try:
+        socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"Nobody answers at {address} ({error}): start the cluster with `ray start --head`, and give its address."
+        ) from error
+
+
+def run_workers(
+    worker: type[Worker],
+    settings: Settings,
+    parts: Sequence[Part],
+    chosen: Sequence[int],
+    *,
+    cluster: Cluster,
+    workers: int,
+) -> Iterator[dict[str, Any]]:
+    """Yield what workers return about each of the `chosen` parts, as soon as it is done.
+
+    Rows of the plan go through Ray, texts and results do not: a worker reads its part, and commits its shards. So Ray
+    moves next to nothing. Its back-pressure keeps as many parts at work as there are workers. It starts a worker that
+    died again, elsewhere if the node is gone, and repeats its part, of which only the unit at work was lost.
+    """
+    from ray.data import ActorPoolStrategy
+
+    if not chosen:
+        return
+    data = _make_dataset(parts, chosen).map(
+        worker,
+        fn_constructor_args=(settings,),
+        compute=ActorPoolStrategy(size=min(workers, len(chosen))),
+        **cluster.needs,
+    )
+    with progress_bar(len(chosen), worker.__name__.removesuffix("Worker").lower(), unit="part") as progress:
+        for found in _iterate(data):
+            progress.update()
+            yield found
+
+
+def map_parts(
+    function: Callable[..., list[dict[str, Any]]], parts: Sequence[Part], **arguments: Any
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows that `function` returns for the number of each part, the part and the arguments."""
+
+    def call(row: dict[str, Any]) -> list[dict[str, Any]]:
+        return function(row["part"], read_row(row), **arguments)
+
+    yield from _iterate(_make_dataset(parts, range(len(parts))).flat_map(call))
+
+
+def _make_dataset(parts: Sequence[Part], chosen: Sequence[int]) -> Any:
+    import ray.data
+
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised; it would print their tracebacks too
+    rows = [make_row(number, parts[number]) for number in chosen]
+    return ray.data.from_items(rows, override_num_blocks=min(len(rows), _MOST_BLOCKS))
+
+
+def _iterate(data: Any) -> Iterator[dict[str, Any]]:
+    from ray.exceptions import RayError
+
+    try:
+        yield from data.iter_rows()
+    except RayError as error:
+        raise _explain(error) from error
+
+
+def _explain(error: BaseException) -> InputError:
+    """Return the error of apood that made a worker fail or, if there is none, the last line of what Ray says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    found = [match[1] for line in lines if (match := _OWN_ERROR.match(line))]
+    return InputError(found[-1] if found else f"A worker failed: {lines[-1] if lines else type(error).__name__}")

@@ -1,0 +1,130 @@
+"""Fit a detector on more than fits: train on a sample, and learn from everything what is a sum over documents.
+
+What is learnt from which documents:
+
+- The sample trains. AP-OOD finds its queries, the space they live in (centring, whitening, beta) and the law of the
+  length; neighbours remember the sample, because their number is what scoring costs; a classifier is trained with it.
+  A fusion learns its scale from a few thousand sequences of it, which is all that it uses of any corpus.
+- Everything gives the means and covariances of `mahalanobis`, which is then the fit on everything, and the prototype of
+  AP-OOD. These are sums, merged exactly from parts of any size. After the pass nothing of a document is kept.
+- Documents held out, drawn with the sample and in no other part of it, set the threshold: they are scored by the
+  detector as it is at the end.
+
+Each step leaves its result in a folder, and is not repeated after an interruption.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from apood.data.inputs import Request
+from apood.data.parts import Part
+from apood.data.record import Record
+from apood.decisions.conformal import count_needed
+from apood.detectors.contract.artefact import load_with_facts
+from apood.detectors.contract.base import Detector
+from apood.detectors.contract.refinable import Refinable
+from apood.fitting.optimise import Checkpoint
+from apood.pipeline.facts import Facts
+from apood.pipeline.token_cache import TokenCache
+from apood.scale.engine import map_parts
+from apood.scale.estimating import count_documents_about
+from apood.scale.job import Job
+from apood.scale.measuring import merge_units
+from apood.scale.sampling import Drawn, choose_bound, draw_rows, take_smallest
+from apood.scale.shards import Counts
+from apood.support.errors import InputError
+from apood.support.files import atomic_file
+from apood.tokens.store import TokenStore
+
+__all__ = ["Sample", "draw_sample", "fit_sample", "refine_and_calibrate"]
+
+_HELD_OUT = 0.25  # documents that set the threshold, per document of the sample
+_ACCEPT = 0.95
+_DETECTOR = "detector"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Documents drawn from a corpus.
+
+    Attributes:
+        training: those to learn from, in the order of the inputs.
+        held_out: those that set the threshold.
+    """
+
+    training: list[Record]
+    held_out: list[Record]
+
+    @classmethod
+    def of(cls, drawn: Sequence[Drawn], size: int) -> "Sample":
+        """Return the sample in its two parts; the smaller keys learn. From a small corpus, a fifth is held out."""
+        count = min(size, round(len(drawn) / (1 + _HELD_OUT)))
+        needed = count_needed(_ACCEPT)
+        if len(drawn) - count < needed:
+            raise InputError(
+                f"{len(drawn) - count} documents would be held out to set the threshold, and it takes {needed}: give "
+                "more documents, or a larger --sample."
+            )
+        in_order = [sorted(part, key=lambda own: own[1:3]) for part in (drawn[:count], drawn[count:])]
+        training, held_out = ([Record(own.text, own.place) for own in part] for part in in_order)
+        return cls(training, held_out)
+
+
+def draw_sample(job: Job, size: int, seed: int, path: Path) -> Sample:
+    """Return a uniform sample of the documents of a job and others to hold out, drawn once and kept in a file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if path.exists():
+        drawn = [Drawn(**row) for row in pyarrow.parquet.read_table(path).to_pylist()]
+        return Sample.of(drawn, size)
+    wanted = size + max(round(_HELD_OUT * size), count_needed(_ACCEPT))
+    bound = choose_bound(wanted, count_documents_about(job)[0])
+    drawn = _draw(job.parts, job.settings.request, wanted, seed, bound)
+    if len(drawn) < wanted:  # there are fewer documents, or fewer below the bound
+        drawn = _draw(job.parts, job.settings.request, wanted, seed, choose_bound(wanted, 0))
+    sample = Sample.of(drawn, size)
+    with atomic_file(path) as temporary:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([own._asdict() for own in drawn]), temporary)
+    return sample
+
+
+def _draw(parts: Sequence[Part], request: Request, wanted: int, seed: int, bound: int) -> list[Drawn]:
+    rows = map_parts(draw_rows, parts, request=request, seed=seed, bound=bound, wanted=wanted)
+    return take_smallest((Drawn(**row) for row in rows), wanted)
+
+
+def fit_sample(detector: Detector, sample: Sample, cache: TokenCache, work: Path, checkpoint: Checkpoint) -> Detector:
+    """Return the detector, fitted on the sample by this process, or as an earlier run left it."""
+    folder = work / _DETECTOR
+    if folder.exists():
+        return load_with_facts(folder)[0]
+    tokens = TokenStore(cache.find_store(sample.training, skip_bad=True))
+    detector.fit(tokens, checkpoint=checkpoint)
+    detector.save(folder, facts=Facts.of_fit(tokens).to_json())
+    return detector
+
+
+def refine_and_calibrate(
+    detector: Detector, sample: Sample, cache: TokenCache, job: Job, measure: Callable[[Job], Counts]
+) -> tuple[Facts, Counts | None]:
+    """Learn from everything, set the threshold, and return the facts about it, with the counts of the pass.
+
+    Args:
+        detector: the detector after `fit_sample`.
+        sample: its sample.
+        cache: the tokens of the sample.
+        job: the pass over everything.
+        measure: lets workers do the job; it is not called if the detector has nothing to refine, and None is returned.
+    """
+    counts = None
+    if isinstance(detector, Refinable) and detector.refines:
+        places = frozenset(record.place for record in sample.held_out)
+        counts = measure(replace(job, settings=replace(job.settings, left_out=places)))
+        detector.refine(merge_units(job.folder, detector))
+    training, held_out = (
+        TokenStore(cache.find_store(records, skip_bad=True)) for records in (sample.training, sample.held_out)
+    )
+    detector.calibrate(held_out, _ACCEPT)
+    return Facts.of_fit(training).after_calibration(held_out, _ACCEPT), counts

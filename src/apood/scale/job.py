@@ -1,0 +1,150 @@
+"""A job: what is to be done with which inputs, in a folder that keeps what is done."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from apood.data.inputs import Request
+from apood.data.parts import Part, find_parts
+from apood.data.record import BadRecord, MissingField
+from apood.scale.shards import Counts, find_committed, list_finished, read_counts
+from apood.scale.units import PART_BYTES, UNIT_RECORDS, read_safely
+from apood.support.errors import InputError
+from apood.support.files import is_temporary, read_json, refuse_unwritable, write_json
+from apood.support.version import __version__
+
+__all__ = ["MANIFEST", "Job", "Settings"]
+
+MANIFEST = "_manifest.json"
+_PLAN = "_plan.json"  # readers of Parquet folders skip names that begin like this
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a worker is told. It is sent to every worker, so it holds plain values only.
+
+    Attributes:
+        folder: the folder of the job, which all machines of the cluster see.
+        request: the fields to read.
+        encoder: the model and the options of the encoder, for workers that have no detector.
+        detector: the folder of the detector.
+        model: the folder of the encoder's model, if it has moved.
+        dtype: the dtype of stored tokens.
+        left_out: the places of documents that are not measured.
+        unit_records: the largest number of documents of a unit.
+    """
+
+    folder: str
+    request: Request
+    encoder: Mapping[str, Any] | None = None
+    detector: str | None = None
+    model: str | None = None
+    dtype: str = "float16"
+    left_out: frozenset[str] = frozenset()
+    unit_records: int = UNIT_RECORDS
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be done.
+
+    Attributes:
+        kind: what is made: "score", "embed" or "measure".
+        settings: what workers are told.
+        parts: the parts of the inputs.
+        identity: whatever else decides the result, as JSON.
+    """
+
+    kind: str
+    settings: Settings
+    parts: Sequence[Part]
+    identity: Mapping[str, Any]
+
+    @classmethod
+    def plan(
+        cls,
+        kind: str,
+        inputs: Sequence[str],
+        settings: Settings,
+        identity: Mapping[str, Any],
+        part_bytes: int = PART_BYTES,
+    ) -> Self:
+        """Return the job for these inputs. Raise InputError if they cannot be used, or if the first record is bad."""
+        parts = find_parts(inputs, part_bytes)
+        if not parts:
+            raise InputError(f"There is no text in {', '.join(map(repr, inputs))}.")
+        first = next(read_safely(parts[0], settings.request), None)
+        if isinstance(first, MissingField):  # probably all records lack it
+            raise InputError(f"{first.reason.rstrip('.')}; name it with --field.")
+        if isinstance(first, BadRecord) and len(parts) == 1 and first.place == parts[0].name:
+            raise InputError(first.reason)
+        return cls(kind, settings, parts, identity)
+
+    @property
+    def folder(self) -> Path:
+        """The folder that keeps what is done."""
+        return Path(self.settings.folder)
+
+    @cached_property
+    def _plan(self) -> dict[str, Any]:
+        times = {part.name: Path(part.name).stat().st_mtime_ns for part in self.parts if part.size}
+        described = [[*asdict(part).values(), times.get(part.name)] for part in self.parts]
+        request = asdict(self.settings.request)
+        return {
+            "kind": self.kind,
+            "apood": __version__,
+            "parts": len(self.parts),
+            "inputs": hashlib.sha256(json.dumps(described).encode()).hexdigest(),
+            "request": json.loads(json.dumps(request)),
+            **json.loads(json.dumps(dict(self.identity))),
+        }
+
+    def begin(self) -> list[int]:
+        """Write the plan, or compare it with the one of an earlier run, and return the parts that are still to do.
+
+        Raises:
+            InputError: if the folder holds something else, or the work of another job.
+        """
+        path = self.folder / _PLAN
+        if path.exists():
+            before = read_json(path)
+            if wrong := [key for key, value in self._plan.items() if before.get(key) != value]:
+                raise InputError(
+                    f"{self.folder} holds the work of another command, whose {wrong[0]} differ"
+                    f"{'' if wrong[0].endswith('s') else 's'}: repeat that command to continue it, or choose another "
+                    "folder."
+                )
+        else:
+            if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+                raise InputError(f"{self.folder} already exists and is not empty: choose another folder.")
+            refuse_unwritable(self.folder)
+            write_json(path, self._plan)
+        finished = list_finished(find_committed(self.folder))
+        return [number for number in range(len(self.parts)) if number not in finished]
+
+    def finish(self) -> Counts:
+        """Write the manifest, which lists all shards in the order of the inputs, and return the counts of all rows.
+
+        Raises:
+            InputError: if a shard is missing.
+        """
+        committed = find_committed(self.folder)
+        if missing := set(range(len(self.parts))) - list_finished(committed):
+            raise InputError(f"{len(missing)} parts of {self.folder} are missing: run the same command again.")
+        total, shards = Counts(), []
+        for part in sorted(committed):
+            for path in committed[part]:
+                counts, _ = read_counts(path)
+                shards.append(
+                    {"file": path.name, "first": total.rows, "input": self.parts[part].name, "rows": counts.rows}
+                )
+                total.add(counts)
+        for path in self.folder.iterdir():
+            if is_temporary(path):  # of a worker that was killed
+                path.unlink(missing_ok=True)
+        write_json(self.folder / MANIFEST, {**self._plan, "counts": asdict(total), "shards": shards})
+        return total

@@ -1,0 +1,36 @@
+"""Workers that score documents: encoder and detector in one process, so that tokens are never stored."""
+
+from apood.encoders.embed import Portion
+from apood.pipeline.facts import load_detector_and_facts
+from apood.pipeline.judging import judge_portion
+from apood.pipeline.opening import open_encoder_of
+from apood.scale.job import Settings
+from apood.scale.shards import Row
+from apood.scale.worker import Worker
+
+__all__ = ["ScoreWorker"]
+
+
+class ScoreWorker(Worker):
+    """Makes the rows of `apood score`: score, p-value, decision, and what was looked at."""
+
+    columns = ("score", "p_value", "decision", *Worker.columns)
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.detector, facts = load_detector_and_facts(str(settings.detector))
+        self._seen = facts.training
+        self.encoder = open_encoder_of(self.detector, settings.model)
+
+    def make_rows(self, portion: Portion) -> list[Row]:
+        """Return the judgement of each record."""
+        rows: list[Row] = []
+        for _, (score, p_value, accepted, tokens, windows, truncated, note), _ in judge_portion(
+            portion, self.detector, self._seen
+        ):
+            decision = None if accepted is None else "ID" if accepted else "OOD"
+            rows.append(
+                {"score": score, "p_value": p_value, "decision": decision, "tokens": tokens, "windows": windows}
+                | {"truncated": truncated, "note": note}
+            )  # fmt: skip
+        return rows

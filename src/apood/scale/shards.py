@@ -1,0 +1,142 @@
+"""Shards: one Parquet file per unit, with the rows of its documents. A unit is done when its shard is there.
+
+Ray Data has checkpoints of its own (`CheckpointConfig`), which do not serve here. They remember the identifiers of rows
+that were written, and filter these rows out after reading, so that the rows that are left are batched with other
+neighbours: the last digits of their scores would change. They need a column of unique identifiers, which texts do not
+have, and a pipeline that ends in one of Ray's own writers, which name their files at random and write no token stores.
+So a worker commits each unit itself: the file is written under another name, flushed and renamed. It holds nothing that
+depends on time, place or worker. A unit that is done twice, by a worker that was thought dead, gives the same bytes.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from apood.support.errors import InputError
+from apood.support.files import atomic_file
+
+__all__ = ["Counts", "Row", "find_committed", "list_finished", "read_counts", "shard_path", "write_shard"]
+
+Row = Mapping[str, Any]
+
+_SHARD = re.compile(r"rows-((\d{6,})-(\d{5,}))\.parquet")
+_KEY = b"apood"
+_TYPES = {
+    "score": "float64", "p_value": "float64", "decision": "string", "tokens": "int32", "windows": "int32",
+    "truncated": "bool_", "note": "string", "error": "string",
+}  # fmt: skip
+
+
+@dataclass
+class Counts:
+    """Numbers about the rows of a unit, or of many.
+
+    Attributes:
+        rows: the number of rows: all documents, bad ones too.
+        bad: the number of documents that could not be used.
+        ood: the number of decisions OOD.
+        tokens: the number of tokens.
+        sequences: the number of sequences: documents, or windows of long ones.
+        long: the number of documents with several windows.
+        cut: the number of documents of which only the beginning was used.
+    """
+
+    rows: int = 0
+    bad: int = 0
+    ood: int = 0
+    tokens: int = 0
+    sequences: int = 0
+    long: int = 0
+    cut: int = 0
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Self:
+        """Return the numbers of these rows."""
+        found = cls()
+        for row in rows:
+            found.rows += 1
+            found.bad += row.get("error") is not None
+            found.ood += row.get("decision") == "OOD"
+            windows = row.get("windows") or 0
+            found.tokens += row.get("tokens") or 0
+            found.sequences += windows
+            found.long += windows > 1
+            found.cut += bool(row.get("truncated"))
+        return found
+
+    def add(self, other: "Counts") -> None:
+        """Add the numbers of other rows."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+def shard_path(folder: Path, name: str) -> Path:
+    """Return the file of the unit of this name."""
+    return folder / f"rows-{name}.parquet"
+
+
+def write_shard(path: Path, rows: Sequence[Row], columns: Sequence[str], kept: Sequence[str], *, last: bool) -> Counts:
+    """Write the rows of a unit in one step, and return their counts.
+
+    Args:
+        path: the file.
+        rows: the rows; a column that a row lacks is null in it.
+        columns: the names of the columns of apood.
+        kept: the names of the fields that are kept, as texts: values of other kinds as JSON, so that all shards have
+            the same columns.
+        last: whether the unit is the last one of its part.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    counts = Counts.of(rows)
+    about = json.dumps({**asdict(counts), "last": last})
+    schema = pyarrow.schema(
+        [("place", pyarrow.string())]
+        + [(name, pyarrow.string()) for name in kept]
+        + [(name, getattr(pyarrow, _TYPES[name])()) for name in columns],
+        metadata={_KEY: about},
+    )
+    texts = [{**row, **{name: _as_text(row.get(name)) for name in kept}} for row in rows]
+    with atomic_file(path) as temporary:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(texts, schema), temporary, compression="zstd")
+    return counts
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def read_counts(path: Path) -> tuple[Counts, bool]:
+    """Return the counts of a shard, and whether its unit is the last one of its part."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        about = json.loads(pyarrow.parquet.read_schema(path).metadata[_KEY])
+        last = bool(about.pop("last"))
+        return Counts(**about), last
+    except (pyarrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is damaged, or apood did not write it ({error}): delete it.") from error
+
+
+def find_committed(folder: Path) -> dict[int, list[Path]]:
+    """Return the shards in a folder by the numbers of their parts, each part in the order of its units."""
+    found: dict[int, list[Path]] = {}
+    for path in sorted(folder.glob("rows-*.parquet")):
+        if match := _SHARD.fullmatch(path.name):
+            found.setdefault(int(match[2]), []).append(path)
+    return found
+
+
+def list_finished(committed: Mapping[int, Sequence[Path]]) -> set[int]:
+    """Return the parts of which all units are committed."""
+    finished = set()
+    for part, paths in committed.items():
+        numbers = [int(_SHARD.fullmatch(path.name)[3]) for path in paths]  # type: ignore[index]
+        if numbers == list(range(len(numbers))) and read_counts(paths[-1])[1]:
+            finished.add(part)
+    return finished

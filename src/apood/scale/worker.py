@@ -1,0 +1,136 @@
+"""What a worker does with a part: read, encode, make rows, commit, unit by unit."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from apood.data.parts import Part
+from apood.data.record import BadRecord, Record
+from apood.encoders.base.encoder import Encoder
+from apood.encoders.embed import Portion, cut_portions, encode_cut
+from apood.scale.job import Settings
+from apood.scale.shards import Counts, Row, read_counts, shard_path, write_shard
+from apood.scale.units import Unit, cut_units, read_row, read_safely
+from apood.support.errors import InputError
+
+__all__ = ["Worker"]
+
+
+@dataclass
+class _OpenUnit:
+    """A unit that is being encoded, with the rows that its good records have so far."""
+
+    unit: Unit
+    rows: list[Row] = field(default_factory=list)
+    missing: int = 0
+
+    def __post_init__(self) -> None:
+        self.missing = len(self.unit.good)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        self.rows.extend(rows)
+        self.missing -= len(rows)
+
+
+class Worker:
+    """Does the work of one process of the cluster. A subclass opens `encoder`, and makes rows of encoded records.
+
+    Nothing that is written depends on which worker does it, in which order, or how often.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("tokens", "windows", "truncated", "note", "error")
+    encoder: Encoder
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.folder = Path(settings.folder)
+
+    def make_rows(self, portion: Portion) -> list[Row]:
+        """Return one row per record of the portion."""
+        raise NotImplementedError
+
+    def save_more(self, unit: Unit) -> None:
+        """Write what the unit gives beside its rows, before these are committed."""
+
+    def discard(self) -> None:
+        """Forget what `make_rows` collected for `save_more`."""
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Process the part that a row of the plan describes; return its number and the counts of its rows."""
+        return {"part": row["part"], **asdict(self.process(row["part"], read_row(row)))}
+
+    def process(self, number: int, part: Part) -> Counts:
+        """Encode and commit all units of a part that are not committed yet, and return the counts of all its rows."""
+        while True:
+            waiting: deque[_OpenUnit] = deque()
+            try:
+                return self._process(number, part, waiting)
+            except Exception as error:
+                if not waiting:  # it was not a unit
+                    raise
+                self.discard()
+                self._save_good(waiting[0].unit, error)
+
+    def _process(self, number: int, part: Part, waiting: deque[_OpenUnit]) -> Counts:
+        total = Counts()
+
+        def list_portions() -> Iterator[Sequence[Record]]:
+            records = read_safely(part, self.settings.request)
+            for unit in cut_units(number, records, self.settings.unit_records):
+                path = shard_path(self.folder, unit.name)
+                if path.exists():
+                    total.add(read_counts(path)[0])
+                    continue
+                waiting.append(_OpenUnit(unit))
+                yield from cut_portions(unit.good, self.encoder)
+
+        def commit_complete() -> None:
+            while waiting and not waiting[0].missing:
+                total.add(self._commit(waiting[0].unit, waiting[0].rows))
+                waiting.popleft()
+
+        for portion in encode_cut(list_portions(), self.encoder):
+            commit_complete()  # units of bad records alone
+            waiting[0].add(self.make_rows(portion))
+            commit_complete()
+        commit_complete()
+        return total
+
+    def _save_good(self, unit: Unit, error: Exception) -> None:
+        """Commit a unit that failed: portion by portion and, of one that fails again, document by document.
+
+        A document that fails alone becomes a row with its error. If all fail, it is not the documents, and the first
+        error is raised.
+        """
+        rows: list[Row] = []
+        failed = 0
+        for portion in cut_portions(unit.good, self.encoder):
+            try:
+                rows += self._encode_alone(portion)
+            except Exception:
+                for record in portion:
+                    try:
+                        rows += self._encode_alone([record])
+                    except Exception as own:
+                        failed += 1
+                        rows.append({"error": f"It cannot be encoded or scored: {own}"})
+        if failed == len(unit.good):
+            raise error
+        self._commit(unit, rows)
+
+    def _encode_alone(self, records: Sequence[Record]) -> list[Row]:
+        (portion,) = encode_cut(iter([records]), self.encoder)
+        return self.make_rows(portion)
+
+    def _commit(self, unit: Unit, made: Sequence[Row]) -> Counts:
+        rows, left = [], iter(made)
+        for record in unit.records:
+            own: Row = {"error": record.reason} if isinstance(record, BadRecord) else {**record.kept, **next(left)}
+            rows.append({"place": record.place, **own})
+        self.save_more(unit)
+        path, kept = shard_path(self.folder, unit.name), self.settings.request.keep
+        if not path.parent.is_dir():
+            raise InputError(f"This machine does not see {path.parent}, which all machines of the cluster share.")
+        return write_shard(path, rows, self.columns, kept, last=unit.last)

@@ -1,0 +1,73 @@
+"""A small corpus in files, a detector of it, and workers that fail, for tests of jobs in parts."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from http_server import FOREIGN, KNOWN, make_texts
+from tiny_models import save_model
+
+from apood import KNN, TextDetector, TextEncoder
+from apood.data.inputs import Request
+from apood.scale.job import Job, Settings
+from apood.scale.scoring import ScoreWorker
+from apood.scale.worker import Worker
+
+FILES, EACH = 6, 40
+
+
+def make_corpus(folder: Path) -> Path:
+    """Return a folder of files with one text per line; some lines are bad, some texts are empty, long or foreign."""
+    texts = make_texts(FILES * EACH, KNOWN, 3)
+    texts[5::40] = make_texts(FILES, FOREIGN, 4)
+    texts[7], texts[11] = "", " ".join(KNOWN * 10)
+    folder.mkdir()
+    for number in range(FILES):
+        own = texts[number * EACH : (number + 1) * EACH]
+        lines = [json.dumps({"id": f"{number}-{place}", "text": text}) for place, text in enumerate(own)]
+        lines[20:20] = ["not JSON", '{"id": 1, "text": 5}']
+        content = "".join(f"{line}\n" for line in lines).encode()
+        if number == FILES - 1:  # a file that can only be read from its beginning
+            (folder / f"{number}.jsonl.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / f"{number}.jsonl").write_bytes(content)
+    return folder
+
+
+def make_small_detector(folder: Path) -> Path:
+    """Return the folder of a detector, in whose encoder a text of more than 24 tokens has windows."""
+    save_model("bert", folder / "bert")
+    encoder = TextEncoder(folder / "bert", max_tokens=24)
+    TextDetector(encoder, KNN(k=3), accept=0.9).fit(make_texts(200, KNOWN, 1)).save(folder / "detector")
+    return folder / "detector"
+
+
+def plan_scores(corpus: Path, detector: Path, out: Path, **options: Any) -> Job:
+    """Return a job with units of 16 documents."""
+    request = Request(allow_empty=True, keep=("id",))
+    settings = Settings(str(out), request, detector=str(detector), unit_records=16)
+    return Job.plan("score", [str(corpus)], settings, {}, **options)
+
+
+def run_here(job: Job, worker: Worker) -> None:
+    """Do what is left of a job in this process."""
+    for number in job.begin():
+        worker.process(number, job.parts[number])
+    job.finish()
+
+
+def read_shards(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of all shards by their names."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
+
+
+class DyingWorker(ScoreWorker):
+    """Kills its process the first time that any worker has encoded something of the third part."""
+
+    def save_more(self, unit: Any) -> None:
+        marker = self.folder.parent / "died"
+        if unit.part == 2 and unit.number == 1 and not marker.exists():
+            marker.touch()
+            os._exit(1)

@@ -1,0 +1,234 @@
+"""Parts, units and workers without a cluster: what is done does not depend on who does it, or how often."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scaled import make_corpus, make_small_detector, plan_scores, read_shards, run_here
+
+from apood.data.inputs import Request
+from apood.data.parts import Part, find_parts, read_part
+from apood.data.record import Record
+from apood.scale.sampling import choose_bound, compute_key, draw_from_part, take_smallest
+from apood.scale.scoring import ScoreWorker
+from apood.scale.units import cut_units
+from apood.support.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("scale")
+    make_corpus(root / "corpus")
+    make_small_detector(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def reference(root: Path) -> dict[str, bytes]:
+    job = plan_scores(root / "corpus", root / "detector", root / "reference")
+    run_here(job, ScoreWorker(job.settings))
+    return read_shards(root / "reference")
+
+
+def read_rows(folder: Path):
+    import pyarrow.parquet
+
+    return [row for path in sorted(folder.glob("*.parquet")) for row in pyarrow.parquet.read_table(path).to_pylist()]
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 10**6])
+@pytest.mark.parametrize("ending", [".jsonl", ".txt"])
+def test_ranges_of_a_file_have_each_line_once(tmp_path: Path, size: int, ending: str):
+    words = ["first", "", "ä" * 30, "b", "", "last without an end"]
+    lines = [json.dumps({"text": word}) if ending == ".jsonl" and word else word for word in words]
+    file = tmp_path / f"a{ending}"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    parts = find_parts([str(file)], size)
+    request = Request(allow_empty=True)
+    found = [record.item for part in parts for record in read_part(part, request)]
+    assert found == [record.item for record in read_part(Part(str(file)), request)]
+    assert len(parts) == -(-file.stat().st_size // size)
+
+
+def test_a_mark_of_byte_order_is_only_dropped_at_the_beginning_of_a_file(tmp_path: Path):
+    file = tmp_path / "a.txt"
+    file.write_text("\ufeffone\n\ufefftwo\n", encoding="utf-8")
+    found = [record.item for part in find_parts([str(file)], 8) for record in read_part(part, Request())]
+    assert found == ["one", "\ufefftwo"]
+
+
+def test_parquet_is_cut_between_row_groups(tmp_path: Path):
+    import pyarrow
+    import pyarrow.parquet
+
+    file = tmp_path / "a.parquet"
+    table = pyarrow.table({"text": [f"text {n}" for n in range(100)]})
+    pyarrow.parquet.write_table(table, file, row_group_size=10)
+    parts = find_parts([str(file)], 400)
+    assert 2 < len(parts) < 10
+    records = [record for part in parts for record in read_part(part, Request())]
+    assert [record.item for record in records] == [f"text {n}" for n in range(100)]
+    assert records[55].place == f"row 56 of {str(file)!r}"
+
+
+def test_what_cannot_be_divided(tmp_path: Path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    assert [part.stop for part in find_parts([str(tmp_path)], 4)] == [None]
+    with pytest.raises(InputError, match="Standard input cannot be divided"):
+        find_parts(["-"], 4)
+    with pytest.raises(InputError, match=r"There is no file 'absent\.jsonl'"):
+        find_parts(["absent.jsonl"], 4)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"has no files that end in \.parquet"):
+        find_parts([str(tmp_path / "empty")], 4)
+
+
+def test_units_end_by_number_or_by_length():
+    records = [Record("x" * 5000, str(n)) for n in range(3)] + [Record("y", str(n)) for n in range(3, 9)]
+    units = list(cut_units(1, records, 4))
+    assert [[record.place for record in unit.records] for unit in units] == [
+        ["0"],
+        ["1"],
+        ["2"],
+        ["3", "4", "5", "6"],
+        ["7", "8"],
+    ]
+    assert [unit.last for unit in units] == [False] * 4 + [True]
+    assert [unit.name for unit in cut_units(3, [])] == ["000003-00000"]
+
+
+@pytest.mark.usefixtures("reference")
+def test_rows_are_those_of_the_plain_command(root: Path):
+    from apood import load
+
+    rows = read_rows(root / "reference")
+    good = [row for row in rows if row["error"] is None]
+    texts = [
+        record.item
+        for part in find_parts([str(root / "corpus")], 10**6)
+        for record in read_part(part, Request(allow_empty=True))
+        if isinstance(record, Record)
+    ]
+    with pytest.warns(UserWarning, match="empty"):
+        expected = load(root / "detector").judge(texts)
+    assert len(good) == len(expected) == 240
+    spread = np.std(load(root / "detector").detector.calibration.scores)
+    for row, judgement in zip(good, expected, strict=True):
+        assert row["decision"] == ("ID" if judgement.accepted else "OOD")
+        assert row["p_value"] == judgement.p_value
+        assert row["score"] == pytest.approx(judgement.score, abs=1e-4 * spread)
+        assert (row["tokens"], row["windows"], row["note"]) == (judgement.tokens, judgement.windows, judgement.note)
+    assert {row["decision"] for row in good} == {"ID", "OOD"}
+    assert max(row["windows"] for row in good) > 1
+
+
+@pytest.mark.usefixtures("reference")
+def test_bad_documents_are_rows_with_their_errors(root: Path):
+    rows = read_rows(root / "reference")
+    bad = [row for row in rows if row["error"] is not None]
+    assert len(bad) == 12
+    assert bad[0]["place"] == f"line 21 of {str(root / 'corpus' / '0.jsonl')!r}"
+    assert "is not valid JSON" in bad[0]["error"] and "must be a string" in bad[1]["error"]
+    assert bad[0]["score"] is None and bad[0]["decision"] is None
+    assert [row["id"] for row in rows[:3]] == ["0-0", "0-1", "0-2"]
+
+
+def test_the_manifest_lists_all_shards_in_order(root: Path, reference: dict[str, bytes]):
+    manifest = json.loads((root / "reference" / "_manifest.json").read_text())
+    assert [shard["file"] for shard in manifest["shards"]] == list(reference)
+    assert manifest["counts"]["rows"] == 252 and manifest["counts"]["bad"] == 12
+    rows = 0
+    for shard in manifest["shards"]:
+        assert shard["first"] == rows
+        rows += shard["rows"]
+
+
+def test_a_unit_that_is_lost_is_done_again_with_the_same_bytes(root: Path, reference: dict[str, bytes], tmp_path: Path):
+    job = plan_scores(root / "corpus", root / "detector", tmp_path / "out")
+    worker = ScoreWorker(job.settings)
+    for number in job.begin()[::-1]:
+        worker.process(number, job.parts[number])
+    lost = sorted((tmp_path / "out").glob("*.parquet"))[1::4]
+    for path in lost:
+        path.unlink()
+    assert 0 < len(job.begin()) < len(job.parts)
+    run_here(job, worker)
+    assert read_shards(tmp_path / "out") == reference
+
+
+def test_a_document_that_fails_alone_is_a_row(root: Path, tmp_path: Path):
+    job = plan_scores(root / "corpus", root / "detector", tmp_path / "out")
+
+    class Failing(ScoreWorker):
+        def make_rows(self, portion):
+            if any("word5 word5" in record.item for record in portion.records):
+                raise ValueError("this one fails")
+            return super().make_rows(portion)
+
+    run_here(job, Failing(job.settings))
+    failed = [row for row in read_rows(tmp_path / "out") if "this one fails" in (row["error"] or "")]
+    scored = {row["place"]: row["score"] for row in read_rows(tmp_path / "out") if row["score"] is not None}
+    before = {row["place"]: row["score"] for row in read_rows(root / "reference") if row["score"] is not None}
+    assert 0 < len(failed) < 100 and len(scored) + len(failed) == 240
+    assert all(scored[place] == pytest.approx(before[place], rel=1e-4) for place in scored)
+
+
+def test_an_error_of_every_document_is_raised(root: Path, tmp_path: Path):
+    job = plan_scores(root / "corpus", root / "detector", tmp_path / "out")
+
+    class Failing(ScoreWorker):
+        def make_rows(self, _portion):
+            raise ValueError("nothing works")
+
+    job.begin()
+    with pytest.raises(ValueError, match="nothing works"):
+        Failing(job.settings).process(0, job.parts[0])
+
+
+def test_a_damaged_file_ends_with_a_row(root: Path, tmp_path: Path):
+    content = gzip.compress(b"".join(b'{"text": "word1", "id": 1}\n' for _ in range(5000)))
+    (tmp_path / "a.jsonl.gz").write_bytes(content[: len(content) // 2])
+    job = plan_scores(tmp_path, root / "detector", tmp_path / "out")
+    run_here(job, ScoreWorker(job.settings))
+    rows = read_rows(tmp_path / "out")
+    assert len(rows) > 1 and rows[-1]["place"] == str(tmp_path / "a.jsonl.gz") and "cannot be read" in rows[-1]["error"]
+
+
+@pytest.mark.usefixtures("reference")
+def test_another_command_does_not_continue_the_work(root: Path, tmp_path: Path):
+    with pytest.raises(InputError, match="holds the work of another command, whose parts differ"):
+        plan_scores(root / "corpus" / "0.jsonl", root / "detector", root / "reference").begin()
+    (tmp_path / "note").touch()
+    with pytest.raises(InputError, match="already exists and is not empty"):
+        plan_scores(root / "corpus", root / "detector", tmp_path).begin()
+
+
+def test_a_job_is_refused_before_there_is_a_folder(root: Path, tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"words": "a"}\n')
+    with pytest.raises(InputError, match="name it with --field"):
+        plan_scores(tmp_path / "a.jsonl", root / "detector", tmp_path / "out")
+
+
+def test_the_smallest_keys_do_not_depend_on_the_order_of_the_parts_or_on_the_bound(root: Path):
+    parts = find_parts([str(root / "corpus")], 500)
+
+    def draw(order, bound):
+        drawn = [
+            own for number in order for own in draw_from_part(number, parts[number], Request(), seed=3, bound=bound)
+        ]
+        return take_smallest(drawn, 30)
+
+    forward = draw(range(len(parts)), choose_bound(30, 0))
+    assert forward == draw(reversed(range(len(parts))), choose_bound(30, 0))
+    bound = choose_bound(30, 240)
+    assert bound < choose_bound(30, 0) and forward == draw(range(len(parts)), bound)
+    assert len({own.place for own in forward}) == 30
+
+
+def test_samples_are_uniform():
+    keys = np.array([[compute_key(seed, part, n) for part in range(5) for n in range(20)] for seed in range(2000)])
+    chosen = np.argsort(keys, axis=1)[:, :10]
+    shares = np.bincount(chosen.ravel(), minlength=100) / 2000
+    assert np.abs(shares - 0.1).max() < 5 * np.sqrt(0.1 * 0.9 / 2000)  # five standard deviations

@@ -1,0 +1,249 @@
+"""The commands on a real Ray cluster of three nodes on this machine, some of whose processes are killed.
+
+All tests are of one group, so that one process of pytest-xdist starts one cluster.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from processes import PROGRAM
+from scaled import DyingWorker, make_corpus, make_small_detector, plan_scores, read_shards, run_here
+from typer.testing import CliRunner
+
+from apood.cli.app import app
+from apood.data.inputs import Request
+from apood.data.parts import find_parts
+from apood.scale.sampling import choose_bound, draw_from_part, draw_rows, take_smallest
+from apood.scale.scoring import ScoreWorker
+from apood.scale.worker import Worker
+
+pytestmark = pytest.mark.xdist_group("ray")
+
+_MEMORY = 80 * 2**20  # of each node's object store
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("cluster")
+    make_corpus(root / "corpus")
+    make_small_detector(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def reference(root: Path) -> dict[str, bytes]:
+    job = plan_scores(root / "corpus", root / "detector", root / "reference")
+    run_here(job, ScoreWorker(job.settings))
+    return read_shards(root / "reference")
+
+
+@pytest.fixture(scope="module")
+def address():
+    from ray.cluster_utils import Cluster
+
+    helpers = str(Path(__file__).parents[1] / "helpers")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), helpers]))
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": _MEMORY},
+    )
+    for _ in range(2):
+        cluster.add_node(num_cpus=2, object_store_memory=_MEMORY)
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster(address: str):
+    from apood.scale.engine import connect
+
+    with connect(address) as found:
+        yield found
+
+
+def run_job(root: Path, out: Path, worker: type[Worker], cluster, workers: int) -> dict[str, bytes]:
+    from apood.scale.engine import run_workers
+
+    job = plan_scores(root / "corpus", root / "detector", out)
+    chosen = job.begin()
+    found = list(run_workers(worker, job.settings, job.parts, chosen, cluster=cluster, workers=workers))
+    assert sorted(row["part"] for row in found) == chosen
+    job.finish()
+    return read_shards(out)
+
+
+def test_one_worker_writes_the_same_bytes(root: Path, reference, cluster, tmp_path: Path):
+    assert run_job(root, tmp_path / "out", ScoreWorker, cluster, 1) == reference
+
+
+def test_a_worker_that_dies_costs_its_unit(root: Path, reference, cluster, tmp_path: Path):
+    assert run_job(root, tmp_path / "out", DyingWorker, cluster, 2) == reference
+    assert (tmp_path / "died").exists()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_killed_command_is_resumed_by_other_workers(root: Path, address: str, tmp_path: Path):
+    command = ["score", str(root / "detector"), str(root / "corpus"), "--engine", "ray", "--keep", "id"]
+    out = tmp_path / "out"
+    killed = subprocess.Popen([*PROGRAM, *command, "--out", str(out), "--address", address, "--workers", "1"])
+    while not list(out.glob("*.parquet")) and killed.poll() is None:
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    done = read_shards(out)
+    assert 0 < len(done) < 6, "the command was killed too late"
+    result = CliRunner().invoke(app, [*command, "--out", str(out), "--workers", "4", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["rows"] == 252
+    shards = read_shards(out)
+    assert len(shards) == 6 and done.items() <= shards.items()
+    assert json.loads((out / "_manifest.json").read_text())["counts"]["bad"] == 12
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_sample_of_workers_is_that_of_one_process(root: Path):
+    from apood.scale.engine import map_parts
+
+    parts = find_parts([str(root / "corpus")], 700)
+    options = {"request": Request(), "seed": 1, "bound": choose_bound(25, 0)}
+    rows = list(map_parts(draw_rows, parts, wanted=25, **options))
+    here = [own for number, part in enumerate(parts) for own in draw_from_part(number, part, **options)]
+    assert sorted(row["place"] for row in rows)[0] and len(rows) >= 25
+    assert sorted((row["key"], row["text"]) for row in rows)[:25] == [
+        (own.key, own.text) for own in take_smallest(here, 25)
+    ]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_fit_at_scale_learns_the_moments_of_everything(root: Path, tmp_path: Path):
+    from apood import TextEncoder, load
+    from apood.data.parts import read_part
+    from apood.data.record import Record
+    from apood.detectors.shared.mean_pooling import measure_spread
+    from apood.tokens.batch import TokenBatch
+    from apood.tokens.source import trim_ends
+
+    out = tmp_path / "fitted"
+    command = ["fit", str(root / "corpus"), "--model", str(root / "bert"), "--out", str(out), "--method", "mahalanobis"]
+    result = CliRunner().invoke(app, [*command, "--engine", "ray", "--sample", "100", "--workers", "2"])
+    assert result.exit_code == 0, result.output
+    assert "learnt statistics of 214 texts, set the threshold with 25 others" in result.stdout
+    assert not (tmp_path / "fitted.scale").exists()
+    fitted = load(out)
+    held_out = set(_list_held_out(root / "corpus"))
+    texts = [
+        record.item
+        for part in find_parts([str(root / "corpus")], 10**7)
+        for record in read_part(part, Request())
+        if isinstance(record, Record) and record.place not in held_out
+    ]
+    encoder = TextEncoder(root / "bert")
+    batches = [encoder.encode(texts[start : start + 50]) for start in range(0, len(texts), 50)]
+    values = torch.cat([batch.values for batch in batches])
+    lengths = torch.cat([batch.lengths for batch in batches])
+    kept = trim_ends(TokenBatch.from_lengths(values, lengths), first=fitted.skips_first_, last=fitted.skips_last_)
+    spread = measure_spread(kept, "none")
+    assert len(texts) == 214 and len(lengths) == 216  # one text has three windows
+    np.testing.assert_allclose(fitted.mean_, spread["mean"], rtol=1e-5, atol=1e-6)
+    assert fitted.threshold_ < 0
+
+
+def _list_held_out(corpus: Path) -> list[str]:
+    """Return the places of the documents that a sample of 100 holds out: those with the next 25 keys."""
+    from apood.scale.units import PART_BYTES
+
+    drawn = [
+        own
+        for number, part in enumerate(find_parts([str(corpus)], 4 * PART_BYTES))
+        for own in draw_from_part(number, part, Request(), seed=0, bound=choose_bound(125, 0))
+    ]
+    return [own.place for own in take_smallest(drawn, 125)[100:]]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_store_that_workers_embed_is_that_of_the_plain_command(root: Path, tmp_path: Path):
+    from apood import TokenStore
+
+    command = ["embed", str(root / "corpus" / "0.jsonl"), "--model", str(root / "bert"), "--skip-bad"]
+    for options in (["--out", str(tmp_path / "ray"), "--engine", "ray"], ["--out", str(tmp_path / "plain")]):
+        result = CliRunner().invoke(app, [*command, *options])
+        assert result.exit_code == 0, result.output
+    ray, plain = TokenStore(tmp_path / "ray"), TokenStore(tmp_path / "plain")
+    assert ray.encoder == plain.encoder and ray.index.tally == plain.index.tally
+    assert ray.lengths.equal(plain.lengths)
+    everything = slice(0, len(plain))
+    one, two = ray.select(everything), plain.select(everything)
+    assert one.channels["text"].values.equal(two.channels["text"].values)
+    torch.testing.assert_close(one.values, two.values, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_error_of_apood_in_a_worker_is_the_error_of_the_command(root: Path, tmp_path: Path):
+    options = ["--out", str(tmp_path / "out"), "--engine", "ray", "--workers", "1", "--model", str(tmp_path / "none")]
+    result = CliRunner().invoke(app, ["score", str(root / "detector"), str(root / "corpus" / "0.jsonl"), *options])
+    assert result.exit_code == 2
+    assert result.output.startswith(f"Error: There is no folder {str(tmp_path / 'none')!r}.")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_more_workers_than_the_cluster_has_are_refused(root: Path, tmp_path: Path):
+    options = ["--out", str(tmp_path / "out"), "--engine", "ray", "--workers", "5"]
+    result = CliRunner().invoke(app, ["score", str(root / "detector"), str(root / "corpus"), *options])
+    assert result.exit_code == 2 and "the cluster has 4" in result.output
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("127.0.0.1:1", "Nobody answers at 127.0.0.1:1 "),
+        ("ray://a:1", "takes host:port"),
+        ("cluster", "takes host:port"),
+    ],
+)
+def test_a_wrong_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, wrong: str, message: str):
+    from apood.scale.engine import connect
+    from apood.support.errors import InputError
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(InputError, match=message), connect(wrong):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", "2"], "--workers is for --engine ray"),
+        (["--engine", "ray"], "writes a folder of Parquet files"),
+        (["--engine", "ray", "--out", "x", "--keep", "place"], "--keep place cannot be kept"),
+    ],
+)
+def test_options_that_do_not_go_together(root: Path, options: list[str], message: str):
+    result = CliRunner().invoke(app, ["score", str(root / "detector"), str(root / "corpus" / "0.jsonl"), *options])
+    assert result.exit_code == 2 and message in result.output
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+    from apood.scale.engine import connect
+    from apood.support.errors import InputError
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"needs the package ray: pip install 'apood\[ray\]'"), connect(None):
+        pass
+
+
+def test_a_dry_run_estimates_and_writes_nothing(root: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    command = ["score", str(root / "detector"), str(root / "corpus"), "--out", str(out), "--engine", "ray", "--dry-run"]
+    result = CliRunner().invoke(app, [*command, "--json", "--workers", "2"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["parts"] == 6 and 120 < facts["documents"] < 500 and facts["workers"] == 2
+    assert not out.exists()
