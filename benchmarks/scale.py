@@ -30,6 +30,7 @@ __all__ = ["CountingWorker", "main"]
 
 _KILL_UNIT = 64  # documents of a unit while workers are killed
 _MEMORY = 100 * 2**20  # of each node's object store
+_MEMORY_DOCUMENTS = 2048  # at least a unit for each of two workers
 _LOG = "work.log"
 _CREATED = re.compile(r"num bytes created total: (\d+)")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -161,7 +162,7 @@ def measure_cost(bench: Bench, documents: int) -> None:
     """Compare with the plain command: processor time, decisions, bytes through Ray; and two workers with one."""
     import pyarrow.parquet
 
-    corpus = make_corpus(bench.root / "cost.jsonl", documents, 40)
+    corpus = make_corpus(bench.root / "cost.jsonl", documents, 8)
     plain = bench.root / "plain.parquet"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = ["score", str(bench.detector), str(corpus), "--out", str(plain)]
@@ -206,7 +207,7 @@ def measure_memory(bench: Bench, documents: int) -> None:
     """Compare the peak memory of a worker at ten times the corpus."""
     peaks = []
     for factor in (1, 10):
-        corpus = make_corpus(bench.root / f"memory-{factor}.jsonl", factor * documents, 8)
+        corpus = make_corpus(bench.root / f"memory-{factor}.jsonl", factor * documents, 4)
         out = bench.root / f"memory-{factor}"
         bench.run(corpus, out, 2)
         peaks.append(Log.of(out).peak_kib)
@@ -216,7 +217,7 @@ def measure_memory(bench: Bench, documents: int) -> None:
 def measure_kills(bench: Bench, documents: int, kills: int, seed: int) -> None:
     """Kill workers, nodes and drivers at random until there were enough kills; compare bytes and work."""
     chooser = random.Random(seed)
-    corpus = make_corpus(bench.root / "kills.jsonl", documents, 16)
+    corpus = make_corpus(bench.root / "kills.jsonl", documents, 8)
     bench.run(corpus, bench.root / "undisturbed", 2, _KILL_UNIT)
     expected = read_shards(bench.root / "undisturbed")
     units, done, encoded, rounds, equal = len(expected), dict.fromkeys(("worker", "node", "driver"), 0), 0, 0, True
@@ -281,7 +282,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--drive", nargs=6, help=argparse.SUPPRESS)
     parser.add_argument("--model", default="minilm", help="folder or name of the model")
-    parser.add_argument("--documents", type=int, default=6000, help="documents of the comparison of times")
+    parser.add_argument("--documents", type=int, default=5000, help="documents of a run; for memory, 2,048")
     parser.add_argument("--kills", type=int, default=21)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=["cost", "memory", "kills"], help="measure one thing alone")
@@ -299,7 +300,7 @@ def main() -> None:
         bench = Bench(root, make_detector(root, options.model), cluster, [_add_node(cluster) for _ in range(2)])
         steps: Mapping[str, Callable[[], None]] = {
             "cost": lambda: measure_cost(bench, options.documents),
-            "memory": lambda: measure_memory(bench, options.documents // 2),
+            "memory": lambda: measure_memory(bench, _MEMORY_DOCUMENTS),
             "kills": lambda: measure_kills(bench, options.documents, options.kills, options.seed),
         }
         print(

@@ -4,10 +4,10 @@ The language of a fenced block says how it is checked:
 
 - `python` is run. The blocks of a page share their names and a working directory, which is a new folder.
 - `output` is what the `python` block before it prints: the same words, and numbers that differ by at most a tenth.
-- `console` has commands after `$ `. An `apood` command is run in this process; of slow commands, and of those for a cluster
-  (`--address`), only the options are checked. If output follows, its words must be the same; its numbers may differ, because a tiny model replaces the
-  one that the page names. Output that begins with `Error:` means exit code 2, and with `Alarm` 3. The targets of
-  `make` and the extras of `pip install` must exist. Other commands are not allowed.
+- `console` has commands after `$ `. An `apood` command is run in this process; of slow commands, and of those for a
+  cluster (`--address`), only the options are checked. If output follows, its words must be the same; its numbers may
+  differ, because a tiny model replaces the one that the page names. Output that begins with `Error:` means exit code 2,
+  and with `Alarm` 3. The targets of `make` and the extras of `pip install` must exist. Other commands are not allowed.
 - `toml` is a file for the commands that follow. Its first line is a comment with its name.
 - `text`, `json`, `bibtex` and `diff` are not checked.
 
