@@ -28,7 +28,7 @@ from apood.tokens.batch import TokenBatch
 
 __all__ = ["CountingWorker", "main"]
 
-_KILL_UNIT = 64  # documents of a unit while workers are killed
+_KILL_UNIT = 32  # documents of a unit while workers are killed
 _MEMORY = 100 * 2**20  # of each node's object store
 _MEMORY_DOCUMENTS = 2048  # at least a unit for each of two workers
 _LOG = "work.log"
@@ -92,7 +92,9 @@ class Bench:
         """Start a process that runs a job on the cluster."""
         given = [str(corpus), str(self.detector), str(out), self.cluster.address, str(workers), str(unit)]
         return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.scale", "--drive", *given], stderr=subprocess.DEVNULL
+            [sys.executable, "-m", "benchmarks.scale", "--drive", *given],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
 
     def run(self, corpus: Path, out: Path, workers: int, unit: int = 1024) -> tuple[float, float]:
@@ -223,7 +225,7 @@ def measure_kills(bench: Bench, documents: int, kills: int, seed: int) -> None:
     units, done, encoded, rounds, equal = len(expected), dict.fromkeys(("worker", "node", "driver"), 0), 0, 0, True
     while sum(done.values()) < kills:
         out = bench.root / f"killed-{rounds}"
-        _disturb(bench, corpus, out, chooser, done, kills)
+        _disturb(bench, corpus, out, chooser, done, documents, kills)
         equal &= read_shards(out) == expected
         encoded += Log.of(out).documents
         rounds += 1
@@ -233,14 +235,16 @@ def measure_kills(bench: Bench, documents: int, kills: int, seed: int) -> None:
     bench.note("documents encoded, to those of undisturbed runs", encoded / (rounds * documents), 1.25)
 
 
-def _disturb(bench: Bench, corpus: Path, out: Path, chooser: random.Random, done: dict[str, int], kills: int) -> None:
+def _disturb(
+    bench: Bench, corpus: Path, out: Path, chooser: random.Random, done: dict[str, int], documents: int, kills: int
+) -> None:
     """Run a job to its end, and kill somebody each time that it has got on."""
     driver = bench.start(corpus, out, 2, _KILL_UNIT)
     try:
         while driver.poll() is None:
-            before = Log.of(out).documents
-            _wait(lambda: Log.of(out).documents > before + _KILL_UNIT or driver.poll() is not None)  # noqa: B023
-            time.sleep(chooser.uniform(0, 1.0))
+            until = Log.of(out).documents + chooser.uniform(0.2, 1.0) * documents / kills  # spread over the run
+            _wait(lambda: Log.of(out).documents > until or driver.poll() is not None)  # noqa: B023
+            time.sleep(chooser.uniform(0, 0.3))
             if driver.poll() is not None or sum(done.values()) >= kills:
                 driver.wait()
                 break
