@@ -8,7 +8,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet -
 # Debian's packages of the programs that tests marked `partners` need.
 PARTNERS := texlive-latex-base texlive-latex-recommended prometheus chromium
 # Python programs that they need, each in an environment of its own, with the versions in tests/partners/NAME.txt.
-ENVIRONMENTS := browser litellm llama schemathesis
+ENVIRONMENTS := browser litellm llama schemathesis vllm
 
 .PHONY: demo test test-partners break check format bench clean
 

@@ -20,7 +20,7 @@ import torch
 
 from apood.data.inputs import read_records
 from apood.data.record import Record
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import load_detector
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.registry import detector_class
 from apood.encoders.opening import reopen_encoder
@@ -159,7 +159,7 @@ def main() -> None:
     random.Random(0).shuffle(stream)
     with _model_folder(given.model) as folder:
         if given.detector:
-            detector = load(given.detector)
+            detector = load_detector(given.detector)
         else:
             detector = _fitted(given.method, folder, known[: given.fit], given.max_tokens)
         times, refused = measure(folder, detector, stream, given.new_tokens)

@@ -106,10 +106,10 @@ def main() -> None:
         run_command("calibrate", folder / "detector", folder / "held-out")
         run_command("score", folder / "detector", folder / "new.jsonl")
         passed = set(modules)
-        from apood.detectors.contract.artefact import load
+        from apood.detectors.contract.artefact import load_detector
         from apood.tokens.store import TokenStore
 
-        detector, store = load(folder / "detector"), TokenStore(folder / "held-out")
+        detector, store = load_detector(folder / "detector"), TokenStore(folder / "held-out")
         batch = store.select(range(len(store)))
         modules.clear()
         detector.predict(batch)

@@ -5,16 +5,20 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from workshop import Material, Tally, describe_refusal, import_heavy, watch
 
-__all__ = ["break_cli", "call"]
+__all__ = ["ALLOWED_CODES", "TINY_CLASSIFIER", "TINY_TRANSLATOR", "break_cli", "call", "fill"]
 
 ALLOWED_CODES = (0, 2, 3)  # 3: `apood watch` and its alarm
-
+TINY_TRANSLATOR = (
+    "--source-field source --target-field target --size tiny --vocabulary 48 --context 32 --batch-tokens 256 --beams 2"
+)
+TINY_CLASSIFIER = "--patch 16 --width 16 --blocks 1 --heads 2 --batch 4"
 
 _WORDS = [
     "", " ", "-1", "0", "1", "2", "0.5", "0.95", "1.5", "nan", "inf", "-inf", "1e400", "true", "null", "NaN", "[]",
@@ -25,7 +29,7 @@ _WORDS = [
     "hf:nobody/nothing", "hf:", "s3://bucket/key", "http://localhost:1/x", "*", "**/*", "?", "[", "{text}", "{",
 ]  # fmt: skip
 _METHODS = ["ap-ood", "knn", "mahalanobis", "msp", "entropy", "no-such", "length", "relative-mahalanobis"]
-# One good call of each command; G stands for the folder of good material, O for a new place.
+# Good calls of each command but `demo`, which takes a minute; G is the folder of good material, O a new place.
 _GOOD_CALLS = [
     "embed G/texts.jsonl --model G/model --out O --limit 5",
     "embed G/texts.txt --model G/model --out O --max-tokens 8 --dtype float16 --seed 1 --shuffle --limit 4",
@@ -33,6 +37,7 @@ _GOOD_CALLS = [
     "fit G/store --out O --method knn --set k=2",
     "fit G/store --out O --method mahalanobis",
     "fit G/store --out O --method ap-ood --set steps=2 --set device=cpu",
+    "fit G/texts.jsonl --model G/model --cache O.d --out O --fast",
     "calibrate G/detector G/held-out --accept 0.9",
     "score G/detector G/texts.jsonl",
     "score G/detector G/held-out --out O.csv",
@@ -40,12 +45,27 @@ _GOOD_CALLS = [
     "watch G/detector G/scores.jsonl --state O.json --every 7",
     "recalibrate G/detector G/reviewed.csv --out O --random-sample",
     "evaluate G/detector --id G/held-out --ood x=G/store",
+    "check G/detector --id G/held-out",
+    "report G/detector --id G/held-out --ood x=G/odd.jsonl --new y=G/others.jsonl --foreign 2 --out O.html",
     "compare --id-train G/store --id-test G/held-out --ood x=G/held-out --method knn --splits 1 --out O",
     "compare G/texts.csv --out O",
     "select G/store --method knn --aux G/held-out --out O --jobs 1",
     "build G/texts.jsonl --model G/model --out O --method knn --accept 0.8",
+    "build G/many.txt --model G/model --out O --fast --beginnings --chat whole --keep-stores O.d --hold-out 0.4",
     "explain G/detector word1",
     "explain G/detector G/texts.txt --format html --out O.html",
+    "serve G/detector --port 0",
+    "serve G/detector --port 0 --tokens G/tokens.txt --shadow --chat whole --deadline 2 --max-texts 3 --max-body 999",
+    "proxy G/detector --port 0 --upstream http://127.0.0.1:9 --refusal-text no --other-parts ignore",
+    "store merge G/store G/held-out --out O",
+    "store split G/store --part a=0.5 --part b=0.5 --out O --seed 1",
+    "store verify G/store G/held-out",
+    "store stats G/store",
+    f"train translator G/pairs.jsonl {TINY_TRANSLATOR} --steps 2 --out O",
+    f"train audio-classifier G/sounds.npz {TINY_CLASSIFIER} --pretraining-steps 1 --steps 1 --out O",
+    "bench score-ablation --data G --model G/model --seeds 1 --out O",
+    "bench text run G/corpora.toml --model tiny=G/model --method mahalanobis --layers last --out O",
+    "bench text report O --out O.md",
     "inspect G/detector",
     "inspect G/store --verify",
     "methods --json",
@@ -66,9 +86,7 @@ def break_cli(count: int, seed: int, folder: Path) -> Tally:
         place = folder / "calls" / str(number % 20)
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        arguments = _draw_call(rng, options, good, odd, place)
-        if arguments[:1] == ["select"]:  # a search of AP-OOD's settings takes minutes, as it should
-            arguments = ["knn" if word == "ap-ood" else word for word in arguments]
+        arguments = _keep_small(_draw_call(rng, options, good, odd, place))
         ending = watch(lambda words=arguments, place=place: call(words, place))
         shown = shlex.join(arguments)[:300]
         if ending.code is None:
@@ -81,13 +99,40 @@ def break_cli(count: int, seed: int, folder: Path) -> Tally:
 
 
 def call(arguments: list[str], place: Path) -> None:
-    """Run a command in this process, in the folder `place`, and exit."""
+    """Run a command in this process, in the folder `place`, and exit. A server stops as soon as it has started."""
     from apood.cli import main
 
     os.chdir(place)  # some words are relative paths
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TERM": "dumb"}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TERM": "dumb", "XDG_CACHE_HOME": str(place.parent / "user-cache")}
+    if arguments[:1] in (["serve"], ["proxy"]):
+        _stop_servers_at_once()
     sys.argv = ["apood", *arguments]
     main()
+
+
+def _stop_servers_at_once() -> None:
+    from apood.serving.http import server
+
+    run_server = server.run_server
+
+    def run_briefly(*arguments: Any, report: Any, **options: Any) -> None:
+        def stop(address: str) -> None:
+            report(address)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        run_server(*arguments, report=stop, **options)
+
+    server.run_server = run_briefly
+
+
+def _keep_small(arguments: list[str]) -> list[str]:
+    """Return the arguments of a call without what takes minutes, as it should."""
+    if arguments[:1] == ["select"]:  # a search of AP-OOD's settings
+        return ["knn" if word == "ap-ood" else word for word in arguments]
+    if arguments[:1] == ["train"]:  # a training of the default length
+        first = ["--pretraining-steps", "1"] if arguments[1:2] == ["audio-classifier"] else []
+        return [*arguments, *first, "--steps", "2"]
+    return arguments
 
 
 def _make_odd_files(folder: Path) -> list[str]:
@@ -121,20 +166,31 @@ def _make_odd_files(folder: Path) -> list[str]:
 
 
 def _read_options() -> dict[str, list[tuple[str, bool]]]:
-    """Return the options of every command, each with whether it is a flag."""
+    """Return the options of every command by its name, such as `store merge`, each with whether it is a flag."""
     from typer.main import get_command
 
     from apood.cli.app import app
 
-    group: Any = get_command(app)
-    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
-    return {
-        name: [
-            (param.opts[0], bool(getattr(param, "is_flag", False))) for param in command.params if "--" in param.opts[0]
-        ]
-        for name, command in commands.items()
-        if not hasattr(command, "commands")
-    }
+    def read(group: Any, before: str) -> dict[str, list[tuple[str, bool]]]:
+        found = {}
+        for name in group.list_commands(None):
+            command = group.get_command(None, name)
+            if hasattr(command, "commands"):
+                found |= read(command, f"{before}{name} ")
+            else:
+                found[f"{before}{name}"] = [
+                    (param.opts[0], bool(getattr(param, "is_flag", False)))
+                    for param in command.params
+                    if "--" in param.opts[0]
+                ]
+        return found
+
+    return read(get_command(app), "")
+
+
+def fill(word: str, good: Path, out: str) -> str:
+    """Return a word of a template with the places that its letters stand for."""
+    return re.sub(r"\bG/", f"{good}/", re.sub(r"\bO\b", out, str(good) if word == "G" else word))
 
 
 def _draw_call(
@@ -147,14 +203,15 @@ def _draw_call(
         return rng.choice(rng.choice((good, odd, odd, _METHODS, _WORDS, _WORDS, _WORDS, [out])))
 
     template = rng.choice(_GOOD_CALLS).split()
-    words = [re.sub(r"\bG/", f"{Path(good[0]).parent}/", re.sub(r"\bO\b", out, word)) for word in template]
+    own = next(options[" ".join(template[:size])] for size in (1, 2, 3) if " ".join(template[:size]) in options)
+    words = [fill(word, Path(good[0]).parent, out) for word in template]
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         change, position = rng.random(), rng.randrange(1, max(2, len(words)))
         if change < 0.6 and position < len(words):
             value = draw_value()
             words[position] = f"{words[position].split('=')[0]}={value}" if "=" in words[position] else value
         elif change < 0.9:
-            option, is_flag = rng.choice(options[words[0]])
+            option, is_flag = rng.choice(own)
             words += [option] if is_flag else [option, draw_value()]
         elif position < len(words):
             del words[position]

@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import platform
+import random
 import sys
 import tempfile
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cli_calls import break_cli
+from kills import VARIANTS as COMMANDS
 from kills import break_commands
 from limits import break_limits
 from mutations import break_files
@@ -39,6 +41,7 @@ class Attack(NamedTuple):
         long: the number of cases for a release.
         at_once: the most cases of one part.
         variants: each gets this number of cases.
+        tested: the number of variants in a test, drawn at random; None for all.
     """
 
     function: Callable[..., Tally]
@@ -46,6 +49,7 @@ class Attack(NamedTuple):
     long: int
     at_once: int
     variants: tuple[tuple[Any, ...], ...] = ((),)
+    tested: int | None = None
 
 
 class Part(NamedTuple):
@@ -58,7 +62,7 @@ class Part(NamedTuple):
 
 
 ATTACKS = {
-    "kills": Attack(break_commands, 6, 200, 13),
+    "kills": Attack(break_commands, 1, 11, 11, COMMANDS, tested=5),
     "repeats": Attack(break_promises, 5, 1_000, 1_000, VARIANTS),
     "cli": Attack(break_cli, 40, 5_000, 100),
     "limits": Attack(break_limits, 8, 400, 25),
@@ -77,6 +81,13 @@ def divide(name: str, count: int, seed: int) -> list[Part]:
         for variant in attack.variants
         for number, size in enumerate(sizes)
     ]
+
+
+def divide_short(name: str, seed: int = 0) -> list[Part]:
+    """Return the parts of an attack in its form for a test."""
+    attack = ATTACKS[name]
+    parts = divide(name, attack.short, seed)
+    return parts if attack.tested is None else random.Random(seed).sample(parts, attack.tested)
 
 
 def run_part(part: Part) -> tuple[Tally, float]:
@@ -130,7 +141,11 @@ def main() -> None:
     """Run all attacks, or some, and exit with 1 if anything broke."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--only", choices=ATTACKS, action="append", help="run this attack; may be repeated")
-    parser.add_argument("--count", type=int, help="the number of cases, instead of that for a release")
+    parser.add_argument(
+        "--count",
+        type=int,
+        help="the number of cases instead of that for a release; of each command or method, if there are several",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="the number of processes")
     parser.add_argument("--out", type=Path, help="folder to write summary.md and summary.json to")

@@ -1,6 +1,7 @@
 """What all attacks share: good material to damage, and processes that are watched."""
 
 import contextlib
+import json
 import os
 import pickle
 import re
@@ -20,7 +21,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 PATIENCE = 20.0
-"""Seconds after which a process counts as hanging."""
+"""Seconds after which a process counts as hanging, on a machine that has a core for it."""
+
+MANY = 400
+"""The number of texts in many.txt."""
 
 
 @dataclass
@@ -43,9 +47,27 @@ class Tally:
         return ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(self.counts.items()))
 
 
+_MANIFEST = """
+id_train = "texts.jsonl"
+id_test = "others.jsonl"
+ood = {odd = "odd.jsonl"}
+settings = {train = 30, evaluated = 15, max_tokens = 8, steps = 3}
+"""
+
+_CORPORA = """
+limits = {train = 100, evaluated = 30}
+[corpora.small]
+status = "untouched"
+id_train = "many.txt"
+id_test = "others.jsonl"
+[corpora.small.ood]
+odd = {input = "odd.jsonl", kind = "far"}
+"""
+
+
 @dataclass(frozen=True)
 class Material:
-    """Good inputs below one folder: texts, sounds, a tiny model, a store, a calibrated detector."""
+    """Good inputs below one folder: texts, pairs, sounds, scores, a tiny model, stores, a calibrated detector."""
 
     folder: Path
 
@@ -60,13 +82,27 @@ class Material:
         folder.mkdir(parents=True, exist_ok=True)
         lines = [" ".join(rng.choice(WORDS, rng.integers(3, 12))) for _ in range(60)]
         (folder / "texts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        (folder / "texts.jsonl").write_text("".join(f'{{"text": "{line}"}}\n' for line in lines), encoding="utf-8")
+        many = "".join(f"{lines[i % len(lines)]} word{i % 40}\n" for i in range(MANY))
+        (folder / "many.txt").write_text(many, encoding="utf-8")
         (folder / "texts.csv").write_text("text\n" + "\n".join(lines) + "\n", encoding="utf-8")
+        rows = {
+            "texts": [{"text": line} for line in lines],
+            "others": [{"text": f"{line} {line}"} for line in lines[30:]],
+            "odd": [{"text": " ".join(line.split()[:2])} for line in lines],
+            "pairs": [{"source": line, "target": line[::-1]} for line in lines],
+        }
+        for name, records in rows.items():
+            content = "".join(json.dumps(record) + "\n" for record in records)
+            (folder / f"{name}.jsonl").write_text(content, encoding="utf-8")
+        (folder / "apood-data.toml").write_text(_MANIFEST, encoding="utf-8")
+        (folder / "corpora.toml").write_text(_CORPORA, encoding="utf-8")
+        (folder / "tokens.txt").write_text("a-token-of-many-characters\n", encoding="utf-8")
         scores = rng.normal(size=40).tolist()
         (folder / "scores.jsonl").write_text("".join(f'{{"score": {score}}}\n' for score in scores), encoding="utf-8")
         reviewed = "".join(f"{score},ID,1\n" for score in scores)
         (folder / "reviewed.csv").write_text(f"score,verdict,probability\n{reviewed}", encoding="utf-8")
-        np.savez(folder / "sounds.npz", audio=rng.integers(-99, 99, (3, 1600)).astype(np.int16), sr=16000)
+        waves = rng.integers(-99, 99, (12, 4000)).astype(np.int16)
+        np.savez(folder / "sounds.npz", audio=waves, sr=8000, label=np.array(["fan", "pump"] * 6))
         save_model("bert", folder / "model")
         encoder = apood.TextEncoder(folder / "model", device="cpu")
         for name, part in (("store", lines[:40]), ("held-out", lines[40:])):
@@ -106,6 +142,9 @@ def import_heavy() -> None:
     """Import what commands import, so that every fork has it."""
     import transformers  # noqa: F401
 
+    with contextlib.suppress(ImportError):
+        import matplotlib.font_manager  # noqa: F401 - it looks for all fonts of the machine
+
 
 def measure_memory() -> int:
     """Return the most memory that this process had, in bytes."""
@@ -114,11 +153,14 @@ def measure_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def watch(function: Callable[[], Any], patience: float = PATIENCE) -> Ending:
+def watch(function: Callable[[], Any], patience: float | None = None) -> Ending:
     """Run `function` in a forked process, and return how it ended.
 
-    The fork has imported what the parent has, so that it starts at once. Its output is collected in a file.
+    The fork has imported what the parent has, so that it starts at once. Its output is collected in a file. It is
+    killed after `patience`; by default after `PATIENCE`, or later where more processes run than there are cores.
     """
+    if patience is None:
+        patience = PATIENCE * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as result:
         child = os.fork()
         if child == 0:

@@ -1,6 +1,7 @@
 """`apood bench text`: a run, its report and its check, and refusals."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,9 @@ def test_a_run_is_shown_reported_and_checked(apood, refused, declaration, model,
 
     shown = apood(*run).stdout
     assert "tiny-small, last: measured" in shown and "report.md" in shown
+    assert "To write a report about the default on tiny-small, last" in shown.replace("\n", " ")
+    stores = [word for line in shown.splitlines() for word in shlex.split(line) if "stores" in word]
+    assert len(stores) == 4 and all(Path(word.rpartition("=")[2], "index.json").is_file() for word in stores)
     assert len(json.loads(apood(*run, "--json").stdout)["written"]) == 4
 
     apood("bench", "text", "report", out, "--out", tmp_path / "again.md")

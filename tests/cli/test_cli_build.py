@@ -74,6 +74,32 @@ def test_texts_that_are_too_long_are_counted(apood, model, texts, tmp_path):
     assert json.loads(apood(*command, tmp_path / "e", "--json").stdout)["too_long"] == 2
 
 
+def test_a_detector_of_conversations_learns_from_the_text_that_the_service_judges(
+    apood, refused, model, texts, tmp_path
+):
+    rows = [
+        [
+            {"role": "system", "content": "rules"},
+            {"role": "user", "content": "first"},
+            {"role": "user", "content": text},
+        ]
+        for text in texts["train"]
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": own}) + "\n" for own in rows))
+    command = ("build", tmp_path / "chats.jsonl", "--model", model, "--field", "messages", "--method", "knn", "--out")
+    apood(*command, tmp_path / "d", "--chat", "last-user")
+    detector = library.load(tmp_path / "d")
+    same = TextDetector(model, library.KNN()).fit(texts["train"])
+    assert (detector.score_samples(texts["test"]) == same.score_samples(texts["test"])).all()
+    assert detector.facts.chat == "last-user"
+    assert "must be a string, got a list" in refused(*command, tmp_path / "e")
+    rows[0][-1]["content"] = [{"type": "image_url"}]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": own}) + "\n" for own in rows))
+    assert "is no conversation to learn from: A message has a part that is no text" in refused(
+        *command, tmp_path / "e", "--chat", "last-user"
+    )
+
+
 def test_the_default_has_forms(apood, refused, model, files, tmp_path):
     command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "d")
     for option in ("--fast", "--beginnings"):
@@ -81,6 +107,14 @@ def test_the_default_has_forms(apood, refused, model, files, tmp_path):
     apood(*command, "--fast", "--beginnings")
     detector = library.load(tmp_path / "d").detector
     assert detector.beginnings and [member.name for member in detector.members_] == ["mahalanobis-knn", "knn"]
+
+
+def test_a_detector_that_has_seen_no_short_texts_says_so(apood, model, texts, tmp_path):
+    long = [" ".join(texts["train"][number : number + 6]) for number in range(len(texts["train"]) - 6)]
+    (tmp_path / "long.txt").write_text("\n".join(long))
+    command = ("build", tmp_path / "long.txt", "--model", model, "--fast", "--out")
+    assert "may refuse a text of fewer than" in apood(*command, tmp_path / "d").stdout
+    assert "may refuse" not in apood(*command, tmp_path / "e", "--beginnings").stdout
 
 
 def test_a_folder_of_the_user_is_never_work(refused, model, files, tmp_path):
@@ -162,6 +196,25 @@ class TestTexts:
             f'[data.ood]\nother = "{files / "other.jsonl"}"\n[[methods]]\nmethod = "knn"\n'
         )
         apood("compare", plan, "--model", model, "--cache", cache, "--out", tmp_path / "planned")
+
+    @pytest.mark.parametrize("command", ["compare", "select"])
+    def test_a_dry_run_embeds_a_few_texts_and_keeps_nothing(self, apood, model, files, tmp_path, monkeypatch, command):
+        texts = files / "train.jsonl"
+        options = ("--id", texts, "--ood", f"other={files / 'other.jsonl'}", "--splits", 2)
+        if command == "select":
+            options = (texts, "--aux", files / "other.jsonl", "--grid", "k=1,2", "--jobs", 1)
+        options += ("--method", "knn", "--model", model, "--out", tmp_path / "out", "--cache", tmp_path / "cache")
+        embedded = []
+        run = TextEncoder.run
+        monkeypatch.setattr(TextEncoder, "run", lambda self, given: embedded.append(run(self, given)) or embedded[-1])
+        facts = json.loads(apood(command, *options, "--dry-run", "--json").stdout)
+        lines = sum(len((files / f"{name}.jsonl").read_text().splitlines()) for name in ("train", "other"))
+        assert facts["texts_to_embed"] == lines > sum(map(len, embedded))
+        assert facts["fits"] == (2 if command == "compare" else 3)
+        assert not any(path.is_file() for path in tmp_path.rglob("*"))
+        apood(command, *options)
+        again = ("--dry-run", "--json", *(("--force",) if command == "select" else ()))
+        assert set(json.loads(apood(command, *options, *again).stdout).values()) == {0}
 
     def test_options_must_fit_together(self, refused, files, stores, model, tmp_path):
         texts, out = files / "train.jsonl", tmp_path / "d"

@@ -1,6 +1,7 @@
 """`apood compare`, with a plan file and without."""
 
 import json
+import shlex
 import shutil
 
 import pytest
@@ -57,6 +58,41 @@ def test_options_and_plan_say_the_same(apood, options, plan, tmp_path):
     by_options, by_plan = (json.loads((tmp_path / out / "results.json").read_text()) for out in "ab")
     assert printed == by_plan and figures(by_plan) == figures(by_options)
     assert [method["name"] for method in printed["methods"]] == ["knn", "length"]
+
+
+def test_the_best_method_can_be_reported_by_the_commands_that_are_shown(apood, stores, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = f"""
+        splits = 1
+        [data]
+        id_train = "{stores / "train"}"
+        id_test = "{stores / "test"}"
+        id_validation = "{stores / "held-out"}"
+        [data.ood]
+        "other texts" = "{stores / "other"}"
+        [[methods]]
+        method = "knn"
+        parameters = {{k = 2, average = true, normalize = "none"}}
+        """
+    (tmp_path / "plan.toml").write_text(plan, encoding="utf-8")
+    shown = apood("compare", "plan.toml").stdout
+    assert "To write a report about knn, k=2, average=True" in shown.replace("\n", " ")
+    commands = [shlex.split(line)[1:] for line in shown.splitlines() if line.startswith("  apood ")]
+    assert [command[0] for command in commands] == ["fit", "calibrate", "report"]
+    for command in commands:
+        apood(*command)
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert content["detector"]["method"] == "knn" and content["sets"][1]["name"] == "other texts"
+    assert content["detector"]["parameters"] | {"k": "2", "average": "True"} == content["detector"]["parameters"]
+
+
+def test_what_a_report_lacks_is_named(apood, stores, tmp_path):
+    shown = apood(
+        "compare", "--id", stores / "train", "--ood", f"other={stores / 'other'}", "--method", "knn", "--splits", 1,
+        "--out", tmp_path / "out",
+    ).stdout  # fmt: skip
+    assert "apood calibrate detector HELD-OUT" in shown and "--id TEST" in shown
+    assert "HELD-OUT and TEST stand for in-distribution sequences" in shown.replace("\n", " ")
 
 
 def test_every_option_reaches_the_plan(apood, stores, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from processes import PROGRAM
 
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import load_detector
 from apood.encoders.text.encoder import TextEncoder
 from apood.tokens.batch import decode_texts
 from apood.tokens.store import TokenStore
@@ -198,7 +198,7 @@ def test_a_detector_of_references_scores_pairs(apood, refused, language_model, p
     for method in ("mahalanobis", "perplexity"):
         apood("fit", tmp_path / "store", "--method", method, "--out", tmp_path / method)
         rows = rows_of(apood("score", tmp_path / method, pairs, *fields))
-        expected = load(tmp_path / method).score_samples(store)
+        expected = load_detector(tmp_path / method).score_samples(store)
         np.testing.assert_allclose([row["score"] for row in rows], expected, rtol=1e-4)
     assert "does not say where its targets are" in refused("score", tmp_path / "mahalanobis", pairs, "--field", "de")
 
@@ -228,7 +228,7 @@ def test_an_encoder_is_reproduced_with_all_its_settings(apood, language_model, f
     apood("embed", files / "train.jsonl", "--model", language_model, "--out", tmp_path / "store", *options)
     apood("fit", tmp_path / "store", "--method", "mahalanobis", "--out", tmp_path / "detector")
     rows = rows_of(apood("score", tmp_path / "detector", files / "train.jsonl"))
-    expected = load(tmp_path / "detector").score_samples(TokenStore(tmp_path / "store"))
+    expected = load_detector(tmp_path / "detector").score_samples(TokenStore(tmp_path / "store"))
     np.testing.assert_allclose([row["score"] for row in rows], expected, rtol=1e-4)
 
 
@@ -345,7 +345,7 @@ def test_sounds_are_embedded_and_scored(apood, refused, audio_model, sounds, tmp
     assert "index.json" in message and ".wav or .flac" in message
     rows = rows_of(apood("score", tmp_path / "detector", sounds, "--skip-bad"))
     assert [row["index"] for row in rows] == [i for i in range(30) if i != 4]
-    expected = load(tmp_path / "detector").score_samples(store)
+    expected = load_detector(tmp_path / "detector").score_samples(store)
     np.testing.assert_allclose([row["score"] for row in rows], expected, rtol=1e-4)
 
 

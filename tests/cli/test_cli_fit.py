@@ -12,11 +12,11 @@ import torch
 from processes import PROGRAM, heed_interrupts
 from safetensors import safe_open
 
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import load_detector
 
 
 def read_learnt(folder):
-    return {name: value for name, value in vars(load(folder)).items() if name.endswith("_")}
+    return {name: value for name, value in vars(load_detector(folder)).items() if name.endswith("_")}
 
 
 def assert_same_detector(first, second):
@@ -41,12 +41,12 @@ def test_aux_and_settings_reach_the_method(apood, stores, tmp_path):
     direct.save(tmp_path / "direct")
     assert_same_detector(out, tmp_path / "direct")
     apood("fit", stores / "train", "--out", tmp_path / "without", *settings)
-    assert not torch.equal(load(tmp_path / "without").queries_, direct.queries_)
+    assert not torch.equal(load_detector(tmp_path / "without").queries_, direct.queries_)
 
 
 def test_a_first_look_trains_nothing(apood, refused, stores, tmp_path):
     apood("fit", stores / "train", "--out", tmp_path / "fast", "--fast")
-    members = load(tmp_path / "fast").members_
+    members = load_detector(tmp_path / "fast").members_
     assert [member.name for member in members] == ["mahalanobis-knn", "knn"]
     assert all(member.count_operations(None) == 0 for member in members)
     assert "leave it out" in refused("fit", stores / "train", "--out", tmp_path / "no", "--fast", "--method", "knn")

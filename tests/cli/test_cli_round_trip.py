@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import load_detector
 from apood.detectors.knn import KNN
 from apood.encoders.text.encoder import TextEncoder
 from apood.evaluation.result import compute_mean_row, compute_rows
@@ -58,7 +58,7 @@ def test_embed_resumes_only_when_asked(apood, refused, model, files, tmp_path):
 
 def test_score_gives_the_scores_of_the_library_for_a_store(apood, calibrated, stores):
     rows = read_rows(apood("score", calibrated, stores / "other"))
-    detector, tokens = load(calibrated), TokenStore(stores / "other")
+    detector, tokens = load_detector(calibrated), TokenStore(stores / "other")
     assert [row["index"] for row in rows] == list(range(40))
     assert [row["score"] for row in rows] == detector.score_samples(tokens).tolist()
     assert [row["p_value"] for row in rows] == detector.p_values(tokens).tolist()
@@ -169,7 +169,7 @@ def test_a_detector_from_before_layers_could_be_mixed_scores_texts_with_its_laye
     old = {("layer" if key == "layers" else key): value for key, value in tokens.encoder.items()} | {"layer": layer}
     detector = KNN(k=1).fit(replace(tokens, encoder=old))
     detector.save(tmp_path / "detector")
-    assert "layers" not in load(tmp_path / "detector").encoder_
+    assert "layers" not in load_detector(tmp_path / "detector").encoder_
     expected = pytest.approx(detector.score_samples(tokens).tolist(), rel=1e-3)
     for inputs in (files / "test.jsonl", store):
         assert [row["score"] for row in read_rows(apood("score", tmp_path / "detector", inputs))] == expected
@@ -189,7 +189,7 @@ def test_texts_with_tokens_too_large_for_float16_are_scored(apood, model, files,
     assert TokenStore(store).select([0]).values.abs().max() > torch.finfo(torch.float16).max
     apood("fit", store, "--method", "mahalanobis", "--out", detector)
     scores = [row["score"] for row in read_rows(apood("score", detector, files / "train.jsonl", "--model", large))]
-    assert scores == pytest.approx(load(detector).score_samples(TokenStore(store)).tolist(), rel=0.1)
+    assert scores == pytest.approx(load_detector(detector).score_samples(TokenStore(store)).tolist(), rel=0.1)
 
 
 def test_embed_fit_and_calibrate_as_json(apood, model, files, stores, tmp_path):
@@ -224,28 +224,30 @@ def test_embed_fit_and_calibrate_as_json(apood, model, files, stores, tmp_path):
     printed = json.loads(apood("fit", stores / "train", "--method", "knn", "--out", detector, "--json").stdout)
     assert printed == {"method": "knn", "sequences": 120, "detector": str(detector)}
     printed = json.loads(apood("calibrate", detector, stores / "held-out", "--accept", 0.8, "--json").stdout)
-    assert printed == {"threshold": load(detector).threshold_, "accept": 0.8, "sequences": 60}
+    assert printed == {"threshold": load_detector(detector).threshold_, "accept": 0.8, "sequences": 60}
     command = ("fit", stores / "train", "--method", "ap-ood", "--set", "steps=5", "--out", tmp_path / "ap-ood")
     printed = json.loads(apood(*command, "--json").stdout)
-    assert printed["method"] == "ap-ood" and printed["mean_distance_"] == load(tmp_path / "ap-ood").mean_distance_
+    assert (
+        printed["method"] == "ap-ood" and printed["mean_distance_"] == load_detector(tmp_path / "ap-ood").mean_distance_
+    )
 
 
 def test_calibrate_refuses_empty_sequences(refused, fitted, model, tmp_path):
-    load(fitted).save(tmp_path / "detector")
+    load_detector(fitted).save(tmp_path / "detector")
     encoder = TextEncoder(model)
     with TokenStoreWriter(tmp_path / "store", dim=16, encoder=encoder.identity) as writer:
         writer.append(encoder.encode(["word1 word2"] * 16 + [""] * 4))
     sentence = refused("calibrate", tmp_path / "detector", tmp_path / "store", "--accept", 0.9)
     assert sentence.startswith("4 of 20 calibration sequences have no tokens, the first is sequence 16; remove")
-    assert not hasattr(load(tmp_path / "detector"), "threshold_")
+    assert not hasattr(load_detector(tmp_path / "detector"), "threshold_")
 
 
 def test_calibrate_prints_and_saves_the_threshold(apood, fitted, stores, tmp_path):
-    detector = load(fitted)
+    detector = load_detector(fitted)
     detector.save(tmp_path / "detector")
     result = apood("calibrate", tmp_path / "detector", stores / "held-out", "--accept", 0.8)
     detector.calibrate(TokenStore(stores / "held-out"), 0.8)
-    assert load(tmp_path / "detector").threshold_ == detector.threshold_
+    assert load_detector(tmp_path / "detector").threshold_ == detector.threshold_
     assert f"Threshold {detector.threshold_:.6g}, from 60 sequences" in result.stdout
 
 
@@ -258,13 +260,13 @@ def test_evaluate_gives_the_rows_of_the_library_and_their_means(apood, calibrate
     rows = json.loads(apood("evaluate", calibrated, fitted, *evaluation, "--json").stdout)
     sets = {"other": TokenStore(stores / "other"), "again": TokenStore(stores / "held-out")}
     expected = []
-    for detector in (load(calibrated), load(fitted)):
+    for detector in (load_detector(calibrated), load_detector(fitted)):
         id_scores = detector.score_samples(TokenStore(stores / "test"))
         own = compute_rows(detector.name, id_scores, {name: detector.score_samples(s) for name, s in sets.items()})
         expected += [*own, compute_mean_row(own)]
     decisions = [(row.pop("id_accepted"), row.pop("ood_refused")) for row in rows]
     assert rows == expected
-    refused = 100 * (load(calibrated).predict(sets["other"]) == -1).mean()
+    refused = 100 * (load_detector(calibrated).predict(sets["other"]) == -1).mean()
     assert decisions[0][1] == pytest.approx(refused) and decisions[2][1] is None  # a mean over sets is no share
     assert decisions[3:] == [(None, None)] * 3  # the other detector has no threshold
     assert rows[0]["auroc"] > 70  # the two kinds of texts do differ
@@ -303,7 +305,7 @@ def test_inspect_a_store(apood, stores, texts):
 
 def test_inspect_a_detector(apood, calibrated, fitted):
     facts = json.loads(apood("inspect", calibrated, "--json").stdout)
-    detector = load(calibrated)
+    detector = load_detector(calibrated)
     assert facts["kind"] == "detector" and facts["method"] == "mahalanobis" and facts["dim"] == 16
     assert facts["parameters"] == detector.get_params()
     sinks = {"skips_first_": False, "skips_last_": False}
@@ -319,4 +321,4 @@ def test_inspect_shows_learnt_numbers(apood, stores, tmp_path):
     apood("fit", stores / "train", "--method", "length", "--out", tmp_path / "length")
     learnt = json.loads(apood("inspect", tmp_path / "length", "--json").stdout)["learnt"]
     sinks = {"skips_first_": False, "skips_last_": False}
-    assert learnt == {"mean_log_length_": load(tmp_path / "length").mean_log_length_} | sinks
+    assert learnt == {"mean_log_length_": load_detector(tmp_path / "length").mean_log_length_} | sinks

@@ -13,7 +13,7 @@ from processes import PROGRAM, heed_interrupts
 from typer.testing import CliRunner
 
 from apood.cli.app import app
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import load_detector
 from apood.detectors.knn import KNN
 from apood.evaluation.selection import HELD_OUT_PROMISE, select
 from apood.tokens.store import TokenStore
@@ -60,7 +60,7 @@ def test_the_best_detector_can_be_used_at_once(apood, refused, stores, tmp_path)
     assert results["best"] == expected.best.settings and results["sequences"]["aux_validation"] == 40
     assert [p["settings"] for p in results["points"]] == [p.settings for p in expected.points]
     assert [p.get("auroc") for p in results["points"]] == [p.to_json().get("auroc") for p in expected.points]
-    assert load(out / "detector").get_params() == expected.detector.get_params()
+    assert load_detector(out / "detector").get_params() == expected.detector.get_params()
 
     lines = [line.split() for line in shown.splitlines()]
     header = next(number for number, line in enumerate(lines) if line[:2] == ["k", "normalize"])
@@ -87,7 +87,7 @@ def test_without_outliers_it_says_what_it_cannot_promise(apood, stores, tmp_path
     shown = apood("select", stores / "train", *searched, "--out", tmp_path / "search").stdout
     assert HELD_OUT_PROMISE in shown and "training" in shown and "±" not in shown
     assert "the settings as given" in shown and str(tmp_path / "search" / "detector") in "".join(shown.split())
-    assert load(tmp_path / "search" / "detector").get_params()["beta"] is None
+    assert load_detector(tmp_path / "search" / "detector").get_params()["beta"] is None
     points = json.loads((tmp_path / "search" / "results.json").read_text())["points"]
     assert all(
         {"held_out_loss", "held_out_distance", "training_distance", "disaster"} <= point.keys() for point in points

@@ -270,6 +270,29 @@ def test_shuffling_depends_on_the_seed_alone(tmp_path: Path) -> None:
     assert sum(isinstance(record, BadRecord) for record in once) == 1
 
 
+def test_each_file_of_a_folder_is_one_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes" / "old").mkdir(parents=True)
+    for name, content in (("b.txt", "one\ntwo\n"), ("old/a.md", "\ufeff three \n"), ("c.html", "<p>"), (".d.txt", "x")):
+        write(tmp_path / "notes" / name, content)
+    folder = f"files:{tmp_path / 'notes'}"
+    assert items(folder) == ["one\ntwo", "three"]
+    assert items(f"{folder}/*.html") == ["<p>"] and items(f"{folder}/b.txt") == ["one\ntwo"]
+    write(tmp_path / "notes" / "empty.txt", " \n")
+    (tmp_path / "notes" / "latin.txt").write_bytes(b"na\xefve")
+    (tmp_path / "notes" / "large.txt").write_bytes(b"x" * 100)
+    monkeypatch.setattr("apood.data.inputs.MOST_BYTES", 50)
+    one, empty, large, latin, three = mixed(folder)
+    assert (one, three) == ("one\ntwo", "three")
+    assert "empty.txt' is empty" in empty and "large.txt' is larger than" in large
+    assert "latin.txt' is not UTF-8: byte 3" in latin
+    for inputs, options, message in (
+        (f"files:{tmp_path}/none", {}, "files that end in .txt or .md are read"),
+        (folder, {"field": "body"}, "there are no fields"),
+    ):
+        with pytest.raises(InputError, match=message):
+            list(read_records([inputs], **options))
+
+
 # ---------------------------------------------------------------------------------------------------------- bad input
 
 
@@ -278,7 +301,10 @@ def test_missing_inputs_are_refused_before_the_first_text(tmp_path: Path) -> Non
     unknown = write(tmp_path / "a.docx", "")
     for inputs, message in [
         ([good, str(tmp_path / "none.jsonl")], "There is no file"),
-        ([good, str(tmp_path)], f"is a folder: give the files in it, for example '{tmp_path}/*.jsonl'"),
+        (
+            [good, str(tmp_path)],
+            f"is a folder: give its files, for example '{tmp_path}/*.jsonl', or 'files:{tmp_path}'",
+        ),
         (
             [good, unknown],
             "allowed are .jsonl, .ndjson, .json, .csv, .tsv, .txt, .sgm (each also with .gz) and .parquet",

@@ -12,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.recipe import prepare_start, resolve
 from apood.detectors.ap_ood.training import pool_corpus, squared_distances
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import load_detector
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.detectors.shared.mean_pooling import compute_moments, pool_means
 from apood.detectors.shared.sinks import find_sinks
@@ -223,7 +223,7 @@ def test_the_cache_of_scoring_follows_the_learnt_attributes(train, test_set, tmp
     assert not np.allclose(moved.score_samples(test_set), before)
     np.testing.assert_array_equal(detector.score_samples(test_set), before)
     detector.save(tmp_path / "detector")
-    np.testing.assert_array_equal(load(tmp_path / "detector").score_samples(test_set), before)
+    np.testing.assert_array_equal(load_detector(tmp_path / "detector").score_samples(test_set), before)
     other = with_parameters(detector, similarity="euclidean", score="min").score_samples(test_set)
     assert not np.allclose(other, before)
     again = detector.set_params(similarity="dot", score="sum", seed=1).fit(train)

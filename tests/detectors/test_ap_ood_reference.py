@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.recipe import Start, prepare_start, resolve
 from apood.detectors.ap_ood.training import Training
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import load_detector
 from apood.evaluation.metrics import auroc
 from apood.pooling import Preprocessing
 from apood.support.errors import FitWarning
@@ -135,7 +135,7 @@ def test_contributions_sum_to_the_distance_of_the_pooled_logits(train, test_set,
 def test_it_is_saved_and_loaded(train, test_set, tmp_path):
     detector = APOOD(recipe="reference", start="scaled", beta=0.5, steps=5).fit(train)
     detector.save(tmp_path / "detector")
-    loaded = load(tmp_path / "detector")
+    loaded = load_detector(tmp_path / "detector")
     assert loaded.get_params() == detector.get_params()
     assert (loaded.recipe, loaded.start, loaded.beta, loaded.beta_) == ("reference", "scaled", 0.5, 1.0)
     np.testing.assert_array_equal(loaded.score_samples(test_set), detector.score_samples(test_set))

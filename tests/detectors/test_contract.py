@@ -25,7 +25,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from apood.decisions.conformal import conformal_threshold, score_tolerance
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import load_detector
 from apood.detectors.contract.base import AuxUse, Detector
 from apood.detectors.contract.registry import METHODS, detector_class
 from apood.detectors.knn import KNN
@@ -77,7 +77,7 @@ def test_clone_and_set_params(fitted):
 def test_a_seed_of_numpy_is_the_same_seed(new_detector, train, tmp_path, name):
     for kind in (int, np.int64, np.uint8):
         new_detector(name, seed=kind(3)).fit(train).save(tmp_path / kind.__name__)
-    known, *others = (load(tmp_path / kind).score_samples(train) for kind in ("int", "int64", "uint8"))
+    known, *others = (load_detector(tmp_path / kind).score_samples(train) for kind in ("int", "int64", "uint8"))
     assert all(np.array_equal(known, other) for other in others)
 
 

@@ -12,7 +12,7 @@ import torch
 from builders import correlated_sequences
 from sklearn.base import clone
 
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import load_detector
 from apood.detectors.mahalanobis import Mahalanobis
 
 CPU, THERE = torch.device("cpu"), torch.device("meta")
@@ -70,6 +70,6 @@ def test_the_cache_is_nothing_that_is_learnt(detector, tmp_path):
     detector.save(tmp_path / "detector")
     for other in (copy.deepcopy(detector), copy.copy(detector), pickle.loads(pickle.dumps(detector))):
         assert set(vars(other)) == names
-    assert set(vars(load(tmp_path / "detector"))) == names
+    assert set(vars(load_detector(tmp_path / "detector"))) == names
     assert detector._get_cached("lock", lambda: None) is not None
     assert "_cache" not in vars(clone(detector))

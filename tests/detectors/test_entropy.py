@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
 
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import load_detector
 from apood.detectors.entropy import Entropy, pool_samples
 from apood.pooling.algebra import merge, merge_sequences
 from apood.support.errors import InputError
@@ -99,7 +99,7 @@ def test_a_bad_temperature_is_refused(temperature):
 def test_an_infinite_temperature_survives_saving(tmp_path):
     batch = inputs([(-4.0, 2), (-1.0, 1)])
     Entropy(math.inf).fit(batch).save(tmp_path / "entropy")
-    loaded = load(tmp_path / "entropy")
+    loaded = load_detector(tmp_path / "entropy")
     assert loaded.temperature == math.inf and loaded.score_samples(batch).tolist() == [-1.5]
 
 

@@ -89,7 +89,7 @@ def test_lengths_that_would_hide_directions_are_not_looked_at():
 @pytest.mark.parametrize("supervised", [False, True])
 def test_the_members_follow_from_the_data(train, summary, supervised, tmp_path):
     given = with_summary(train) if summary else train
-    aux = correlated_sequences(20, DIM, seed=9, shift=4.0) if supervised else None
+    aux = correlated_sequences(60, DIM, seed=9, shift=0.7) if supervised else None
     detector = Fusion().fit(given, aux=aux)
     kinds = TOKENS_ONLY + [KNN] * summary + [BinaryLogits] * supervised
     assert [type(member) for member in detector.members_] == kinds
@@ -109,8 +109,10 @@ def test_the_members_follow_from_the_data(train, summary, supervised, tmp_path):
 
 
 def test_aux_sequences_need_no_summary(train):
-    detector = Fusion().fit(with_summary(train), aux=correlated_sequences(20, DIM, seed=9, shift=4.0))
-    assert len(detector.members_) == 5
+    given = with_summary(train)
+    plain, weighed = Fusion().fit(given), Fusion().fit(given, aux=correlated_sequences(60, DIM, seed=9, shift=0.7))
+    assert len(weighed.members_) == 5
+    torch.testing.assert_close(weighed.spreads_[3], plain.spreads_[3], rtol=1e-3, atol=0)  # it weighs 1
 
 
 def test_given_members_welcome_nothing(train):
@@ -164,18 +166,43 @@ def test_an_interrupted_fit_of_neighbours_and_a_classifier_goes_on(tmp_path, mon
 # AUX sequences.
 
 
-def test_the_weight_of_a_classifier_grows_with_its_outliers(train):
-    aux = correlated_sequences(72, DIM, seed=9, shift=2.0)
+def find_weights(members, train, aux):
+    """Return the weight of each member by its name, and of members that were left out nothing."""
+    plain = Fusion([member for member in members if member.aux != "required"]).fit(train)
+    alone = dict(zip((member.name for member in plain.members_), plain.spreads_.tolist(), strict=True))
+    weighed = Fusion(members).fit(train, aux=aux)
+    own = dict(zip((member.name for member in weighed.members_), weighed.spreads_.tolist(), strict=True))
+    return {name: alone.get(name, 1.0) / spread for name, spread in own.items()}
+
+
+def test_members_weigh_by_how_well_they_tell_aux_sequences(train):
+    rng = torch.Generator().manual_seed(0)
+    stretched = correlated_sequences(100, DIM, seed=9)
+    far = TokenBatch(stretched.values * 4, stretched.offsets)  # in no direction of their own: lengths alone are foreign
+    weights = find_weights([Mahalanobis(), KNN(normalize="pooled")], train, far)
+    assert weights["mahalanobis"] > 3 * weights["knn"] and sum(weights.values()) == pytest.approx(2)
+    ordinary = correlated_sequences(100, DIM, seed=10)
+    weights = find_weights(
+        [Mahalanobis(), KNN(normalize="pooled")], train, ordinary.select(torch.randperm(100, generator=rng))
+    )
+    assert weights["mahalanobis"] == pytest.approx(1, abs=0.2), "nobody tells these better than the other"
+
+
+def test_a_classifier_weighs_if_it_tells_aux_sequences_better_than_the_others(train):
     members = [Mahalanobis(), BinaryLogits(normalize="pooled")]
-    found = {count: Fusion(members).fit(train, aux=aux[:count]) for count in (1, 8, 72)}
-    inside = correlated_sequences(400, DIM, seed=5)
-    spreads = {n: [own.std() for own in detector.member_scores(inside).values()] for n, detector in found.items()}
-    for count, (plain, classifier) in spreads.items():
-        assert plain == pytest.approx(1, abs=0.5)
-        assert classifier == pytest.approx(count / (count + DIM), rel=0.5)
-    alone = Fusion([Mahalanobis()]).fit(train)
-    for detector in found.values():
-        torch.testing.assert_close(detector.spreads_[:1], alone.spreads_)
+    aux = correlated_sequences(200, DIM, seed=9, shift=0.7)
+    found = [find_weights(members, train, aux[:count]).get("binary-logits", 0.0) for count in (1, 2, 200)]
+    assert found[0] == 0 and found[0] <= found[1] < found[2], "of one sequence nothing can be left out"
+    far = correlated_sequences(200, DIM, seed=9, shift=9.0)
+    assert "binary-logits" not in find_weights(members, train, far), "the others know what is far"
+
+
+def test_a_member_that_was_left_out_is_not_saved(train, tmp_path):
+    far = correlated_sequences(20, DIM, seed=9, shift=9.0)
+    detector = Fusion([Mahalanobis(), KNN(), BinaryLogits()]).fit(train, aux=far)
+    assert len(detector.members_) == len(detector.length_law_) == len(detector.floors_) == 2
+    detector.save(tmp_path / "detector")
+    assert np.array_equal(apood.load(tmp_path / "detector").score_samples(train), detector.score_samples(train))
 
 
 def test_outliers_help_and_a_few_do_not_hurt():

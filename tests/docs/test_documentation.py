@@ -20,6 +20,7 @@ import ast
 import contextlib
 import io
 import json
+import math
 import random
 import re
 import shlex
@@ -152,6 +153,8 @@ def working_directory(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Change to a new folder, with a model and texts if the page needs them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    for module in ("evaluation.cost", "support.progress"):  # on a busy machine, sentences about long work would follow
+        monkeypatch.setattr(f"apood.{module}._MINUTE", math.inf)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if page in (README, TOUR, EXPLAIN):  # they show what the model itself says
         from apood.experiments.demo_sources import find_minilm
@@ -356,6 +359,26 @@ def test_messages_that_are_quoted_exist():
 def test_the_changelog_begins_with_this_version():
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[0] == __version__
+
+
+def test_the_first_hour_is_short():
+    """Decisions with marked words take three commands or six lines of Python; a comparison takes five more lines."""
+    sections: dict[str, list[Block]] = {}
+    for section in re.split("^## ", TOUR.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        fences = re.findall(r"^```(\w+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+        sections[section.splitlines()[0]] = [Block(language, content, 0) for language, content in fences]
+    commands = [command.line for block in sections["Three commands"] for command in commands_of(block)]
+    assert [line.split()[1] for line in commands if line.startswith("apood ")] == ["build", "score", "explain"]
+    lines = {
+        name: [
+            sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(block.content)))
+            for block in blocks
+            if block.language == "python"
+        ]
+        for name, blocks in sections.items()
+    }
+    assert sum(lines["Six lines of Python"]) == 6
+    assert lines["Compare a method of your own"][-1] == 5, "after the method itself"
 
 
 def test_the_readme_is_short():

@@ -68,6 +68,7 @@ def test_portions_equal_a_simple_loop_bit_for_bit(
     models: Callable[[str], Path], texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embed, "_PORTION_SEQUENCES", 32)
+    monkeypatch.setattr(embed, "_FIRST_SEQUENCES", 32)
     encoder = TextEncoder(models("bert"), max_tokens=20, on_long="beginning", device="cpu")
     portions = [portion.batch for portion in encode_portions(records(texts), encoder)]
     expected = [encoder.encode(texts[start : start + 32]) for start in range(0, len(texts), 32)]

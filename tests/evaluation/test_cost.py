@@ -7,7 +7,8 @@ from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN
 from apood.evaluation import cost
-from apood.evaluation.cost import Cost, estimate_cost, format_duration
+from apood.evaluation.cost import Cost, estimate_cost
+from apood.support.checks import format_duration
 
 
 def test_operations_follow_from_the_work():

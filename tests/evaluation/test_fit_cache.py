@@ -15,7 +15,7 @@ import torch
 from builders import correlated_sequences
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import load_detector
 from apood.detectors.contract.base import Detector
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis
@@ -87,7 +87,7 @@ def test_a_run_is_a_fit_and_its_scores(tmp_path):
     assert done.fit["seconds"] > 0 and min(done.seconds.values()) > 0 and done.fit["warnings"] == []
     saved = entry_of(tmp_path) / "detector"
     assert done.fit["bytes"] == sum(file.stat().st_size for file in saved.iterdir())
-    assert load(saved).get_params() == KNN(k=2).get_params()
+    assert load_detector(saved).get_params() == KNN(k=2).get_params()
 
 
 def test_the_detector_that_is_given_stays_as_it_is(tmp_path):
@@ -228,7 +228,7 @@ def test_a_detector_that_cannot_be_read_is_fitted_anew(work, tmp_path):
     work.done()
     run(KNN(), TRAIN, None, SETS, tmp_path)
     assert work.done() == (["knn"], [15, 10])
-    load(detector)
+    load_detector(detector)
 
 
 def truncate(file):

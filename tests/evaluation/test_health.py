@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from builders import correlated_sequences
 
-from apood import Mahalanobis
+from apood import APOOD, KNN, Fusion, Mahalanobis, MahalanobisKNN
 from apood.evaluation.health import examine
 from apood.pipeline.facts import Facts
 from apood.pipeline.seen import Seen
@@ -52,6 +52,32 @@ def test_inputs_of_another_kind_are_found(detector, facts):
 
 def test_copies_of_training_texts_are_found(detector, facts, train):
     assert "copies of training texts" in find(detector, facts, train)["data"]
+
+
+@pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")
+def test_a_training_that_failed_is_found(facts, train):
+    unsettled = APOOD(recipe="paper", steps=2)
+    for detector in (unsettled, Fusion([KNN(), unsettled])):
+        detector.fit(train).calibrate(correlated_sequences(300, 8, seed=1), accept=0.9)
+        found = find(detector, facts, with_texts(correlated_sequences(200, 8, seed=2), "new"))
+        assert "Training has not settled" in found["training"]
+    assert found["training"].startswith("ap-ood: ")
+
+
+@pytest.mark.parametrize("seed", [1, 6, 7])
+@pytest.mark.filterwarnings("ignore:The detector is calibrated on the sequences it was fitted on")
+def test_a_calibration_unlike_the_training_is_found(train, facts, seed):
+    new, foreign, copied = (
+        correlated_sequences(200, 8, seed=seed), correlated_sequences(200, 8, seed=seed, shift=1.5), train
+    )  # fmt: skip
+    detector = Fusion([KNN(), MahalanobisKNN()]).fit(train)
+    found = {}
+    for name, source in (("new", new), ("foreign", foreign), ("copied", copied)):
+        detector.calibrate(source, accept=0.9)
+        found[name] = find(detector, facts, correlated_sequences(200, 8, seed=9)).get("calibration", "")
+    assert found["new"] == "" and "lower than" in found["foreign"] and "higher than" in found["copied"]
+    windows = replace(facts, calibration=replace(facts.calibration, sequences=900))
+    assert "calibration" not in find(detector, windows, new), "the worst window of each would count"
 
 
 def test_other_lengths_are_found(detector, facts):

@@ -198,6 +198,11 @@ def test_when_everything_fails_the_first_reason_is_given():
         select(KNN(k=500), TRAIN, VALIDATION, AUX, grid={"k": [600]})
 
 
+class ListsValues(Length):
+    def hyperparameter_space(self, dim, *, supervised):  # noqa: ARG002
+        return [{"seed": [1, 2]}]
+
+
 SHORT = TRAIN.select(slice(3))
 REFUSED = [
     ("The grid is empty", KNN(), {"grid": {}}),
@@ -205,6 +210,7 @@ REFUSED = [
     ("knn has no parameter 'beta'; there are k, normalize", KNN(), {"grid": {"beta": [1]}}),
     ("k must be at least 1, got 0", KNN(), {"grid": {"k": [1, 0]}}),
     ("length has no settings that are usually searched", Length(), {}),
+    ("must return one value of seed in each of its settings.* got \\[1, 2\\]", ListsValues(), {}),
     ("knn learns from in-distribution data alone", KNN(), {"supervised": True}),
     ("ap-ood has to be given some", APOOD(), {"supervised": True, "aux": None}),
     ("Settings of knn can only be chosen with AUX", KNN(), {"aux": None}),

@@ -44,6 +44,15 @@ def test_attention_is_best_at_spliced_sentences(demo: tuple[Path, list[ResultRow
     assert auroc(rows, "AP-OOD", "spliced dialogue") > max(auroc(rows, m, "spliced dialogue") for m in others)
 
 
+def test_it_says_what_the_sets_are_and_who_is_ahead(demo: tuple[Path, list[ResultRow], str]) -> None:
+    _, rows, printed = demo
+    printed = " ".join(printed.split())
+    assert "spliced texts are documentation with one foreign sentence" in printed
+    means = {row["method"]: row["auroc"] for row in rows if row["dataset"] == MEAN}
+    best = max(means, key=lambda method: means[method])
+    assert (f"{best} is ahead of the default on these texts" in printed) == (best != "default")
+
+
 def test_length_separates_no_set(demo: tuple[Path, list[ResultRow], str]) -> None:
     _, rows, _ = demo
     assert all(40 < row["auroc"] < 60 for row in rows if row["method"] == "length only")

@@ -154,6 +154,7 @@ def test_the_robust_recipe_selects_no_settings(texts: Path, models: Callable[[st
     findings, _ = prepared.run()
     assert findings.results["selections"] == []
     assert {row["parameters"]["recipe"] for row in findings.results["rows"]} == {"robust"}
+    assert {own.done["encoder"]["layers"] for own in prepared.embeddings} == {"mix"}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,9 @@ def test_the_reference_recipe_is_selected_like_the_papers(
     """Rows that the authors' code has no meaning for fail alone, with the reason."""
     options = BenchOptions(data=texts, model=str(models("bert")), recipe="reference", seeds=1, out=tmp_path)
     assert "--recipe reference" in options.command(name)
-    findings, _ = prepare(name, options).run()
+    prepared = prepare(name, options)
+    findings, _ = prepared.run()
+    assert {own.done["encoder"]["layers"] for own in prepared.embeddings} == {"-1"}, "as in the paper"
     assert [selection["method"] for selection in findings.results["selections"]] == ["ap-ood"]
     rows = {own["row"]: own for own in findings.results["rows"] if own["method"] == "ap-ood"}
     assert reason in rows.pop(row)["failures"][0]

@@ -142,6 +142,13 @@ def test_a_text_that_was_cut_shows_only_what_was_judged(models, texts):
         explain_texts(Mahalanobis().fit(long.encode(texts)), long, ["word1"] * 17 + ["word1 " * 2000])
 
 
+def test_a_text_of_unusual_length_says_so(fitted, texts):
+    long, usual = fitted.explain(["word1 " * 60, texts[3]])
+    assert long.note is not None and long.note.startswith("It is longer than 99% of the texts")
+    assert long.note in " ".join(str(long).split()) and long.note in long.to_html()
+    assert usual.note is None and long.to_json()["note"] == long.note
+
+
 def test_a_long_text_is_explained_by_its_worst_window(fitted):
     text = " ".join(["word1"] * 40 + ["unknown"] * 12 + ["word2"] * 40)
     explanation = fitted.explain([text])[0]

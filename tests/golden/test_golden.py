@@ -74,3 +74,8 @@ def test_old_store_has_its_content_and_its_digest():
     assert len(store.index.shards) > 1
     assert store.encoder["model"] == "golden"
     assert content_digest(store) == "af68bb450618b3df25415ce15419aeaf188dc02e5ed8f2df8e789565d00e13b4"
+
+
+def test_a_detector_that_was_saved_without_a_training_curve_has_none():
+    old = apood.load(GOLDEN / "detectors" / "ap-ood-aux")
+    assert old.training_curve_.points == () and old.fit_warnings_ == []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from builders import observed_sequences
 
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import load_detector
 from apood.detectors.contract.registry import METHODS, detector_class
 
 pytestmark = pytest.mark.gpu
@@ -98,6 +98,6 @@ def test_a_detector_fitted_on_gpu_is_saved_and_loaded(method, train, test_set, t
     detector = detector_of(method, "cuda")
     aux = observed_sequences(30, DIM, seed=3, shift=4.0) if detector.aux == "required" else None
     detector.fit(train, aux=aux).calibrate(train, 0.9).save(tmp_path / "detector")
-    loaded = load(tmp_path / "detector")
+    loaded = load_detector(tmp_path / "detector")
     assert_close(loaded.score_samples(test_set), detector.score_samples(test_set), 1e-6)
     assert_close(compute_on(loaded, "cpu").score_samples(test_set), detector.score_samples(test_set), 1e-4)

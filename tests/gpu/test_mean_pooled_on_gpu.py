@@ -10,7 +10,7 @@ import torch
 from builders import correlated_sequences
 
 from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.contract.artefact import load
+from apood.detectors.contract.artefact import load_detector
 from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.mahalanobis import Mahalanobis
@@ -116,7 +116,7 @@ def test_copies_and_loaded_detectors_score_alike_and_keep_to_themselves(case, tm
     batch = sequences(40, seed=2)
     expected = assert_scores_alike(name, detector, batch)
     detector.save(tmp_path / "detector")
-    for other in (copy.deepcopy(detector), load(tmp_path / "detector")):
+    for other in (copy.deepcopy(detector), load_detector(tmp_path / "detector")):
         assert np.array_equal(assert_scores_alike(name, other, batch), expected)
         fit(other, seed=11)
         assert not np.allclose(assert_scores_alike(name, other, batch), expected, rtol=1e-3)

@@ -77,8 +77,9 @@ def test_scores_do_not_depend_on_the_device(learnt: torch.dtype) -> None:
 def test_a_detector_fitted_on_gpu_scores_alike_on_both() -> None:
     generator = torch.Generator().manual_seed(0)
     sequences = [torch.randn(int(n), 8, generator=generator) for n in torch.randint(3, 40, (200,), generator=generator)]
-    on_gpu = APOOD(device="cuda", steps=50).fit(sequences)
-    on_cpu = APOOD(device="cpu", steps=50).fit(sequences)
+    size = {"queries": 8, "heads": 8}  # by default there are more on a GPU
+    on_gpu = APOOD(device="cuda", steps=50, **size).fit(sequences)
+    on_cpu = APOOD(device="cpu", steps=50, **size).fit(sequences)
     np.testing.assert_allclose(on_gpu.score_samples(sequences), on_cpu.score_samples(sequences), rtol=2e-2)
     scored_on_cpu = on_gpu.set_params(device="cpu").score_samples(sequences)
     scored_on_gpu = on_gpu.set_params(device="cuda").score_samples(sequences)

@@ -13,7 +13,8 @@ from tiny_models import WORDS, save_model
 
 from apood import KNN, TextDetector, TextEncoder
 from apood.serving.http.app import make_app
-from apood.serving.http.service import Service, Settings
+from apood.serving.http.service import Service
+from apood.serving.http.settings import Settings
 
 KNOWN, FOREIGN = WORDS[:6], WORDS[20:26]
 

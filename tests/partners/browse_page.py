@@ -36,6 +36,8 @@ with sync_playwright() as playwright:
             "marked": page.inner_text("#marked"),
             "marks": page.locator("#marked mark").count(),
             "summary": page.inner_text("#summary"),
+            "lengths": page.inner_text("#lengths"),
+            "drift": page.inner_text("#drift"),
         }
         # The checks run as a script of the tests, which the policy of the page rightly forbids.
         checked = browser.new_context(color_scheme=scheme, bypass_csp=True).new_page()

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ WIDTHS = (320, 390, 1200)
 
 def explain(text):
     words = [Span(word.start, word.end, float(number % 4), 1) for number, word in enumerate(find_words(text[:9000]))]
-    sentences = [Span(one.start, one.end, 1.0, 3) for one in find_sentences(text)]
+    sentences = [replace(one, contribution=1.0, tokens=3) for one in find_sentences(text)]
     members = [MemberPart(text[:50], 3.0, True, (1, 2)), MemberPart("knn", -1.0, False)]
     return TextExplanation(text, -4.0, -1.0, 0.01, False, (0, len(text)), 1, words, sentences, members, 0.7)
 

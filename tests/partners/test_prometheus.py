@@ -1,5 +1,6 @@
 """The alert rules work: promtool, a part of Prometheus, reads them and evaluates them on series of values."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,8 +23,9 @@ def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_rules_are_valid():
+    names = re.findall(r"- alert: (\w+)", RULES.read_text(encoding="utf-8"))
     done = promtool("check", "rules", RULES)
-    assert done.returncode == 0 and "SUCCESS: 5 rules found" in done.stdout, done.stderr
+    assert done.returncode == 0 and f"SUCCESS: {len(names)} rules found" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("broken", [False, True])

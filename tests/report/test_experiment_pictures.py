@@ -59,10 +59,22 @@ def test_ticks_of_a_logarithmic_axis_are_plain_numbers(highest, labels):
 def test_tokens_are_laid_out_in_lines():
     pieces = ["word "] * 30 + ["$a$", "\n"]
     figure = draw_token_weights({"a": WeightedTokens(pieces, [0.0] * 31 + [1.0])})
-    (axes,) = figure.axes
+    axes, _ = figure.axes
     assert len(axes.texts) == 32 and len({text.get_position()[1] for text in axes.texts}) == 3
     dark = [patch.get_facecolor() for patch in axes.patches]
     assert sum(dark[-1][:3]) < sum(dark[0][:3])
+
+
+def test_a_colour_means_the_same_attention_in_every_figure():
+    """A head that spreads its attention evenly must not look like one that looks at a single token."""
+    spread = draw_token_weights({"spread": WeightedTokens(["a"] * 50, [0.02] * 50)})
+    sharp = draw_token_weights({"sharp": WeightedTokens(["a", "b"], [0.02, 0.98])})
+    colours = [patch.get_facecolor() for figure in (spread, sharp) for patch in figure.axes[0].patches]
+    assert len(set(colours[:51])) == 1 and min(colours[0][:3]) > 0.7 and min(colours[-1][:3]) < 0.1
+    for figure in (spread, sharp):
+        bar = figure.axes[1]
+        assert bar.get_ylabel() == "share of the attention"
+        assert [label.get_text() for label in bar.get_yticklabels()] == ["0%", "2%", "10%", "25%", "50%", "100%"]
 
 
 def test_nothing_to_draw():

@@ -55,6 +55,16 @@ def test_odd_scores_are_drawn_without_a_warning(tmp_path, scores, threshold):
     assert (tmp_path / "odd.png").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("threshold", [None, 0.5])
+def test_a_caption_says_what_is_shown(tmp_path, threshold, monkeypatch):
+    figures = []
+    monkeypatch.setattr("apood.report.plots.save_figure", lambda figure, _: figures.append(figure))
+    plot_score_distributions(tmp_path / "scores.png", {"id": [1.0, 2.0], "ood": [0.0]}, threshold)
+    caption = " ".join(figures[0].get_supxlabel().split())
+    assert "the first set is in-distribution" in caption
+    assert ("dashed line is the threshold" in caption) == (threshold is not None)
+
+
 def test_names_are_no_formulas(tmp_path):
     plot_score_distributions(tmp_path / "dollars.png", {"$\\frac$": [1.0], "$$": [0.0]}, title="from $5 to $\\oops$")
     assert (tmp_path / "dollars.png").exists()

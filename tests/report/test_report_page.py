@@ -13,7 +13,7 @@ from builders import correlated_sequences
 from apood import APOOD, KNN, Fusion
 from apood.decisions.conformal import Calibration
 from apood.evaluation.metrics import auroc
-from apood.explain.spans import Span
+from apood.explain.spans import Sentence, Span
 from apood.explain.text_explanation import MemberPart, TextExplanation
 from apood.report.page.render import render_report
 from apood.report.page.summary import ScoredSet, summarise
@@ -44,9 +44,9 @@ def make_set(detector, name, role, count=50, shift=0.0):
 
 
 def explain(text):
-    words = [Span(0, len(text), 1.0, 1)]
+    words, sentences = [Span(0, len(text), 1.0, 1)], [Sentence(0, len(text), 1.0, 1)]
     return TextExplanation(
-        text, -3.0, -1.0, 0.01, False, (0, len(text)), 1, words, words, [MemberPart("knn", 3.0, True, (4,))], 1.0
+        text, -3.0, -1.0, 0.01, False, (0, len(text)), 1, words, sentences, [MemberPart("knn", 3.0, True, (4,))], 1.0
     )
 
 
@@ -54,7 +54,8 @@ def explain(text):
 def content(detector):
     sets = [make_set(detector, "ID", "ID"), make_set(detector, EVIL, "OOD", shift=3.0), make_set(detector, "x", "new")]
     foreign = [(EVIL, 3, explain(EVIL + " a" * 9000))]
-    return summarise(detector, {"training": {"documents": 120}}, sets, foreign, f"apood report {EVIL}", [EVIL])
+    training = {"documents": 120, "sequences": 130, "tokens": 900, "short": 3, "long": 12, "date": "2026-01-01"}
+    return summarise(detector, {"training": training}, sets, foreign, f"apood report {EVIL}", [EVIL])
 
 
 def test_the_numbers_are_those_of_the_sets(detector, content):
@@ -73,6 +74,24 @@ def test_the_numbers_are_those_of_the_sets(detector, content):
     assert sum(content["distributions"]["shares"]["ID"]) == pytest.approx(1, abs=1e-3)
     assert content["roc"][0]["points"][0] == [0.0, 0.0] and content["roc"][0]["points"][-1] == [1.0, 1.0]
     assert content["heads"][0]["heads"] == len(detector.members_[0].queries_)
+
+
+def test_the_training_is_shown_with_its_warnings(content):
+    curve = content["training"][0]["curve"]
+    assert [step for step, _, _ in curve] == [0, 10, 19]
+    page = render_report(content, [explain("a")])
+    assert "training by step</title>" in page and "ended without a warning" in page
+    failed = {**content, "training": [{"member": "ap-ood", "curve": curve, "warnings": [EVIL]}]}
+    page = render_report(failed, [explain("a")])
+    assert "ended without a warning" not in page and page.count("&lt;script&gt;") > 1 and "<script" not in page
+    unknown = {**content, "training": [{"member": "ap-ood", "curve": [], "warnings": []}]}
+    page = render_report(unknown, [explain("a")])
+    assert "training by step" not in page and "saved by an earlier version" in page
+
+
+def test_a_training_that_stands_still_can_be_drawn(content):
+    still = {**content, "training": [{"member": "ap-ood", "curve": [[0, 1.0, 0.0]], "warnings": []}]}
+    assert "nan" not in render_report(still, [explain("a")])
 
 
 def test_the_json_file_holds_everything(content):

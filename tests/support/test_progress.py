@@ -35,3 +35,19 @@ def test_nested_bars_do_not_move_the_cursor(capfd, monkeypatch: pytest.MonkeyPat
     lines = capfd.readouterr().err
     assert "\x1b" not in lines
     assert [line.partition(":")[0] for line in lines.splitlines()] == ["rows", "fit", "fit", "rows"]
+
+
+def test_the_start_of_long_work_says_how_long_it_takes(capfd, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress, "_SOON", 0.0)
+    with progress_bar(10**9, "encoding", "rec", initial=10, forecast=True) as shown:
+        shown.start_t -= 6.0
+        shown.update(10)
+        shown.update(10)
+    sentence = capfd.readouterr().err
+    assert sentence.startswith("encoding: 20 of 1,000,000,000 done, about ") and sentence.endswith(" days to go.\n")
+    assert sentence.count("to go") == 1
+    for total in (None, 100):  # unknown, and less than a minute
+        with progress_bar(total, "encoding", "rec", forecast=True) as shown:
+            shown.start_t -= 6.0
+            shown.update(50)
+    assert capfd.readouterr() == ("", "")

@@ -1,6 +1,5 @@
 """The arguments of commands: parameters of a method, token stores, texts and sounds, folders to write to."""
 
-import sys
 import types
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from apood.support.errors import DataWarning, InputError
 from apood.support.files import is_being_replaced, refuse_unwritable
 
 if TYPE_CHECKING:
+    from apood.data.conversations import Chat
     from apood.data.record import BadRecord, Record
     from apood.detectors.contract.base import Detector
     from apood.encoders.audio.encoder import AudioEncoder
@@ -54,7 +54,7 @@ Fast = Annotated[
 ]
 """An option of the commands that fit one detector."""
 
-_LINE_FORMATS = (".jsonl", ".ndjson", ".json", ".txt")
+_LINE_FORMATS = (".jsonl", ".ndjson", ".txt")
 _TRUTH = {"true": True, "false": False}
 _TYPE_NAMES = {types.NoneType: "null", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _CHANNEL_SOURCES = {
@@ -242,12 +242,13 @@ def read_text_records(
     allow_empty: bool,
     skip_bad: bool,
     keep: Sequence[str] = (),
+    chat: "Chat | None" = None,
 ) -> "Iterator[Record | BadRecord]":
     """Return the texts of all inputs. Raise an error if there are none, or if the first cannot be used."""
     from apood.data.inputs import read_records
 
     records = read_records(
-        inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty, keep=keep
+        inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty, keep=keep, chat=chat
     )
     options = " and ".join(["--field", *(["--target-field"] if pairs else []), *(["--keep"] if keep else [])])
     return _check_first(records, f"There is no text in {', '.join(map(repr, inputs))}.", skip_bad, options)
@@ -304,15 +305,18 @@ def advise_to_skip() -> Iterator[None]:
 
 
 def count_lines(inputs: list[str]) -> int | None:
-    """Return about how many records there are; None if it is unknown, or if no progress is shown."""
+    """Return about how many records there are; None if it is unknown."""
     paths = [Path(name) for name in inputs]
-    if not sys.stderr.isatty() or not all(path.is_file() and path.suffix in _LINE_FORMATS for path in paths):
+    if not all(path.is_file() and path.suffix in _LINE_FORMATS for path in paths):
         return None
     lines = 0
     for path in paths:
+        last = b""
         with path.open("rb") as file:
             while block := file.read(1 << 20):
                 lines += block.count(b"\n")
+                last = block
+        lines += not last.endswith(b"\n") and bool(last)  # the last line may have no end
     return lines
 
 

@@ -117,7 +117,7 @@ def run_experiment(
             "--recipe",
             metavar="RECIPE",
             help="paper: the paper's settings, selected from its grid on AUX sequences; reference: the same with the "
-            "authors' code; robust: apood's defaults.",
+            "authors' code; robust: apood's defaults, also for the layers that all methods read.",
         ),
     ] = RecipeName.paper,
     skip: Annotated[

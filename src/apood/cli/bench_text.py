@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from apood.cli.next_steps import suggest_report
 from apood.cli.output import PlainGroup, advise_on_interrupt, echo, print_facts, print_json
 from apood.support.errors import InputError
 
@@ -83,6 +84,7 @@ def run(
     """
     from apood.experiments.text.runner import TextBenchOptions, prepare
     from apood.experiments.text.tasks import AUTO, parse_view
+    from apood.experiments.text.texts import OOD, TEST, TRAIN, VALIDATION
 
     prepared = prepare(
         TextBenchOptions(
@@ -113,6 +115,11 @@ def run(
     for failure in failures:
         echo(f"Failed: {failure}", err=True)
     echo(f"\nWritten to {out}: {len(written)} files, of which {written[-1].name} is the last.")
+    for task, stores in prepared.list_stores()[:1]:
+        ood = {role.removeprefix(OOD): folder for role, folder in stores.items() if role.startswith(OOD)}
+        suggest_report(
+            f"the default on {task}", [], train=stores[TRAIN], held_out=stores[VALIDATION], test=stores[TEST], ood=ood
+        )
 
 
 @text.command()

@@ -5,14 +5,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from apood.cli.arguments import Fast, advise_to_skip, make_detector, read_text_records, refuse_occupied, report_skipped
-from apood.cli.costs import make_announcer
+from apood.cli.costs import FAST_ADVICE, announce
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.cli.stores import TextField
+from apood.data.conversations import Chat
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.files import reserve_path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 _MARKER = "unfinished-build"  # a file in DETECTOR.building: without it, the folder is something else
+_SHORT = 20  # tokens, about 15 words: a detector that has seen shorter texts knows short ones
 _SAMPLE = "The quick brown fox jumps over the lazy dog."
 
 
@@ -70,9 +72,10 @@ def build(
     ] = 0.2,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed that decides which texts are held out.")] = 0,
     chat: Annotated[
-        Literal["last-user", "all-user", "whole"] | None,
+        Chat | None,
         typer.Option(
-            help="Which text of a conversation each text is. `apood serve` and `apood proxy` then judge the same.",
+            help="Which text of a conversation each text is; a field may also hold the list of its messages. "
+            "`apood serve` and `apood proxy` then judge the same.",
             show_default=False,
         ),
     ] = None,
@@ -98,14 +101,16 @@ def build(
     if keep_stores is not None:
         refuse_occupied(keep_stores)
     with advise_to_skip():
-        texts = _read(inputs, field, skip_bad)
-        outliers = None if aux is None else _read([aux], field, skip_bad)
+        texts = _read(inputs, field, chat, skip_bad)
+        outliers = None if aux is None else _read([aux], field, chat, skip_bad)
         built = TextDetector(model, detector, accept=accept, hold_out=hold_out, seed=seed)
         built.check(sum(not isinstance(record, BadRecord) for record in texts))
         work = out.parent / f"{out.name}.building"
         with advise_on_interrupt(_advise(work)), reserve_path(out):
             refuse_occupied(out, force)
-            stores = _fit(built, work, {"id": texts} | ({} if outliers is None else {"aux": outliers}), skip_bad)
+            sets = {"id": texts} | ({} if outliers is None else {"aux": outliers})
+            advice = FAST_ADVICE if method == "default" and not fast else ""
+            stores = _fit(built, work, sets, skip_bad, advice)
             built.facts = replace(built.facts, chat=chat)
             built.save(out)
             skipped = sum(StoreIndex.read(store).tally.get("bad", 0) for store in stores.values())
@@ -119,12 +124,12 @@ def build(
     _report(built, out, own_class, too_long=skipped - len(bad), as_json=as_json)
 
 
-def _read(inputs: list[str], field: str | None, skip_bad: bool) -> "list[Record | BadRecord]":
+def _read(inputs: list[str], field: str | None, chat: Chat | None, skip_bad: bool) -> "list[Record | BadRecord]":
     """Return all records; without `skip_bad`, a bad one is an error."""
     from apood.data.record import keep_good
 
     records = read_text_records(
-        inputs, field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=skip_bad
+        inputs, field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=skip_bad, chat=chat
     )
     return list(records if skip_bad else keep_good(records, None))
 
@@ -151,12 +156,16 @@ def _advise(work: Path) -> Callable[[], str]:
 
 
 def _fit(
-    built: "TextDetector", work: Path, sets: "dict[str, list[Record | BadRecord]]", skip_bad: bool
+    built: "TextDetector", work: Path, sets: "dict[str, list[Record | BadRecord]]", skip_bad: bool, advice: str
 ) -> dict[str, Path]:
-    """Embed the texts and fit the detector, from what an earlier run left in `work`. Return the token stores."""
+    """Embed the texts and fit the detector, from what an earlier run left in `work`. Return the token stores.
+
+    `advice` says how to save time if the fit will be long.
+    """
     from apood.evaluation.cost import estimate_cost
     from apood.fitting.optimise import Checkpoint
     from apood.pipeline.token_cache import TokenCache, describe_source
+    from apood.tokens.source import split
     from apood.tokens.store import TokenStore
 
     reads = sorted(built.detector.requires | built.detector.welcomes)
@@ -165,12 +174,15 @@ def _fit(
     cache = TokenCache(work, {**settings, "reads": reads}, lambda: built.encoder)
     stores = {name: cache.find_store(records, skip_bad=skip_bad) for name, records in sets.items()}
     tokens = {name: TokenStore(store) for name, store in stores.items()}
-    make_announcer(dry_run=False, as_json=False)(estimate_cost([(built.detector, tokens["id"])]))
+    rest, _ = split(tokens["id"], built.hold_out, built.seed)
+    announce(estimate_cost([(built.detector, rest)]), advice)
     built.fit_tokens(tokens["id"], tokens.get("aux"), checkpoint=Checkpoint(work / "checkpoint"))
     return stores
 
 
 def _report(built: "TextDetector", out: Path, own_class: str | None, *, too_long: int, as_json: bool) -> None:
+    from apood.detectors.fusion import Fusion
+
     method = built.detector.name
     training, held_out = built.facts.training, built.facts.calibration
     assert training is not None and held_out is not None
@@ -188,6 +200,12 @@ def _report(built: "TextDetector", out: Path, own_class: str | None, *, too_long
         f"{training.long:,} tokens, and held out {held_out.documents:,} to set the threshold: a new in-distribution "
         f"text is accepted with probability {built.accept:g} or more."
     )
+    if isinstance(built.detector, Fusion) and not built.detector.beginnings and training.short > _SHORT:
+        echo(
+            f"It may refuse a text of fewer than {training.short:,} tokens just because it has hardly seen any. If "
+            "short texts can be in-distribution, add some, or accept those that are like beginnings of these texts "
+            "with --beginnings."
+        )
     if too_long:
         echo(
             f"Left out {format_count(too_long, 'text')} of too many tokens. The detector refuses such texts, so the "

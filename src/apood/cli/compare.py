@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apood.cli.arguments import parse_named_stores, warn_if_unfinished
+from apood.cli.arguments import format_parameter, parse_named_stores, warn_if_unfinished
 from apood.cli.costs import DryRun, make_announcer
+from apood.cli.next_steps import suggest_report
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
 from apood.cli.stores import StoreFinder, TextField, TextModel
 from apood.support.errors import InputError, StoreError
 from apood.support.files import refuse_unwritable, reserve_path
 
 if TYPE_CHECKING:
-    from apood.evaluation.comparison import ComparisonPlan
+    from apood.evaluation.comparison import Comparison, ComparisonPlan
 
 __all__ = ["compare"]
 
@@ -123,7 +124,8 @@ def compare(
 
     refuse_without_jinja()
     stores = StoreFinder.of_model(model, None if cache is None else cache / "tokens", field)
-    plan = _read_options(given, stores.find) if plan_file is None else read_plan(plan_file, stores.find)
+    find = stores.find_or_sample if dry_run else stores.find
+    plan = _read_options(given, find) if plan_file is None else read_plan(plan_file, find)
     stores.refuse_unused_options()
     for folder in plan.stores.values():
         with suppress(StoreError):  # reported below, together with the role of the store
@@ -133,16 +135,41 @@ def compare(
         advise_on_interrupt(lambda: f"finished fits are kept in {kept}; run the same command again to continue."),
         reserve_path(out),
     ):
-        comparison = run_comparison(plan, cache=kept, jobs=jobs, announce=make_announcer(dry_run, as_json))
+        comparison = run_comparison(plan, cache=kept, jobs=jobs, announce=make_announcer(dry_run, as_json, stores))
         written = write_comparison(comparison, out, costs=not no_costs)
     if as_json:
         print_json(comparison.to_json())
         return
     print_table(TerminalTable(make_comparison_grid(comparison, costs=not no_costs)), highlight=True)
     echo(f"\nWritten to {out}: {', '.join(path.name for path in written)}.")
+    _suggest_report(comparison)
 
 
-def _read_options(given: dict[str, Any], find_store: Callable[[Path], Path]) -> "ComparisonPlan":
+def _suggest_report(comparison: "Comparison") -> None:
+    """Print how to write a report about the method that is best on average."""
+    from apood.evaluation.result import MEAN
+
+    whole = [result for result in comparison.results if not result.failures]
+    if not whole:
+        return
+    best, stores = max(whole, key=lambda result: result.summarize(MEAN, "auroc").mean).entry, comparison.plan.stores
+    method = best.method if isinstance(best.method, str) else best.kind.name
+    options = ["--method", method]
+    options += [
+        word for name, value in best.parameters.items() for word in ("--set", f"{name}={format_parameter(value)}")
+    ]
+    options += ["--aux", str(stores["aux"])] if best.uses_aux else []
+    suggest_report(
+        f"{best.label}, the best on average",
+        options,
+        train=stores["id" if "id" in stores else "id_train"],
+        held_out=stores.get("id_validation"),
+        test=stores.get("id_test"),
+        ood={name: stores[f"ood.{name}"] for name in comparison.plan.ood},
+    )
+
+
+def _read_options(given: dict[str, Any], find_store: Callable[[Path], Any]) -> "ComparisonPlan":
     from apood.evaluation.comparison import ComparisonPlan
     from apood.evaluation.entry import Entry
 

@@ -8,24 +8,43 @@ import typer
 from apood.cli.output import echo, print_facts, print_json
 
 if TYPE_CHECKING:
+    from apood.cli.stores import StoreFinder
     from apood.evaluation.cost import Cost
 
-__all__ = ["DryRun", "make_announcer"]
+__all__ = ["FAST_ADVICE", "DryRun", "announce", "make_announcer"]
 
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only show how many fits there are, and about how long they take.")
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Only show how many texts are to be embedded and how many fits there are, and about how long both take.",
+    ),
 ]
 
+FAST_ADVICE = "With --fast, a first look takes seconds."
+"""What to say if fitting the default is long."""
 
-def make_announcer(dry_run: bool, as_json: bool) -> "Callable[[Cost], None]":
-    """Return a function that tells the cost of fits; with `dry_run` it then ends the command."""
 
-    def announce(cost: "Cost") -> None:
-        if dry_run:
-            facts = {"fits": cost.fits, "seconds": round(cost.seconds)}
-            print_json(facts) if as_json else print_facts(facts)
-            raise typer.Exit
-        if cost.notice is not None:
-            echo(cost.notice, err=True)
+def announce(cost: "Cost", advice: str = "") -> None:
+    """Say how long fits will take if that is more than a minute, and then how to save time."""
+    if cost.notice is not None:
+        echo(f"{cost.notice} {advice}".rstrip(), err=True)
 
-    return announce
+
+def make_announcer(dry_run: bool, as_json: bool, stores: "StoreFinder") -> "Callable[[Cost], None]":
+    """Return a function that tells the cost of fits; with `dry_run` also that of embedding, and it ends the command."""
+
+    def announce_or_end(cost: "Cost") -> None:
+        if not dry_run:
+            announce(cost)
+            return
+        facts = {
+            "texts_to_embed": stores.texts_to_embed,
+            "embedding_seconds": round(stores.seconds_to_embed),
+            "fits": cost.fits,
+            "fit_seconds": round(cost.seconds),
+        }
+        print_json(facts) if as_json else print_facts(facts)
+        raise typer.Exit
+
+    return announce_or_end

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from apood.cli.arguments import Fast, NoVerify, make_detector, open_store, refuse_occupied
-from apood.cli.costs import make_announcer
+from apood.cli.costs import FAST_ADVICE, announce
 from apood.cli.engine import Address, DryRunRay, Engine, OnRay, Workers, fit_on_ray, refuse_ray_options
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel, are_texts
@@ -109,7 +109,7 @@ def fit(
         stores.refuse_unused_options()
         if outliers is not None:
             refuse_same_data({"ID": sequences, "AUX": outliers})
-        make_announcer(dry_run=False, as_json=as_json)(estimate_cost([(detector, sequences)]))
+        announce(estimate_cost([(detector, sequences)]), FAST_ADVICE if method == "default" and not fast else "")
         detector.fit(sequences, aux=outliers, checkpoint=checkpoint)
         detector.save(out, facts=Facts.of_fit(sequences).to_json())
         checkpoint.delete()

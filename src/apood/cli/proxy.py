@@ -1,13 +1,12 @@
 """`apood proxy`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from apood.cli.output import echo
 from apood.cli.serve import (
-    TOKENS_VARIABLE,
+    DEFAULTS,
     ChatOption,
     Deadline,
     DetectorFolder,
@@ -20,9 +19,11 @@ from apood.cli.serve import (
     OtherPartsOption,
     Port,
     Shadow,
+    TokensFile,
     find_tokens,
     make_service,
 )
+from apood.serving.http.settings import Settings
 
 __all__ = ["proxy"]
 
@@ -40,26 +41,19 @@ def proxy(
             show_default="an error, code out_of_distribution",
         ),
     ] = None,
-    shadow: Shadow = False,
-    on_error: OnErrorOption = "refuse",
+    shadow: Shadow = DEFAULTS.shadow,
+    on_error: OnErrorOption = DEFAULTS.on_error,
     host: Host = "127.0.0.1",
     port: Port = 8001,
-    tokens: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="File of tokens, one per line, for the header x-apood-token; or the environment variable "
-            f"{TOKENS_VARIABLE}.",
-        ),
-    ] = None,
+    tokens: TokensFile = None,
     model: EncoderFolder = None,
-    deadline: Deadline = 10,
+    deadline: Deadline = DEFAULTS.deadline,
     upstream_timeout: Annotated[
         float, typer.Option(min=0.01, help="Seconds to wait for the next bytes of the server behind.")
     ] = 600,
     max_body: MostBytes = 1 << 23,
-    max_text_tokens: MostTextTokens = 8192,
-    max_tokens: MostTokens = 1 << 18,
+    max_text_tokens: MostTextTokens = DEFAULTS.most_text_tokens,
+    max_tokens: MostTokens = DEFAULTS.most_tokens,
 ) -> None:
     """Guard a server that speaks the OpenAI protocol: judge inputs, and pass on what is in-distribution.
 
@@ -67,7 +61,6 @@ def proxy(
     if they are streamed. A refused request never reaches the server behind. Answers are passed back unchanged, with
     headers x-apood-* that tell the decision. The list of models is passed on; all other paths are refused.
     """
-    from apood.serving.http.service import Settings
     from apood.serving.proxy.upstream import check_upstream
 
     check_upstream(upstream)

@@ -18,6 +18,7 @@ from apood.support.files import read_json, refuse_unwritable, reserve_path, writ
 if TYPE_CHECKING:
     from apood.detectors.contract.base import Detector
     from apood.evaluation.selection import Point, Selection
+    from apood.tokens.source import TokenSource
 
 __all__ = ["select"]
 
@@ -122,11 +123,13 @@ def select(
         for place in (out, kept):
             refuse_unwritable(place / "file")
         stores = StoreFinder.of_model(model, None if cache is None else cache / "tokens", field)
-        train = open_store(stores.find(store), detector, verify=not no_verify)
-        held_out, outliers = (
-            None if given_set is None else open_store(stores.find(given_set), detector, verify=not no_verify)
-            for given_set in (validation, aux)
-        )
+
+        def open_set(given_set: Path) -> "TokenSource":
+            found = stores.find_or_sample(given_set) if dry_run else stores.find(given_set)
+            return open_store(found, detector, verify=not no_verify) if isinstance(found, Path) else found
+
+        train = open_set(store)
+        held_out, outliers = (None if given_set is None else open_set(given_set) for given_set in (validation, aux))
         stores.refuse_unused_options()
         searched = detector.hyperparameter_space(train.dim, supervised=learns) if grid is None else [grid]
         if both := sorted(given.keys() & {name for space in searched for name in space}):
@@ -145,7 +148,7 @@ def select(
             aux_share=aux_share,
             cache=kept,
             jobs=jobs or "auto",
-            announce=make_announcer(dry_run, as_json),
+            announce=make_announcer(dry_run, as_json, stores),
         )
         write_json(out / "results.json", found.to_json())
         _draw(found, out / "heatmap.png")

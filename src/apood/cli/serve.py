@@ -3,20 +3,21 @@
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from apood.cli.output import echo
+from apood.data.conversations import Chat, OtherParts
+from apood.serving.http.settings import OnError, Settings
 from apood.support.checks import import_optional
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
-    from apood.pipeline.facts import Chat
-    from apood.serving.http.service import Service, Settings
+    from apood.serving.http.service import Service
 
 __all__ = [
-    "TOKENS_VARIABLE",
+    "DEFAULTS",
     "ChatOption",
     "Deadline",
     "DetectorFolder",
@@ -29,32 +30,39 @@ __all__ = [
     "OtherPartsOption",
     "Port",
     "Shadow",
+    "TokensFile",
     "find_tokens",
     "make_service",
     "serve",
 ]
 
-TOKENS_VARIABLE = "APOOD_TOKENS"
-"""The environment variable with bearer tokens, one per line."""
+_TOKENS = "APOOD_TOKENS"  # the environment variable with bearer tokens, one per line
+
+DEFAULTS = Settings()
+"""The settings of a service for which no options are given."""
 
 # Options that `apood proxy` has, too.
 DetectorFolder = Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")]
 Host = Annotated[str, typer.Option(help="Address to bind to. Any other than this machine's own needs --tokens.")]
+TokensFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help=f"File of tokens that clients need, one per line; or the environment variable {_TOKENS}."
+    ),
+]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")]
 Shadow = Annotated[
     bool, typer.Option("--shadow", help="Refuse nothing that can be read, and count what would be refused.")
 ]
 OnErrorOption = Annotated[
-    Literal["refuse", "accept"],
+    OnError,
     typer.Option(help="What becomes of an input that cannot be judged because of an error of the service."),
 ]
 ChatOption = Annotated[
-    Literal["last-user", "all-user", "whole"] | None,
+    Chat | None,
     typer.Option(help="Which text of a conversation is judged.", show_default="that of `apood build`, or last-user"),
 ]
-OtherPartsOption = Annotated[
-    Literal["refuse", "ignore"], typer.Option(help="What becomes of messages with images, sounds or files.")
-]
+OtherPartsOption = Annotated[OtherParts, typer.Option(help="What becomes of messages with images, sounds or files.")]
 EncoderFolder = Annotated[
     str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved, or its server.")
 ]
@@ -68,31 +76,23 @@ def serve(
     detector_folder: DetectorFolder,
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    tokens: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help=f"File of bearer tokens, one per line; or the environment variable {TOKENS_VARIABLE}.",
-        ),
-    ] = None,
-    shadow: Shadow = False,
-    on_error: OnErrorOption = "refuse",
+    tokens: TokensFile = None,
+    shadow: Shadow = DEFAULTS.shadow,
+    on_error: OnErrorOption = DEFAULTS.on_error,
     chat: ChatOption = None,
     other_parts: OtherPartsOption = "refuse",
     model: EncoderFolder = None,
-    deadline: Deadline = 10,
-    max_body: MostBytes = 1 << 20,
-    max_texts: Annotated[int, typer.Option(min=1, help="Largest number of texts of a request.")] = 256,
-    max_text_tokens: MostTextTokens = 8192,
-    max_tokens: MostTokens = 1 << 18,
+    deadline: Deadline = DEFAULTS.deadline,
+    max_body: MostBytes = DEFAULTS.most_bytes,
+    max_texts: Annotated[int, typer.Option(min=1, help="Largest number of texts of a request.")] = DEFAULTS.most_texts,
+    max_text_tokens: MostTextTokens = DEFAULTS.most_text_tokens,
+    max_tokens: MostTokens = DEFAULTS.most_tokens,
 ) -> None:
     """Serve a detector over HTTP: POST texts to /v1/score, and read decisions.
 
     Requests that arrive together share batches. A full service answers 429, and a missed deadline 504. SIGTERM finishes
     what was accepted; SIGHUP loads the detector again, without losing a request. Inputs are neither stored nor logged.
     """
-    from apood.serving.http.service import Settings
-
     settings = Settings(deadline, max_body, max_texts, max_text_tokens, max_tokens, shadow, on_error)
     known = find_tokens(tokens)
     service = make_service(detector_folder, model, chat, settings, host, known)
@@ -116,7 +116,7 @@ def find_tokens(file: Path | None) -> tuple[str, ...]:
     from apood.serving.http.access import read_tokens
 
     if file is None:
-        return read_tokens(os.environ.get(TOKENS_VARIABLE, ""))
+        return read_tokens(os.environ.get(_TOKENS, ""))
     tokens = read_tokens(file.read_text(encoding="utf-8"))
     if not tokens:
         raise InputError(f"{file} holds no token: write one per line.")
@@ -124,7 +124,7 @@ def find_tokens(file: Path | None) -> tuple[str, ...]:
 
 
 def make_service(
-    folder: Path, model: str | None, chat: "Chat | None", settings: "Settings", host: str, tokens: tuple[str, ...]
+    folder: Path, model: str | None, chat: Chat | None, settings: Settings, host: str, tokens: tuple[str, ...]
 ) -> "Service":
     """Return the service of the detector in `folder`. Everything that can be wrong is checked before it is started."""
     for module in ("fastapi", "httpx2", "prometheus_client", "uvicorn"):

@@ -13,8 +13,10 @@ from apood.cli.output import echo
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
+    from apood.data.record import BadRecord, Record
     from apood.detectors.contract.base import Detector
     from apood.pipeline.token_cache import TokenCache
+    from apood.tokens.source import TokenSource
 
 __all__ = ["CacheFolder", "StoreFinder", "TextField", "TextModel", "are_texts"]
 
@@ -52,12 +54,17 @@ class StoreFinder:
     Args:
         make_cache: makes the cache of an encoder, for texts; None if no model was named.
         options: the options that are for texts alone, by their names; None if they are not given.
+
+    Attributes:
+        texts_to_embed: how many texts `find_or_sample` did not find embedded.
+        seconds_to_embed: about how long embedding them takes.
     """
 
     def __init__(self, make_cache: "Callable[[], TokenCache] | None", options: Mapping[str, str | None]) -> None:
         self._make_cache, self._options = make_cache, options
         self._cache: TokenCache | None = None
         self._found_texts = False
+        self.texts_to_embed, self.seconds_to_embed = 0, 0.0
 
     @classmethod
     def of_model(cls, model: str | None, cache: Path | None, field: str | None) -> Self:
@@ -85,6 +92,31 @@ class StoreFinder:
         """Return the folder of a token store: the given one, or that of the texts in a file or a data set."""
         if not are_texts(given):
             return Path(given)
+        cache, records = self._read_texts(given)
+        known = cache.made
+        store = cache.find_store(records)
+        if known == 0 < cache.made and sys.stderr.isatty():
+            size = cache.count_bytes() / 1e6
+            echo(f"Embedded texts are kept in {cache.folder} ({size:,.1f} MB): delete it at any time.", err=True)
+        return store
+
+    def find_or_sample(self, given: str | Path) -> "Path | TokenSource":
+        """Return the folder of a token store or, for texts that are not embedded yet, tokens that are like theirs.
+
+        Only a few of the texts are embedded, which is enough to know what fits on all of them will cost.
+        """
+        if not are_texts(given):
+            return Path(given)
+        cache, records = self._read_texts(given)
+        found = cache.find_or_sample(records)
+        if isinstance(found, Path):
+            return found
+        self.texts_to_embed += len(records)
+        self.seconds_to_embed += found.seconds
+        return found.tokens
+
+    def _read_texts(self, given: str | Path) -> "tuple[TokenCache, list[Record | BadRecord]]":
+        """Return the cache, and the texts in a file or a data set."""
         self._found_texts = True
         if self._make_cache is None:
             raise InputError(
@@ -103,12 +135,7 @@ class StoreFinder:
         )
         if self._cache is None:
             self._cache = self._make_cache()
-        known = self._cache.made
-        store = self._cache.find_store(list(records))
-        if known == 0 < self._cache.made and sys.stderr.isatty():
-            size = self._cache.count_bytes() / 1e6
-            echo(f"Embedded texts are kept in {self._cache.folder} ({size:,.1f} MB): delete it at any time.", err=True)
-        return store
+        return self._cache, list(records)
 
     def refuse_unused_options(self, used: Collection[str] = ()) -> None:
         """Raise InputError if an option for texts was given, and only token stores were found; not for `used` ones."""

@@ -60,10 +60,10 @@ def watch(
     """
     from apood.data.record import BadRecordError, Skipped, keep_good
     from apood.data.score_rows import read_scores
-    from apood.detectors.contract.artefact import load
+    from apood.detectors.contract.artefact import load_detector
     from apood.support.files import reserve_path
 
-    calibration = load(detector_folder).calibration.scores
+    calibration = load_detector(detector_folder).calibration.scores
     skipped = Skipped() if skip_bad else None
     with nullcontext() if state is None else reserve_path(state):
         watcher = _Watcher(_open_alarm(calibration, false_alarm, state), state, every, scores == "-", as_json=as_json)

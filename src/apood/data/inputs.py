@@ -8,8 +8,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from apood.data.conversations import Chat
 from apood.data.record import DEFAULT_FIELD, BadRecord, Record, TextFields
-from apood.data.text_files import Reader, choose_reader, find_parallel_files, read_parallel_files, read_stdin
+from apood.data.text_files import (
+    MOST_BYTES,
+    Reader,
+    choose_reader,
+    find_parallel_files,
+    read_parallel_files,
+    read_stdin,
+)
+from apood.data.whole_files import ENDINGS, read_whole_files
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError
 
@@ -36,6 +45,7 @@ def read_records(
     pairs: bool = False,
     allow_empty: bool = False,
     keep: Sequence[str] = (),
+    chat: Chat | None = None,
 ) -> Iterator[Record | BadRecord]:
     """Return an iterator over the records of all inputs in order. They are read when they are asked for.
 
@@ -47,6 +57,7 @@ def read_records(
       `data/**/*.jsonl` stands for the files that match it, sorted by path
     - `-`, standard input: JSON lines if its first line looks like an object, {...}, else one text per line
     - `hf:OWNER/NAME:SPLIT`, a data set of the Hugging Face hub (`apood.data.hub`)
+    - `files:FOLDER`, one text per .txt or .md file in a folder and the folders below; or `files:` and a pattern
     - `moses:PREFIX:en-fr`, the two files PREFIX.en and PREFIX.fr, which are translations of each other line by line
     - `NAME:SPLIT` or `NAME:PATH`, a data set of the paper (`apood.data.presets`)
 
@@ -61,12 +72,13 @@ def read_records(
         pairs: make each item a pair, with the target field of the preset or of the parallel text as the default.
         allow_empty: accept texts that are empty or only white space.
         keep: names of further fields, whose values the records keep.
+        chat: which text of a conversation is taken, where a field holds a list of messages.
     """
     if not inputs:
         raise InputError("There is nothing to read: give at least one file, or - for standard input.")
     if list(inputs).count(_STDIN) > 1:
         raise InputError("Standard input (-) can be read only once, but it is given more than once.")
-    request = Request(field, target_field, pairs or target_field is not None, allow_empty, tuple(keep))
+    request = Request(field, target_field, pairs or target_field is not None, allow_empty, tuple(keep), chat)
     readers = [reader for name in inputs for reader in choose_readers(name, request)]
     return itertools.chain.from_iterable(reader() for reader in readers)
 
@@ -121,18 +133,19 @@ class Request:
     pairs: bool = False
     allow_empty: bool = False
     keep: tuple[str, ...] = ()
+    chat: Chat | None = None
 
     def choose_fields(self, name: str, source: str = DEFAULT_FIELD, target: str | None = None) -> TextFields:
         """Return the fields of the input `name`, whose own fields are `source` and `target`."""
         source = self.field or source
         if not self.pairs:
-            return TextFields(source, None, self.allow_empty, self.keep)
+            return TextFields(source, None, self.allow_empty, self.keep, self.chat)
         target = self.target_field or target
         if target is None:
             raise InputError(
                 f"{name!r} does not say where its targets are: name their field, as target_field or --target-field."
             )
-        return TextFields(source, target, self.allow_empty, self.keep)
+        return TextFields(source, target, self.allow_empty, self.keep, self.chat)
 
 
 def choose_readers(name: str, request: Request) -> list[Reader]:
@@ -146,6 +159,12 @@ def choose_readers(name: str, request: Request) -> list[Reader]:
         from apood.data.hub import HubData
 
         return [partial(HubData.parse(rest).read, request.choose_fields(name))]
+    if kind == "files":
+        if not (found := find_files(rest, ENDINGS)):
+            raise InputError(
+                f"No file of {name!r} exists: of a folder, files that end in {' or '.join(ENDINGS)} are read."
+            )
+        return [partial(read_whole_files, found, request.choose_fields(name), MOST_BYTES)]
     if kind == "moses":
         files = find_parallel_files(rest)
         source = request.field or next(iter(files))
@@ -174,7 +193,10 @@ def choose_readers(name: str, request: Request) -> list[Reader]:
 def _choose_file_readers(name: str, request: Request) -> list[Reader]:
     path = Path(name)
     if path.is_dir():
-        raise InputError(f"{name!r} is a folder: give the files in it, for example {str(path / '*.jsonl')!r}.")
+        raise InputError(
+            f"{name!r} is a folder: give its files, for example {str(path / '*.jsonl')!r}, or {f'files:{name}'!r} "
+            "if each file is one text."
+        )
     if path.exists() and not path.is_file():
         raise InputError(
             f"{name!r} is a pipe, a socket or a device, and only regular files are read: "

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from apood.data.conversations import Chat, ConversationError, choose_text, read_messages
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError
 
@@ -101,13 +102,15 @@ def refuse_or_skip(record: BadRecord, skipped: Skipped | None) -> None:
 class TextFields:
     """The fields that hold the texts: `source` and, for pairs, `target`. Dots lead into objects: `translation.en`.
 
-    `keep` names further fields of a row, whose values records keep.
+    `keep` names further fields of a row, whose values records keep. With `chat`, a field may also hold the messages of
+    a conversation, of which this text is taken.
     """
 
     source: str
     target: str | None = None
     allow_empty: bool = False
     keep: tuple[str, ...] = ()
+    chat: Chat | None = None
 
     @property
     def names(self) -> list[str]:
@@ -126,6 +129,11 @@ class TextFields:
             found, text = _look_up(values, name)
             if not found:
                 return MissingField(place, _describe_missing(name, values, place))
+            if self.chat is not None and isinstance(text, list):
+                try:
+                    text = choose_text(read_messages(text), self.chat)
+                except ConversationError as error:
+                    return make_bad_record(place, f"is no conversation to learn from: {str(error).rstrip('.')}", name)
             if problem := self._find_problem(text):
                 return make_bad_record(place, problem, name)
             texts.append(text)

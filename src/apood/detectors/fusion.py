@@ -4,6 +4,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -23,6 +24,7 @@ from apood.detectors.contract.unseen import (
     fit_member,
     hold_out,
 )
+from apood.detectors.contract.weighing import score_unlearnt, weigh_members
 from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
@@ -65,13 +67,6 @@ def _recommend_members(
 def list_untrained_members() -> list[Detector]:
     """Return the recommended members that need no training, for a first look."""
     return [MahalanobisKNN(k=3, average=True), KNN(k=3, average=True)]
-
-
-def _weigh(member: Detector, aux: TokenSource | None, dim: int) -> float:
-    """Return the weight of a member: 1, but less if it knows ID sequences only by how they differ from few outliers."""
-    if member.aux != "required" or aux is None:
-        return 1.0
-    return len(aux) / (len(aux) + dim)
 
 
 def _combine(z: Tensor) -> Tensor:
@@ -117,16 +112,18 @@ class Fusion(Refinable, Detector):
     log d is floored at 4 standard deviations below its median (estimated from the lower quartile), because how near a
     near copy is says nothing about ID, but would outweigh all other members.
 
-    w_k is 1, except for members that need AUX sequences: N' / (N' + D), because few outliers tell little about others.
+    w_k is 1 without AUX sequences. With them, it follows from how well member k tells AUX sequences that it has not
+    learnt from (see `weigh_members`). So only members that need AUX sequences learn from them, and these members are
+    left out if the others tell AUX sequences better.
 
     Not a published method.
 
     Args:
         members: detectors, copies of which are fitted; None for the recommended ones: AP-OOD, the mean distance to
             three neighbours in the Mahalanobis and in the Euclidean metric, the latter also of the channel `summary` if
-            the data have it, and binary logits if there are AUX sequences. If no encoder of apood made the tokens,
-            AP-OOD also sees their lengths, unless the variance of these is more than five times the mean variance along
-            a coordinate.
+            the data have it, and binary logits if there are AUX sequences that these tell better. If no encoder of
+            apood made the tokens, AP-OOD also sees their lengths, unless the variance of these is more than five times
+            the mean variance along a coordinate.
         seed: seed of the split, and of the recommended members.
         device: device of the recommended members: "auto" (a GPU if there is one), "cpu", "cuda", ...
         beginnings: whether a_k(S) is also learnt from beginnings of the ID sequences held out. Without them, a sequence
@@ -186,11 +183,8 @@ class Fusion(Refinable, Detector):
 
     @property
     def aux(self) -> AuxUse:  # type: ignore[override]
-        """AUX sequences are for the members that can learn from them."""
-        if self.members is None:
-            return "optional"
-        uses = {member.aux for member in self.members}
-        return "required" if "required" in uses else "optional" if "optional" in uses else "unused"
+        """AUX sequences weigh the members, and are given to those that need them."""
+        return "required" if any(member.aux == "required" for member in self.members or []) else "optional"
 
     @property
     def propagates_nonfinite(self) -> bool:  # type: ignore[override]
@@ -310,9 +304,23 @@ class Fusion(Refinable, Detector):
                     f"The member {name} gives all held-out ID sequences the same score, so there is no scale to "
                     "compare it with the others; leave it out."
                 )
-        self.spreads_ = spreads / spreads.new_tensor([_weigh(member, aux, source.dim) for member in members])
-        self.members_ = members
+        self.members_, self.spreads_ = members, spreads
+        if aux is not None:
+            self._weigh_by(aux, samples, parts)
         _warn_of_copies(int(copied.sum()), len(parts.left_out), len(source))
+
+    def _weigh_by(self, aux: TokenSource, samples: list[Unseen], parts: HeldOut) -> None:
+        """Divide the spreads by the weights of the members, and leave out members that weigh nothing."""
+        held = parts.held_out.indices
+        inside = self._standardize([sample.get_scores(held) for sample in samples], parts.held_out.lengths)
+        scores = [score_unlearnt(member, parts.rest, aux) for member in self.members_]
+        weights = weigh_members(self.members_, inside, self._standardize(scores, aux.lengths))
+        kept = weights.nonzero().flatten().tolist()
+        law = self.length_law_
+        self.length_law_ = replace(law, curves=tuple(law.curves[number] for number in kept))
+        self.members_ = [self.members_[number] for number in kept]
+        self.means_, self.floors_ = self.means_[kept], self.floors_[kept]
+        self.spreads_ = self.spreads_[kept] / weights[kept]
 
     def _fit_law(
         self,

@@ -37,7 +37,7 @@ __all__ = [
 _PORTION_SEQUENCES = 1024
 _PORTION_BYTES = 1 << 30
 _PORTION_SECONDS = COMMIT_SECONDS / 2  # an interruption may cost this much, because an incomplete portion is lost
-_FIRST_SEQUENCES = 64  # sequences of the first portion, before it is known how long one takes
+_FIRST_SEQUENCES = 16  # sequences of the first portion, before it is known how long one takes
 _CUT_SEQUENCES = 512  # of a portion whose size must not depend on the speed of the machine
 _PREPARED_AGAIN = 256  # records of an earlier run that are prepared at once, to find out how many were refused
 _SOUND_BYTES = 1 << 28
@@ -297,7 +297,7 @@ def embed_to_store(
             closing(
                 encode_portions(iterator, encoder, skipped if skip_bad else None, seconds=portion_seconds)
             ) as portions,
-            progress_bar(total, "encoding", unit="rec", initial=held.records) as progress,
+            progress_bar(total, "encoding", unit="rec", initial=held.records, forecast=True) as progress,
             _BackgroundCalls() as background,
         ):
             for portion in portions:

@@ -186,10 +186,10 @@ def draw_splits(plan: ComparisonPlan) -> list[Split]:
 # plans from files
 
 
-def read_plan(path: Path, find_store: Callable[[Path], Path] = lambda given: given) -> ComparisonPlan:
+def read_plan(path: Path, find_store: Callable[[Path], Any] = lambda given: given) -> ComparisonPlan:
     """Return the checked plan of a TOML file; paths of stores are relative to the file.
 
-    `find_store` returns the folder of the store for a path, which may lead to something else.
+    `find_store` returns the set for a path, which may lead to something else than a store.
     """
     try:
         content = read_toml(path)
@@ -203,7 +203,7 @@ def read_plan(path: Path, find_store: Callable[[Path], Path] = lambda given: giv
         raise InputError(f"{path}: {error}") from error
 
 
-def _parse_plan(content: dict[str, Any], find_store: Callable[[str], Path]) -> ComparisonPlan:
+def _parse_plan(content: dict[str, Any], find_store: Callable[[str], Any]) -> ComparisonPlan:
     _check_table("the plan", content, _TOP_KEYS)
     data = content.get("data")
     if data is None:

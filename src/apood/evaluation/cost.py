@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.support.checks import format_count
+from apood.support.checks import format_count, format_duration
 from apood.support.device import resolve_device
 from apood.tokens.source import TokenSource
 
-__all__ = ["Cost", "estimate_cost", "format_duration"]
+__all__ = ["Cost", "estimate_cost"]
 
 _EFFICIENCY = 0.6  # of training, relative to a bare matrix product; 0.4 to 0.9 were measured
 _EACH_FIT = 1.0  # seconds to read, check, score and save, however small the fit
+_MINUTE = 60.0
 _ROWS = 512  # of the matrix product
 _SECONDS = 0.05  # that the matrix product is timed for, each time
 
@@ -34,7 +35,7 @@ class Cost(NamedTuple):
     @property
     def notice(self) -> str | None:
         """A sentence for work of more than a minute, else None."""
-        if self.seconds <= 60:
+        if self.seconds <= _MINUTE:
             return None
         return f"{format_count(self.fits, 'fit')} will take about {format_duration(self.seconds)}."
 
@@ -76,12 +77,3 @@ def _time_products(left: Tensor, right: Tensor, threads: int) -> float:
         float((left @ right)[0, 0])  # waits for a GPU
         products += 1
     return 2 * left.numel() * right.shape[1] * products / taken
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in the unit that suits it."""
-    if seconds < 90:
-        return format_count(max(1, round(seconds)), "second")
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.0f} hours" if seconds < 3 * 86400 else f"{seconds / 86400:.0f} days"

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from sklearn.base import clone
 
-from apood.detectors.contract.artefact import describe_detector, load
+from apood.detectors.contract.artefact import describe_detector, load_detector
 from apood.detectors.contract.base import Detector, Scores
 from apood.fitting.optimise import Checkpoint
 from apood.support.errors import ArtefactError, DivergedWarning, FitWarning, InputError
@@ -103,7 +103,7 @@ class CachedFit:
         if _read_facts(self.folder) is None:
             return None
         try:
-            found = load(self.folder / "detector")
+            found = load_detector(self.folder / "detector")
         except (ArtefactError, OSError):
             return None
         return found if type(found) is type(self.unfitted) else None  # a subclass may share its base's name

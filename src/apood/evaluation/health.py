@@ -7,7 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from apood.decisions.conformal import find_rank
+from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.base import Detector
+from apood.detectors.contract.unseen import LEAST_HELD_OUT
+from apood.detectors.fusion import Fusion
 from apood.pipeline.checks import describe_misuse
 from apood.pipeline.copies import keeps_texts
 from apood.pipeline.facts import Facts
@@ -19,6 +22,7 @@ __all__ = ["Finding", "describe_passing", "examine", "find_checks"]
 _RARE = 0.01  # a result that chance gives less often than this is a finding
 _CUT = 0.05  # share of cut inputs that is a finding
 _LENGTHS = 1.5  # ratio of mean lengths that is a finding
+_SHIFT = 0.5  # standard deviations between calibration and training inputs that are a finding
 _PASSES = 2.0  # an OOD set that is refused less often than this times the ID inputs passes
 
 
@@ -27,7 +31,7 @@ class Finding:
     """Something that is wrong or unusual.
 
     Attributes:
-        kind: what it is about: "data", "accept rate", "p-values", "lengths" or "cut inputs".
+        kind: what it is about: "training", "data", "accept rate", "p-values", "calibration", "lengths" or "cut inputs".
         sentence: what was found, and what to do.
     """
 
@@ -44,12 +48,22 @@ def examine(detector: Detector, facts: Facts, source: TokenSource, scores: npt.N
         source: the inputs.
         scores: their scores.
     """
-    found = [Finding("data", sentence) for sentence in describe_misuse(source, facts, "held-out")]
+    found = [Finding("training", sentence) for sentence in _list_fit_warnings(detector)]
+    found += [Finding("data", sentence) for sentence in describe_misuse(source, facts, "held-out")]
     found += _compare_accept_rate(detector, scores)
     found += _compare_scores(detector, scores)
+    if isinstance(detector, Fusion):
+        found += _compare_calibration(detector, facts)
     if facts.training is not None and facts.calibration is not None:
         found += _compare_lengths(facts.training, facts.calibration)
     return found + _count_cut(detector, source)
+
+
+def _list_fit_warnings(detector: Detector) -> list[str]:
+    """Return what the fit warned of, for a fusion with the names of the members."""
+    if isinstance(detector, Fusion):
+        return [f"{own.name}: {said}" for own in detector.members_ for said in _list_fit_warnings(own)]
+    return detector.fit_warnings_ if isinstance(detector, APOOD) else []
 
 
 def describe_passing(refused: Mapping[str, float], accept: float) -> list[str]:
@@ -75,6 +89,7 @@ def find_checks(detector: Detector, facts: Facts, source: TokenSource) -> dict[s
     return {
         "the accept rate": True,
         "p-values": True,
+        **({"calibration": _has_whole_inputs(facts)} if isinstance(detector, Fusion) else {}),
         "copies of training texts": facts.sketches is not None and keeps_texts(source),
         "lengths": facts.calibration is not None,
         "cut inputs": detector.encoder_ is not None,
@@ -122,6 +137,42 @@ def _compare_scores(detector: Detector, scores: npt.NDArray[np.float64]) -> list
             "inputs are not exchangeable; draw both at random from the same inputs.",
         )
     ]
+
+
+def _compare_calibration(detector: Fusion, facts: Facts) -> list[Finding]:
+    """Return a finding if the calibration scores are unlike those of training inputs that no member had seen.
+
+    A fusion is scaled so that the latter are 0 on average. How many they were is known approximately: a tenth of the
+    training inputs.
+    """
+    from scipy.stats import norm
+
+    scores = detector.calibration.scores
+    if not _has_whole_inputs(facts) or not np.isfinite(scores).all():
+        return []
+    unseen = max(LEAST_HELD_OUT, 0 if facts.training is None else facts.training.documents // 10)
+    shift = float(scores.mean() / max(scores.std(), 1e-12))
+    chance = 2 * float(norm.sf(abs(shift) / np.sqrt(1 / len(scores) + 1 / unseen)))
+    if abs(shift) < _SHIFT or chance >= _RARE:
+        return []
+    side, reason = (
+        ("higher", "texts of the fit are among them, or copies of these")
+        if shift > 0
+        else ("lower", "they are of another kind, so the threshold lets too much through")
+    )
+    return [
+        Finding(
+            "calibration",
+            f"Scores of the calibration inputs are {side} than those of training inputs that were held out, by "
+            f"{abs(shift):.1f} standard deviations (p = {chance:.2g}): perhaps {reason}; draw training and calibration "
+            "inputs at random from the same inputs, as `apood build` does.",
+        )
+    ]
+
+
+def _has_whole_inputs(facts: Facts) -> bool:
+    """Return whether no calibration input has several windows, of which the worst would count."""
+    return facts.calibration is not None and facts.calibration.sequences == facts.calibration.documents
 
 
 def _compare_lengths(training: Seen, calibration: Seen) -> list[Finding]:

@@ -22,7 +22,7 @@ from apood.evaluation.result import Result
 from apood.evaluation.split import Split, narrow_channels
 from apood.evaluation.study import Jobs, fit_entry, run_study
 from apood.pipeline.checks import refuse_same_data
-from apood.support.checks import check_integer
+from apood.support.checks import check_integer, shorten
 from apood.support.errors import InputError
 from apood.tokens.source import TokenSource, as_source, split
 
@@ -265,6 +265,12 @@ def _list_candidates(
                 f"{detector.name} has no settings that are usually searched: name some in a grid, "
                 "or choose a method that has, such as ap-ood."
             )
+        for name, value in ((name, value) for settings in space for name, value in settings.items()):
+            if isinstance(value, list | tuple | dict):
+                raise InputError(
+                    f"hyperparameter_space of {detector.name} must return one value of {name} in each of its settings, "
+                    f"as in [{{{name!r}: 1}}, {{{name!r}: 2}}], got {shorten(value)}."
+                )
     else:
         empty = [f"no value for {name}" for name, values in grid.items() if not len(values)]
         if empty or not grid:

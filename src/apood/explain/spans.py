@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Span", "find_sentences", "find_words", "sum_tokens"]
+__all__ = ["Sentence", "Span", "find_owners", "find_sentences", "find_words", "sum_tokens"]
 
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # written without spaces between words
 _LONGEST = 64  # characters of a word; longer runs without a space are cut
@@ -31,10 +32,20 @@ class Span:
     contribution: float = 0.0
     tokens: int = 0
 
-    @property
-    def mean(self) -> float:
-        """The contribution per token, by which sentences of different lengths are compared; 0 without tokens."""
-        return self.contribution / max(self.tokens, 1)
+
+@dataclass(frozen=True)
+class Sentence(Span):
+    """A sentence, what its tokens contribute, and how suspicious it is by itself.
+
+    Attributes:
+        suspicion: the log distance of its own tokens (for a fusion minus their score), less that of pieces of the same
+            text that are as long; 0 is usual for the text.
+    """
+
+    suspicion: float = 0.0
+
+
+S = TypeVar("S", bound=Span)
 
 
 def find_words(text: str) -> list[Span]:
@@ -42,33 +53,39 @@ def find_words(text: str) -> list[Span]:
     return [Span(*found.span()) for found in _WORD.finditer(text)]
 
 
-def find_sentences(text: str) -> list[Span]:
+def find_sentences(text: str) -> list[Sentence]:
     """Return the sentences of a text, which end in a full stop, an exclamation or question mark, or a line break."""
     breaks = [found.span() for found in _SENTENCE_END.finditer(text)]
     starts, ends = [0, *(end for _, end in breaks)], [*(start for start, _ in breaks), len(text)]
-    return [Span(start, end) for start, end in zip(starts, ends, strict=True) if text[start:end].strip()]
+    return [Sentence(start, end) for start, end in zip(starts, ends, strict=True) if text[start:end].strip()]
 
 
-def sum_tokens(
-    text: str, spans: Sequence[Span], places: npt.NDArray[np.int64], contributions: npt.NDArray[np.float64]
-) -> list[Span]:
-    """Return the spans with the contributions of their tokens; a token belongs to the span where it begins.
+def find_owners(text: str, spans: Sequence[Span], places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the number of the span to which each token belongs, the one where it begins; -1 for a token of none.
 
     Args:
         text: the text.
         spans: parts of the text in their order, which do not overlap.
         places: the start and end of each token in the text, `[tokens, 2]`; -1 for those that are no part of it.
-        contributions: one per token.
     """
     starts = np.array([span.start for span in spans], dtype=np.int64)
-    sums, counts = np.zeros(len(spans)), np.zeros(len(spans), dtype=np.int64)
-    for (start, end), contribution in zip(places.tolist(), contributions.tolist(), strict=True):
-        if start < 0:
-            continue
-        begin = start + len(text[start:end]) - len(text[start:end].lstrip())  # some tokens begin with their space
-        owner = int(np.searchsorted(starts, begin, side="right")) - 1
-        if owner >= 0:
-            sums[owner] += contribution
-            counts[owner] += 1
-    rows = zip(spans, sums.tolist(), counts.tolist(), strict=True)
-    return [Span(span.start, span.end, total, count) for span, total, count in rows]
+    begins = []
+    for start, end in places.tolist():
+        token = text[start:end] if start >= 0 else ""
+        begins.append(start + len(token) - len(token.lstrip()))  # some tokens begin with their space
+    return np.searchsorted(starts, np.array(begins, dtype=np.int64), side="right") - 1
+
+
+def sum_tokens(spans: Sequence[S], owners: npt.NDArray[np.int64], contributions: npt.NDArray[np.float64]) -> list[S]:
+    """Return the spans with the contributions of their tokens.
+
+    Args:
+        spans: parts of a text.
+        owners: the number of the span of each token, as `find_owners` returns them.
+        contributions: one per token.
+    """
+    owned = owners >= 0
+    sums = np.bincount(owners[owned], contributions[owned], len(spans)).tolist()
+    counts = np.bincount(owners[owned], minlength=len(spans)).tolist()
+    rows = zip(spans, sums, counts, strict=True)
+    return [replace(span, contribution=total, tokens=count) for span, total, count in rows]

@@ -8,12 +8,20 @@ from rich.text import Text
 
 from apood.explain.text_explanation import TextExplanation
 from apood.explain.visible import make_visible
-from apood.explain.wording import describe_decision, describe_explained, describe_window, shorten, split_words
+from apood.explain.wording import (
+    describe_decision,
+    describe_explained,
+    describe_window,
+    name_worst_sentence,
+    shorten,
+    split_words,
+)
 
 __all__ = ["marked_text", "print_plain", "render_explanation"]
 
 # Foreground and background are both set, so that marks look alike on dark and light terminals.
 _STYLES = ("", "black on bright_yellow", "black on yellow", "bold white on red")
+_UNDERLINED = " underline"  # is added to the style of a word
 _BRACKETED = 2  # words of this level and above are put in brackets, which survive pipes and NO_COLOR
 _WIDTH = 100  # of text that is printed without a terminal
 
@@ -22,30 +30,32 @@ def marked_text(explanation: TextExplanation) -> Text:
     """Return the text with its suspicious words marked.
 
     Words with at least a quarter of the largest contribution get a coloured background, in three levels. Words of the
-    upper two levels are also put in [brackets]. Characters that cannot be seen are shown by their numbers. Of a long
-    text, only the window that decides is shown.
+    upper two levels are also put in [brackets]. The most suspicious sentence is underlined. Characters that cannot be
+    seen are shown by their numbers. Of a long text, only the window that decides is shown.
     """
     start, end, before, after = describe_window(explanation)
     marked = Text(before, "dim")
     words, rest = split_words(explanation, start, end)
-    levels = [0, *(word.level for word in words), 0]
+    levels, inside = [0, *(word.level for word in words), 0], False
     for number, word in enumerate(words):
         previous, level, following = levels[number : number + 3]
-        marked.append(make_visible(word.before), _STYLES[min(previous, level)])
+        between = _UNDERLINED if inside and word.in_worst else ""
+        marked.append(make_visible(word.before), _STYLES[min(previous, level)] + between)
+        inside = word.in_worst
         opening = "[" if level >= _BRACKETED > previous else ""
         closing = "]" if level >= _BRACKETED > following else ""
-        marked.append(opening + make_visible(word.shown) + closing, _STYLES[level])
+        marked.append(opening + make_visible(word.shown) + closing, _STYLES[level] + (_UNDERLINED if inside else ""))
     marked.append(make_visible(rest))
     return marked.append(after, "dim")
 
 
 def render_explanation(explanation: TextExplanation) -> Group:
     """Return the explanation of a text for a rich console."""
-    headline = Text(describe_decision(explanation), "bold")
+    headline = Text(": ".join(describe_decision(explanation)), "bold")
     parts: list[Text | Table] = [headline, Text(), marked_text(explanation), Text()]
-    ranked = explanation.rank_sentences()
-    if len(explanation.sentences) > 1 and ranked and ranked[0].mean > 0:
-        parts.append(Text("Most suspicious sentence: " + make_visible(shorten(explanation.cut(ranked[0])))))
+    if worst := explanation.find_worst_sentence():
+        sentence = make_visible(shorten(explanation.cut(worst)))
+        parts.append(Text(f"{name_worst_sentence(explanation)}: {sentence}"))
     parts += [Text(describe_explained(explanation)), _tabulate_members(explanation)]
     for number, text in explanation.list_neighbours().items():
         parts.append(Text(f"Training text {number}: {make_visible(shorten(text))}"))

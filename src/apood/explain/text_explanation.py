@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from apood.explain.spans import Span
+from apood.explain.spans import Sentence, Span
 
 __all__ = ["HeadPart", "MemberPart", "TextExplanation"]
 
@@ -63,12 +63,13 @@ class TextExplanation:
             beginning that was judged.
         windows: the number of windows of the text.
         words: the words in the window, with their contributions.
-        sentences: the sentences in the window, with their contributions.
+        sentences: the sentences in the window, with their contributions and how suspicious each is by itself.
         members: what each member says; a detector that is no fusion is its own only member.
         explained: the share of what speaks against the text that the marks explain, from 0 to 1. Special tokens have no
             place in the text, so that their share has no marks.
         heads: the heads of AP-OOD that contribute most.
         truncated: whether only the beginning of the text was judged, because the encoder cuts long texts.
+        note: a sentence about a text of unusual length, which may have its score for that reason; else None.
     """
 
     text: str
@@ -79,11 +80,12 @@ class TextExplanation:
     window: tuple[int, int]
     windows: int
     words: Sequence[Span]
-    sentences: Sequence[Span]
+    sentences: Sequence[Sentence]
     members: Sequence[MemberPart]
     explained: float
     heads: Sequence[HeadPart] = ()
     truncated: bool = False
+    note: str | None = None
 
     @property
     def decided(self) -> str:
@@ -111,9 +113,14 @@ class TextExplanation:
         """Return the part of the text that a span is."""
         return self.text[span.start : span.end]
 
-    def rank_sentences(self) -> list[Span]:
-        """Return the sentences, the most suspicious first, compared by the mean contribution of their tokens."""
-        return sorted((span for span in self.sentences if span.tokens), key=lambda span: -span.mean)
+    def rank_sentences(self) -> list[Sentence]:
+        """Return the sentences that have tokens, the most suspicious first."""
+        return sorted((one for one in self.sentences if one.tokens), key=lambda one: -one.suspicion)
+
+    def find_worst_sentence(self) -> Sentence | None:
+        """Return the most suspicious sentence; None if there is only one."""
+        ranked = self.rank_sentences()
+        return ranked[0] if len(ranked) > 1 else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as JSON values; places count characters of the text."""
@@ -128,6 +135,7 @@ class TextExplanation:
             "window": list(self.window),
             "windows": self.windows,
             "truncated": self.truncated,
+            "note": self.note,
             "members": [
                 asdict(member)
                 | {"neighbours": list(member.neighbours), "neighbour_texts": list(member.neighbour_texts)}

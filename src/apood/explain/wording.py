@@ -5,7 +5,10 @@ from typing import NamedTuple
 from apood.explain.spans import Span
 from apood.explain.text_explanation import TextExplanation
 
-__all__ = ["MarkedWord", "describe_decision", "describe_explained", "describe_window", "shorten", "split_words"]
+__all__ = [
+    "MarkedWord", "describe_decision", "describe_explained", "describe_window", "name_worst_sentence", "shorten",
+    "split_words",
+]  # fmt: skip
 
 _SHOWN = 6_000  # characters of a text; more would hide everything else
 _SHORT = 160  # characters of a sentence that is quoted
@@ -19,36 +22,38 @@ class MarkedWord(NamedTuple):
         shown: its own text.
         word: its place and contribution.
         level: how strongly it is marked, from 0 to 3.
+        in_worst: whether it belongs to the most suspicious sentence.
     """
 
     before: str
     shown: str
     word: Span
     level: int
+    in_worst: bool
 
 
 def split_words(explanation: TextExplanation, start: int, end: int) -> tuple[list[MarkedWord], str]:
     """Return the words of the text from `start` to `end`, and the text after the last of them."""
     text, place, found = explanation.text, start, []
+    worst = explanation.find_worst_sentence()
     for word, level in zip(explanation.words, explanation.grade_words(), strict=True):
         if word.end > end:
             break
         begin = max(word.start, place)
-        found.append(MarkedWord(text[place:begin], text[begin : word.end], word, level))
+        in_worst = worst is not None and worst.start <= word.start < worst.end
+        found.append(MarkedWord(text[place:begin], text[begin : word.end], word, level, in_worst))
         place = word.end
     return found, text[place:end]
 
 
-def describe_decision(explanation: TextExplanation) -> str:
-    """Return the decision with its numbers, and whether only a beginning was judged."""
+def describe_decision(explanation: TextExplanation) -> tuple[str, str]:
+    """Return the decision, and its numbers with whether only a beginning was judged and the length is unusual."""
     judged = " Only the beginning of the text was judged." if explanation.truncated else ""
+    judged += "" if explanation.note is None else f" {explanation.note}"
     if explanation.accepted is None or explanation.threshold is None:
-        return f"Score {explanation.score:.3g}; the detector is not calibrated, so there is no decision.{judged}"
-    word = "Accepted" if explanation.accepted else "Refused"
-    return (
-        f"{word}: score {explanation.score:.3g}, threshold {explanation.threshold:.3g}, "
-        f"p-value {explanation.p_value:.3g}.{judged}"
-    )
+        return "Not decided", f"score {explanation.score:.3g}; the detector is not calibrated.{judged}"
+    numbers = f"score {explanation.score:.3g}, threshold {explanation.threshold:.3g}, p-value {explanation.p_value:.3g}"
+    return "Accepted" if explanation.accepted else "Refused", f"{numbers}.{judged}"
 
 
 def describe_explained(explanation: TextExplanation) -> str:
@@ -63,6 +68,11 @@ def describe_explained(explanation: TextExplanation) -> str:
         f"{explanation.decided} speaks most against this text. The marks show what {marked} sees, "
         f"{explanation.explained:.0%} of all that speaks against it."
     )
+
+
+def name_worst_sentence(explanation: TextExplanation) -> str:
+    """Return what the most suspicious sentence is called: in a text that is accepted, it need not be suspicious."""
+    return "Least ordinary sentence" if explanation.accepted else "Most suspicious sentence"
 
 
 def describe_window(explanation: TextExplanation) -> tuple[int, int, str, str]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from apood.fitting.curve import CurvePoint, TrainingCurve
 from apood.support.errors import ArtefactError
 from apood.support.files import atomic_file, is_temporary, source_digest
 from apood.support.progress import progress_bar
@@ -131,6 +132,7 @@ class Checkpoint:
 
 _LOOK_EVERY = 10  # steps
 _STATE = ("parameter", "last_good", "mean", "square")  # the tensors of each parameter in a checkpoint
+_CURVE = "curve"  # the points of the curve there, a row each
 
 Objective = Callable[[int], tuple[Tensor, Tensor]]
 """A function from the number of a step to two scalars: its loss, and the mean squared distance to show beside it."""
@@ -143,11 +145,13 @@ class Outcome(NamedTuple):
         loss: the last loss that was looked at.
         distance: the mean squared distance at the same step.
         diverged_at: the step at which the loss was no longer finite, None if it always was.
+        curve: the losses and distances that were looked at, thinned out.
     """
 
     loss: float
     distance: float
     diverged_at: int | None
+    curve: TrainingCurve = TrainingCurve()
 
 
 def cosine(step: float, steps: float) -> float:
@@ -212,8 +216,8 @@ def minimise(
     """Minimise `objective` + `weight_decay` / 2 times the squared norm over `parameters`, in place.
 
     The batch, the learning rate and the temperature of a step follow from its number, so the state in a checkpoint is
-    the step, the parameters, their last values with a finite loss, and Adam's two moments. If the loss stops being
-    finite, the parameters get those last values back.
+    the step, the parameters, their last values with a finite loss, Adam's two moments, and the curve so far. If the
+    loss stops being finite, the parameters get those last values back.
 
     Args:
         parameters: the tensors to change.
@@ -251,7 +255,7 @@ def minimise(
                 checkpoint.save_if_due(run, step + 1, state.tensors())
     if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
         return state.end_diverged(at=steps)
-    return Outcome(state.loss, state.distance, None)
+    return state.end()
 
 
 class _Look(NamedTuple):
@@ -275,6 +279,7 @@ class _State:
         lag: how many looks are read later.
         loss: the last loss that was read, NaN before the first.
         distance: the distance at the same step.
+        points: the steps that were read and had a finite loss.
     """
 
     def __init__(self, parameters: Sequence[Tensor], adam: Adam) -> None:
@@ -284,6 +289,7 @@ class _State:
         self.last_good = self._copy_parameters()
         self.lag = 1 if parameters[0].is_cuda else 0
         self.loss = self.distance = math.nan
+        self.points: list[CurvePoint] = []
 
     def _copy_parameters(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self._parameters]
@@ -308,16 +314,25 @@ class _State:
             if not math.isfinite(self.loss):
                 return False
             self.last_good = look.parameters
+            self.points.append(CurvePoint(look.step, self.loss, self.distance))
         return True
+
+    def end(self, diverged_at: int | None = None) -> Outcome:
+        """Return the outcome."""
+        return Outcome(self.loss, self.distance, diverged_at, TrainingCurve.thin_out(self.points))
 
     def end_diverged(self, at: int | None = None) -> Outcome:
         """Restore the last good parameters and return the outcome; `at` is by default the step of the last look."""
         for parameter, good in zip(self._parameters, self.last_good, strict=True):
             parameter.data.copy_(good)
-        return Outcome(self.loss, self.distance, self._seen_at if at is None else at)
+        return self.end(diverged_at=self._seen_at if at is None else at)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint."""
+        curve = torch.tensor(self.points, dtype=torch.float64).view(-1, len(CurvePoint._fields))
+        return self._state_tensors() | {_CURVE: curve}
+
+    def _state_tensors(self) -> dict[str, Tensor]:
         groups = (self._parameters, self.last_good, self.adam.means, self.adam.squares)
         return {
             f"{number}.{name}": tensor.detach()
@@ -327,7 +342,8 @@ class _State:
 
     def restore(self, step: int, tensors: Mapping[str, Tensor]) -> int:
         """Continue after `step` steps that left these tensors, and return `step`."""
-        for name, tensor in self.tensors().items():
+        for name, tensor in self._state_tensors().items():
             tensor.copy_(tensors[name])
+        self.points = [CurvePoint(int(number), *rest) for number, *rest in tensors[_CURVE].tolist()]
         self.adam.set_step(step)
         return step

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from apood.pipeline.copies import find_copies, sketch_source
 from apood.pipeline.facts import Facts
-from apood.pipeline.seen import Seen, count_tokens
+from apood.pipeline.seen import MOST_UNUSUAL, Seen, count_tokens
 from apood.support.checks import format_count
 from apood.support.errors import DataWarning, InputError
 from apood.tokens.digests import content_digest
@@ -15,7 +15,6 @@ from apood.tokens.source import TokenSource
 __all__ = ["describe_misuse", "refuse_same_data", "warn_of_misuse"]
 
 _COPIES, _FEW_COPIES = 0.01, 2  # copies that are tolerated, as a share and as a number: they hardly change a figure
-_LENGTHS = 0.1  # the share of texts of unusual length that is tolerated; by definition it is 0.02 in the same data
 
 
 def refuse_same_data(sources: Mapping[str, TokenSource]) -> None:
@@ -63,5 +62,5 @@ def _describe_lengths(source: TokenSource, seen: Seen, role: str) -> list[str]:
         f"the threshold ({limit:,} tokens): the accept rate is not promised for them; calibrate with texts of "
         "the lengths that the detector is used on."
         for count, word, limit in ((short, "shorter", seen.short), (long, "longer", seen.long))
-        if count > _LENGTHS * len(tokens)
+        if count > MOST_UNUSUAL * len(tokens)
     ]

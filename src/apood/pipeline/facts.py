@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self, get_args
 
+from apood.data.conversations import Chat
 from apood.detectors.contract.artefact import load_with_facts
 from apood.detectors.contract.base import Detector
 from apood.pipeline.copies import Sketches, decode_sketches, encode_sketches, sketch_source
@@ -13,10 +14,7 @@ from apood.support.errors import ArtefactError
 from apood.support.provenance import package_versions
 from apood.tokens.source import TokenSource
 
-__all__ = ["Chat", "Facts", "load_detector_and_facts"]
-
-Chat = Literal["last-user", "all-user", "whole"]
-"""Which text of a conversation is judged: the user's last message, all messages of the user, or everything."""
+__all__ = ["Facts", "load_detector_and_facts"]
 
 _KEYS = {"training", "calibration", "sketches", "text_settings", "versions", "chat"}
 

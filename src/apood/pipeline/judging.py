@@ -70,7 +70,7 @@ def judge_records(
     first_refused = ""
     with (
         closing(encode_portions(records, encoder, skipped, ready=ready)) as portions,
-        progress_bar(total, "score", unit="rec") as progress,
+        progress_bar(total, "score", unit="rec", forecast=True) as progress,
     ):
         for portion in portions:
             for record, judgement, nothing in judge_portion(portion, detector, seen):

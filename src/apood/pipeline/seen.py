@@ -9,7 +9,10 @@ import numpy as np
 from apood.tokens.documents import find_documents
 from apood.tokens.source import TokenSource
 
-__all__ = ["Seen", "count_tokens"]
+__all__ = ["MOST_UNUSUAL", "Seen", "count_tokens"]
+
+MOST_UNUSUAL = 0.1
+"""The share of texts of unusual length that is tolerated; by definition it is 0.02 in the same data."""
 
 _RARE = 0.01  # the share of texts on either side that count as short or long
 
@@ -54,6 +57,10 @@ class Seen:
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as JSON."""
         return asdict(self)
+
+    def is_usual(self, tokens: int) -> bool:
+        """Return whether 98% of the texts are about as long as one of so many tokens: neither longer nor shorter."""
+        return self.short <= tokens <= self.long
 
     def describe_length(self, tokens: int) -> str | None:
         """Return a sentence if a text of so many tokens is unusually short or long, else None."""

@@ -231,11 +231,13 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
                 learnt from, which are those that `fit` did not hold out.
         """
         self._refuse_unfitted()
-        explanations = explain_texts(self.detector, self.encoder, list_texts(texts, allow_empty=True))
+        describe_length = None if self.facts.training is None else self.facts.training.describe_length
+        known = list_texts(texts, allow_empty=True)
+        explanations = explain_texts(self.detector, self.encoder, known, describe_length=describe_length)
         if training is None:
             return explanations
-        known = list_texts(training, allow_empty=False, what="The training texts")
-        neighbours = TrainingTexts(known, self.encoder, self.facts, self.hold_out, self.seed)
+        learnt = list_texts(training, allow_empty=False, what="The training texts")
+        neighbours = TrainingTexts(learnt, self.encoder, self.facts, self.hold_out, self.seed)
         return [neighbours.add_to(explanation) for explanation in explanations]
 
     def save(self, folder: str | Path) -> None:

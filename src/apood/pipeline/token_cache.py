@@ -4,12 +4,15 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from apood.data.record import BadRecord, Record
+import numpy as np
+
+from apood.data.record import BadRecord, Record, keep_good
 from apood.detectors.contract.base import Detector
 from apood.encoders.base.encoder import Encoder
 from apood.encoders.base.pretrained import find_pretrained, fingerprint
@@ -20,10 +23,14 @@ from apood.pipeline.opening import open_encoder_of
 from apood.support.errors import InputError
 from apood.support.files import lock_folder, refuse_unwritable
 from apood.support.version import __version__
+from apood.tokens.documents import find_documents
 from apood.tokens.identity import drop_location
+from apood.tokens.source import Subset
 from apood.tokens.store import INDEX_FILE, StoreIndex
 
-__all__ = ["TokenCache", "describe_source", "find_user_cache"]
+__all__ = ["Sample", "TokenCache", "describe_source", "find_user_cache"]
+
+_SAMPLED = 16  # texts that tell how long all take
 
 
 def find_user_cache() -> Path:
@@ -40,6 +47,18 @@ def describe_source(model: str | Path, open_encoder: Callable[[], Encoder]) -> d
         return {"encoder": dict(open_encoder().identity)}
     folder = find_pretrained(model).folder
     return {"fingerprint": fingerprint(folder), "folder": str(folder.resolve())}
+
+
+class Sample(NamedTuple):
+    """What a few of many texts tell about all of them.
+
+    Attributes:
+        tokens: as many documents as there are texts, each of them one of the few.
+        seconds: about how long embedding all texts takes.
+    """
+
+    tokens: Subset
+    seconds: float
 
 
 class TokenCache:
@@ -82,6 +101,34 @@ class TokenCache:
 
     def find_store(self, records: Sequence[Record | BadRecord], *, skip_bad: bool = False) -> Path:
         """Return the folder of the token store of these texts, which are embedded if they are not in the cache."""
+        place = self._name_place(records)
+        store = place / "store"
+        if not _is_finished(store):
+            refuse_unwritable(store)
+            place.mkdir(parents=True, exist_ok=True)
+            with lock_folder(place):
+                if not _is_finished(store):  # another process may have embedded the same texts meanwhile
+                    embed_to_store(records, self.encoder, store, resume=True, skip_bad=skip_bad)
+                    self.made += 1
+        return store
+
+    def find_or_sample(self, records: Sequence[Record | BadRecord]) -> Path | Sample:
+        """Return the folder of the token store of these texts or, if they are not in the cache, a sample of them."""
+        store = self._name_place(records) / "store"
+        if _is_finished(store):
+            return store
+        texts = [str(record.item) for record in keep_good(records, None)]
+        few = texts[:: -(-len(texts) // _SAMPLED)]
+        self.encoder.encode(few[:1])  # starts threads and loads kernels
+        begun = time.perf_counter()
+        batch = self.encoder.encode(few)
+        seconds = (time.perf_counter() - begun) * sum(map(len, texts)) / max(1, sum(map(len, few)))
+        documents = np.split(np.arange(len(batch)), find_documents(batch)[1:])
+        numbers = [documents[number % len(documents)] for number in range(len(texts))]
+        return Sample(Subset(batch, np.concatenate(numbers)), seconds)
+
+    def _name_place(self, records: Sequence[Record | BadRecord]) -> Path:
+        """Return the folder for the store of these texts, named by a digest."""
         digest = hashlib.sha256(json.dumps(self._settings, sort_keys=True).encode())
         for record in records:
             if not isinstance(record, Record):
@@ -94,16 +141,7 @@ class TokenCache:
                 )
             content = text.encode("utf-8", "surrogatepass")
             digest.update(f"{len(content)}:".encode() + content)
-        place = self.folder / digest.hexdigest()[:32]
-        store = place / "store"
-        if not _is_finished(store):
-            refuse_unwritable(store)
-            place.mkdir(parents=True, exist_ok=True)
-            with lock_folder(place):
-                if not _is_finished(store):  # another process may have embedded the same texts meanwhile
-                    embed_to_store(records, self.encoder, store, resume=True, skip_bad=skip_bad)
-                    self.made += 1
-        return store
+        return self.folder / digest.hexdigest()[:32]
 
     def count_bytes(self) -> int:
         """Return the size of all stores in the folder."""

@@ -15,7 +15,8 @@ _COLUMNS = 2
 _DECADE_TICKS = (1.0, 2.0, 3.0, 5.0)
 _PANEL_WIDTH, _PANEL_HEIGHT, _ROW_HEIGHT, _MARGIN = 4.6, 3.1, 0.34, 1.2  # inches
 _CHARACTERS, _MOST_LINES = 56, 8
-_CHARACTER_WIDTH, _LINE_HEIGHT = 0.088, 0.24  # inches
+_CHARACTER_WIDTH, _LINE_HEIGHT, _BAR_WIDTH = 0.088, 0.24, 0.9  # inches
+_WEIGHT_COLOURS, _WEIGHT_TICKS = ("#fff5eb", "#fdae6b", "#a63603"), (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)
 
 
 class Curve(NamedTuple):
@@ -108,23 +109,39 @@ def draw_dots(panels: Mapping[str, Sequence[Dot]], label: str) -> Any:
 
 
 def draw_token_weights(panels: Mapping[str, WeightedTokens]) -> Any:
-    """Return a figure with the tokens of each panel in lines. More weight is darker. Long texts are cut."""
+    """Return a figure with the tokens of each panel in lines. A bar shows which weight, from 0 to 1, has which colour.
+
+    A colour means the same weight in every figure. Long texts are cut.
+    """
     if not panels:
         raise InputError("A picture of tokens needs at least one text, got none.")
     placed = {title: _lay_out(tokens) for title, tokens in panels.items()}
     lines = max(place[1] for places in placed.values() for place in places) + 1
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    size = columns * (_CHARACTERS * _CHARACTER_WIDTH + 0.3), rows * (lines * _LINE_HEIGHT + 0.5)
+    size = columns * (_CHARACTERS * _CHARACTER_WIDTH + 0.3) + _BAR_WIDTH, rows * (lines * _LINE_HEIGHT + 0.5)
     figure = new_figure(size)
-    for axes, (title, places) in zip(make_panels(figure, len(panels), columns), placed.items(), strict=True):
-        highest = max((weight for *_, weight in places), default=0.0) or 1.0
+    colours = _make_weight_colours()
+    grid = make_panels(figure, len(panels), columns)
+    for axes, (title, places) in zip(grid, placed.items(), strict=True):
         for start, line, piece, weight in places:
-            _draw_token(axes, start, line, piece, weight / highest)
+            _draw_token(axes, start, line, piece, colours.to_rgba(weight))
         axes.set(xlim=(0, _CHARACTERS), ylim=(lines, 0))
         axes.set_title(escape_dollars(title), loc="left", fontsize=9, color=INK)
         axes.axis("off")
+    bar = figure.colorbar(colours, ax=grid, fraction=0.03, pad=0.02, format="{x:.0%}", ticks=_WEIGHT_TICKS)
+    bar.set_label("share of the attention", fontsize=9, color=INK)
+    bar.ax.tick_params(labelsize=8, labelcolor=INK)
+    bar.outline.set_visible(False)
     return figure
+
+
+def _make_weight_colours() -> Any:
+    """Return colours from pale for 0 to dark for 1. They follow the root, so that small weights can be told apart."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    return ScalarMappable(PowerNorm(0.5, 0.0, 1.0), LinearSegmentedColormap.from_list("weights", _WEIGHT_COLOURS))
 
 
 def _label(axes: Any, title: str, below: str) -> None:
@@ -143,13 +160,12 @@ def _make_logarithmic(axes: Any) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _draw_token(axes: Any, start: int, line: int, piece: str, share: float) -> None:
-    from matplotlib import colormaps
+def _draw_token(axes: Any, start: int, line: int, piece: str, background: tuple[float, float, float, float]) -> None:
     from matplotlib.patches import Rectangle
 
-    background = colormaps["Oranges"](0.85 * share)
     axes.add_patch(Rectangle((start, line + 0.05), len(piece), 0.9, facecolor=background, linewidth=0))
-    font = {"family": "monospace", "fontsize": 8, "color": "white" if share > 0.75 else INK}
+    dark = sum(background[:3]) < 1.5
+    font = {"family": "monospace", "fontsize": 8, "color": "white" if dark else INK}
     axes.text(start, line + 0.5, escape_dollars(piece), va="center", **font)
 
 

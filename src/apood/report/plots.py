@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -18,18 +19,24 @@ _BINS = 240
 _RIDGE = 0.85  # height of a ridge; ridges are 1 apart
 _ID_SHARE = 8  # on either side, the axis is at most this many times as wide as the ID ridge
 _LABEL = 0.28  # height of the labels beside a ridge
+_CAPTION = (
+    "How the scores of each set are distributed: the first set is in-distribution, the others are not. A number beside "
+    "◂ or ▸ counts scores outside the picture."
+)
+_THRESHOLD_CAPTION = "The dashed line is the threshold: what is left of it, in pale, is refused."
+_CAPTION_CHARACTERS = 125
 
 
 def plot_score_distributions(
     path: Path | str,
     sets: Mapping[str, Scores],
     threshold: float | None = None,
-    title: str = "Scores (higher is more in-distribution)",
+    title: str = "Scores",
 ) -> None:
     """Draw one ridge per set, the first for ID and the others for OOD, and write the picture to `path`.
 
     The axis covers the bulk of the scores. Scores beyond it, including infinities, are counted at its edges. With a
-    threshold, refused scores are pale, and each ridge shows the share of its set that is accepted.
+    threshold, refused scores are pale, and each ridge shows the share of its set that is accepted. A caption says so.
     """
     vectors = {name: as_scores(scores, f"{name} scores") for name, scores in sets.items()}
     if not vectors:
@@ -40,9 +47,9 @@ def plot_score_distributions(
     count = len(vectors)
     bases = range(count - 1, -1, -1)  # the first set on top
     limits = _choose_limits(list(vectors.values()), threshold)
-    figure = new_figure((8, 1.3 + 0.6 * count))
+    figure = new_figure((8, 1.7 + 0.6 * count))
     axes = figure.add_subplot()
-    axes.set(xlim=limits, ylim=(-0.15, count), xlabel="score")
+    axes.set(xlim=limits, ylim=(-0.15, count), xlabel="score (higher is more in-distribution)")
     axes.set_title(escape_dollars(title), loc="left", fontsize=12, color=INK)
     for base, scores in zip(bases, vectors.values(), strict=True):
         colour = _ID_COLOUR if base == count - 1 else _OOD_COLOUR
@@ -56,6 +63,8 @@ def plot_score_distributions(
         beside.set_yticks(heights, [f"{np.mean(scores >= threshold):.1%}" for scores in vectors.values()])
         _make_plain(beside)
         axes.text(1.008, heights[0] + 0.3, "accepted", transform=axes.get_yaxis_transform(), fontsize=9, color=INK)
+    caption = _CAPTION if threshold is None else f"{_CAPTION} {_THRESHOLD_CAPTION}"
+    figure.supxlabel(fill(caption, _CAPTION_CHARACTERS), x=0.01, ha="left", fontsize=8, color=INK)
     save_figure(figure, Path(path))
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "check_integer",
     "check_number",
     "format_count",
+    "format_duration",
     "import_optional",
     "shorten",
     "suggest_name",
@@ -87,6 +88,15 @@ def import_optional(module: str, extra: str, purpose: str) -> Any:
 def format_count(count: int, noun: str) -> str:
     """Return a count with its noun: `1 text`, `2,000 texts`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in the unit that suits it."""
+    if seconds < 90:
+        return format_count(max(1, round(seconds)), "second")
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.0f} hours" if seconds < 3 * 86400 else f"{seconds / 86400:.0f} days"
 
 
 def suggest_name(given: object, known: Iterable[object], renamed: Mapping[str, str] | None = None) -> str:

@@ -27,7 +27,8 @@ from apood.serving.http.app import make_app
 from apood.serving.http.batcher import LateError
 from apood.serving.http.served import Served, load_served
 from apood.serving.http.server import run_server
-from apood.serving.http.service import Service, Settings
+from apood.serving.http.service import Service
+from apood.serving.http.settings import Settings
 from apood.support.errors import ApoodError, InputError
 from apood.tokens.batch import Ragged
 
@@ -153,7 +154,7 @@ class Held(Served):
     """What waits before every batch after the warm-up until it is freed, and fails at the text of one unknown word."""
 
     def __init__(self, served: Served) -> None:
-        super().__init__(served.detector, served.encoder, served.digest, served.seen)
+        super().__init__(served.detector, served.encoder, served.digest, served.facts)
         self.free = threading.Event()
         self.free.set()
         self.ran: list[int] = []

@@ -1,6 +1,7 @@
 """The service answers as offline scoring does, whatever the batch, and describes itself."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,10 @@ from safetensors.torch import save
 
 from apood import TextDetector, TokenBatch, load
 from apood.decisions.conformal import Calibration
-from apood.serving.http.served import Served
+from apood.pipeline.facts import Facts
+from apood.pipeline.seen import Seen
+from apood.serving.http.served import Served, load_served
+from apood.support.errors import InputError
 
 NEW = [*make_texts(40, KNOWN, 5), *make_texts(20, FOREIGN, 6), *make_texts(5, KNOWN + FOREIGN, 7, 120)]
 
@@ -88,6 +92,27 @@ def test_a_refused_text_of_an_unusual_length_has_both_in_its_note(server: Runnin
     assert short["note"].startswith("The input is out-of-distribution: ") and "It is shorter than 99%" in short["note"]
 
 
+def test_many_texts_of_unusual_lengths_are_warned_of_once(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    learnt, used = Seen(9, 9, 90, 3, 30, ""), Seen(9, 9, 90, 5, 12, "")
+    watched = Served(
+        served.detector, served.encoder, served.digest, Facts(learnt, used)
+    )  # the threshold's lengths count
+    usual, short = " ".join(KNOWN), KNOWN[0]  # 8 tokens and 3
+    with run_service(watched) as server:
+        score(server, [usual] * 80 + [""] * 40)
+        score(server, [short] * 8)
+        score(server, [usual] * 12)
+        assert not caplog.records
+        score(server, [short] * 4)
+        score(server, [short] * 40)
+        (warning,) = caplog.messages
+        assert warning.startswith(
+            "12 of 104 texts are shorter or longer than 99% of the texts that set the threshold (5 "
+        )
+        assert server.client.get("/v1/shadow").json()["unusual_lengths"] == 52
+        assert "apood_unusual_lengths_total 52.0" in server.client.get("/metrics").text
+
+
 def test_a_text_passes_above_the_accept_rate_that_the_result_names(server: Running, offline: TextDetector) -> None:
     scores = offline.detector.calibration.scores
     highest = 1 - 1 / (len(scores) + 1)  # accept rate
@@ -147,3 +172,15 @@ def test_a_detector_without_an_encoder_takes_token_arrays_only() -> None:
         answer = server.client.post("/v1/score", json={"text": "a"})
         assert answer.status_code == 422 and "send token arrays" in answer.json()["error"]["message"]
         assert server.client.get("/v1/detector").json()["takes"] == ["tokens"]
+
+
+def test_the_contract_is_kept_with_the_detector_and_checked(detector_folder: Path, tmp_path: Path) -> None:
+    assert load_served(detector_folder).chat == "last-user"
+    assert load_served(detector_folder, chat="whole").chat == "whole"
+    detector = load(detector_folder)
+    detector.facts = replace(detector.facts, chat="all-user")
+    detector.save(tmp_path / "chat")
+    assert load(tmp_path / "chat").facts.chat == "all-user"
+    assert load_served(tmp_path / "chat").chat == load_served(tmp_path / "chat", chat="all-user").chat == "all-user"
+    with pytest.raises(InputError, match="built from texts of the kind all-user"):
+        load_served(tmp_path / "chat", chat="last-user")

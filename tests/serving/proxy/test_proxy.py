@@ -2,21 +2,23 @@
 
 import asyncio
 import json
+import pkgutil
 import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from http_server import FOREIGN, KNOWN, Running, run_app, wait_until
 
 from apood.serving.http.served import Served
 from apood.serving.http.server import run_server
-from apood.serving.http.service import Service, Settings
+from apood.serving.http.service import Service
+from apood.serving.http.settings import Settings
 from apood.serving.proxy.app import Rules, find_texts, make_proxy
 from apood.serving.proxy.upstream import Upstream, check_upstream
 from apood.support.errors import InputError
@@ -225,15 +227,50 @@ def test_a_body_that_two_programs_would_read_differently_is_refused(proxy: Runni
     assert len(model.seen) == before + 1
 
 
-def test_the_system_prompt_and_the_history_do_not_change_what_is_judged(proxy: Running) -> None:
-    messages = [
+@pytest.mark.parametrize("work", ["apood.serving.http.bodies.parse_object", "apood.serving.proxy.app.find_texts"])
+def test_the_event_loop_runs_while_a_large_body_is_read(
+    proxy: Running, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    begun, free, real = threading.Event(), threading.Event(), pkgutil.resolve_name(work)
+
+    def wait(*arguments: Any) -> Any:
+        begun.set()
+        assert free.wait(20)
+        return real(*arguments)
+
+    monkeypatch.setattr(work, wait)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(proxy.client.post, CHAT, json=ask(KNOWN_TEXT, user="a" * 20_000))
+        assert begun.wait(20)
+        try:
+            assert proxy.client.get("/healthz", timeout=10).status_code == 204
+        finally:
+            free.set()
+        assert asking.result().headers["x-apood-decision"] == "ID"
+
+
+def test_the_system_prompt_and_the_history_do_not_change_the_score_by_a_bit(proxy: Running) -> None:
+    last = {"role": "user", "content": KNOWN_TEXT}
+    history = [
         {"role": "system", "content": FOREIGN_TEXT * 3},
         {"role": "user", "content": FOREIGN_TEXT},
         {"role": "assistant", "content": "word3"},
-        {"role": "user", "content": KNOWN_TEXT},
+        {"role": "tool", "content": FOREIGN_TEXT},
     ]
-    assert find_texts(CHAT, {"messages": messages}, "last-user", "refuse") == [KNOWN_TEXT]
-    assert proxy.client.post(CHAT, json={"messages": messages}).headers["x-apood-decision"] == "ID"
+
+    def score(path: str, body: Any) -> float:
+        texts = find_texts(path, body, "last-user", "refuse")
+        judging = proxy.service.judge_texts(proxy.service.served, texts, proxy.loop.time() + 30)
+        (judgement,) = asyncio.run_coroutine_threadsafe(judging, proxy.loop).result(30)
+        return float(judgement.score)
+
+    alone = score(CHAT, {"messages": [last]})
+    assert score(CHAT, {"messages": [*history, last]}) == alone
+    assert score(RESPONSES, {"instructions": FOREIGN_TEXT, "input": [*history, last]}) == alone
+    one, other = (proxy.client.post(CHAT, json={"messages": own}).headers for own in ([last], [*history, last]))
+    for name in ("x-apood-decision", "x-apood-score", "x-apood-p-value"):
+        assert one[name] == other[name]
+    assert one["x-apood-decision"] == "ID"
 
 
 def test_the_whole_conversation_is_judged_if_the_contract_says_so(served: Served, upstream: str) -> None:
@@ -387,9 +424,17 @@ def test_an_answer_that_ends_too_early_is_cut_and_no_error_of_the_proxy(served: 
             assert "apood_upstream_failures_total 1.0" in metrics and "apood_errors_total 0.0" in metrics
 
 
-def test_sigterm_lets_a_stream_end(
-    served: Served, upstream: str, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Signalled(NamedTuple):
+    """A server in a thread that gets signals: a client for it, its address, its end, and what a signal calls."""
+
+    client: Any
+    url: str
+    end: Future[None]
+    send: Callable[[int], None]
+
+
+@pytest.fixture
+def signalled(served: Served, upstream: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Signalled]:
     import httpx2
 
     handlers: dict[int, Callable[[], Any]] = {}
@@ -399,23 +444,65 @@ def test_sigterm_lets_a_stream_end(
 
     monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", keep)
     monkeypatch.setattr("apood.serving.http.server._SPARE", 0)
-    service = Service(lambda: served, Settings(deadline=0.9))
+    service = Service(lambda: served, Settings())
     app, found = make_proxy(service, Upstream(upstream, 30), Rules()), []
-    model.free.clear()
     with ThreadPoolExecutor(1) as pool:
-        serving = pool.submit(run_server, app, service, "127.0.0.1", 0, longest=30, report=found.append)
+        end = pool.submit(run_server, app, service, "127.0.0.1", 0, longest=30, report=found.append)
         wait_until(lambda: found)
         with httpx2.Client(base_url=found[0], timeout=30) as client:
             wait_until(lambda: client.get("/readyz").status_code == 204)
-            with client.stream("POST", CHAT, json=ask(KNOWN_TEXT, stream=True)) as answer:
-                chunks = answer.iter_raw()
-                assert next(chunks) == b'data: {"n": 1}\n\n'
-                handlers[signal.SIGTERM]()
-                wait_until(lambda: refuses_connections(found[0]))
-                assert not serving.done()
-                model.free.set()
-                assert b"".join(chunks).endswith(b"data: [DONE]\n\n")
-        serving.result(20)
+            yield Signalled(client, found[0], end, lambda number: handlers[number]())
+        end.result(20)
+
+
+def test_sigterm_lets_a_stream_end(signalled: Signalled, model: Model) -> None:
+    model.free.clear()
+    with signalled.client.stream("POST", CHAT, json=ask(KNOWN_TEXT, stream=True)) as answer:
+        chunks = answer.iter_raw()
+        assert next(chunks) == b'data: {"n": 1}\n\n'
+        signalled.send(signal.SIGTERM)
+        wait_until(lambda: refuses_connections(signalled.url))
+        assert not signalled.end.done()
+        model.free.set()
+        assert b"".join(chunks).endswith(b"data: [DONE]\n\n")
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_stream(signalled: Signalled, model: Model) -> None:
+    import httpx2
+
+    model.free.clear()
+    with signalled.client.stream("POST", CHAT, json=ask(KNOWN_TEXT, stream=True)) as answer:
+        chunks = answer.iter_raw()
+        assert next(chunks) == b'data: {"n": 1}\n\n'
+        for _ in range(2):
+            signalled.send(signal.SIGINT)
+        signalled.end.result(20)
+        with pytest.raises(httpx2.TransportError):
+            next(chunks)
+    model.free.set()
+
+
+def test_a_connection_of_the_last_moment_does_not_keep_the_server_from_ending(
+    signalled: Signalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import httpx2
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    close, missed = H11Protocol.shutdown, []
+
+    def miss_once(connection: H11Protocol) -> None:
+        if connection in missed:
+            close(connection)
+        missed.append(connection)
+
+    monkeypatch.setattr(H11Protocol, "shutdown", miss_once)
+    statuses = [signalled.client.post(CHAT, json=ask(KNOWN_TEXT)).status_code]
+    signalled.send(signal.SIGTERM)
+    with pytest.raises(httpx2.TransportError):  # the connection is closed between two requests
+        while True:
+            statuses.append(signalled.client.post(CHAT, json=ask(KNOWN_TEXT)).status_code)
+    assert set(statuses) == {200} and missed
+    signalled.end.result(20)
 
 
 def refuses_connections(url: str) -> bool:

@@ -2,13 +2,13 @@
 
 import copy
 import math
-from dataclasses import dataclass, replace
+import warnings
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import mse_loss
 
 from apood.detectors.ap_ood.recipe import (
     HeadReduction,
@@ -22,13 +22,14 @@ from apood.detectors.ap_ood.recipe import (
     prepare_start,
     resolve,
 )
+from apood.detectors.ap_ood.shortfall import Shortfall, temper
 from apood.detectors.ap_ood.training import (
     Outliers,
     Training,
     estimate_batch_bytes,
+    find_failures,
     log_norms,
     pool_corpus,
-    warn_of_failure,
 )
 from apood.detectors.contract.base import Detector, name_renamed
 from apood.detectors.contract.held_out import HeldOutFit
@@ -36,6 +37,7 @@ from apood.detectors.contract.refinable import Measured, Refinable
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.detectors.shared.mean_pooling import merge_spreads
+from apood.fitting.curve import TrainingCurve
 from apood.fitting.optimise import Checkpoint, minimise, run_digest
 from apood.pooling import (
     FrozenPool,
@@ -50,7 +52,7 @@ from apood.pooling import (
 from apood.pooling.algebra import similarities_and_logits
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import check_device, resolve_device
-from apood.support.errors import InputError
+from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.loader import Resident, place_on_device
 from apood.tokens.source import Subset, TokenSource, token_budget, trim_ends
@@ -64,7 +66,6 @@ _SHARP = 2.0  # sharpness that can fail, in long sequences
 _FEW_DIRECTIONS = 16  # good fits have 30 or more
 _EXPLAINED = 2**23  # similarities that an explanation holds at once, 64 MB of float64
 _FEW_AUX = 64  # AUX sequences with half the weight of many
-_FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
 
 class APOOD(Refinable, Detector):
@@ -152,6 +153,8 @@ class APOOD(Refinable, Detector):
         score_: how the score reduces d² over heads: "sum", "student" or "min".
         mean_distance_: mean d² per head over the ID sequences; about 1 after a good fit.
         length_law_: how log distances of ID sequences depend on their length.
+        training_curve_: the loss, and the mean d² per head of its batch, at up to 100 steps.
+        fit_warnings_: the warnings that `fit` issued.
 
     Examples:
         >>> import torch
@@ -181,6 +184,8 @@ class APOOD(Refinable, Detector):
     score_: ScoreName | None = None  # detectors that were saved before this existed have that of their recipe
     mean_distance_: float
     length_law_: LengthLaw
+    training_curve_: TrainingCurve = TrainingCurve()  # detectors that were saved before these two existed have none
+    fit_warnings_: list[str] = []  # noqa: RUF012 - never changed in place
 
     @name_renamed
     def __init__(
@@ -299,10 +304,13 @@ class APOOD(Refinable, Detector):
         recipe = self._resolve_recipe(supervised=aux is not None)
         if recipe.adapted and aux is not None:
             recipe = replace(recipe, aux_weight=recipe.aux_weight * len(aux) / (len(aux) + _FEW_AUX))
-        self._train(source, aux, recipe, checkpoint)
+        found = self._train(source, aux, recipe, checkpoint)
         if recipe.beta is None and recipe.sharpness == "length" and self._is_too_sharp(source):
             part = None if checkpoint is None else checkpoint.part(1)
-            self._train(source, aux, replace(recipe, sharpness=choose_sharpness(source.lengths) / 2), part)
+            found = self._train(source, aux, replace(recipe, sharpness=choose_sharpness(source.lengths) / 2), part)
+        self.fit_warnings_ = [str(one) for one in found]
+        for one in found:
+            warnings.warn(one, stacklevel=3)
 
     def _is_too_sharp(self, source: TokenSource) -> bool:
         """Return whether so few directions decide the distances of ID sequences that attention must have failed.
@@ -319,8 +327,8 @@ class APOOD(Refinable, Detector):
 
     def _train(
         self, source: TokenSource, aux: TokenSource | None, recipe: Recipe, checkpoint: Checkpoint | None
-    ) -> None:
-        """Learn all attributes."""
+    ) -> list[FitWarning]:
+        """Learn all attributes but `fit_warnings_`, and return what went wrong."""
         device = resolve_device(self.device)
         # with the resolved recipe, because it depends on the device
         run = run_digest({"method": self.name, **self.get_params(deep=False), "resolved": vars(recipe)}, source, aux)
@@ -353,6 +361,7 @@ class APOOD(Refinable, Detector):
         )
         self.beta_, self.unit_tokens_, self.score_ = start.beta, recipe.unit_tokens, recipe.score
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
+        self.training_curve_ = outcome.curve
         self.length_law_ = LengthLaw()
         if recipe.adapted:
             shortfall = Shortfall(recipe.score, self.prototype_, self.log_norms_)
@@ -360,7 +369,7 @@ class APOOD(Refinable, Detector):
             self.length_law_ = LengthLaw.fit([(compute_floored_log(distances), source.lengths[sample])])
         nearest = training.measure_aux_distance()
         outliers = None if nearest is None else Outliers(float(nearest), recipe)
-        warn_of_failure(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
+        return find_failures(weights, corpus.variance, self.mean_distance_, len(source), outcome, outliers)
 
     @torch.no_grad()
     def measure(self, tokens: TokenBatch) -> Measured:
@@ -457,36 +466,3 @@ class APOOD(Refinable, Detector):
         if self.length_law_.is_flat:  # a shortcut, because a single sequence is scored in microseconds
             return torch.ones(len(lengths), dtype=torch.float64)
         return (-self.length_law_.compute_allowances(lengths)[:, 0]).exp()
-
-
-def temper(squares: Tensor, score: ScoreName) -> Tensor:
-    """Return the terms of the score from the d² of each head."""
-    return _FREEDOM * torch.log1p(squares / _FREEDOM) if score == "student" else squares
-
-
-@dataclass(frozen=True, eq=False)
-class Shortfall:
-    """The distance behind a score: the best possible score minus the score, before the correction for the length.
-
-    A non-finite pooled value makes it non-finite.
-
-    Attributes:
-        score: "sum", "student" or "min".
-        prototype: μ `[M]`.
-        log_norms: log |W_j|² `[M]`.
-    """
-
-    score: ScoreName
-    prototype: Tensor
-    log_norms: Tensor
-
-    def __call__(self, pooled: Pooled) -> Tensor:
-        """Return the distance `[N]` of each sequence."""
-        return self.from_values(pooled.value)
-
-    def from_values(self, h: Tensor) -> Tensor:
-        """Return the distance `[N]` of each sequence from its pooled values `[N, M]`."""
-        squares = mse_loss(h, self.prototype.expand_as(h), reduction="none")  # one launch on a GPU
-        if self.score == "min":
-            return (squares - (self.log_norms - self.log_norms.amin())).amax(1)
-        return temper(squares, self.score).sum(1)

@@ -6,7 +6,6 @@ which is a launch on a GPU. Autograd would add two or three to every one.
 
 import contextlib
 import math
-import warnings
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +35,7 @@ __all__ = [
     "Training",
     "compute_regularizer",
     "estimate_batch_bytes",
+    "find_failures",
     "log1mexp",
     "log_norms",
     "measure_spread",
@@ -43,7 +43,6 @@ __all__ = [
     "pool_corpus",
     "reduce_heads",
     "squared_distances",
-    "warn_of_failure",
 ]
 
 _UNSETTLED = 4.0  # mean d² per head; good fits end between 0.4 and 1.7
@@ -67,15 +66,15 @@ class Outliers(NamedTuple):
     recipe: Recipe
 
 
-def warn_of_failure(
+def find_failures(
     weights: Tensor,
     variances: Tensor,
     distance: float,
     sequences: int,
     outcome: Outcome,
     outliers: Outliers | None,
-) -> None:
-    """Issue a `FitWarning` for each failure.
+) -> list[FitWarning]:
+    """Return a warning for each failure.
 
     Args:
         weights: `[M, T, D]` in the space of the training.
@@ -85,21 +84,19 @@ def warn_of_failure(
         outcome: how the optimisation ended.
         outliers: how far away AUX sequences were; None if the loss ignores them.
     """
+    found = [FitWarning(message) for message in _describe_failures(weights, variances, distance, sequences)]
     if outcome.diverged_at is not None:
-        warnings.warn(
+        diverged = DivergedWarning(
             f"Training broke off at step {outcome.diverged_at} because the loss was no longer finite, and the last "
-            "finite weights were kept; use recipe='robust' or a smaller learning_rate.",
-            DivergedWarning,
-            stacklevel=5,
+            "finite weights were kept; use recipe='robust' or a smaller learning_rate."
         )
-    found = _find_failures(weights, variances, distance, sequences)
+        found.insert(0, diverged)
     if outliers is not None and (unfelt := _find_unfelt(outliers, len(weights), distance)) is not None:
-        found.append(unfelt)
-    for message in found:
-        warnings.warn(message, FitWarning, stacklevel=5)
+        found.append(FitWarning(unfelt))
+    return found
 
 
-def _find_failures(weights: Tensor, variances: Tensor, distance: float, sequences: int) -> list[str]:
+def _describe_failures(weights: Tensor, variances: Tensor, distance: float, sequences: int) -> list[str]:
     """Return a message per failure."""
     heads, _, dim = weights.shape
     found = []

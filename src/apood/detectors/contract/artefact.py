@@ -34,8 +34,8 @@ from apood.support.files import atomic_folder, is_being_replaced, read_json, sha
 from apood.support.version import __version__
 
 __all__ = [
-    "build_detector", "describe_detector", "from_json", "load", "load_with_facts", "refuse_foreign", "save_detector",
-    "to_json",
+    "build_detector", "describe_detector", "from_json", "load_detector", "load_with_facts", "refuse_foreign",
+    "save_detector", "to_json",
 ]  # fmt: skip
 
 _SCHEMA = 1
@@ -118,7 +118,7 @@ def _refuse_unloadable(detector: Detector, described: dict[str, Any], tensors: d
         ) from error
 
 
-def load(folder: str | Path) -> Detector:
+def load_detector(folder: str | Path) -> Detector:
     """Return the detector that `save_detector` wrote to `folder`."""
     return load_with_facts(folder)[0]
 
@@ -238,8 +238,10 @@ def _check_learnt(annotation: Any, value: Any, sizes: dict[str, Any]) -> Any:
             raise ValueError(f"it is {value!r}, not one of {', '.join(map(repr, choices))}")
     elif get_origin(kind) in (Union, UnionType) and not isinstance(value, dict | None):  # an identity or nothing
         raise TypeError(f"it is {type(value).__name__}")
-    elif get_origin(kind) is list and not all(isinstance(item, get_args(kind)[0]) for item in value):
-        raise TypeError(f"it has other items than {get_args(kind)[0].__name__}")
+    elif get_origin(kind) is list:
+        (item,) = get_args(kind)
+        if not isinstance(value, list) or not all(isinstance(own, item) for own in value):
+            raise TypeError(f"it is no list of {item.__name__}")
     if shape is not None:
         names = shape.split()
         if value.dim() != len(names) or not value.is_floating_point():

@@ -103,6 +103,12 @@ class Unseen(NamedTuple):
     copied: Tensor | None
     beginnings: Tensor | None
 
+    def get_scores(self, numbers: Tensor) -> Tensor:
+        """Return the scores of the sequences at these places among all ID sequences."""
+        places = torch.full((int(self.numbers.max()) + 1,), -1)
+        places[self.numbers] = torch.arange(len(self.numbers))
+        return self.scores[places[numbers]]
+
     def find_new(self, copied: Tensor) -> Tensor:
         """Return which scores are like those of new sequences, given which of all ID sequences have near copies."""
         if self.copied is not None:
@@ -118,11 +124,12 @@ def fit_member(member: Detector, parts: HeldOut, aux: TokenSource | None, checkp
     Args:
         member: the detector to fit.
         parts: the ID sequences.
-        aux: AUX sequences, for members that can learn from them.
+        aux: AUX sequences, for members that need them. Others do not learn from them, so that their scores of AUX
+            sequences show how well they tell foreign sequences of any kind.
         checkpoint: where a long fit saves its state.
     """
     leaves_out = type(member).score_training is not Detector.score_training
-    used = None if member.aux == "unused" else aux
+    used = aux if member.aux == "required" else None
     member.fit(parts.source if leaves_out else parts.rest, aux=used, checkpoint=checkpoint)
     documents = torch.from_numpy(number_documents(parts.source))
     held = parts.held_out.indices

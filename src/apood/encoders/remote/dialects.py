@@ -53,10 +53,10 @@ class LlamaCpp:
 
 
 class Vllm:
-    """A server of vLLM 0.12 or later, started with `--runner pooling`."""
+    """A server of vLLM, started with `--runner pooling --pooler-config.task token_embed`."""
 
     most = 16
-    advice = "start vLLM with --runner pooling and a model that it can pool by token_embed"
+    advice = "start vLLM with --runner pooling --pooler-config.task token_embed"
 
     def __init__(self, client: Client, facts: dict[str, Any]) -> None:
         self._client = client

@@ -11,7 +11,6 @@ import torch
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.ap_ood.recipe import resolve
 from apood.detectors.knn import KNN
-from apood.evaluation.cost import format_duration
 from apood.experiments.paper.data_sets import OOD, DataSets
 from apood.experiments.paper.experiment import Experiment
 from apood.experiments.paper.idealised import IdealisedKernel
@@ -20,7 +19,7 @@ from apood.experiments.paper.multiple_instance import read_bags
 from apood.experiments.paper.stores import Embedding, Size
 from apood.experiments.paper.study_data import RecipeChoice, Row, TableContext, search_grid
 from apood.experiments.paper.tasks import SHARE, Mode
-from apood.support.checks import format_count
+from apood.support.checks import format_count, format_duration
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.support.provenance import device_name

@@ -36,7 +36,8 @@ class BenchOptions:
         data: that folder; with "paper", the folder with the sets that were downloaded by hand.
         model: folder or hub id, instead of the paper's model.
         seeds: the number of splits; None for the paper's number.
-        recipe: the recipe of AP-OOD; "robust" is apood's default and selects no settings, for no method.
+        recipe: the recipe of AP-OOD; "robust" is apood's default, which selects no settings for any method, and
+            tokens of the layers that apood chooses; the others have tokens of the last layer, as the paper has.
         skip: OOD sets to leave out.
         out: the folder for stores, fits and results, which experiments may share.
         jobs: the number of fits at once, each in its own process.
@@ -161,7 +162,14 @@ def prepare(name: str, options: BenchOptions, *, dry_run: bool = False) -> Prepa
         sampled = any("sample_logprobs" in row.kind().requires for row in rows)
         beams = model.beams if options.profile == "paper" else 1  # the authors generate with the model's own settings
         embeddings = list_embeddings(
-            experiment.task, data, model, options.out / "stores", modes, sampled=sampled, beams=beams
+            experiment.task,
+            data,
+            model,
+            options.out / "stores",
+            modes,
+            sampled=sampled,
+            beams=beams,
+            layers="auto" if options.recipe == "robust" else -1,
         )
     if not dry_run:
         _refuse_to_replace(options.out / name, _describe(options, data, model))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -122,17 +122,28 @@ class Embedding:
 
 
 def list_embeddings(
-    task: Task, data: DataSets, model: ModelFacts, folder: Path, modes: Sequence[Mode], *, sampled: bool, beams: int = 1
+    task: Task,
+    data: DataSets,
+    model: ModelFacts,
+    folder: Path,
+    modes: Sequence[Mode],
+    *,
+    sampled: bool,
+    beams: int = 1,
+    layers: Literal[-1, "auto"] = -1,
 ) -> list[Embedding]:
     """Return every store that an experiment needs below `folder`.
 
     Outputs are sampled only if the experiment needs samples (`sampled`), but stores with samples are reused. They are
-    generated with `beams` beams.
+    generated with `beams` beams. Tokens are states of the last layer, as in the paper, or of the layers that apood
+    chooses for the model.
     """
     wanted = {"id": data.settings.train, "id_train": data.settings.train, "aux": data.settings.aux}
 
     def embedding(mode: Mode, role: str, samples: int) -> Embedding:
         own, options = data.by_role[role], _encoder_options(task, data, mode, samples, beams)
+        if layers != -1:  # stores of the last layer were made before there was a choice
+            options["layers"] = layers
         limit = math.ceil(wanted.get(role, data.settings.evaluated) / SHARE)  # a split draws a share of the store
         known = [model.identity, options, _describe_set(own), _describe_limit(own, task, limit)]
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
@@ -181,9 +192,9 @@ def embed_all(wanted: Sequence[Embedding], task: Task, model: ModelFacts) -> Non
         options = waiting[0].options
         own = [embedding for embedding in waiting if embedding.options == options]
         waiting = [embedding for embedding in waiting if embedding.options != options]
-        # As in the paper: the last layer, and the beginnings of long texts.
+        # As in the paper: the beginnings of long texts, and the last layer if nothing else is said.
         beginnings = {} if task.items == "sounds" else {"on_long": "beginning"}
-        encoder = open_encoder(model.found or model.given, layers=-1, **beginnings, **options)
+        encoder = open_encoder(model.found or model.given, **{"layers": -1, **beginnings, **options})
         for embedding in own:
             embedding.folder.parent.mkdir(parents=True, exist_ok=True)
             records, total = read_set(embedding, task, encoder), None if embedding.data.local else embedding.limit

@@ -108,6 +108,11 @@ class PreparedBench:
             facts[str(task)] = f"{texts:,} texts to embed; {format_count(len(rows), 'row')}, {format_count(own, 'fit')}"
         return facts | {"fits": fits, "results": str(self.measurer.out / "results")}
 
+    def list_stores(self) -> list[tuple[Task, dict[str, Path]]]:
+        """Return the tasks whose stores are complete, each with its stores by their roles."""
+        found = [(task, task.find_stores(sets, self.measurer.out)) for task, sets in self.assignments]
+        return [(task, stores) for task, stores in found if all(map(is_complete, stores.values()))]
+
     def _list_rows(self, task: Task, sets: CorpusSets) -> list[Any]:
         predicts = task.mode == "output" or (
             not task.model.takes_sounds and find_kind(load_config(task.model.found)) == "causal"

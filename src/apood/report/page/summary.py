@@ -80,6 +80,7 @@ def summarise(
         "roc": [{"set": one.name, "points": _trace_roc(known, one)} for one in sets if one.role == "OOD"],
         "lengths": [{"set": one.name, "points": _sample_lengths(one)} for one in sets],
         "foreign": [{"set": name, "index": number, **one.to_json()} for name, number, one in foreign],
+        "training": [_describe_training(name, member) for name, member in _find_attention(detector)],
         "heads": [_describe_heads(name, member) for name, member in _find_attention(detector)],
     }
 
@@ -170,6 +171,14 @@ def _sample_lengths(one: ScoredSet) -> list[list[float]]:
 def _find_attention(detector: Detector) -> list[tuple[str, APOOD]]:
     members = detector.members_ if isinstance(detector, Fusion) else [detector]
     return [(member.name, member) for member in members if isinstance(member, APOOD)]
+
+
+def _describe_training(name: str, member: APOOD) -> dict[str, Any]:
+    return {
+        "member": name,
+        "curve": [list(point) for point in member.training_curve_.points],
+        "warnings": member.fit_warnings_,
+    }
 
 
 def _describe_heads(name: str, member: APOOD) -> dict[str, Any]:

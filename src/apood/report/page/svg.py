@@ -7,14 +7,15 @@ from typing import Any
 
 from apood.explain.visible import make_visible
 
-__all__ = ["COLOURS", "draw_distributions", "draw_lengths", "draw_roc"]
+__all__ = ["COLOURS", "draw_distributions", "draw_lengths", "draw_roc", "draw_share", "draw_training"]
 
 COLOURS = 8
 """The number of classes of colours of sets, s0 to s7."""
 
-_WIDTH, _LEFT, _RIGHT, _BOTTOM = 460, 40, 14, 38
-_ROW = 56  # height of the histogram of one set
+_WIDTH, _LEFT, _RIGHT, _BOTTOM = 460, 52, 14, 38
+_ROW = 60  # height of the histogram of one set
 _SQUARE = 320
+_PANEL = 96  # height of the curve of a training
 _NAME = 28  # characters of a name in a picture
 
 
@@ -65,7 +66,8 @@ def draw_roc(curves: Sequence[Mapping[str, Any]], numbers: Mapping[str, int]) ->
         parts.append(f'<path class="line s{numbers[curve["set"]] % COLOURS}" d="{path}"/>')
     for share in (0.0, 0.5, 1.0):
         parts.append(f'<text x="{_LEFT + share * side:.0f}" y="{side + 22}" text-anchor="middle">{share:.0%}</text>')
-        parts.append(f'<text x="{_LEFT - 4}" y="{12 + (1 - share) * side:.0f}" text-anchor="end">{share:.0%}</text>')
+        y = 12 + (1 - share) * side - (4 if share == 0 else 0)  # 0% stands in the corner of both axes
+        parts.append(f'<text x="{_LEFT - 4}" y="{y:.0f}" text-anchor="end">{share:.0%}</text>')
     height = side + 46
     parts.append(_label("OOD accepted (across), ID accepted (up)", height, _SQUARE))
     return _wrap(parts, _SQUARE, height, "ROC curves: share of ID accepted against share of OOD accepted")
@@ -105,9 +107,42 @@ def draw_lengths(sets: Sequence[Mapping[str, Any]], numbers: Mapping[str, int], 
     return _wrap(parts, _WIDTH, height, "Scores of inputs against their numbers of tokens")
 
 
+def draw_share(share: float, number: int) -> str:
+    """Return a bar that is filled by a share, from 0 to 1, in the colour of a set; the number stands beside it."""
+    bar = f'<rect class="fill s{number % COLOURS}" width="{100 * share:.1f}" height="10"/>'
+    return f'<svg class="share" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">{bar}</svg>'
+
+
+def draw_training(curve: Sequence[Sequence[float]]) -> str:
+    """Return the loss and the mean squared distance of a training by step, one below the other."""
+    steps = [point[0] for point in curve]
+    last = max(steps[-1], 1)
+    right, height = _WIDTH - _RIGHT, 2 * _PANEL + _BOTTOM
+    parts = []
+    for row, name in enumerate(("loss", "mean squared distance per head, d²")):
+        values = [point[row + 1] for point in curve]
+        low, high = min(values), max(values)
+        high = max(high, low + 1e-9 * max(abs(low), 1.0))
+        top, inner = _PANEL * row + 22, _PANEL - 34
+        places = [
+            f"{_LEFT + step / last * (right - _LEFT):.1f} {top + (high - value) / (high - low) * inner:.1f}"
+            for step, value in zip(steps, values, strict=True)
+        ]
+        parts.append(f'<text x="{_LEFT}" y="{top - 8}">{name}</text>')
+        parts.append(_line(_LEFT, top + inner + 4, right, top + inner + 4, "axis"))
+        parts.append(f'<path class="line s{row}" d="M{"L".join(places)}"/>')
+        for value, y in ((high, top + 4), (low, top + inner + 4)):
+            parts.append(f'<text x="{_LEFT - 4}" y="{y}" text-anchor="end">{value:.2g}</text>')
+    for step in sorted({0, last // 2, last}):
+        x = _LEFT + step / last * (right - _LEFT)
+        parts.append(f'<text x="{x:.0f}" y="{2 * _PANEL + 14}" text-anchor="middle">{step:,.0f}</text>')
+    parts.append(_label("step", height))
+    return _wrap(parts, _WIDTH, height, "Loss and mean squared distance of the training by step")
+
+
 def _choose_ticks(low: float, high: float) -> list[float]:
     """Return some round numbers between two numbers."""
-    step = 10 ** math.floor(math.log10((high - low) / 2))
+    step = 10 ** math.floor(math.log10((high - low) / 6))
     step = next((step * k for k in (1, 2, 5) if (high - low) / (step * k) <= 6), step * 10)
     return [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
 

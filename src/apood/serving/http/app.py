@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from importlib.resources import files
 from typing import Any
 
+from apood.data.conversations import OtherParts
 from apood.pipeline.judging import Judgement
 from apood.serving.http.access import PAGE_PATHS, Asgi, Gate
 from apood.serving.http.bodies import get_content_type, read_body, read_json
-from apood.serving.http.chat import OtherParts
 from apood.serving.http.errors import HttpError
 from apood.serving.http.guardrail import GUARDRAIL_PATH, answer_guardrail
 from apood.serving.http.requests import add_error_handlers, keep_running, run_unless_gone

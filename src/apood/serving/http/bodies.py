@@ -2,19 +2,22 @@
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from apood.serving.http.errors import HttpError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["MOST_DEPTH", "get_content_type", "parse_object", "read_body", "read_json"]
+__all__ = ["MOST_DEPTH", "get_content_type", "parse_object", "read_body", "read_json", "work_on"]
+
+T = TypeVar("T")
 
 MOST_DEPTH = 64
 """The largest depth of nested objects and lists in a body."""
 
-_SHORT = 1 << 16  # bytes that are parsed sooner than another thread begins
+_SHORT = 1 << 14  # bytes that hold the event loop for a few milliseconds at most
 _MOST_BRACKETS = 250_000  # that open an object or a list; millions of them would take seconds
 
 
@@ -38,7 +41,12 @@ async def read_json(request: "Request", most_bytes: int, end: float) -> tuple[by
     if get_content_type(request) != "application/json":
         raise HttpError(415, "The content type must be application/json.")
     body = await read_body(request, most_bytes, end)
-    return body, parse_object(body) if len(body) <= _SHORT else await asyncio.to_thread(parse_object, body)
+    return body, await work_on(body, lambda: parse_object(body))
+
+
+async def work_on(body: bytes, work: Callable[[], T]) -> T:
+    """Return the result of `work`, which takes time as `body` is large; for a long one, another thread does it."""
+    return work() if len(body) <= _SHORT else await asyncio.to_thread(work)
 
 
 async def read_body(request: "Request", most_bytes: int, end: float) -> bytes:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from apood.data.conversations import ConversationError, UnjudgedError
 from apood.serving.http.batcher import FullError, LateError
 from apood.support.errors import ApoodError, InputError, ServerError
 
@@ -57,6 +58,8 @@ def as_http_error(error: Exception) -> HttpError | None:
         return HttpError(429, str(error), headers={"retry-after": str(error.retry_after)})
     if isinstance(error, LateError):
         return HttpError(504, str(error))
+    if isinstance(error, ConversationError):
+        return HttpError(400, str(error), code="unjudged" if isinstance(error, UnjudgedError) else None)
     if isinstance(error, InputError):
         return HttpError(422, str(error))
     if isinstance(error, ServerError):  # its message names an address, and may quote the input

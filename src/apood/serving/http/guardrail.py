@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from apood.pipeline.facts import Chat
+from apood.data.conversations import Chat, OtherParts, choose_text, read_messages
 from apood.pipeline.judging import Judgement
-from apood.serving.http.bodies import read_json
-from apood.serving.http.chat import OtherParts, choose_text, read_messages
+from apood.serving.http.bodies import read_json, work_on
 from apood.serving.http.errors import HttpError
 from apood.serving.http.requests import run_unless_gone
 from apood.serving.http.service import Service
@@ -26,15 +25,16 @@ async def answer_guardrail(request: "Request", service: Service, other_parts: Ot
     Outputs are not judged: their answer is NONE. What cannot be judged is blocked, except in shadow mode.
     """
     end = service.set_deadline()
-    _, body = await read_json(request, service.settings.most_bytes, end)
-    if body.get("input_type") not in ("request", "response"):
+    body, asked = await read_json(request, service.settings.most_bytes, end)
+    if asked.get("input_type") not in ("request", "response"):
         raise HttpError(422, "input_type must be request or response.")
-    if body["input_type"] == "response":
+    if asked["input_type"] == "response":
         return {"action": "NONE"}
     served = service.served
 
     async def judge() -> list[Judgement]:
-        return await service.judge_texts(served, _find_texts(body, served.chat, other_parts), end)
+        texts = await work_on(body, lambda: _find_texts(asked, served.chat, other_parts))
+        return await service.judge_texts(served, texts, end)
 
     try:
         outcome = await run_unless_gone(request, service.decide(served, judge()))

@@ -41,7 +41,9 @@ class Metrics:
             Histogram, "p_value", "P-values of judged texts.", buckets=[step / 20 for step in range(1, 21)]
         )
         self._lengths = make(Histogram, "text_tokens", "Tokens of judged texts.", buckets=_TOKENS)
-        self._unusual = make(Counter, "unusual_lengths", "Judged texts shorter or longer than 99% of those of the fit.")
+        self._unusual = make(
+            Counter, "unusual_lengths", "Judged texts shorter or longer than 99% of those that set the threshold."
+        )
         self._batches = make(Histogram, "batch_tokens", "Tokens per batch of the model.", buckets=_TOKENS)
         self._batch_seconds = make(Histogram, "batch_seconds", "Time per batch of the model.", buckets=_SECONDS)
         self._in_flight = make(Gauge, "tokens_in_flight", "Tokens that wait or run.")
@@ -70,21 +72,18 @@ class Metrics:
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def count_judgements(self, judgements: "Iterable[Judgement]") -> None:
-        """Count decisions, here and in the tally."""
+    def count_judgements(self, judgements: "Iterable[Judgement]", unusual: int) -> None:
+        """Count decisions, and how many of them are on texts of unusual lengths, here and in the tally."""
         own = list(judgements)
         before = dict(self._tally.refused)
-        self._tally.add(own)
+        self._tally.add(own, unusual)
+        self._unusual.inc(unusual)
         for rate in RATES:
             self._refused.labels(f"{rate:g}").inc(self._tally.refused[rate] - before[rate])
         for judgement in own:
             self._texts.labels("ID" if judgement.accepted else "OOD").inc()
             self._p_values.observe(judgement.p_value or 0.0)
             self._lengths.observe(judgement.tokens)
-
-    def count_unusual(self, count: int) -> None:
-        """Count texts of a length that the detector hardly knows."""
-        self._unusual.inc(count)
 
     def show_drift(self, gauges: "Mapping[str, float]") -> None:
         """Show what the drift alarm says."""

@@ -100,6 +100,9 @@ async function showRecent() {
     const counts = await ask("v1/shadow");
     const share = counts.judged ? counts.ood / counts.judged : null;
     find("summary").textContent = `${counts.judged} texts since the start, ${counts.ood} of them out-of-distribution (${percent(share)}).`;
+    find("lengths").textContent = counts.judged
+      ? `${percent(counts.unusual_lengths / counts.judged)} are shorter or longer than 99% of the texts that set the threshold.`
+      : "";
     find("drift").textContent = counts.drift?.alarm ? "The scores have drifted towards lower ones." : "No drift was found.";
     fill(find("rates"), counts.rates.map((row) => [row.accept, row.refused, percent(row.share)]));
     const minutes = counts.minutes.slice(-10).reverse();

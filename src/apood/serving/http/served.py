@@ -11,17 +11,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
+from apood.data.conversations import Chat
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_lacking, refuse_nonfinite
 from apood.encoders.opening import AnyTextEncoder
 from apood.encoders.text.encoder import PreparedTexts
 from apood.encoders.text.tokenising import choose_batch_tokens
 from apood.explain.explaining import explain_texts
-from apood.pipeline.facts import Chat, load_detector_and_facts
+from apood.pipeline.facts import Facts, load_detector_and_facts
 from apood.pipeline.judging import Judgement
 from apood.pipeline.opening import open_text_encoder_of
-from apood.pipeline.seen import Seen
 from apood.serving.http.batcher import Run
+from apood.serving.http.lengths import LengthWatch
 from apood.serving.shared.verdicts import Judged, Verdict, decide, find_owners, score_states
 from apood.support.errors import InputError
 from apood.support.files import sha256_of
@@ -69,8 +70,11 @@ class Served:
         detector: the detector, calibrated.
         encoder: its encoder, of mode `input`; None to score token arrays only.
         digest: what tells this detector from another one.
-        seen: numbers about the texts that it learnt from, if they are known.
+        facts: what is known about its making.
         chat: which text of a conversation is judged.
+
+    Attributes:
+        lengths: counts texts of other lengths than those that set the threshold.
     """
 
     def __init__(
@@ -78,13 +82,14 @@ class Served:
         detector: Detector,
         encoder: AnyTextEncoder | None,
         digest: str,
-        seen: Seen | None = None,
+        facts: Facts = Facts(),  # noqa: B008 (it never changes)
         chat: Chat = "last-user",
     ) -> None:
         _ = detector.calibration  # raises an error if there is none
         if encoder is not None and encoder.mode != "input":
             raise InputError(f"The service judges inputs, but the encoder of the detector has the mode {encoder.mode}.")
-        self.detector, self.encoder, self.digest, self.seen, self.chat = detector, encoder, digest, seen, chat
+        self.detector, self.encoder, self.digest, self.facts, self.chat = detector, encoder, digest, facts, chat
+        self.lengths = LengthWatch(facts.calibration or facts.training)
         self.batch_tokens = choose_batch_tokens(torch.device("cpu") if encoder is None else encoder.device)
 
     def prepare_texts(self, texts: Sequence[str]) -> Work:
@@ -164,18 +169,12 @@ class Served:
             for index, (verdict, tokens) in enumerate(zip(verdicts, work.count_tokens(), strict=True))
         ]  # fmt: skip
 
-    def count_unusual(self, judgements: Sequence[Judgement]) -> int:
-        """Return how many texts are shorter or longer than 99% of those that the detector learnt from."""
-        return sum(self._describe_length(own.tokens) is not None for own in judgements)
-
     def _describe(self, verdict: Verdict, tokens: int) -> str | None:
         """Return why a text is refused, and whether its length is unusual; a text that is not scored has no length."""
         if verdict.score == -np.inf:
             return verdict.reason
-        return " ".join(filter(None, (verdict.reason, self._describe_length(tokens)))) or None
-
-    def _describe_length(self, tokens: int) -> str | None:
-        return None if self.seen is None else self.seen.describe_length(tokens)
+        length = None if self.facts.training is None else self.facts.training.describe_length(tokens)
+        return " ".join(filter(None, (verdict.reason, length))) or None
 
     def make_warm_up(self) -> Work:
         """Return the work of a full batch, whose results mean nothing; without an encoder, it is empty."""
@@ -201,7 +200,7 @@ def load_served(folder: Path, model: str | None = None, chat: Chat | None = None
             "or build another detector."
         )
     encoder = None if detector.encoder_ is None else open_text_encoder_of(detector, model=model)
-    return Served(detector, encoder, digest, facts.training, chat or facts.chat or "last-user")
+    return Served(detector, encoder, digest, facts, chat or facts.chat or "last-user")
 
 
 def read_tokens(body: bytes) -> TokenBatch:

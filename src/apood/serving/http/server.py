@@ -13,6 +13,7 @@ from apood.support.errors import ApoodError, InputError
 __all__ = ["run_server"]
 
 _SPARE = 5  # seconds beyond the longest time of an answer, for those on their way
+_PAUSE = 0.1  # seconds
 
 
 def run_server(
@@ -20,7 +21,7 @@ def run_server(
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; then accept nothing new, answer what was accepted, and return.
 
-    Raise ApoodError if the service cannot be started.
+    A second Ctrl-C ends the server at once. Raise ApoodError if the service cannot be started.
 
     Args:
         app: the application of the service.
@@ -51,6 +52,25 @@ async def _serve(
             if report is not None and self.started:
                 report(_describe_address(listening))
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            closing = asyncio.ensure_future(self._close_connections())
+            try:
+                await super().shutdown(sockets)
+            finally:
+                closing.cancel()
+
+        async def _close_connections(self) -> None:
+            """Close connections, or let their present answer be the last one, until the server ends.
+
+            uvicorn does it once. One that is accepted at that moment would stay, and a client that goes on asking
+            there would keep the server from ending.
+            """
+            while True:
+                await asyncio.sleep(_PAUSE)
+                for connection in list(self.server_state.connections):
+                    if not connection.transport.is_closing():
+                        connection.shutdown()
+
     config = uvicorn.Config(
         app,
         lifespan="on",
@@ -68,14 +88,18 @@ async def _serve(
     def stop() -> None:
         server.should_exit = True
 
+    def interrupt() -> None:
+        server.force_exit = server.should_exit  # whoever presses Ctrl-C again does not want to wait
+        server.should_exit = True
+
     def reload() -> None:
         task = loop.create_task(service.reload())
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
     service.on_failure = stop
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    loop.add_signal_handler(signal.SIGINT, interrupt)
     loop.add_signal_handler(signal.SIGHUP, reload)
     await server.serve([listening])
 

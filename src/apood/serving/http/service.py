@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,43 +17,18 @@ from apood.serving.http.batcher import Batcher, FullError, LateError
 from apood.serving.http.errors import HttpError, as_http_error
 from apood.serving.http.metrics import Metrics
 from apood.serving.http.served import Served, Work, read_tokens
+from apood.serving.http.settings import Settings
 from apood.serving.http.tally import Tally
 from apood.serving.http.tracing import describe_trace
 from apood.support.checks import format_count
 from apood.support.errors import ApoodError
 from apood.tokens.documents import number_documents
 
-__all__ = ["OnError", "Outcome", "Service", "Settings", "describe_failure"]
-
-OnError = Literal["refuse", "accept"]
-"""What becomes of a request that cannot be judged."""
+__all__ = ["Outcome", "Service", "describe_failure"]
 
 _TEXT_LETTERS = 4  # per token, to guess the tokens of a text that is not tokenised yet
 _MOST_LETTERS = 32  # per allowed token: a longer text is refused before it is tokenised
 _log = logging.getLogger("apood")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The limits of a service.
-
-    Attributes:
-        deadline: the seconds after its arrival when a request is answered with 504.
-        most_bytes: the largest body.
-        most_texts: the largest number of texts, or sequences of tokens, of a request.
-        most_text_tokens: the largest number of tokens of a text.
-        most_tokens: the largest number of tokens in flight.
-        shadow: whether nothing is refused that could be read.
-        on_error: what becomes of a request that cannot be judged because of an error of the service.
-    """
-
-    deadline: float = 10.0
-    most_bytes: int = 1 << 20
-    most_texts: int = 256
-    most_text_tokens: int = 8192
-    most_tokens: int = 1 << 18
-    shadow: bool = False
-    on_error: OnError = "refuse"
 
 
 @dataclass(frozen=True)
@@ -209,8 +184,7 @@ class Service:
     async def _judge(self, served: Served, prepare: Callable[[], Work], guessed: int, end: float) -> list[Judgement]:
         work, outcomes = await self._run(prepare, guessed, end)
         judgements = served.judge(work, outcomes)
-        self.metrics.count_judgements(judgements)
-        self.metrics.count_unusual(served.count_unusual(judgements))
+        self.metrics.count_judgements(judgements, served.lengths.count(judgements))
         self._watch(served, judgements)
         return judgements
 

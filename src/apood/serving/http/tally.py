@@ -25,17 +25,19 @@ class Tally:
     Attributes:
         judged: the number of texts.
         ood: how many of them were out-of-distribution.
+        unusual: how many of them were shorter or longer than those that set the threshold usually are.
         refused: how many of them would be refused, by accept rate.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self.judged = self.ood = 0
+        self.judged = self.ood = self.unusual = 0
         self.refused = dict.fromkeys(RATES, 0)
         self._minutes: deque[list[int]] = deque(maxlen=_MINUTES)  # minute, judged, out-of-distribution
 
-    def add(self, judgements: Iterable[Judgement]) -> None:
-        """Count the decisions on the texts of a request."""
+    def add(self, judgements: Iterable[Judgement], unusual: int = 0) -> None:
+        """Count the decisions on the texts of a request, of which so many have an unusual length."""
+        self.unusual += unusual
         minute = int(self._clock() // 60)
         if not self._minutes or self._minutes[-1][0] != minute:
             self._minutes.append([minute, 0, 0])
@@ -53,6 +55,7 @@ class Tally:
         return {
             "judged": self.judged,
             "ood": self.ood,
+            "unusual_lengths": self.unusual,
             "rates": [
                 {"accept": rate, "refused": count, "share": count / self.judged if self.judged else None}
                 for rate, count in self.refused.items()

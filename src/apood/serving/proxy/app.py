@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from apood.pipeline.facts import Chat
+from apood.data.conversations import (
+    Chat,
+    OtherParts,
+    UnjudgedError,
+    choose_text,
+    get_field,
+    read_messages,
+    read_responses_input,
+)
 from apood.pipeline.judging import Judgement
 from apood.serving.http.access import Asgi, Gate
-from apood.serving.http.bodies import read_json
-from apood.serving.http.chat import OtherParts, choose_text, get_field, read_messages, read_responses_input
+from apood.serving.http.bodies import read_json, work_on
 from apood.serving.http.errors import HttpError, describe_error
 from apood.serving.http.requests import add_error_handlers, keep_running, run_unless_gone
 from apood.serving.http.service import Outcome, Service
@@ -61,7 +68,7 @@ def make_proxy(
         served = service.served
 
         async def judge() -> list[Judgement]:
-            texts = find_texts(path, asked, served.chat, rules.other_parts)
+            texts = await work_on(body, lambda: find_texts(path, asked, served.chat, rules.other_parts))
             return await service.judge_texts(served, texts, end)
 
         outcome = await run_unless_gone(request, service.decide(served, judge()))
@@ -103,10 +110,10 @@ def make_proxy(
 
 
 def find_texts(path: str, body: Mapping[str, Any], chat: Chat, other_parts: OtherParts) -> list[str]:
-    """Return the texts of a request that are judged. Raise HttpError if there are none, or others beside them."""
+    """Return the texts of a request that are judged. Raise an error if there are none, or others beside them."""
     for name in _UNSEEN:
         if get_field(body, name):
-            raise HttpError(400, f"{name} adds to the input what cannot be judged.", code="unjudged")
+            raise UnjudgedError(f"{name} adds to the input what cannot be judged.")
     if path == "/v1/chat/completions":
         return [choose_text(read_messages(get_field(body, "messages")), chat, other_parts)]
     if path == "/v1/responses":

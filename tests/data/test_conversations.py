@@ -1,17 +1,17 @@
 """Which text of a conversation is judged, and what is refused because it cannot be."""
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from apood import load
-from apood.pipeline.facts import Chat
-from apood.serving.http.chat import choose_text, read_messages, read_responses_input
-from apood.serving.http.errors import HttpError
-from apood.serving.http.served import load_served
-from apood.support.errors import InputError
+from apood.data.conversations import (
+    Chat,
+    ConversationError,
+    UnjudgedError,
+    choose_text,
+    read_messages,
+    read_responses_input,
+)
 
 CONVERSATION = [
     {"role": "system", "content": "rules"},
@@ -72,7 +72,7 @@ def test_names_and_calls_of_tools_are_judged_in_the_whole_conversation() -> None
     whole = choose_text(read_responses_input({"input": items}, "whole"), "whole")
     assert whole == 'user: find\n\nassistant: f\n{"q": 1}\n\nassistant: because'
     items.append({"type": "reasoning", "summary": [], "encrypted_content": "gAAA"})
-    with pytest.raises(HttpError, match="no text"):
+    with pytest.raises(UnjudgedError, match="no text"):
         choose_text(read_responses_input({"input": items}, "whole"), "whole")
 
 
@@ -83,7 +83,7 @@ def test_parts_without_text_are_refused_or_ignored_in_judged_messages_alone() ->
         {"role": "user", "content": [{"type": "text", "text": "look"}, image]},
     ]
     for chat in ("last-user", "all-user", "whole"):
-        with pytest.raises(HttpError, match="no text"):
+        with pytest.raises(UnjudgedError, match="no text"):
             choose_text(read_messages(messages), chat)
     assert choose_text(read_messages(messages), "last-user", "ignore") == "look"
     messages[1] = {"role": "user", "content": "plain"}
@@ -107,9 +107,8 @@ def test_parts_without_text_are_refused_or_ignored_in_judged_messages_alone() ->
     ],
 )
 def test_other_forms_are_refused(messages: Any) -> None:
-    with pytest.raises(HttpError) as refused:
+    with pytest.raises(ConversationError):
         choose_text(read_messages(messages), "last-user")
-    assert refused.value.status == 400
 
 
 @pytest.mark.parametrize(
@@ -125,17 +124,5 @@ def test_other_forms_are_refused(messages: Any) -> None:
 )
 def test_messages_that_only_the_server_knows_are_refused(body: Any, chats: tuple[Chat, ...]) -> None:
     for chat in chats:
-        with pytest.raises(HttpError):
+        with pytest.raises(ConversationError):
             read_responses_input(body, chat)
-
-
-def test_the_contract_is_kept_with_the_detector_and_checked(detector_folder: Path, tmp_path: Path) -> None:
-    assert load_served(detector_folder).chat == "last-user"
-    assert load_served(detector_folder, chat="whole").chat == "whole"
-    detector = load(detector_folder)
-    detector.facts = replace(detector.facts, chat="all-user")
-    detector.save(tmp_path / "chat")
-    assert load(tmp_path / "chat").facts.chat == "all-user"
-    assert load_served(tmp_path / "chat").chat == load_served(tmp_path / "chat", chat="all-user").chat == "all-user"
-    with pytest.raises(InputError, match="built from texts of the kind all-user"):
-        load_served(tmp_path / "chat", chat="last-user")

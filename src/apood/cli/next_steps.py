@@ -1,0 +1,48 @@
+"""Commands that write a report about a detector that was compared with others, printed so that they can be copied."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from apood.cli.output import echo
+
+__all__ = ["suggest_report"]
+
+_DETECTOR, _PAGE = "detector", "report.html"
+_HELD_OUT, _TEST = "HELD-OUT", "TEST"
+
+
+def suggest_report(
+    about: str,
+    options: Sequence[str],
+    *,
+    train: Path,
+    held_out: Path | None,
+    test: Path | None,
+    ood: Mapping[str, Path],
+) -> None:
+    """Print the commands that fit a detector, set its threshold and write a report about it.
+
+    Args:
+        about: which detector it is.
+        options: the options of `apood fit` that make it.
+        train: the sequences to fit on.
+        held_out: the sequences that set the threshold, if there are any.
+        test: the ID sequences to report about, if there are any.
+        ood: the OOD sets by name.
+    """
+    sets = [word for name, folder in ood.items() for word in ("--ood", f"{name}={folder}")]
+    commands = [
+        ["apood", "fit", str(train), *options, "--out", _DETECTOR],
+        ["apood", "calibrate", _DETECTOR, str(held_out or _HELD_OUT)],
+        ["apood", "report", _DETECTOR, "--id", str(test or _TEST), *sets, "--out", _PAGE],
+    ]
+    echo(f"\nTo write a report about {about}, a page to send:\n")
+    for command in commands:
+        echo(f"  {shlex.join(command)}")
+    if missing := [name for name, given in ((_HELD_OUT, held_out), (_TEST, test)) if given is None]:
+        verb = "stands" if len(missing) == 1 else "stand"
+        echo(
+            f"\n{' and '.join(missing)} {verb} for in-distribution sequences that no other command has seen; "
+            "`apood store split` divides a store."
+        )
