@@ -1,7 +1,7 @@
 """The Ray engine against its promises: kills, bytes, memory, processor time, speed. `python -m benchmarks.scale`.
 
-A cluster of three nodes runs on this machine. Every figure is a ratio to a baseline of the same run. The table is
-Markdown; benchmarks/SCALE.md holds one. It takes about ten minutes on two idle processors.
+A cluster of three nodes runs on this machine. Every figure is a ratio to a baseline of the same run. `--page` writes
+benchmarks/SCALE.md. It takes about ten minutes on two idle processors.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from apood.data.inputs import Request
 from apood.scale.job import Job, Settings
 from apood.scale.scoring import ScoreWorker
 from apood.tokens.batch import TokenBatch
+from benchmarks.record import describe_run
 
 __all__ = ["CountingWorker", "main"]
 
@@ -153,6 +154,28 @@ def make_detector(root: Path, model: str) -> Path:
     return root / "detector"
 
 
+_PAGE = Path(__file__).with_name("SCALE.md")
+_INTRODUCTION = """# The Ray engine, measured
+
+A cluster of three nodes on one machine, of which two have one worker each, with one thread; MiniLM, and the default
+detector without its training. Documents are a few invented words. "Documents encoded" counts a portion when its
+encoding begins, so that what a kill interrupts counts whole. Units have {unit} documents there, and kills are spread
+over the run.
+
+The machine has {processors} processors, and the mean load in the last 15 minutes was {load:.1f}. If it is more than
+about two, other programs took their share: processor time is then more to be trusted than speed.
+
+`{command}`, {date} UTC, commit {commit}, {machine}, {software}.
+
+"""
+_MORE = """
+Two more figures need a GPU, and no Ray:
+
+- `python -m benchmarks.fused --model FOLDER --data FILE`: what a worker does with a part (read, encode, score,
+  commit), to the encoder alone.
+- `python -m benchmarks.sample_fit --model FOLDER --train FILE --test FILE --ood NAME=FILE`: a fit on a sample, to the
+  fit on everything.
+"""
 _PROGRAM = [sys.executable, "-c", "from apood.cli import main; main()"]
 
 
@@ -171,7 +194,7 @@ def measure_cost(bench: Bench, documents: int) -> None:
     subprocess.run([*_PROGRAM, *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     needed = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    created = bench_bytes()
+    created = count_created_bytes()
     one, used = bench.run(corpus, bench.root / "one", 1)
     bench.note("processor time, one worker, to the plain command", used / needed, 1.15)
     two, _ = bench.run(corpus, bench.root / "two", 2)
@@ -182,7 +205,7 @@ def measure_cost(bench: Bench, documents: int) -> None:
     assert read_shards(bench.root / "one") == read_shards(bench.root / "two")
     time.sleep(3)  # Ray's own log of bytes is written every second
     output = sum(len(content) for content in read_shards(bench.root / "one").values())
-    moved = bench_bytes() - created
+    moved = count_created_bytes() - created
     bench.note("bytes through the object store to input and output", moved / 2 / (corpus.stat().st_size + output), 1.2)
     rows = [row for path in shards[0] for row in pyarrow.parquet.read_table(path).to_pylist()]
     expected = pyarrow.parquet.read_table(plain).to_pylist()
@@ -196,7 +219,7 @@ def measure_cost(bench: Bench, documents: int) -> None:
     bench.note("largest difference of scores, in calibration standard deviations", most / spread, 1e-4)
 
 
-def bench_bytes() -> int:
+def count_created_bytes() -> int:
     """Return the bytes of all objects that Ray's stores have held, from the logs of the nodes."""
     total = 0
     for log in Path("/tmp/ray/session_latest/logs").glob("raylet*.out"):
@@ -230,7 +253,7 @@ def measure_kills(bench: Bench, documents: int, kills: int, seed: int) -> None:
         encoded += Log.of(out).documents
         rounds += 1
     described = ", ".join(f"{count} of a {what}" for what, count in done.items())
-    bench.note(f"kills ({described}; {rounds} runs of {units} units)", sum(done.values()), kills, least=True)
+    bench.note(f"kills ({described}; runs: {rounds}, units of each: {units})", sum(done.values()), kills, least=True)
     bench.note("runs whose shards are not those of the undisturbed run, byte by byte", 0 if equal else 1, 0)
     bench.note("documents encoded, to those of undisturbed runs", encoded / (rounds * documents), 1.25)
 
@@ -282,6 +305,22 @@ def _add_node(cluster: Any) -> Any:
     return cluster.add_node(num_cpus=1, object_store_memory=_MEMORY)
 
 
+def _write_page(bench: Bench) -> None:
+    run = describe_run("cpu")
+    introduction = _INTRODUCTION.format(
+        unit=_KILL_UNIT,
+        processors=os.cpu_count(),
+        load=os.getloadavg()[2],
+        command=" ".join(["python -m benchmarks.scale", *sys.argv[1:]]),
+        date=run.date,
+        commit=run.commit or "unknown",
+        machine=run.machine,
+        software=run.software,
+    )
+    rows = [("what", "measured", "promised"), ("---", "---", "---"), *bench.table]
+    _PAGE.write_text(introduction + "".join(f"| {' | '.join(row)} |\n" for row in rows) + _MORE, encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--drive", nargs=6, help=argparse.SUPPRESS)
@@ -289,6 +328,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=5000, help="documents of a run; for memory, 2,048")
     parser.add_argument("--kills", type=int, default=21)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--page", action="store_true", help="write benchmarks/SCALE.md")
     parser.add_argument("--only", choices=["cost", "memory", "kills"], help="measure one thing alone")
     options = parser.parse_args()
     if options.drive:
@@ -314,6 +354,8 @@ def main() -> None:
             if options.only in (None, name):
                 step()
         print(f"\nload after: {os.getloadavg()[0]:.1f}")
+        if options.page:
+            _write_page(bench)
     finally:
         cluster.shutdown()
         shutil.rmtree(root, ignore_errors=True)
