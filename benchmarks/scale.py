@@ -15,11 +15,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from apood.data.inputs import Request
 from apood.scale.job import Job, Settings
@@ -100,27 +101,53 @@ class Bench:
 
     def run(self, corpus: Path, out: Path, workers: int, unit: int = 1024) -> tuple[float, float]:
         """Run a job; return the seconds that it took, and the processor seconds of driver and cluster together."""
-        before, started = self.count_processor_seconds(), time.perf_counter()
-        if self.start(corpus, out, workers, unit).wait():
-            raise RuntimeError("the job failed")
-        taken = time.perf_counter() - started
-        time.sleep(2)  # until the processes of workers have ended, and are counted
-        return taken, self.count_processor_seconds() - before
-
-    def count_processor_seconds(self) -> float:
-        """Return the processor time of this process's children, running and ended, with theirs."""
-        return _count_tree(os.getpid()) - time.process_time()
+        started = time.perf_counter()
+        with ProcessorTime() as used:
+            if self.start(corpus, out, workers, unit).wait():
+                raise RuntimeError("the job failed")
+        return time.perf_counter() - started, used.seconds
 
 
-def _count_tree(process: int) -> float:
-    """Return the processor time of a process, of its children that ended, and of those that run."""
+class ProcessorTime:
+    """Counts the processor time of all processes that this one starts, and that they start, during a block.
+
+    Ray's nodes do not wait for their workers, so the system does not add up the times of those that ended. Each process
+    is looked at ten times per second.
+    """
+
+    seconds = 0.0
+
+    def __enter__(self) -> Self:
+        self._before = _read_times(os.getpid())
+        self._found = dict(self._before)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.1):
+            self._found |= _read_times(os.getpid())
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._found |= _read_times(os.getpid())
+        self.seconds = sum(self._found.values()) - sum(self._before.values())
+
+
+def _read_times(process: int) -> dict[int, float]:
+    """Return the processor time of each process below this one."""
+    found: dict[int, float] = {}
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         threads = list(Path(f"/proc/{process}/task").iterdir())
-        children = {int(child) for thread in threads for child in (thread / "children").read_text().split()}
+        for child in (int(child) for thread in threads for child in (thread / "children").read_text().split()):
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            found[child] = sum(map(int, fields[11:13])) / _TICKS
+            found |= _read_times(child)
     except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return sum(map(int, fields[11:15])) / _TICKS + sum(map(_count_tree, children))
+        pass
+    return found
 
 
 def drive(corpus: str, detector: str, out: str, address: str, workers: str, unit: str) -> None:
@@ -187,25 +214,24 @@ def measure_cost(bench: Bench, documents: int) -> None:
     """Compare with the plain command: processor time, decisions, bytes through Ray; and two workers with one."""
     import pyarrow.parquet
 
-    corpus = make_corpus(bench.root / "cost.jsonl", documents, 8)
+    corpus = make_corpus(bench.root / "cost.jsonl", documents, 24)
     plain = bench.root / "plain.parquet"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = ["score", str(bench.detector), str(corpus), "--out", str(plain)]
-    subprocess.run([*_PROGRAM, *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    needed = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    created = count_created_bytes()
+    with ProcessorTime() as plain_time:
+        subprocess.run([*_PROGRAM, *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    created = count_created_bytes(bench.cluster)
     one, used = bench.run(corpus, bench.root / "one", 1)
-    bench.note("processor time, one worker, to the plain command", used / needed, 1.15)
+    bench.note("processor time, one worker, to the plain command", used / plain_time.seconds, 1.15)
     two, _ = bench.run(corpus, bench.root / "two", 2)
     bench.note("speed of two workers to one, whole command, one thread each", one / two, 1.5, least=True)
     shards = [sorted((bench.root / name).glob("*.parquet")) for name in ("one", "two")]
     spans = [max(p.stat().st_mtime for p in own) - min(p.stat().st_mtime for p in own) for own in shards]
-    print(f"(from the first shard to the last: {spans[0]:.1f} s and {spans[1]:.1f} s, {spans[0] / spans[1]:.2f} times)")
+    bench.note("the same, from the first shard to the last", spans[0] / spans[1], 1.5, least=True)
+    print(f"({plain_time.seconds:.0f} and {used:.0f} processor seconds; {one:.0f} and {two:.0f} s)")
     assert read_shards(bench.root / "one") == read_shards(bench.root / "two")
     time.sleep(3)  # Ray's own log of bytes is written every second
     output = sum(len(content) for content in read_shards(bench.root / "one").values())
-    moved = count_created_bytes() - created
+    moved = count_created_bytes(bench.cluster) - created
     bench.note("bytes through the object store to input and output", moved / 2 / (corpus.stat().st_size + output), 1.2)
     rows = [row for path in shards[0] for row in pyarrow.parquet.read_table(path).to_pylist()]
     expected = pyarrow.parquet.read_table(plain).to_pylist()
@@ -219,10 +245,10 @@ def measure_cost(bench: Bench, documents: int) -> None:
     bench.note("largest difference of scores, in calibration standard deviations", most / spread, 1e-4)
 
 
-def count_created_bytes() -> int:
+def count_created_bytes(cluster: Any) -> int:
     """Return the bytes of all objects that Ray's stores have held, from the logs of the nodes."""
     total = 0
-    for log in Path("/tmp/ray/session_latest/logs").glob("raylet*.out"):
+    for log in Path(cluster.head_node.get_session_dir_path(), "logs").glob("raylet*.out"):
         found = _CREATED.findall(log.read_text(errors="replace"))
         total += int(found[-1]) if found else 0
     return total
