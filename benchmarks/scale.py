@@ -1,7 +1,7 @@
 """The Ray engine against its promises: kills, bytes, memory, processor time, speed. `python -m benchmarks.scale`.
 
-A cluster of three nodes runs on this machine. Every figure is a ratio to a baseline of the same run. The table is
-Markdown; benchmarks/SCALE.md holds one. It takes about ten minutes on two idle processors.
+A cluster of three nodes runs on this machine. Every figure is a ratio to a baseline of the same run. `--page` writes
+benchmarks/SCALE.md. It takes about ten minutes on two idle processors.
 """
 
 import argparse
@@ -15,21 +15,24 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from apood.data.inputs import Request
 from apood.scale.job import Job, Settings
 from apood.scale.scoring import ScoreWorker
 from apood.tokens.batch import TokenBatch
+from benchmarks.record import describe_run
 
 __all__ = ["CountingWorker", "main"]
 
-_KILL_UNIT = 64  # documents of a unit while workers are killed
+_KILL_UNIT = 32  # documents of a unit while workers are killed
 _MEMORY = 100 * 2**20  # of each node's object store
+_MEMORY_DOCUMENTS = 2048  # at least a unit for each of two workers
 _LOG = "work.log"
 _CREATED = re.compile(r"num bytes created total: (\d+)")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -91,32 +94,60 @@ class Bench:
         """Start a process that runs a job on the cluster."""
         given = [str(corpus), str(self.detector), str(out), self.cluster.address, str(workers), str(unit)]
         return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.scale", "--drive", *given], stderr=subprocess.DEVNULL
+            [sys.executable, "-m", "benchmarks.scale", "--drive", *given],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
 
     def run(self, corpus: Path, out: Path, workers: int, unit: int = 1024) -> tuple[float, float]:
         """Run a job; return the seconds that it took, and the processor seconds of driver and cluster together."""
-        before, started = self.count_processor_seconds(), time.perf_counter()
-        if self.start(corpus, out, workers, unit).wait():
-            raise RuntimeError("the job failed")
-        taken = time.perf_counter() - started
-        time.sleep(2)  # until the processes of workers have ended, and are counted
-        return taken, self.count_processor_seconds() - before
-
-    def count_processor_seconds(self) -> float:
-        """Return the processor time of this process's children, running and ended, with theirs."""
-        return _count_tree(os.getpid()) - time.process_time()
+        started = time.perf_counter()
+        with ProcessorTime() as used:
+            if self.start(corpus, out, workers, unit).wait():
+                raise RuntimeError("the job failed")
+        return time.perf_counter() - started, used.seconds
 
 
-def _count_tree(process: int) -> float:
-    """Return the processor time of a process, of its children that ended, and of those that run."""
+class ProcessorTime:
+    """Counts the processor time of all processes that this one starts, and that they start, during a block.
+
+    Ray's nodes do not wait for their workers, so the system does not add up the times of those that ended. Each process
+    is looked at ten times per second.
+    """
+
+    seconds = 0.0
+
+    def __enter__(self) -> Self:
+        self._before = _read_times(os.getpid())
+        self._found = dict(self._before)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.1):
+            self._found |= _read_times(os.getpid())
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._found |= _read_times(os.getpid())
+        self.seconds = sum(self._found.values()) - sum(self._before.values())
+
+
+def _read_times(process: int) -> dict[int, float]:
+    """Return the processor time of each process below this one."""
+    found: dict[int, float] = {}
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         threads = list(Path(f"/proc/{process}/task").iterdir())
-        children = {int(child) for thread in threads for child in (thread / "children").read_text().split()}
+        for child in (int(child) for thread in threads for child in (thread / "children").read_text().split()):
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            found[child] = sum(map(int, fields[11:13])) / _TICKS
+            found |= _read_times(child)
     except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return sum(map(int, fields[11:15])) / _TICKS + sum(map(_count_tree, children))
+        pass
+    return found
 
 
 def drive(corpus: str, detector: str, out: str, address: str, workers: str, unit: str) -> None:
@@ -150,6 +181,28 @@ def make_detector(root: Path, model: str) -> Path:
     return root / "detector"
 
 
+_PAGE = Path(__file__).with_name("SCALE.md")
+_INTRODUCTION = """# The Ray engine, measured
+
+A cluster of three nodes on one machine, of which two have one worker each, with one thread; MiniLM, and the default
+detector without its training. Documents are a few invented words. "Documents encoded" counts a portion when its
+encoding begins, so that what a kill interrupts counts whole. Units have {unit} documents there, and kills are spread
+over the run.
+
+The machine has {processors} processors, and the mean load in the last 15 minutes was {load:.1f}. If it is more than
+about two, other programs took their share: processor time is then more to be trusted than speed.
+
+`{command}`, {date} UTC, commit {commit}, {machine}, {software}.
+
+"""
+_MORE = """
+Two more figures need a GPU, and no Ray:
+
+- `python -m benchmarks.fused --model FOLDER --data FILE`: what a worker does with a part (read, encode, score,
+  commit), to the encoder alone.
+- `python -m benchmarks.sample_fit --model FOLDER --train FILE --test FILE --ood NAME=FILE`: a fit on a sample, to the
+  fit on everything.
+"""
 _PROGRAM = [sys.executable, "-c", "from apood.cli import main; main()"]
 
 
@@ -161,25 +214,24 @@ def measure_cost(bench: Bench, documents: int) -> None:
     """Compare with the plain command: processor time, decisions, bytes through Ray; and two workers with one."""
     import pyarrow.parquet
 
-    corpus = make_corpus(bench.root / "cost.jsonl", documents, 40)
+    corpus = make_corpus(bench.root / "cost.jsonl", documents, 24)
     plain = bench.root / "plain.parquet"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = ["score", str(bench.detector), str(corpus), "--out", str(plain)]
-    subprocess.run([*_PROGRAM, *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    needed = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    created = bench_bytes()
+    with ProcessorTime() as plain_time:
+        subprocess.run([*_PROGRAM, *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    created = count_created_bytes(bench.cluster)
     one, used = bench.run(corpus, bench.root / "one", 1)
-    bench.note("processor time, one worker, to the plain command", used / needed, 1.15)
+    bench.note("processor time, one worker, to the plain command", used / plain_time.seconds, 1.15)
     two, _ = bench.run(corpus, bench.root / "two", 2)
     bench.note("speed of two workers to one, whole command, one thread each", one / two, 1.5, least=True)
     shards = [sorted((bench.root / name).glob("*.parquet")) for name in ("one", "two")]
     spans = [max(p.stat().st_mtime for p in own) - min(p.stat().st_mtime for p in own) for own in shards]
-    print(f"(from the first shard to the last: {spans[0]:.1f} s and {spans[1]:.1f} s, {spans[0] / spans[1]:.2f} times)")
+    bench.note("the same, from the first shard to the last", spans[0] / spans[1], 1.5, least=True)
+    print(f"({plain_time.seconds:.0f} and {used:.0f} processor seconds; {one:.0f} and {two:.0f} s)")
     assert read_shards(bench.root / "one") == read_shards(bench.root / "two")
     time.sleep(3)  # Ray's own log of bytes is written every second
     output = sum(len(content) for content in read_shards(bench.root / "one").values())
-    moved = bench_bytes() - created
+    moved = count_created_bytes(bench.cluster) - created
     bench.note("bytes through the object store to input and output", moved / 2 / (corpus.stat().st_size + output), 1.2)
     rows = [row for path in shards[0] for row in pyarrow.parquet.read_table(path).to_pylist()]
     expected = pyarrow.parquet.read_table(plain).to_pylist()
@@ -193,10 +245,10 @@ def measure_cost(bench: Bench, documents: int) -> None:
     bench.note("largest difference of scores, in calibration standard deviations", most / spread, 1e-4)
 
 
-def bench_bytes() -> int:
+def count_created_bytes(cluster: Any) -> int:
     """Return the bytes of all objects that Ray's stores have held, from the logs of the nodes."""
     total = 0
-    for log in Path("/tmp/ray/session_latest/logs").glob("raylet*.out"):
+    for log in Path(cluster.head_node.get_session_dir_path(), "logs").glob("raylet*.out"):
         found = _CREATED.findall(log.read_text(errors="replace"))
         total += int(found[-1]) if found else 0
     return total
@@ -206,7 +258,7 @@ def measure_memory(bench: Bench, documents: int) -> None:
     """Compare the peak memory of a worker at ten times the corpus."""
     peaks = []
     for factor in (1, 10):
-        corpus = make_corpus(bench.root / f"memory-{factor}.jsonl", factor * documents, 8)
+        corpus = make_corpus(bench.root / f"memory-{factor}.jsonl", factor * documents, 4)
         out = bench.root / f"memory-{factor}"
         bench.run(corpus, out, 2)
         peaks.append(Log.of(out).peak_kib)
@@ -216,30 +268,32 @@ def measure_memory(bench: Bench, documents: int) -> None:
 def measure_kills(bench: Bench, documents: int, kills: int, seed: int) -> None:
     """Kill workers, nodes and drivers at random until there were enough kills; compare bytes and work."""
     chooser = random.Random(seed)
-    corpus = make_corpus(bench.root / "kills.jsonl", documents, 16)
+    corpus = make_corpus(bench.root / "kills.jsonl", documents, 8)
     bench.run(corpus, bench.root / "undisturbed", 2, _KILL_UNIT)
     expected = read_shards(bench.root / "undisturbed")
     units, done, encoded, rounds, equal = len(expected), dict.fromkeys(("worker", "node", "driver"), 0), 0, 0, True
     while sum(done.values()) < kills:
         out = bench.root / f"killed-{rounds}"
-        _disturb(bench, corpus, out, chooser, done, kills)
+        _disturb(bench, corpus, out, chooser, done, documents, kills)
         equal &= read_shards(out) == expected
         encoded += Log.of(out).documents
         rounds += 1
     described = ", ".join(f"{count} of a {what}" for what, count in done.items())
-    bench.note(f"kills ({described}; {rounds} runs of {units} units)", sum(done.values()), kills, least=True)
+    bench.note(f"kills ({described}; runs: {rounds}, units of each: {units})", sum(done.values()), kills, least=True)
     bench.note("runs whose shards are not those of the undisturbed run, byte by byte", 0 if equal else 1, 0)
     bench.note("documents encoded, to those of undisturbed runs", encoded / (rounds * documents), 1.25)
 
 
-def _disturb(bench: Bench, corpus: Path, out: Path, chooser: random.Random, done: dict[str, int], kills: int) -> None:
+def _disturb(
+    bench: Bench, corpus: Path, out: Path, chooser: random.Random, done: dict[str, int], documents: int, kills: int
+) -> None:
     """Run a job to its end, and kill somebody each time that it has got on."""
     driver = bench.start(corpus, out, 2, _KILL_UNIT)
     try:
         while driver.poll() is None:
-            before = Log.of(out).documents
-            _wait(lambda: Log.of(out).documents > before + _KILL_UNIT or driver.poll() is not None)  # noqa: B023
-            time.sleep(chooser.uniform(0, 1.0))
+            until = Log.of(out).documents + chooser.uniform(0.2, 1.0) * documents / kills  # spread over the run
+            _wait(lambda: Log.of(out).documents > until or driver.poll() is not None)  # noqa: B023
+            time.sleep(chooser.uniform(0, 0.3))
             if driver.poll() is not None or sum(done.values()) >= kills:
                 driver.wait()
                 break
@@ -277,13 +331,30 @@ def _add_node(cluster: Any) -> Any:
     return cluster.add_node(num_cpus=1, object_store_memory=_MEMORY)
 
 
+def _write_page(bench: Bench) -> None:
+    run = describe_run("cpu")
+    introduction = _INTRODUCTION.format(
+        unit=_KILL_UNIT,
+        processors=os.cpu_count(),
+        load=os.getloadavg()[2],
+        command=" ".join(["python -m benchmarks.scale", *sys.argv[1:]]),
+        date=run.date,
+        commit=run.commit or "unknown",
+        machine=run.machine,
+        software=run.software,
+    )
+    rows = [("what", "measured", "promised"), ("---", "---", "---"), *bench.table]
+    _PAGE.write_text(introduction + "".join(f"| {' | '.join(row)} |\n" for row in rows) + _MORE, encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--drive", nargs=6, help=argparse.SUPPRESS)
     parser.add_argument("--model", default="minilm", help="folder or name of the model")
-    parser.add_argument("--documents", type=int, default=6000, help="documents of the comparison of times")
+    parser.add_argument("--documents", type=int, default=5000, help="documents of a run; for memory, 2,048")
     parser.add_argument("--kills", type=int, default=21)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--page", action="store_true", help="write benchmarks/SCALE.md")
     parser.add_argument("--only", choices=["cost", "memory", "kills"], help="measure one thing alone")
     options = parser.parse_args()
     if options.drive:
@@ -299,7 +370,7 @@ def main() -> None:
         bench = Bench(root, make_detector(root, options.model), cluster, [_add_node(cluster) for _ in range(2)])
         steps: Mapping[str, Callable[[], None]] = {
             "cost": lambda: measure_cost(bench, options.documents),
-            "memory": lambda: measure_memory(bench, options.documents // 2),
+            "memory": lambda: measure_memory(bench, _MEMORY_DOCUMENTS),
             "kills": lambda: measure_kills(bench, options.documents, options.kills, options.seed),
         }
         print(
@@ -309,6 +380,8 @@ def main() -> None:
             if options.only in (None, name):
                 step()
         print(f"\nload after: {os.getloadavg()[0]:.1f}")
+        if options.page:
+            _write_page(bench)
     finally:
         cluster.shutdown()
         shutil.rmtree(root, ignore_errors=True)

@@ -203,3 +203,19 @@ except Exception as error:
 def test_importing_the_readers_imports_no_library_for_them() -> None:
     code = "import sys, apood.data.inputs; assert not {'datasets', 'pyarrow', 'apood.data.hub'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_workers_read_one_file_of_a_data_set_each(tmp_path: Path) -> None:
+    from apood.data.inputs import Request
+    from apood.data.parts import find_parts, read_part
+
+    (tmp_path / "set").mkdir()
+    for number in range(3):
+        write_parquet(ROWS[2 * number : 2 * number + 2], tmp_path / "set" / f"train-0000{number}-of-00003.parquet")
+    name = f"hf:{tmp_path / 'set'}:train"
+    parts = find_parts([name], 1 << 20)
+    assert [(part.start, part.stop) for part in parts] == [(0, 1), (1, 2), (2, 3)]
+    records = [record for part in parts for record in read_part(part, Request(field="document"))]
+    assert [record.item for record in records] == [row["document"] for row in ROWS]  # type: ignore[union-attr]
+    assert records[3].place == f"row 2 of file 2 of {name!r}"
+    assert len({record.place for record in records}) == 5

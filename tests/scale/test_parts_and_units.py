@@ -232,3 +232,11 @@ def test_samples_are_uniform():
     chosen = np.argsort(keys, axis=1)[:, :10]
     shares = np.bincount(chosen.ravel(), minlength=100) / 2000
     assert np.abs(shares - 0.1).max() < 5 * np.sqrt(0.1 * 0.9 / 2000)  # five standard deviations
+
+
+def test_workers_have_the_version_of_the_command(root: Path, tmp_path: Path):
+    from dataclasses import replace
+
+    job = plan_scores(root / "corpus", root / "detector", tmp_path / "out")
+    with pytest.raises(InputError, match="install the same version everywhere"):
+        ScoreWorker(replace(job.settings, version="0.0.1"))

@@ -139,7 +139,8 @@ def embed_on_ray(
 ) -> None:
     """Embed texts on a cluster; `encoder` are the model and the options of the encoder."""
     from apood.data.inputs import Request
-    from apood.encoders.base.pretrained import find_pretrained, fingerprint
+    from apood.encoders.opening import open_encoder
+    from apood.pipeline.token_cache import describe_source
     from apood.scale.embedding import EmbedWorker, join_units
     from apood.scale.job import Job, Settings
 
@@ -147,7 +148,8 @@ def embed_on_ray(
     folder = _find_shared(out)
     work = folder.parent / f"{folder.name}.parts"
     settings = Settings(str(work.resolve()), Request(**fields), encoder=encoder, dtype=dtype)
-    identity = {"encoder": {**encoder, "model": fingerprint(find_pretrained(encoder["model"]).folder)}, "dtype": dtype}
+    source = describe_source(encoder["model"], lambda: open_encoder(**encoder))
+    identity = {"encoder": {**encoder, "model": source}, "dtype": dtype}
     job = Job.plan("embed", inputs, settings, identity)
     if on_ray.dry_run:
         on_ray.show_estimate(job, EmbedWorker)
@@ -171,9 +173,9 @@ def fit_on_ray(
 ) -> None:
     """Fit a detector on a sample of the texts and on statistics of all of them, and set its threshold."""
     from apood.data.inputs import Request
-    from apood.encoders.base.pretrained import find_pretrained, fingerprint
+    from apood.encoders.opening import open_encoder
     from apood.fitting.optimise import Checkpoint
-    from apood.pipeline.token_cache import TokenCache
+    from apood.pipeline.token_cache import TokenCache, describe_source
     from apood.scale.embedding import EmbedWorker
     from apood.scale.engine import connect
     from apood.scale.fitting import draw_sample, fit_sample, refine_and_calibrate
@@ -193,7 +195,7 @@ def fit_on_ray(
         unit_records=MEASURED_RECORDS,
     )
     described = {"method": detector.name, "settings": repr(detector), "sample": sample}
-    identity = {**described, "model": fingerprint(find_pretrained(model).folder)}
+    identity = {**described, "model": describe_source(model, lambda: open_encoder(model))}
     job = Job.plan("measure", [texts], settings, identity, part_bytes=4 * PART_BYTES)
     if on_ray.dry_run:
         on_ray.show_estimate(replace(job, settings=replace(settings, encoder={"model": model})), EmbedWorker)

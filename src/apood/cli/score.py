@@ -99,6 +99,8 @@ def score(
     if taken := [name for name in keep or [] if name in _COLUMNS]:
         raise InputError(f"--keep {taken[0]} cannot be kept: a column of the rows has that name.")
     if engine == "ray":
+        if force:
+            raise InputError("--force is not for --engine ray, which never replaces what is there: delete it first.")
         fields = {"field": field, "target_field": target_field, "keep": tuple(keep or [])}
         score_on_ray(detector_folder, inputs, out, fields, model, OnRay(address, workers, dry_run, as_json))
         return

@@ -60,14 +60,28 @@ class HubData:
         path = f"{owner}/{name}" if name else owner
         return cls(given, path, config or None, split, revision or None)
 
-    def read(self, fields: TextFields) -> Iterator[Record | BadRecord]:
-        """Yield the records of the rows in order."""
-        for number, row in enumerate(self._read_rows(), start=1):
+    def count_files(self) -> int:
+        """Return the number of files of the split, each of which can be read alone."""
+        with self._open() as found:
+            return int(found.num_shards)
+
+    def read(self, fields: TextFields, file: int | None = None) -> Iterator[Record | BadRecord]:
+        """Yield the records of the rows in order: of all files, or of the one of this number."""
+        where = repr(self.given) if not file else f"file {file + 1} of {self.given!r}"
+        for number, row in enumerate(self._read_rows(file), start=1):
             if number == 1:
                 fields.refuse_missing(row, repr(self.given))
-            yield fields.make_record(row, f"row {number} of {self.given!r}")
+            yield fields.make_record(row, f"row {number} of {where}")
 
-    def _read_rows(self) -> Iterator[Mapping[str, Any]]:
+    def _read_rows(self, file: int | None) -> Iterator[Mapping[str, Any]]:
+        with self._open() as found:
+            rows = iter(found if file is None else found.shard(found.num_shards, file))
+            atexit.register(_close, rows)
+            yield from rows
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Any]:
+        """Yield the split as a stream. An error in the block is explained."""
         datasets = import_optional("datasets", "hf", f"Reading {self.given!r}")
         if not Path(self.path).is_dir():
             self._refuse_unreachable()
@@ -79,9 +93,7 @@ class HubData:
                 found = datasets.load_dataset(
                     self.path, split=self.split, revision=self.revision, streaming=True, **part
                 )
-            rows = iter(found)
-            atexit.register(_close, rows)
-            yield from rows
+            yield found
         except Exception as error:  # datasets, its readers and the network raise errors of many kinds
             raise self._explain(error) from error
 

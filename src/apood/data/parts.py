@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from apood.data.hub import HubData
 from apood.data.inputs import Request, choose_readers, find_files
 from apood.data.parquet import list_row_groups, read_parquet
 from apood.data.record import BadRecord, Record
@@ -16,7 +17,7 @@ __all__ = ["FOLDER_ENDINGS", "Part", "find_parts", "read_part"]
 FOLDER_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".txt", ".csv", ".tsv", ".gz")
 """The endings of the files that are read of a folder."""
 
-_PARQUET = ".parquet"
+_PARQUET, _HUB = ".parquet", "hf:"
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Part:
 
     Attributes:
         name: the file, or another input such as `hf:OWNER/NAME:SPLIT`.
-        start: where the part begins: a byte of a file of lines, a row group of a Parquet file; 0 for a whole input.
+        start: where the part begins: a byte of a file of lines, a row group of a Parquet file, a file of a data set of
+            the hub; 0 for a whole input.
         stop: where the part ends; None for a whole input.
         size: its size in bytes, as far as it is known.
     """
@@ -39,9 +41,15 @@ class Part:
 def find_parts(inputs: Sequence[str], most_bytes: int) -> list[Part]:
     """Return the parts of all inputs, in order; they follow from the names and the sizes of the files alone.
 
+<<<<<<< HEAD
     Files with one record per line are cut at about every `most_bytes` bytes, Parquet files between row groups. Any
     other input is one part, because it can only be read from its beginning: compressed files, tables, arrays, hub
     data, and objects in a cloud store. A folder stands for the files in it (`FOLDER_ENDINGS`), and a pattern for those
+=======
+    Files with one record per line are cut at about every `most_bytes` bytes, Parquet files between row groups, and data
+    sets of the hub between their files. Any other input is one part, because it can only be read from its beginning:
+    compressed files, tables, arrays. A folder stands for the files in it (`FOLDER_ENDINGS`), and a pattern for those
+>>>>>>> ray
     that match it.
 
     Raises:
@@ -59,11 +67,22 @@ def find_parts(inputs: Sequence[str], most_bytes: int) -> list[Part]:
         if not files:
             if Path(name).is_dir():
                 raise InputError(f"The folder {name!r} has no files that end in {', '.join(FOLDER_ENDINGS)}.")
-            choose_readers(name, Request(pairs=False))  # raises an error if there is no such input
-            parts.append(Part(name))
+            parts += _cut_other(name)
         for file in files:
             parts += _cut_file(file, most_bytes)
     return parts
+
+
+def _cut_other(name: str) -> list[Part]:
+    """Return the parts of an input that is not a file."""
+    if not name.startswith(_HUB):
+        choose_readers(name, Request())  # raises an error if there is no such input
+        return [Part(name)]
+    return [Part(name, number, number + 1) for number in range(_parse_hub(name).count_files())]
+
+
+def _parse_hub(name: str) -> HubData:
+    return HubData.parse(name.removeprefix(_HUB))
 
 
 def _cut_file(path: str, most_bytes: int) -> list[Part]:
@@ -95,6 +114,8 @@ def read_part(part: Part, request: Request) -> Iterator[Record | BadRecord]:
     if part.stop is None:
         for reader in choose_readers(part.name, request):
             yield from reader()
+    elif part.name.startswith(_HUB):
+        yield from _parse_hub(part.name).read(request.choose_fields(part.name), part.start)
     elif part.name.lower().endswith(_PARQUET):
         yield from read_parquet(part.name, request.choose_fields(part.name), MOST_BYTES, (part.start, part.stop))
     else:

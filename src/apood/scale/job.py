@@ -36,6 +36,7 @@ class Settings:
         dtype: the dtype of stored tokens.
         left_out: the places of documents that are not measured.
         unit_records: the largest number of documents of a unit.
+        version: the version of apood of the command; workers must have the same.
     """
 
     folder: str
@@ -46,6 +47,7 @@ class Settings:
     dtype: str = "float16"
     left_out: frozenset[str] = frozenset()
     unit_records: int = UNIT_RECORDS
+    version: str = __version__
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from apood.scale.job import Settings
 from apood.scale.shards import Counts, Row, read_counts, shard_path, write_shard
 from apood.scale.units import Unit, cut_units, read_row, read_safely
 from apood.support.errors import InputError
+from apood.support.version import __version__
 
 __all__ = ["Worker"]
 
@@ -44,6 +45,11 @@ class Worker:
     encoder: Encoder
 
     def __init__(self, settings: Settings) -> None:
+        if settings.version != __version__:
+            raise InputError(
+                f"A machine of the cluster has apood {__version__}, and the command is of {settings.version}: install "
+                "the same version everywhere."
+            )
         self.settings = settings
         self.folder = Path(settings.folder)
 
