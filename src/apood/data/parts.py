@@ -41,16 +41,10 @@ class Part:
 def find_parts(inputs: Sequence[str], most_bytes: int) -> list[Part]:
     """Return the parts of all inputs, in order; they follow from the names and the sizes of the files alone.
 
-<<<<<<< HEAD
-    Files with one record per line are cut at about every `most_bytes` bytes, Parquet files between row groups. Any
-    other input is one part, because it can only be read from its beginning: compressed files, tables, arrays, hub
-    data, and objects in a cloud store. A folder stands for the files in it (`FOLDER_ENDINGS`), and a pattern for those
-=======
     Files with one record per line are cut at about every `most_bytes` bytes, Parquet files between row groups, and data
     sets of the hub between their files. Any other input is one part, because it can only be read from its beginning:
-    compressed files, tables, arrays. A folder stands for the files in it (`FOLDER_ENDINGS`), and a pattern for those
->>>>>>> ray
-    that match it.
+    compressed files, tables, arrays, and objects in a cloud store. A folder stands for the files in it
+    (`FOLDER_ENDINGS`), and a pattern for those that match it.
 
     Raises:
         InputError: if an input does not exist, or is standard input, which can be read only once.
