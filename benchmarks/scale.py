@@ -199,9 +199,9 @@ _MORE = """
 Two more figures need a GPU, and no Ray:
 
 - `python -m benchmarks.fused --model FOLDER --data FILE`: what a worker does with a part (read, encode, score,
-  commit), to the encoder alone.
+  commit), to the encoder alone. Not measured yet.
 - `python -m benchmarks.sample_fit --model FOLDER --train FILE --test FILE --ood NAME=FILE`: a fit on a sample, to the
-  fit on everything.
+  fit on everything. [Measured](SAMPLE_FIT.md).
 """
 _PROGRAM = [sys.executable, "-c", "from apood.cli import main; main()"]
 
