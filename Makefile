@@ -8,7 +8,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet -
 # Debian's packages of the programs that tests marked `partners` need.
 PARTNERS := texlive-latex-base texlive-latex-recommended prometheus chromium
 # Python programs that they need, each in an environment of its own, with the versions in tests/partners/NAME.txt.
-ENVIRONMENTS := browser litellm llama schemathesis vllm
+ENVIRONMENTS := browser gcs litellm llama moto schemathesis vllm
 
 .PHONY: demo test test-partners break check format bench clean
 
@@ -22,7 +22,7 @@ test-partners: $(READY) $(ENVIRONMENTS:%=.venv/partners/%/.ready)
 	(command -v pdflatex && command -v promtool && command -v chromium) || (apt-get update && apt-get install -y --no-install-recommends $(PARTNERS))
 	$(BIN)/pytest -q -m partners
 
-# The attacks in their long form: about 45 minutes divided by the number of processors.
+# The attacks in their long form: about an hour divided by the number of processors.
 break: $(READY)
 	$(BIN)/python tests/breaking/run.py --jobs $(shell nproc)
 

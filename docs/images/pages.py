@@ -37,8 +37,10 @@ def make_pages() -> None:
     runpy.run_path("texts.py")
     members = Fusion([APOOD(steps=100, device="cpu"), KNN(k=3)])
     train = Path("train.txt").read_text(encoding="utf-8").splitlines()
-    TextDetector(find_minilm(), members).fit(train).save("detector")
-    refused = Path("new.txt").read_text(encoding="utf-8").splitlines()[2]
+    detector = TextDetector(find_minilm(), members).fit(train)
+    detector.save("detector")
+    injected = Path("injected.txt").read_text(encoding="utf-8").splitlines()
+    refused = next(text for text, sign in zip(injected, detector.predict(injected), strict=True) if sign == -1)
     run("explain", "detector", refused, "--format", "html", "--out", "why.html")
     sets = ["--id", "test.txt", "--ood", "other=other.txt", "--ood", "injected=injected.txt", "--new", "today=new.txt"]
     run("report", "detector", *sets, "--out", "report.html", "--cache", "cache")

@@ -12,7 +12,16 @@ from typing import Any
 
 from workshop import Material, Tally, describe_refusal, import_heavy, watch
 
-__all__ = ["ALLOWED_CODES", "TINY_CLASSIFIER", "TINY_TRANSLATOR", "break_cli", "call", "fill"]
+__all__ = [
+    "ALLOWED_CODES",
+    "GOOD_CALLS",
+    "TINY_CLASSIFIER",
+    "TINY_TRANSLATOR",
+    "break_cli",
+    "call",
+    "fill",
+    "read_options",
+]
 
 ALLOWED_CODES = (0, 2, 3)  # 3: `apood watch` and its alarm
 TINY_TRANSLATOR = (
@@ -30,7 +39,7 @@ _WORDS = [
 ]  # fmt: skip
 _METHODS = ["ap-ood", "knn", "mahalanobis", "msp", "entropy", "no-such", "length", "relative-mahalanobis"]
 # Good calls of each command but `demo`, which takes a minute; G is the folder of good material, O a new place.
-_GOOD_CALLS = [
+GOOD_CALLS = [
     "embed G/texts.jsonl --model G/model --out O --limit 5",
     "embed G/texts.txt --model G/model --out O --max-tokens 8 --dtype float16 --seed 1 --shuffle --limit 4",
     "embed G/sounds.npz --model G/model --out O",
@@ -80,7 +89,7 @@ def break_cli(count: int, seed: int, folder: Path) -> Tally:
     good, odd, options = (
         [str(path) for path in material.folder.iterdir()],
         _make_odd_files(folder / "odd"),
-        _read_options(),
+        read_options(),
     )
     for number in range(count):
         place = folder / "calls" / str(number % 20)
@@ -165,7 +174,7 @@ def _make_odd_files(folder: Path) -> list[str]:
     return [str(folder / name) for name in [*contents, "folder.jsonl", "dangling", "pipe.jsonl", "absent"]]
 
 
-def _read_options() -> dict[str, list[tuple[str, bool]]]:
+def read_options() -> dict[str, list[tuple[str, bool]]]:
     """Return the options of every command by its name, such as `store merge`, each with whether it is a flag."""
     from typer.main import get_command
 
@@ -202,7 +211,7 @@ def _draw_call(
     def draw_value() -> str:
         return rng.choice(rng.choice((good, odd, odd, _METHODS, _WORDS, _WORDS, _WORDS, [out])))
 
-    template = rng.choice(_GOOD_CALLS).split()
+    template = rng.choice(GOOD_CALLS).split()
     own = next(options[" ".join(template[:size])] for size in (1, 2, 3) if " ".join(template[:size]) in options)
     words = [fill(word, Path(good[0]).parent, out) for word in template]
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):

@@ -189,6 +189,11 @@ def _find_unwatched(words: str, good: Path, out: Path) -> str | None:
     return words.replace("scores.jsonl", "rest.jsonl") if rows[seen:] else None
 
 
+def _find_unwritten(words: str, good: Path, out: Path) -> str | None:  # noqa: ARG001
+    """Return the command if it left nothing: its output is complete or absent, and it refuses to write it again."""
+    return None if out.exists() and any(out.iterdir()) else words
+
+
 _TRAINED = f"--method ap-ood --set steps={_STEPS} --set device=cpu"
 _VICTIMS = {
     "embed": Victim(
@@ -233,8 +238,8 @@ _VICTIMS = {
         find_rest=_find_unwatched,
     ),
     "evaluate": Victim("evaluate G/detector --id G/texts.jsonl --ood x=G/odd.jsonl --cache O.cache"),
-    "store merge": Victim("store merge G/store G/held-out --out O"),
-    "store split": Victim("store split G/store --part a=0.5 --part b=0.4 --out O"),
+    "store merge": Victim("store merge G/store G/held-out --out O", find_rest=_find_unwritten),
+    "store split": Victim("store split G/store --part a=0.5 --part b=0.4 --out O", find_rest=_find_unwritten),
     "compare": Victim(
         "compare --id G/store --ood x=G/held-out --method knn --method mahalanobis --method length --splits 2 --out O",
         observe=_observe_fits,

@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder to write summary.md and summary.json to")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes, which are started below
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a process that was forked cannot use a GPU
     begun = time.monotonic()
     names = options.only or list(ATTACKS)
     parts = [part for name in names for part in divide(name, options.count or ATTACKS[name].long, options.seed)]

@@ -64,6 +64,27 @@ def test_an_interruption_keeps_what_was_embedded(apood, model, files, tmp_path, 
     assert not (tmp_path / "d.building").exists()
 
 
+def test_stores_are_kept_all_at_once(apood, model, files, tmp_path, monkeypatch):
+    """A kill while they are kept leaves none, and what was embedded for the next run."""
+    command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "detector")
+    command += ("--method", "binary-logits", "--aux", files / "other.jsonl", "--keep-stores", tmp_path / "stores")
+    copy, copied = shutil.copytree, []
+
+    def stop_at_the_second(*args, **options):
+        if copied:
+            raise KeyboardInterrupt
+        copied.append(copy(*args, **options))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copytree", stop_at_the_second)
+        assert _run(*command).exit_code == 130
+    assert copied and not (tmp_path / "stores").exists()
+    monkeypatch.setattr(TextEncoder, "_run_batch", None)  # nothing is embedded again
+    apood(*command, "--force")
+    assert sorted(path.name for path in (tmp_path / "stores").iterdir()) == ["aux", "id"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["detector", "stores"]
+
+
 def test_texts_that_are_too_long_are_counted(apood, model, texts, tmp_path):
     """They are no bad records, but have no tokens, and are always refused."""
     (tmp_path / "texts.txt").write_text("\n".join([*texts["train"], "word1 " * 2000, "", "word1 " * 3000]))

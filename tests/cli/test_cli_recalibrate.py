@@ -68,7 +68,7 @@ def test_a_detector_of_texts_stays_one(apood, model, texts, write, tmp_path):
     after = package.load(tmp_path / "new")
     assert isinstance(after, package.TextDetector)
     assert (after.accept, after.facts.calibration, after.facts.training) == (0.9, None, before.facts.training)
-    assert after.detector.threshold_ == pytest.approx(2, abs=0.01)
+    assert after.detector.threshold_ == pytest.approx(2, abs=0.05)
 
 
 def test_what_cannot_be_used_is_refused(apood, refused, calibrated, traffic, write, tmp_path):

@@ -1,5 +1,6 @@
 """`apood serve` and `apood proxy` refuse what they cannot serve before they listen."""
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -41,3 +42,10 @@ def test_a_port_that_is_taken_is_named(refused: Any, calibrated: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert f"port {port}: Address already in use" in refused("serve", calibrated, "--port", port)
+
+
+def test_a_file_of_tokens_that_cannot_be_read_is_refused(refused: Any, calibrated: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "it is a pipe" in refused("serve", calibrated, "--tokens", tmp_path / "pipe")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    assert "The file of tokens" in refused("serve", calibrated, "--tokens", tmp_path / "bytes")

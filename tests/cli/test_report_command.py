@@ -65,6 +65,8 @@ def test_a_report_on_stores_opens_a_model_that_moved(apood, refused, model, file
 
 def test_what_cannot_be_reported_is_refused(apood, refused, detector, stores, tmp_path):
     given = ("--id", stores / "test")
+    same = ("--ood", f"x={given[1]}", "--out", tmp_path / "report.html")
+    assert "The OOD x sequences are the ID sequences" in refused("report", detector, *given, *same)
     assert "must end in .html" in refused("report", detector, *given, "--out", tmp_path / "report.pdf")
     twice = ("--ood", f"ID={stores / 'other'}", "--out", tmp_path / "report.html")
     assert "Two sets are called 'ID'" in refused("report", detector, *given, *twice)

@@ -11,7 +11,6 @@ from apood.decisions.conformal import (
     Calibration,
     as_scores,
     check_level,
-    conformal_p_values,
     conformal_threshold,
     score_tolerance,
 )
@@ -68,15 +67,17 @@ def test_a_score_of_minus_infinity_is_refused_even_by_a_threshold_of_minus_infin
 
 def test_the_tolerance_is_above_rounding_and_below_what_matters():
     scores = np.random.default_rng(2).normal(size=1000)
-    assert score_tolerance(scores) == pytest.approx(1e-4 * 2 * 1.645, rel=0.1)
+    assert score_tolerance(scores) == pytest.approx(1e-3 * 2 * 1.645, rel=0.1)
+    assert score_tolerance(scores, coarse=True) == pytest.approx(1e-2 * 2 * 1.645, rel=0.1)
     assert score_tolerance([*scores, -1e30, -math.inf, math.inf]) == pytest.approx(score_tolerance(scores), rel=0.02)
     assert score_tolerance([5.0] * 20) == pytest.approx(5e-6) and score_tolerance([-math.inf]) == 0.0
     assert math.isfinite(score_tolerance([-1.7e308, 1.7e308]))
 
 
+@pytest.mark.parametrize(("coarse", "rounding"), [(False, 6e-4), (True, 6e-3)])
 @pytest.mark.parametrize("n", [19, 20, 100])
-def test_the_promise_holds_with_repeats_whose_scores_are_rounded_differently(n):
-    """30% of the inputs are one phrase at a low score; every score has a relative error like those of batches.
+def test_the_promise_holds_with_repeats_whose_scores_are_rounded_differently(n, coarse, rounding):
+    """30% of the inputs are one phrase at a low score; every score has an error like those of encoders.
 
     Without a tolerance the phrase is refused about half of the time if its score is the threshold.
     """
@@ -86,12 +87,12 @@ def test_the_promise_holds_with_repeats_whose_scores_are_rounded_differently(n):
         scores = rng.normal(size=n + new)
         repeated = rng.random(n + new) < 0.3
         scores[repeated] = -1.645
-        scores += 3e-6 * rng.uniform(-1, 1, size=n + new)
-        calibration = Calibration.from_scores(scores[:n], 0.95)
+        scores += rounding * rng.uniform(-1, 1, size=n + new)
+        calibration = Calibration.from_scores(scores[:n], 0.95, coarse=coarse)
         accepts = calibration.accepts(scores[n:])
         accepted.append(accepts.mean())
-        refused_by_p.append((conformal_p_values(scores[:n], scores[n:]) <= 0.05).mean())
-        if abs(calibration.threshold + 1.645) < 0.01:
+        refused_by_p.append((calibration.p_values(scores[n:]) <= 0.05).mean())
+        if abs(calibration.threshold + score_tolerance(scores[:n], coarse=coarse) + 1.645) < 0.01:
             phrase.extend(accepts[repeated[n:]])
     error = 3 * np.std(accepted) / math.sqrt(repetitions)
     assert np.mean(accepted) >= 0.95 - error and np.mean(refused_by_p) <= 0.05 + error

@@ -69,6 +69,17 @@ def test_the_loss_is_minimised_and_reported():
     assert task.steps == list(range(300))
 
 
+def test_the_curve_has_the_steps_that_were_looked_at(checkpoint):
+    whole = Task().run(steps=25).curve
+    assert [point.step for point in whole.points] == [0, 10, 20, 24]
+    assert whole.points[-1].distance == pytest.approx(whole.points[-1].loss / 3)
+    with pytest.raises(KilledError):
+        Task(killed_at=15).run(checkpoint, steps=25)
+    assert Task().run(checkpoint, steps=25).curve == whole, "an interruption leaves no trace"
+    assert [point.step for point in Task(broken_from=20).run(steps=25).curve.points] == [0, 10]
+    assert Task(broken_from=0).run().curve.points == ()
+
+
 def test_it_is_adam_with_a_cosine_schedule():
     task, reference = Task(), Task()
     task.run()

@@ -50,11 +50,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with (folder / "log.txt").open("w") as log:
         options = {"stdout": log, "stderr": subprocess.STDOUT, "env": {**os.environ, **SETTINGS}}
         with run_partner("vllm", *program, *model, *pooling, **options) as running:
-            wait_until(lambda: running.poll() is not None or is_up(), 300)
-            assert running.poll() is None, (folder / "log.txt").read_text(encoding="utf-8")[-2000:]
-            yield url
-            running.terminate()  # it ends the processes that it has started
-            running.wait(30)
+            try:
+                wait_until(lambda: running.poll() is not None or is_up(), 600)
+                assert running.poll() is None, (folder / "log.txt").read_text(encoding="utf-8")[-2000:]
+                yield url
+            finally:
+                running.terminate()  # it ends the processes that it has started
+                running.wait(30)
 
 
 def test_the_tokens_are_those_of_the_model_here(address: str) -> None:

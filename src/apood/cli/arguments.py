@@ -13,6 +13,7 @@ import typer
 
 from apood.cli.output import echo
 from apood.support.checks import format_count, suggest_name
+from apood.support.cloud import CloudAddress, Place, name_locally
 from apood.support.errors import DataWarning, InputError
 from apood.support.files import is_being_replaced, refuse_unwritable
 
@@ -162,13 +163,14 @@ def _describe_type(allowed: Any) -> str:
     return _TYPE_NAMES[allowed]
 
 
-def open_store(folder: Path, detector: "type[Detector] | Detector", *, verify: bool = True) -> "TokenStore":
-    """Return the store in `folder` with only the channels that the detector reads. Warn if it is incomplete.
+def open_store(given: str | Path, detector: "type[Detector] | Detector", *, verify: bool = True) -> "TokenStore":
+    """Return the store in a folder with only the channels that the detector reads. Warn if it is incomplete.
 
     Without `verify`, the hashes of its shards are not computed.
     """
-    from apood.tokens.store import StoreIndex, TokenStore
+    from apood.tokens.store import StoreIndex, TokenStore, find_store
 
+    folder = find_store(given)
     channels = sorted(detector.requires - {"tokens"})
     index = StoreIndex.read(folder)
     for missing in (channel for channel in channels if channel not in index.channels):
@@ -187,7 +189,7 @@ def warn_if_unfinished(folder: Path, index: "StoreIndex") -> None:
         warnings.warn(describe_unfinished(folder, index.sequences), DataWarning, stacklevel=2)
 
 
-def describe_unfinished(folder: Path, sequences: int) -> str:
+def describe_unfinished(folder: str | Path, sequences: int) -> str:
     """Return a sentence about a store that was not written to its end."""
     return (
         f"The token store {folder} is not complete: writing stopped after {format_count(sequences, 'sequence')}, or "
@@ -195,11 +197,11 @@ def describe_unfinished(folder: Path, sequences: int) -> str:
     )
 
 
-def parse_named_stores(given: Sequence[str]) -> dict[str, Path]:
+def parse_named_stores(given: Sequence[str]) -> dict[str, str]:
     """Return names and folders from texts such as `news=stores/news`."""
     from apood.evaluation.result import MEAN
 
-    named: dict[str, Path] = {}
+    named: dict[str, str] = {}
     for text in given:
         name, _, folder = text.partition("=")
         if not name or not folder:
@@ -208,7 +210,7 @@ def parse_named_stores(given: Sequence[str]) -> dict[str, Path]:
             raise InputError(f"An OOD set cannot be called {MEAN!r}: the mean over the sets has that name.")
         if name in named:
             raise InputError(f"Two OOD sets are called {name!r}: give each its own name.")
-        named[name] = Path(folder)
+        named[name] = folder
     return named
 
 
@@ -306,7 +308,7 @@ def advise_to_skip() -> Iterator[None]:
 
 def count_lines(inputs: list[str]) -> int | None:
     """Return about how many records there are; None if it is unknown."""
-    paths = [Path(name) for name in inputs]
+    paths = [Path(name_locally(name)) for name in inputs]
     if not all(path.is_file() and path.suffix in _LINE_FORMATS for path in paths):
         return None
     lines = 0
@@ -328,7 +330,7 @@ def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
         echo(f"Skipped: {format_count(count - len(first), 'more record')}.", err=True)
 
 
-def refuse_occupied(target: Path, force: bool | None = None) -> None:
+def refuse_occupied(target: Place, force: bool | None = None) -> None:
     """Raise an error if the folder `target` holds something already, or if nothing can be written there.
 
     `force` is for commands that write a detector: True lets them replace one, but nothing else.
@@ -339,8 +341,13 @@ def refuse_occupied(target: Path, force: bool | None = None) -> None:
         from apood.detectors.contract.artefact import refuse_foreign
 
         refuse_foreign(target)
-    is_empty = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-    if not force and (not is_empty or is_being_replaced(target)):
+    if isinstance(target, CloudAddress):
+        is_free = not target.exists()
+    else:
+        is_empty = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+        is_free = is_empty and not is_being_replaced(target)
+    if not force and not is_free:
         remedy = "delete it first" if force is None else "replace the detector in it with --force"
         raise InputError(f"{target} already exists and is not empty: choose another folder, or {remedy}.")
-    refuse_unwritable(target)
+    if isinstance(target, Path):
+        refuse_unwritable(target)

@@ -1,5 +1,6 @@
 """`apood build`."""
 
+import os
 import shlex
 import shutil
 from collections.abc import Callable
@@ -15,8 +16,10 @@ from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.cli.stores import TextField
 from apood.data.conversations import Chat
 from apood.support.checks import format_count
+from apood.support.cloud import parse_place
+from apood.support.cloud_folders import find_work_folder
 from apood.support.errors import InputError
-from apood.support.files import reserve_path
+from apood.support.files import atomic_folder, reserve_path
 
 if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record
@@ -42,7 +45,7 @@ def build(
             help="Folder or hub id of a text model, minilm, or the address of a model server.",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
+    out: Annotated[str, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
     method: Annotated[
         str,
         typer.Option(
@@ -105,9 +108,11 @@ def build(
         outliers = None if aux is None else _read([aux], field, chat, skip_bad)
         built = TextDetector(model, detector, accept=accept, hold_out=hold_out, seed=seed)
         built.check(sum(not isinstance(record, BadRecord) for record in texts))
-        work = out.parent / f"{out.name}.building"
-        with advise_on_interrupt(_advise(work)), reserve_path(out):
-            refuse_occupied(out, force)
+        place = parse_place(out)
+        target = find_work_folder(place)
+        work = target.parent / f"{target.name}.building"
+        with advise_on_interrupt(_advise(work)), reserve_path(target):
+            refuse_occupied(place, force)
             sets = {"id": texts} | ({} if outliers is None else {"aux": outliers})
             advice = FAST_ADVICE if method == "default" and not fast else ""
             stores = _fit(built, work, sets, skip_bad, advice)
@@ -115,8 +120,9 @@ def build(
             built.save(out)
             skipped = sum(StoreIndex.read(store).tally.get("bad", 0) for store in stores.values())
             if keep_stores is not None:
-                for name, store in stores.items():
-                    shutil.move(store, keep_stores / name)
+                with atomic_folder(keep_stores) as kept:  # all or none: a run after a kill needs the stores again
+                    for name, store in stores.items():
+                        shutil.copytree(store, kept / name, copy_function=_link_or_copy)
             shutil.rmtree(work)
     bad = [record for record in [*texts, *(outliers or [])] if isinstance(record, BadRecord)]
     report_skipped(len(bad), bad[:5])
@@ -144,6 +150,14 @@ def _prepare_work(work: Path) -> None:
         )
     work.mkdir(parents=True, exist_ok=True)
     marker.touch()
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Give a file a second name; copy it if the disk cannot, or if it is another one."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _advise(work: Path) -> Callable[[], str]:
@@ -180,16 +194,16 @@ def _fit(
     return stores
 
 
-def _report(built: "TextDetector", out: Path, own_class: str | None, *, too_long: int, as_json: bool) -> None:
+def _report(built: "TextDetector", out: str, own_class: str | None, *, too_long: int, as_json: bool) -> None:
     from apood.detectors.fusion import Fusion
 
     method = built.detector.name
     training, held_out = built.facts.training, built.facts.calibration
     assert training is not None and held_out is not None
     imports = "" if own_class is None else f" --import {shlex.quote(own_class)}"
-    example = f"echo {shlex.quote(_SAMPLE)} | apood{imports} score {shlex.quote(str(out))} -"
+    example = f"echo {shlex.quote(_SAMPLE)} | apood{imports} score {shlex.quote(out)} -"
     if as_json:
-        facts: dict[str, Any] = {"method": method, "detector": str(out), "threshold": built.detector.threshold_}
+        facts: dict[str, Any] = {"method": method, "detector": out, "threshold": built.detector.threshold_}
         print_json(
             facts | {"accept": built.accept, "training": training.to_json(), "calibration": held_out.to_json()}
             | {"too_long": too_long, "example": example}

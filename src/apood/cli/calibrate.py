@@ -1,6 +1,5 @@
 """`apood calibrate`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +14,7 @@ __all__ = ["calibrate"]
 
 def calibrate(
     detector_folder: Annotated[
-        Path, typer.Argument(metavar="DETECTOR", help="Folder that `apood fit` wrote; the threshold is saved there.")
+        str, typer.Argument(metavar="DETECTOR", help="Folder that `apood fit` wrote; the threshold is saved there.")
     ],
     store: Annotated[
         str,

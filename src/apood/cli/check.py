@@ -1,7 +1,6 @@
 """`apood check`."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +14,7 @@ __all__ = ["check"]
 
 
 def check(
-    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
+    detector_folder: Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
     id_store: Annotated[
         str,
         typer.Option(

@@ -29,17 +29,17 @@ def compare(
         "comparison"
     ),
     id_train: Annotated[
-        Path | None, typer.Option(metavar="STORE_OR_TEXTS", help="In-distribution sequences to fit on.")
+        str | None, typer.Option(metavar="STORE_OR_TEXTS", help="In-distribution sequences to fit on.")
     ] = None,
     id_test: Annotated[
-        Path | None, typer.Option(metavar="STORE_OR_TEXTS", help="In-distribution sequences to test on.")
+        str | None, typer.Option(metavar="STORE_OR_TEXTS", help="In-distribution sequences to test on.")
     ] = None,
     id_store: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--id", metavar="STORE_OR_TEXTS", help="Sequences for both, divided anew in every split."),
     ] = None,
     id_validation: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="STORE_OR_TEXTS",
             help="Sequences for a threshold; the table then shows how many test sequences it accepts.",
@@ -50,7 +50,7 @@ def compare(
         typer.Option("--ood", metavar="NAME=STORE_OR_TEXTS", help="Name and sequences of an OOD set; may be repeated."),
     ] = None,
     aux: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="STORE_OR_TEXTS", help="Auxiliary outliers, for methods that learn from them."),
     ] = None,
     methods: Annotated[
@@ -169,13 +169,13 @@ def _suggest_report(comparison: "Comparison") -> None:
     )
 
 
-def _read_options(given: dict[str, Any], find_store: Callable[[Path], Any]) -> "ComparisonPlan":
+def _read_options(given: dict[str, Any], find_store: Callable[[str], Any]) -> "ComparisonPlan":
     from apood.evaluation.comparison import ComparisonPlan
     from apood.evaluation.entry import Entry
 
     methods = tuple(Entry(name) for name in given.pop("methods", ()))
     ood = {name: find_store(given_store) for name, given_store in parse_named_stores(given.pop("ood", ())).items()}
-    sets = {key: find_store(value) for key, value in given.items() if isinstance(value, Path)}
+    sets = {key: find_store(value) for key, value in given.items() if isinstance(value, str)}
     return ComparisonPlan(ood=ood, methods=methods, **given | sets)
 
 

@@ -20,6 +20,8 @@ from apood.cli.arguments import (
 from apood.cli.engine import Address, DryRunRay, Engine, OnRay, Workers, embed_on_ray, refuse_ray_options
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.support.checks import format_count
+from apood.support.cloud import parse_place
+from apood.support.cloud_folders import find_work_folder
 from apood.support.errors import InputError, StoreError
 
 if TYPE_CHECKING:
@@ -74,14 +76,15 @@ def embed(
         typer.Argument(
             metavar="INPUT",
             help="Texts: .jsonl, .csv, .tsv, .txt (each also .gz) or .parquet files, a pattern like 'data/*.jsonl', "
-            "hf:OWNER/NAME:SPLIT, a name that `apood datasets` lists, or - for standard input. "
+            "an address like s3://bucket/data.jsonl, hf:OWNER/NAME:SPLIT, a name that `apood datasets` lists, or - for "
+            "standard input. "
             "Sounds: .wav or .flac files, a folder of them, or .npz files.",
         ),
     ],
     model: Annotated[
         str, typer.Option(metavar="ID_OR_FOLDER", help="A model folder, or a hub id (owner/name@revision).")
     ],
-    out: Annotated[Path, typer.Option(metavar="STORE", help="Folder of the token store to write.")],
+    out: Annotated[str, typer.Option(metavar="STORE", help="Folder of the token store to write.")],
     field: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Field or column that holds the text, called text by default."),
@@ -206,23 +209,25 @@ def embed(
     from apood.tokens.documents import count_documents
     from apood.tokens.store import INDEX_FILE, TokenStore
 
-    if (out / INDEX_FILE).exists():
+    folder = find_work_folder(parse_place(out))
+    index = folder / INDEX_FILE
+    if index.exists():
         if not resume:
             raise StoreError(
-                f"There is already a token store in {out}: add --resume to continue it, or delete it first."
+                f"There is already a token store in {folder}: add --resume to continue it, or delete it first."
             )
-        if limit is not None and limit < (held := count_documents(TokenStore(out))):
+        if limit is not None and limit < (held := count_documents(TokenStore(folder))):
             raise InputError(
                 f"The token store {out} already holds {format_count(held, what)}, more than --limit {limit}: to resume "
                 f"it, leave out --limit or set it to at least {held:,}."
             )
 
     def describe_kept() -> str:
-        if not (out / INDEX_FILE).exists():
+        if not index.exists():
             return "nothing was written; run the same command again."
-        count = count_documents(TokenStore(out))
+        count = count_documents(TokenStore(folder))
         how = "run the same command again" if resume else "add --resume to the same command"
-        return f"{format_count(count, what)} {'is' if count == 1 else 'are'} in {out}; {how} to continue."
+        return f"{format_count(count, what)} {'is' if count == 1 else 'are'} in {folder}; {how} to continue."
 
     options = {
         "mode": mode.value,
@@ -245,7 +250,7 @@ def embed(
         on_ray = OnRay(address, workers, dry_run, as_json)
         embed_on_ray(inputs, out, {"model": model, **given}, fields, dtype.value, on_ray)
         return
-    with advise_on_interrupt(describe_kept), _advise_on_bad_record(out / INDEX_FILE, describe_kept):
+    with advise_on_interrupt(describe_kept), _advise_on_bad_record(index, describe_kept):
         records: Iterable[Record | BadRecord] = ()
         if not sounds:
             pairs = mode is Mode.reference
@@ -259,7 +264,7 @@ def embed(
         counts = _embed_to_store(records, encoder, out, resume=resume, dtype=dtype, skip_bad=skip_bad, total=total)
     report_skipped(counts.bad, counts.first_bad)
     if as_json:
-        print_json(asdict(counts) | {"store": str(out)})
+        print_json(asdict(counts) | {"store": out})
     else:
         echo(f"Embedded {format_count(counts.records, what)} into {out}: {_describe_counts(counts, encoder)}.")
 
@@ -315,7 +320,7 @@ def _choose_records(
 def _embed_to_store(
     records: "Iterable[Record | BadRecord]",
     encoder: "AnyTextEncoder | AudioEncoder",
-    out: Path,
+    out: str,
     *,
     dtype: TokenDtype,
     **options: Any,

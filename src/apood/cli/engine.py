@@ -1,5 +1,6 @@
 """The options of commands that run on a cluster, and what these commands do there."""
 
+import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,8 +12,9 @@ import typer
 from apood.cli.arguments import are_sounds, refuse_occupied
 from apood.cli.output import advise_on_interrupt, echo, print_facts, print_json
 from apood.support.checks import format_count
+from apood.support.cloud import parse_place
 from apood.support.errors import InputError
-from apood.support.files import reserve_path, sha256_of
+from apood.support.files import reserve_path
 
 if TYPE_CHECKING:
     from apood.detectors.contract.base import Detector
@@ -89,7 +91,7 @@ class OnRay:
 
 
 def score_on_ray(
-    detector: Path, inputs: Sequence[str], out: str, fields: Mapping[str, Any], model: str | None, on_ray: OnRay
+    detector: str, inputs: Sequence[str], out: str, fields: Mapping[str, Any], model: str | None, on_ray: OnRay
 ) -> None:
     """Score texts on a cluster; `fields` are the fields to read and to keep."""
     from apood.data.inputs import Request
@@ -100,20 +102,22 @@ def score_on_ray(
     if out == "-":
         raise InputError("--engine ray writes a folder of Parquet files: name it with --out.")
     _refuse_sounds(inputs)
+    folder, place = _find_shared(out), parse_place(detector)
     loaded, _ = load_detector_and_facts(detector)  # an error before there is a folder
     pairs = (loaded.encoder_ or {}).get("mode") == "reference" or fields["target_field"] is not None
     settings = Settings(
-        folder=str(Path(out).resolve()),
+        folder=str(folder.resolve()),
         request=Request(pairs=pairs, allow_empty=True, **fields),
-        detector=str(detector.resolve()),
+        detector=str(place.resolve() if isinstance(place, Path) else place),
         model=model,
     )
-    identity = {"detector": [sha256_of(detector / name) for name in ("config.json", "model.safetensors")]}
+    files = [(place / name).read_bytes() for name in ("config.json", "model.safetensors")]
+    identity = {"detector": [hashlib.sha256(file).hexdigest() for file in files]}
     job = Job.plan("score", inputs, settings, identity)
     if on_ray.dry_run:
         on_ray.show_estimate(job, ScoreWorker)
         return
-    with advise_on_interrupt(_advise(Path(out))), reserve_path(Path(out)):
+    with advise_on_interrupt(_advise(folder)), reserve_path(folder):
         counts = on_ray.run(job, ScoreWorker)
     if on_ray.as_json:
         print_json({**asdict(counts), "folder": out})
@@ -127,7 +131,7 @@ def score_on_ray(
 
 def embed_on_ray(
     inputs: Sequence[str],
-    out: Path,
+    out: str,
     encoder: Mapping[str, Any],
     fields: Mapping[str, Any],
     dtype: str,
@@ -141,7 +145,8 @@ def embed_on_ray(
     from apood.scale.job import Job, Settings
 
     _refuse_sounds(inputs)
-    work = out.parent / f"{out.name}.parts"
+    folder = _find_shared(out)
+    work = folder.parent / f"{folder.name}.parts"
     settings = Settings(str(work.resolve()), Request(**fields), encoder=encoder, dtype=dtype)
     source = describe_source(encoder["model"], lambda: open_encoder(**encoder))
     identity = {"encoder": {**encoder, "model": source}, "dtype": dtype}
@@ -149,13 +154,13 @@ def embed_on_ray(
     if on_ray.dry_run:
         on_ray.show_estimate(job, EmbedWorker)
         return
-    with advise_on_interrupt(_advise(work)), reserve_path(out):
-        refuse_occupied(out)
+    with advise_on_interrupt(_advise(work)), reserve_path(folder):
+        refuse_occupied(folder)
         counts = on_ray.run(job, EmbedWorker)
-        store = join_units(work, out, counts)
+        store = join_units(work, folder, counts)
         shutil.rmtree(work)
     if on_ray.as_json:
-        print_json({**asdict(counts), "store": str(out)})
+        print_json({**asdict(counts), "store": out})
         return
     if counts.bad:
         echo(f"Skipped: {format_count(counts.bad, 'document')} that could not be used.", err=True)
@@ -164,7 +169,7 @@ def embed_on_ray(
 
 
 def fit_on_ray(
-    detector: "Detector", texts: str, out: Path, model: str | None, field: str | None, sample: int | None, on_ray: OnRay
+    detector: "Detector", texts: str, out: str, model: str | None, field: str | None, sample: int | None, on_ray: OnRay
 ) -> None:
     """Fit a detector on a sample of the texts and on statistics of all of them, and set its threshold."""
     from apood.data.inputs import Request
@@ -181,7 +186,8 @@ def fit_on_ray(
     if sample is None or model is None:
         raise InputError("--engine ray fits on texts: give --model, and --sample, the number of texts to train on.")
     _refuse_sounds([texts])
-    work, seed = out.parent / f"{out.name}.scale", int(getattr(detector, "seed", 0))
+    folder = _find_shared(out)
+    work, seed = folder.parent / f"{folder.name}.scale", int(getattr(detector, "seed", 0))
     settings = Settings(
         folder=str((work / "measured").resolve()),
         request=Request(field=field),
@@ -194,7 +200,7 @@ def fit_on_ray(
     if on_ray.dry_run:
         on_ray.show_estimate(replace(job, settings=replace(settings, encoder={"model": model})), EmbedWorker)
         return
-    with advise_on_interrupt(_advise(work)), reserve_path(out), connect(on_ray.address):
+    with advise_on_interrupt(_advise(work)), reserve_path(folder), connect(on_ray.address):
         job.begin()
         cache = TokenCache.of_model(work / "tokens", model)
         drawn = draw_sample(job, sample, seed, work / "sample.parquet")
@@ -202,18 +208,28 @@ def fit_on_ray(
         facts, counts = refine_and_calibrate(
             fitted, drawn, cache, job, lambda measured: on_ray.run(measured, MeasureWorker)
         )
-        fitted.save(out, facts=facts.to_json())
+        fitted.save(folder, facts=facts.to_json())
         shutil.rmtree(work)
     everything = None if counts is None else counts.rows - counts.bad - len(drawn.held_out)
     if on_ray.as_json:
         result = {"method": fitted.name, "sample": len(drawn.training), "held_out": len(drawn.held_out)}
-        print_json({**result, "measured": everything, "threshold": fitted.threshold_, "detector": str(out)})
+        print_json({**result, "measured": everything, "threshold": fitted.threshold_, "detector": out})
         return
     rest = "" if everything is None else f", learnt statistics of {format_count(everything, 'text')}"
     echo(
         f"Trained {fitted.name} on a sample of {format_count(len(drawn.training), 'text')}{rest}, set the threshold "
         f"with {len(drawn.held_out):,} others, and saved it to {out}."
     )
+
+
+def _find_shared(out: str) -> Path:
+    """Return the folder to write to; raise InputError for an address in a cloud store."""
+    place = parse_place(out)
+    if not isinstance(place, Path):
+        raise InputError(
+            f"--engine ray writes to a folder that all machines see: give a path of a shared disk, not {out}."
+        )
+    return place
 
 
 def _refuse_sounds(inputs: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import typer
 from apood.cli.arguments import NoVerify, open_store, parse_named_stores
 from apood.cli.output import echo, print_json, print_table
 from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel
+from apood.support.cloud import parse_place
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _ACCEPTED = ""  # the key of the accepted share of ID; no OOD set has an empty n
 
 
 def evaluate(
-    detector_folders: Annotated[list[Path], typer.Argument(metavar="DETECTOR", help="Folders of detectors.")],
+    detector_folders: Annotated[list[str], typer.Argument(metavar="DETECTOR", help="Folders of detectors.")],
     id_store: Annotated[
         str,
         typer.Option(
@@ -65,8 +66,7 @@ def evaluate(
     for label, (detector, facts) in zip(labels, loaded, strict=True):
         stores = StoreFinder.of_detector(detector, model, cache, field)
         id_source, *sources = (
-            open_store(stores.find(given), detector, verify=not no_verify)
-            for given in (Path(id_store), *named.values())
+            open_store(stores.find(given), detector, verify=not no_verify) for given in (id_store, *named.values())
         )
         stores.refuse_unused_options()
         refuse_same_data({"ID": id_source} | {f"OOD {name}": s for name, s in zip(named, sources, strict=True)})
@@ -90,9 +90,11 @@ def evaluate(
         echo(sentence, err=True)
 
 
-def _choose_labels(detectors: "Sequence[Detector]", folders: Sequence[Path]) -> list[str]:
+def _choose_labels(detectors: "Sequence[Detector]", folders: Sequence[str]) -> list[str]:
     """Return labels for the results: the shortest kind of name that distinguishes all detectors."""
-    for names in ([d.name for d in detectors], [f.resolve().name for f in folders], [str(f) for f in folders]):
+    places = [parse_place(folder) for folder in folders]
+    ends = [place.resolve().name if isinstance(place, Path) else place.name for place in places]
+    for names in ([detector.name for detector in detectors], ends, [str(place) for place in places]):
         if len(set(names)) == len(names):
             return names
     raise InputError("A detector is given twice.")

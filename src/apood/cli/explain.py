@@ -30,7 +30,7 @@ class _Format(StrEnum):
 
 
 def explain(
-    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a detector of texts.")],
+    detector_folder: Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder of a detector of texts.")],
     text_or_file: Annotated[
         str, typer.Argument(metavar="TEXT_OR_FILE", help="A text, or a file of texts as for `apood embed`.")
     ],

@@ -1,6 +1,5 @@
 """`apood fit`."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +10,8 @@ from apood.cli.engine import Address, DryRunRay, Engine, OnRay, Workers, fit_on_
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel, are_texts
 from apood.support.checks import format_count
+from apood.support.cloud import parse_place
+from apood.support.cloud_folders import find_work_folder
 from apood.support.errors import InputError
 from apood.support.files import reserve_path
 
@@ -24,7 +25,7 @@ def fit(
             metavar="STORE_OR_TEXTS", help="Token store of in-distribution sequences, or texts as for `apood embed`."
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
+    out: Annotated[str, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
     method: Annotated[
         str,
         typer.Option(
@@ -85,14 +86,16 @@ def fit(
 
     refuse_ray_options(engine, sample=sample, address=address, workers=workers, dry_run=dry_run)
     detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast)
+    place = parse_place(out)
     if engine == "ray":
         if aux is not None or cache is not None:
             raise InputError(f"{'--cache' if aux is None else '--aux'} is not for --engine ray: leave it out.")
         if not dry_run:
-            refuse_occupied(out, force)
+            refuse_occupied(place, force)
         fit_on_ray(detector, store, out, model, field, sample, OnRay(address, workers, dry_run, as_json))
         return
-    checkpoint = Checkpoint(out.parent / f"{out.name}.checkpoint", checkpoint_seconds)
+    work = find_work_folder(place)
+    checkpoint = Checkpoint(work.parent / f"{work.name}.checkpoint", checkpoint_seconds)
 
     def advise() -> str:
         if not checkpoint.exists():
@@ -101,8 +104,8 @@ def fit(
         kept = ", ".join(str(path) for path in checkpoint.list_files())
         return f"run the same command again to continue from {kept}."
 
-    with advise_on_interrupt(advise), reserve_path(out):
-        refuse_occupied(out, force)
+    with advise_on_interrupt(advise), reserve_path(work):
+        refuse_occupied(place, force)
         stores = StoreFinder.of_model(model, cache, field)
         sequences = open_store(stores.find(store), detector, verify=not no_verify)
         outliers = None if aux is None else open_store(stores.find(aux), detector, verify=not no_verify)
@@ -114,7 +117,7 @@ def fit(
         detector.save(out, facts=Facts.of_fit(sequences).to_json())
         checkpoint.delete()
     if as_json:
-        facts: dict[str, Any] = {"method": detector.name, "sequences": len(sequences), "detector": str(out)}
+        facts: dict[str, Any] = {"method": detector.name, "sequences": len(sequences), "detector": out}
         if hasattr(detector, "mean_distance_"):
             facts["mean_distance_"] = detector.mean_distance_
         print_json(facts)

@@ -1,13 +1,13 @@
 """`apood inspect`."""
 
 from dataclasses import asdict, is_dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from apood.cli.arguments import default_parameters, describe_unfinished
 from apood.cli.output import echo, print_facts, print_json
+from apood.support.cloud import parse_place
 from apood.support.errors import InputError
 
 __all__ = ["inspect"]
@@ -16,15 +16,16 @@ _DECISION = ("threshold_", "accept_", "calibration_scores_")
 
 
 def inspect(
-    folder: Annotated[Path, typer.Argument(metavar="STORE_OR_DETECTOR", help="A token store or a saved detector.")],
+    given: Annotated[str, typer.Argument(metavar="STORE_OR_DETECTOR", help="A token store or a saved detector.")],
     verify: Annotated[bool, typer.Option("--verify", help="Also read the whole store and check its hashes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the content of a token store or a detector. The hash of a detector is always checked."""
+    folder = parse_place(given)
     if (folder / "index.json").is_file():
-        facts = _describe_store(folder, verify)
+        facts = _describe_store(str(folder), verify)
     elif (folder / "config.json").is_file():
-        facts = _describe_detector(folder)
+        facts = _describe_detector(str(folder))
     elif not folder.exists():
         raise InputError(f"There is no token store or detector {str(folder)!r}: the path does not exist.")
     else:
@@ -36,23 +37,24 @@ def inspect(
         shown = {name: value for name, value in facts.items() if name != "learnt"}
         print_facts(shown | ({"members": "\n".join(members)} if members else {}))
         if facts.get("complete") is False:
-            echo(describe_unfinished(folder, facts["sequences"]))
+            echo(describe_unfinished(given, facts["sequences"]))
 
 
-def _describe_store(folder: Path, verify: bool) -> dict[str, Any]:
+def _describe_store(folder: str, verify: bool) -> dict[str, Any]:
     import numpy as np
 
     from apood.tokens.batch import dtype_name
     from apood.tokens.documents import count_documents
-    from apood.tokens.store import StoreIndex, TokenStore
+    from apood.tokens.store import TokenStore
 
-    store, index = TokenStore(folder), StoreIndex.read(folder)
+    store = TokenStore(folder)
+    index = store.index
     if verify:
         store.verify()
     lengths = store.lengths.numpy()
     return {
         "kind": "store",
-        "folder": str(folder),
+        "folder": folder,
         "sequences": len(store),
         "documents": count_documents(store),
         "tokens": store.tokens,
@@ -73,7 +75,7 @@ def _describe_store(folder: Path, verify: bool) -> dict[str, Any]:
     }
 
 
-def _describe_detector(folder: Path) -> dict[str, Any]:
+def _describe_detector(folder: str) -> dict[str, Any]:
     from torch import Tensor
 
     from apood.pipeline.facts import load_detector_and_facts
@@ -86,7 +88,7 @@ def _describe_detector(folder: Path) -> dict[str, Any]:
     }
     return {
         "kind": "detector",
-        "folder": str(folder),
+        "folder": folder,
         "method": detector.name,
         "parameters": {name: _to_plain(getattr(detector, name)) for name in default_parameters(type(detector))},
         "dim": detector.dim_,

@@ -22,8 +22,9 @@ import typer
 from typer.core import TyperGroup
 
 from apood.support.checks import import_optional
+from apood.support.cloud import Place, write_file
 from apood.support.errors import ApoodError, DataWarning, FitWarning, InputError
-from apood.support.files import atomic_file, refuse_unwritable
+from apood.support.files import refuse_unwritable
 from apood.support.version import __version__
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _format_fact(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def check_rows_file(path: Path, *, force: bool) -> None:
+def check_rows_file(path: Place, *, force: bool) -> None:
     """Raise an error if `write_rows` cannot write `path`, or would replace a file without `force`."""
     if path.suffix.lower() not in _FORMATS:
         raise InputError(f"The ending of {path} is not a known format: use {', '.join(_FORMATS)}.")
@@ -132,16 +133,17 @@ def check_rows_file(path: Path, *, force: bool) -> None:
     check_file(path, force=force)
 
 
-def check_file(path: Path, *, force: bool) -> None:
+def check_file(path: Place, *, force: bool) -> None:
     """Raise an error if nothing can be written to `path`, or if it is there already and `force` is not given."""
     if path.is_dir():
         raise InputError(f"{path} is a folder: give the name of a file.")
     if path.exists() and not force:
         raise InputError(f"The file {path} exists already: choose another name, or replace it with --force.")
-    refuse_unwritable(path)
+    if isinstance(path, Path):
+        refuse_unwritable(path)
 
 
-def write_rows(rows: Iterable[Row], path: Path | None, *, as_json: bool) -> None:
+def write_rows(rows: Iterable[Row], path: Place | None, *, as_json: bool) -> None:
     """Write rows, which have the same keys, in the format that the ending of `path` names.
 
     Without a path, rows are printed: as a table on a terminal, and as JSON lines in a pipe or with `as_json`. Each of
@@ -153,7 +155,7 @@ def write_rows(rows: Iterable[Row], path: Path | None, *, as_json: bool) -> None
         else:
             _print_table(list(rows))
         return
-    with atomic_file(path) as temporary:
+    with write_file(path) as temporary:
         if path.suffix.lower() == ".parquet":
             pyarrow = _import_pyarrow(path)
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), temporary)
@@ -191,7 +193,7 @@ def _print_table(rows: Sequence[Row]) -> None:
     print_table(table, highlight=True)
 
 
-def _import_pyarrow(path: Path) -> Any:
+def _import_pyarrow(path: Place) -> Any:
     import_optional("pyarrow", "hf", f"Writing {path}")
     import pyarrow.parquet
 

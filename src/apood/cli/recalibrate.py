@@ -1,6 +1,5 @@
 """`apood recalibrate`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,6 +7,8 @@ import typer
 from apood.cli.arguments import refuse_occupied, report_skipped
 from apood.cli.output import echo, print_json
 from apood.support.checks import format_count
+from apood.support.cloud import parse_place
+from apood.support.cloud_folders import find_work_folder
 from apood.support.errors import InputError
 from apood.support.files import reserve_path
 
@@ -22,7 +23,7 @@ _ACCEPT = 0.95  # of a detector that has no threshold yet
 
 
 def recalibrate(
-    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Detector that gave the scores.")],
+    detector_folder: Annotated[str, typer.Argument(metavar="DETECTOR", help="Detector that gave the scores.")],
     reviewed: Annotated[
         str,
         typer.Argument(
@@ -30,7 +31,7 @@ def recalibrate(
             help="Rows (.jsonl or .csv) with score and verdict, which is ID or OOD; - is standard input.",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="DETECTOR", help="Folder to write the recalibrated detector to.")],
+    out: Annotated[str, typer.Option(metavar="DETECTOR", help="Folder to write the recalibrated detector to.")],
     accept: Annotated[
         float | None,
         typer.Option(
@@ -55,7 +56,8 @@ def recalibrate(
     from apood.data.record import Skipped
     from apood.pipeline.facts import load_detector_and_facts
 
-    refuse_occupied(out, force)
+    place = parse_place(out)
+    refuse_occupied(place, force)
     detector, facts = load_detector_and_facts(detector_folder)
     before = detector.calibration if hasattr(detector, "threshold_") else None
     skipped = Skipped() if skip_bad else None
@@ -65,9 +67,10 @@ def recalibrate(
             review.refuse_selected(before)
         except InputError as error:
             raise InputError(f"{error} If it was a random sample, say so with --random-sample.") from error
-    after = review.calibrate(accept if accept is not None else before.accept if before is not None else _ACCEPT)
+    rate = accept if accept is not None else before.accept if before is not None else _ACCEPT
+    after = review.calibrate(rate, coarse=before is not None and before.coarse)
     detector.calibration = after
-    with reserve_path(out):
+    with reserve_path(find_work_folder(place)):
         detector.save(out, facts=facts.after_calibration(None, after.accept).to_json())
     if skipped is not None:
         report_skipped(skipped.count, skipped.first)

@@ -30,7 +30,7 @@ _SHOWN_FIRST: tuple["Role", ...] = ("new", "OOD", "ID")  # the roles of sets by 
 
 
 def report(
-    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
+    detector_folder: Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
     id_store: Annotated[
         str,
         typer.Option(
@@ -75,6 +75,7 @@ def report(
     shows: send it only to people who may read them, or leave them out with --foreign 0.
     """
     from apood.evaluation.health import describe_passing, examine
+    from apood.pipeline.checks import refuse_same_data
     from apood.pipeline.facts import load_detector_and_facts
     from apood.pipeline.opening import open_text_encoder_of
     from apood.report.page.render import refuse_without_jinja, render_report
@@ -86,14 +87,15 @@ def report(
     for file in (out, twin):
         check_file(file, force=force)
     refuse_without_jinja()
-    named: dict[Role, dict[str, Path]] = {
+    named: dict[Role, dict[str, str]] = {
         "OOD": parse_named_stores(ood_stores or []),
         "new": parse_named_stores(new_stores or []),
     }
     detector, facts = load_detector_and_facts(detector_folder)
     detector.calibration  # noqa: B018 - an error before any work if there is none
     stores = StoreFinder.of_detector(detector, model, cache, field)
-    sources = _open(detector, stores, {"ID": {"ID": Path(id_store)}, **named}, verify=not no_verify)
+    sources = _open(detector, stores, {"ID": {"ID": id_store}, **named}, verify=not no_verify)
+    refuse_same_data({role if role == "ID" else f"{role} {name}": source for (role, name), source in sources.items()})
     shows = foreign > 0 and _can_show(detector, sources)
     stores.refuse_unused_options(used=["--model"] if shows else [])
     encoder = open_text_encoder_of(detector, model=model) if shows else None  # an error before the scoring
@@ -114,7 +116,7 @@ def report(
 
 
 def _open(
-    detector: "Detector", stores: StoreFinder, named: "Mapping[Role, Mapping[str, Path]]", *, verify: bool
+    detector: "Detector", stores: StoreFinder, named: "Mapping[Role, Mapping[str, str]]", *, verify: bool
 ) -> "dict[tuple[Role, str], TokenSource]":
     """Return the inputs of all sets by their roles and names."""
     names = [name for own in named.values() for name in own]

@@ -3,7 +3,6 @@
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,8 +20,9 @@ from apood.cli.arguments import (
 )
 from apood.cli.engine import Address, DryRunRay, Engine, OnRay, Workers, refuse_ray_options, score_on_ray
 from apood.cli.output import check_rows_file, echo, write_rows
-from apood.cli.stores import TextField
+from apood.cli.stores import TextField, are_texts
 from apood.support.checks import format_count
+from apood.support.cloud import CloudAddress, Place, parse_place
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _COLUMNS = ("index", "score", "p_value", "decision", *_LOOKED_AT, "place", "erro
 
 
 def score(
-    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder that `apood fit` wrote.")],
+    detector_folder: Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder that `apood fit` wrote.")],
     inputs: Annotated[
         list[str],
         typer.Argument(
@@ -104,7 +104,7 @@ def score(
         fields = {"field": field, "target_field": target_field, "keep": tuple(keep or [])}
         score_on_ray(detector_folder, inputs, out, fields, model, OnRay(address, workers, dry_run, as_json))
         return
-    file = None if out == "-" else Path(out)
+    file = None if out == "-" else parse_place(out)
     if file is not None:
         check_rows_file(file, force=force)
     detector, facts = load_detector_and_facts(detector_folder)
@@ -113,7 +113,7 @@ def score(
     if len(inputs) == 1 and _is_store(inputs[0]):
         if keep:
             raise InputError("--keep is for files with fields: a token store has none.")
-        rows = _judge_store(open_store(Path(inputs[0]), detector, verify=not no_verify), detector, seen)
+        rows = _judge_store(open_store(inputs[0], detector, verify=not no_verify), detector, seen)
     else:
         rows = _judge_inputs(inputs, detector, seen, model, field, target_field, keep or [], skip_bad, tally)
     with closing(rows):
@@ -150,7 +150,7 @@ class _Tally:
         self.cut += bool(row["truncated"])
         return row
 
-    def report(self, file: Path | None) -> None:
+    def report(self, file: Place | None) -> None:
         """Print how many inputs were long or cut and, if the rows are in a file, how many there are."""
         if self.long:
             echo(f"{format_count(self.long, 'input')} had several windows, and the worst one decided.", err=True)
@@ -169,7 +169,9 @@ def _is_store(name: str) -> bool:
     """Return whether the name is that of a token store: a folder that is not a folder of sounds."""
     from apood.tokens.store import INDEX_FILE
 
-    path = Path(name)
+    path = parse_place(name)
+    if isinstance(path, CloudAddress):
+        return not are_texts(name) and not are_sounds([name])
     if not path.is_dir() or (path / INDEX_FILE).exists():
         return path.is_dir()
     if are_sounds([name]):

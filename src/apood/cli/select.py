@@ -25,7 +25,7 @@ __all__ = ["select"]
 
 def select(
     store: Annotated[
-        Path, typer.Argument(metavar="STORE_OR_TEXTS", help="In-distribution sequences, or texts as for `apood embed`.")
+        str, typer.Argument(metavar="STORE_OR_TEXTS", help="In-distribution sequences, or texts as for `apood embed`.")
     ],
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder to write results.json, heatmap.png and the detector to.")
@@ -38,14 +38,14 @@ def select(
         ),
     ] = None,
     aux: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="STORE_OR_TEXTS", help="Auxiliary outliers to judge by."),
     ] = None,
     supervised: Annotated[
         bool, typer.Option("--supervised", help="Also learn from the outliers, except for a share to judge by.")
     ] = False,
     validation: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="STORE_OR_TEXTS", help="In-distribution sequences to judge by."),
     ] = None,
     validation_share: Annotated[
@@ -124,7 +124,7 @@ def select(
             refuse_unwritable(place / "file")
         stores = StoreFinder.of_model(model, None if cache is None else cache / "tokens", field)
 
-        def open_set(given_set: Path) -> "TokenSource":
+        def open_set(given_set: str) -> "TokenSource":
             found = stores.find_or_sample(given_set) if dry_run else stores.find(given_set)
             return open_store(found, detector, verify=not no_verify) if isinstance(found, Path) else found
 

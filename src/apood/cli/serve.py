@@ -42,7 +42,7 @@ DEFAULTS = Settings()
 """The settings of a service for which no options are given."""
 
 # Options that `apood proxy` has, too.
-DetectorFolder = Annotated[Path, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")]
+DetectorFolder = Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")]
 Host = Annotated[str, typer.Option(help="Address to bind to. Any other than this machine's own needs --tokens.")]
 TokensFile = Annotated[
     Path | None,
@@ -114,17 +114,22 @@ def serve(
 def find_tokens(file: Path | None) -> tuple[str, ...]:
     """Return the bearer tokens of a file, or of the environment."""
     from apood.serving.http.access import read_tokens
+    from apood.support.files import read_text
 
     if file is None:
         return read_tokens(os.environ.get(_TOKENS, ""))
-    tokens = read_tokens(file.read_text(encoding="utf-8"))
+    try:
+        content = read_text(file)
+    except ValueError as error:
+        raise InputError(f"The file of tokens {file} cannot be read: {error}.") from error
+    tokens = read_tokens(content)
     if not tokens:
         raise InputError(f"{file} holds no token: write one per line.")
     return tokens
 
 
 def make_service(
-    folder: Path, model: str | None, chat: Chat | None, settings: Settings, host: str, tokens: tuple[str, ...]
+    folder: str, model: str | None, chat: Chat | None, settings: Settings, host: str, tokens: tuple[str, ...]
 ) -> "Service":
     """Return the service of the detector in `folder`. Everything that can be wrong is checked before it is started."""
     for module in ("fastapi", "httpx2", "prometheus_client", "uvicorn"):

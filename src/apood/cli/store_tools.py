@@ -1,7 +1,6 @@
 """`apood store`: token stores merged, split, verified and measured."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ from apood.support.errors import InputError, StoreError
 
 __all__ = ["store"]
 
-Stores = Annotated[list[Path], typer.Argument(metavar="STORE", help="Folders of token stores.")]
+Stores = Annotated[list[str], typer.Argument(metavar="STORE", help="Folders of token stores.")]
 
 store = typer.Typer(no_args_is_help=False)
 
@@ -24,8 +23,8 @@ def _store() -> None:
 
 @store.command(epilog="Example: apood store merge part-1 part-2 part-3 --out train")
 def merge(
-    folders: Annotated[list[Path], typer.Argument(metavar="STORE", help="Token stores, two or more.")],
-    out: Annotated[Path, typer.Option(metavar="STORE", help="Folder of the token store to write.")],
+    folders: Annotated[list[str], typer.Argument(metavar="STORE", help="Token stores, two or more.")],
+    out: Annotated[str, typer.Option(metavar="STORE", help="Folder of the token store to write.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Write the sequences of several token stores to one, in the order given.
@@ -37,14 +36,14 @@ def merge(
 
     merged = merge_stores(folders, out)
     if as_json:
-        print_json({"store": str(out), "sequences": len(merged), "tokens": merged.tokens, "merged": len(folders)})
+        print_json({"store": out, "sequences": len(merged), "tokens": merged.tokens, "merged": len(folders)})
         return
     echo(f"Merged {format_count(len(merged), 'sequence')} of {len(folders)} token stores into {out}.")
 
 
 @store.command(epilog="Example: apood store split all --part train=0.8 --part held-out=0.2 --out parts")
 def split(
-    folder: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a token store.")],
+    folder: Annotated[str, typer.Argument(metavar="STORE", help="Folder of a token store.")],
     parts: Annotated[
         list[str],
         typer.Option(
@@ -53,7 +52,7 @@ def split(
             help="Name of a part, and its share of the documents; may be repeated. Shares add up to 1 or less.",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write the parts to, one token store each.")],
+    out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write the parts to, one token store each.")],
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed that decides which documents a part has.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -67,8 +66,8 @@ def split(
 
     made = split_store(folder, _parse_parts(parts), out, seed)
     rows = [
-        {"store": str(part.folder), "documents": count_documents(part), "sequences": len(part), "tokens": part.tokens}
-        for part in made.values()
+        {"store": f"{out}/{name}", "documents": count_documents(part), "sequences": len(part), "tokens": part.tokens}
+        for name, part in made.items()
     ]
     write_rows(rows, None, as_json=as_json)
 
@@ -95,7 +94,7 @@ def verify(
         shards, complete = found.index.shards, not found.index.unfinished
         size = sum(shard.bytes for shard in shards)
         rows.append(
-            {"store": str(folder), "sequences": len(found), "shards": len(shards), "bytes": size, "complete": complete}
+            {"store": folder, "sequences": len(found), "shards": len(shards), "bytes": size, "complete": complete}
         )
     if problems:
         raise StoreError(f"{len(problems)} of {format_count(len(folders), 'token store')}: {' '.join(problems)}")
@@ -115,7 +114,7 @@ def stats(
     from apood.tokens.measuring import StoreStats
     from apood.tokens.store import TokenStore
 
-    rows = [{"store": str(folder), **asdict(StoreStats.of(TokenStore(folder, channels=[])))} for folder in folders]
+    rows = [{"store": folder, **asdict(StoreStats.of(TokenStore(folder, channels=[])))} for folder in folders]
     write_rows(rows, None, as_json=as_json)
 
 

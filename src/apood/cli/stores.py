@@ -10,6 +10,7 @@ import typer
 
 from apood.cli.arguments import are_sounds, read_text_records
 from apood.cli.output import echo
+from apood.support.cloud import CloudAddress, parse_place
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,10 +43,21 @@ CacheFolder = Annotated[
 
 def are_texts(given: str | Path) -> bool:
     """Return whether an argument names texts, rather than the folder of a token store."""
-    name = str(given)
+    place = parse_place(given)
+    if isinstance(place, CloudAddress):
+        from apood.data.text_files import TEXT_ENDINGS
+
+        return glob.has_magic(place.key) or place.suffix.lower() in TEXT_ENDINGS
+    name = str(place)
     return not Path(name).is_dir() and (
         Path(name).is_file() or name == "-" or ":" in name or glob.has_magic(name) or bool(Path(name).suffix)
     )
+
+
+def _find_folder(given: str | Path) -> Path:
+    from apood.tokens.store import find_store
+
+    return find_store(given)
 
 
 class StoreFinder:
@@ -89,9 +101,9 @@ class StoreFinder:
         return cls(make_cache, {"--model": model, "--field": field})
 
     def find(self, given: str | Path) -> Path:
-        """Return the folder of a token store: the given one, or that of the texts in a file or a data set."""
+        """Return the folder of a token store: the given one, a copy of it, or that of the texts in an input."""
         if not are_texts(given):
-            return Path(given)
+            return _find_folder(given)
         cache, records = self._read_texts(given)
         known = cache.made
         store = cache.find_store(records)
@@ -106,7 +118,7 @@ class StoreFinder:
         Only a few of the texts are embedded, which is enough to know what fits on all of them will cost.
         """
         if not are_texts(given):
-            return Path(given)
+            return _find_folder(given)
         cache, records = self._read_texts(given)
         found = cache.find_or_sample(records)
         if isinstance(found, Path):

@@ -25,7 +25,7 @@ _LARGEST = 700.0  # logarithm of a number that can be printed
 
 
 def watch(
-    detector_folder: Annotated[Path, typer.Argument(metavar="DETECTOR", help="Calibrated detector of the scores.")],
+    detector_folder: Annotated[str, typer.Argument(metavar="DETECTOR", help="Calibrated detector of the scores.")],
     scores: Annotated[
         str,
         typer.Argument(

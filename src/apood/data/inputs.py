@@ -20,6 +20,7 @@ from apood.data.text_files import (
 )
 from apood.data.whole_files import ENDINGS, read_whole_files
 from apood.support.checks import suggest_name
+from apood.support.cloud import CloudAddress, name_locally, parse_place
 from apood.support.errors import InputError
 
 __all__ = [
@@ -54,7 +55,8 @@ def read_records(
     - a path, whose ending decides the format: .jsonl, .ndjson (one JSON object per line; blank lines are skipped),
       .json (the same, or one array of objects or texts), .csv (with commas or semicolons), .tsv (both with a header),
       .txt (one text per line), .sgm (one `<seg>` per line), each also with .gz, and .parquet. A pattern such as
-      `data/**/*.jsonl` stands for the files that match it, sorted by path
+      `data/**/*.jsonl` stands for the files that match it, sorted by path. Addresses such as `s3://bucket/data.jsonl`
+      and `gs://bucket/*.jsonl` are read in the same way, as streams
     - `-`, standard input: JSON lines if its first line looks like an object, {...}, else one text per line
     - `hf:OWNER/NAME:SPLIT`, a data set of the Hugging Face hub (`apood.data.hub`)
     - `files:FOLDER`, one text per .txt or .md file in a folder and the folders below; or `files:` and a pattern
@@ -96,6 +98,7 @@ def find_files(name: str, inside: Collection[str] = ()) -> list[Path]:
     A name is a path or, if nothing exists there, a pattern such as `data/**/*.jsonl`. A folder stands for the files in
     it, and in the folders below, whose ending is in `inside`. Patterns and folders leave out hidden files.
     """
+    name = name_locally(name)
     path = Path(name)
     # glob.glob, because Path.glob takes no absolute patterns and matches hidden files
     roots = [path] if path.exists() else [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207
@@ -119,6 +122,7 @@ def _walk(root: Path, inside: Collection[str]) -> Iterator[Path]:
 
 def holds_sounds(name: str) -> bool:
     """Return whether an input is for `read_sounds`, by its ending or by the files that it stands for."""
+    name = name_locally(name)
     if Path(name).suffix.lower() in SOUND_ENDINGS and not Path(name).is_dir():
         return True
     return any(file.suffix.lower() in SOUND_ENDINGS for file in find_files(name, AUDIO_ENDINGS))
@@ -150,6 +154,13 @@ class Request:
 
 def choose_readers(name: str, request: Request) -> list[Reader]:
     """Return one reader per file, after a check that the input exists."""
+    name = name_locally(name)
+    place = parse_place(name)
+    if isinstance(place, CloudAddress):
+        readers = [_choose_reader(str(address), request) for address in place.find()]
+        if not readers:
+            raise InputError(f"There is nothing at {name!r}.")
+        return readers
     kind, colon, rest = name.partition(":")
     if name == _STDIN:
         return [partial(read_stdin, request.choose_fields("standard input"))]
@@ -205,8 +216,11 @@ def _choose_file_readers(name: str, request: Request) -> list[Reader]:
     files = [name] if path.is_file() else [str(file) for file in find_files(name)]
     if not files:
         raise InputError(_explain_absence(name))
-    sounds = f"sounds are {', '.join(SOUND_ENDINGS)}"
-    return [choose_reader(file, request.choose_fields(file), sounds) for file in files]
+    return [_choose_reader(file, request) for file in files]
+
+
+def _choose_reader(file: str, request: Request) -> Reader:
+    return choose_reader(file, request.choose_fields(file), f"sounds are {', '.join(SOUND_ENDINGS)}")
 
 
 def _explain_absence(name: str) -> str:

@@ -1,10 +1,12 @@
 """Reading texts from Parquet files in bounded memory: a small file may describe far more text than memory holds."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from apood.data.record import BadRecord, Record, TextFields, make_bad_record
 from apood.support.checks import import_optional
+from apood.support.cloud import parse_place
 from apood.support.errors import InputError
 
 __all__ = ["list_row_groups", "read_parquet"]
@@ -39,9 +41,11 @@ def read_parquet(
     import pyarrow
     import pyarrow.parquet
 
+    given = parse_place(path)
     too_long = f"more than {most_bytes >> 20} MiB, the limit for one record: split"
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        source = given if isinstance(given, Path) else given.open_anywhere()
+        with pyarrow.parquet.ParquetFile(source) as file:
             schema, metadata = file.schema_arrow, file.metadata
             fields.refuse_missing({field.name: _list_fields(field.type) for field in schema}, repr(path))
             for name in fields.read:

@@ -9,6 +9,7 @@ from apood.data.inputs import Request, choose_readers, find_files
 from apood.data.parquet import list_row_groups, read_parquet
 from apood.data.record import BadRecord, Record
 from apood.data.text_files import MOST_BYTES, can_be_cut, read_line_range
+from apood.support.cloud import CloudAddress, parse_place
 from apood.support.errors import InputError
 
 __all__ = ["FOLDER_ENDINGS", "Part", "find_parts", "read_part"]
@@ -42,8 +43,8 @@ def find_parts(inputs: Sequence[str], most_bytes: int) -> list[Part]:
 
     Files with one record per line are cut at about every `most_bytes` bytes, Parquet files between row groups, and data
     sets of the hub between their files. Any other input is one part, because it can only be read from its beginning:
-    compressed files, tables, arrays. A folder stands for the files in it (`FOLDER_ENDINGS`), and a pattern for those
-    that match it.
+    compressed files, tables, arrays, and objects in a cloud store. A folder stands for the files in it
+    (`FOLDER_ENDINGS`), and a pattern for those that match it.
 
     Raises:
         InputError: if an input does not exist, or is standard input, which can be read only once.
@@ -52,6 +53,10 @@ def find_parts(inputs: Sequence[str], most_bytes: int) -> list[Part]:
     for name in inputs:
         if name == "-":
             raise InputError("Standard input cannot be divided among workers: write the texts to a file first.")
+        if isinstance(address := parse_place(name), CloudAddress):
+            choose_readers(name, Request(pairs=False))
+            parts += [Part(str(found)) for found in address.find()]
+            continue
         files = [str(file) for file in find_files(name, FOLDER_ENDINGS)]
         if not files:
             if Path(name).is_dir():

@@ -9,13 +9,13 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from apood.data.record import BadRecord, Record, describe_json_type, make_bad_record
 from apood.support.checks import shorten
+from apood.support.cloud import open_stream, parse_place
 from apood.support.errors import InputError
-from apood.support.files import open_regular, parse_json
+from apood.support.files import parse_json
 
 __all__ = ["Reviewed", "read_reviewed", "read_scores"]
 
@@ -77,13 +77,13 @@ class _BadRowError(Exception):
 
 
 def _read_lines(name: str) -> Iterator[bytes]:
-    path = Path(name)
-    if name != "-" and not path.is_file():
-        what = "is not a regular file" if path.exists() else "does not exist"
+    place = parse_place(name)
+    if name != "-" and not place.is_file():
+        what = "is not a regular file" if place.exists() else "does not exist"
         raise InputError(f"{name!r} {what}: give a file of scores, or - for standard input.")
-    if path.suffix.lower() in _OTHER_ENDINGS:
+    if place.suffix.lower() in _OTHER_ENDINGS:
         raise InputError(f"The scores in {name!r} cannot be read: give JSON lines, CSV, or one score per line.")
-    source = nullcontext(sys.stdin.buffer) if name == "-" else open_regular(path)
+    source = nullcontext(sys.stdin.buffer) if name == "-" else open_stream(place)
     with source as file:
         while line := file.readline(_LONGEST + 1):
             yield line

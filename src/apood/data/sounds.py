@@ -13,6 +13,7 @@ from apood.data.archives import MOST_SOUND_BYTES, Archive, BadFileError, open_ar
 from apood.data.inputs import AUDIO_ENDINGS, SOUND_ENDINGS, find_files
 from apood.data.record import BadRecord, Record, Sound, make_bad_record, make_sentence
 from apood.support.checks import import_optional
+from apood.support.cloud import CloudAddress, parse_place
 from apood.support.errors import InputError
 
 __all__ = ["find_sound_problem", "read_sounds"]
@@ -76,6 +77,10 @@ def _check(record: Record | BadRecord, rate: int | None, least_samples: int) -> 
 
 
 def _find_sound_files(name: str) -> list[Path]:
+    if isinstance(parse_place(name), CloudAddress):
+        raise InputError(
+            f"Sounds are read from files of this machine, and {name} is in a cloud store: copy them first."
+        )
     allowed = f"allowed are {', '.join(SOUND_ENDINGS)} and folders"
     files = find_files(name, AUDIO_ENDINGS)
     sounds = [file for file in files if file.suffix.lower() in SOUND_ENDINGS]

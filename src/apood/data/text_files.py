@@ -26,11 +26,13 @@ from apood.data.record import (
     make_bad_record,
     make_sentence,
 )
+from apood.support.cloud import open_stream, parse_place
 from apood.support.errors import InputError
-from apood.support.files import open_regular, parse_json
+from apood.support.files import parse_json
 
 __all__ = [
     "MOST_BYTES",
+    "TEXT_ENDINGS",
     "Reader",
     "can_be_cut",
     "choose_reader",
@@ -66,7 +68,7 @@ def choose_reader(path: str, fields: TextFields, other_formats: str) -> Reader:
     """Return a function that reads the file. Its ending decides the format.
 
     Args:
-        path: the file.
+        path: the file, or its address in a cloud store.
         fields: the fields that hold the texts.
         other_formats: what the message about an unknown ending says after the formats of texts.
     """
@@ -174,7 +176,7 @@ def read_parallel_files(files: Mapping[str, str], fields: TextFields) -> Records
 def _read_lines(path: str, start: int = 0, stop: int | None = None) -> Iterator[_Line]:
     """Yield the lines of a file; with `stop`, those that begin at a byte from `start` to `stop` of a plain file."""
     try:
-        with open_regular(Path(path)) as file:
+        with open_stream(parse_place(path)) as file:
             if start:
                 file.seek(start - 1)
                 while (rest := file.readline(_SKIPPED_BYTES)) and not rest.endswith(b"\n"):
@@ -376,3 +378,6 @@ _LINE_READERS: dict[str, Callable[[Iterable[_Line], str, TextFields], Records]] 
     ".sgm": _read_segments,
 }
 _CUT_READERS = {ending: _LINE_READERS[ending] for ending in (".jsonl", ".ndjson", ".txt")}
+
+TEXT_ENDINGS = (*_LINE_READERS, ".gz", ".parquet")
+"""The endings of files with texts."""

@@ -29,11 +29,12 @@ __all__ = [
 Scores: TypeAlias = "ArrayLike | Tensor"
 """One score per sequence: a numpy array, a torch tensor (any float dtype, any device) or a list of numbers."""
 
-# The rounding of a score depends on the shape of its batch. The same sequences were scored alone, in pairs, among
-# copies and in large mixed batches, by every method, from float32 and float16 tokens of dimension 64 and 384, on a CPU.
-# Scores of one sequence differed by at most 2.5e-6 of the range of the calibration scores (AP-OOD; fusions 2.2e-7,
-# all other methods 4e-15), and by at most 1.1e-6 of their own size unless they were near 0.
-_OF_RANGE = 1e-4  # of the range from the 5% to the 95% quantile; raises the accept rate of normal scores by 3e-5
+# The rounding of a score depends on the shape of its batch, in the detector and in the encoder. Scores of one text,
+# alone and among others, differed by these shares of the range of the calibration scores (MiniLM and SmolLM2; KNN,
+# Mahalanobis and AP-OOD): 7e-7 with an encoder in float32, 9.3e-3 in bfloat16, as on a GPU. Between tokens of float32
+# and those of a float16 store it was 1.8e-4. All else that a detector computes gives 2.5e-6 at most.
+_OF_RANGE = 1e-3  # of the range from the 5% to the 95% quantile; raises the accept rate of normal scores by 0.0003
+_COARSE_OF_RANGE = 1e-2  # the same for tokens of an encoder in bfloat16; 0.003
 _OF_SIZE = 1e-6  # of the median, for calibration scores that are nearly all the same
 
 
@@ -65,11 +66,15 @@ def check_level(level: float, name: str) -> Fraction:
     return Fraction(float(level)).limit_denominator(10**9)
 
 
-def score_tolerance(calibration: Scores) -> float:
+def score_tolerance(calibration: Scores, *, coarse: bool = False) -> float:
     """Return the difference up to which two scores count as equal, given the calibration scores.
 
-    It is well above rounding and far below any difference that matters. Quantiles are used, so a few extreme scores do
-    not change it. Thresholds and p-values use it in favour of acceptance, so their guarantees hold.
+    It is above rounding, and below any difference that matters. Quantiles are used, so a few extreme scores do not
+    change it. Thresholds and p-values use it in favour of acceptance, so their guarantees hold.
+
+    Args:
+        calibration: the calibration scores.
+        coarse: whether their tokens have the precision of bfloat16 alone.
     """
     known = np.sort(as_scores(calibration, "calibration scores"))
     known = known[np.isfinite(known)]
@@ -77,7 +82,8 @@ def score_tolerance(calibration: Scores) -> float:
         return 0.0
     last = len(known) - 1
     low, median, high = (known[round(share * last)] for share in (0.05, 0.5, 0.95))
-    return float(_OF_RANGE * high - _OF_RANGE * low + _OF_SIZE * abs(median))  # high - low might overflow
+    share = _COARSE_OF_RANGE if coarse else _OF_RANGE
+    return float(share * high - share * low + _OF_SIZE * abs(median))  # high - low might overflow
 
 
 def count_needed(accept: float) -> int:
@@ -95,7 +101,7 @@ def find_rank(count: int, accept: float) -> int:
     return k
 
 
-def conformal_threshold(scores: Scores, accept: float = 0.95) -> float:
+def conformal_threshold(scores: Scores, accept: float = 0.95, *, coarse: bool = False) -> float:
     """Return the threshold from held-out ID `scores`; an input is accepted if its score is at least the threshold.
 
     A new input that is exchangeable with the calibration inputs is refused with probability at most `1 - accept`,
@@ -107,10 +113,10 @@ def conformal_threshold(scores: Scores, accept: float = 0.95) -> float:
     """
     calibration = as_scores(scores, "calibration scores")
     k = find_rank(len(calibration), accept)
-    return float(np.partition(calibration, k - 1)[k - 1] - score_tolerance(calibration))
+    return float(np.partition(calibration, k - 1)[k - 1] - score_tolerance(calibration, coarse=coarse))
 
 
-def conformal_p_values(calibration: Scores, scores: Scores) -> NDArray[np.float64]:
+def conformal_p_values(calibration: Scores, scores: Scores, *, coarse: bool = False) -> NDArray[np.float64]:
     """Return p = (1 + number of calibration scores <= score) / (n + 1) for each of `scores`.
 
     A calibration score that is higher by at most `score_tolerance` counts as equal. An input that is exchangeable with
@@ -121,7 +127,8 @@ def conformal_p_values(calibration: Scores, scores: Scores) -> NDArray[np.float6
     known = np.sort(as_scores(calibration, "calibration scores"))
     if not len(known):
         raise InputError("p-values need at least one calibration score, got none.")
-    at_most = np.searchsorted(known - score_tolerance(known), as_scores(scores, "scores"), side="right")
+    lowered = known - score_tolerance(known, coarse=coarse)
+    at_most = np.searchsorted(lowered, as_scores(scores, "scores"), side="right")
     return np.asarray((1 + at_most) / (len(known) + 1), dtype=np.float64)
 
 
@@ -133,17 +140,19 @@ class Calibration:
         accept: accept rate.
         threshold: an input is accepted if its score is at least this.
         scores: calibration scores in ascending order.
+        coarse: whether the tokens of the calibration have the precision of bfloat16 alone (see `score_tolerance`).
     """
 
     accept: float
     threshold: float
     scores: NDArray[np.float64]
+    coarse: bool = False
 
     @classmethod
-    def from_scores(cls, scores: Scores, accept: float) -> Self:
+    def from_scores(cls, scores: Scores, accept: float, *, coarse: bool = False) -> Self:
         """Return the calibration by held-out ID scores."""
         known = np.sort(as_scores(scores, "calibration scores"))
-        return cls(float(accept), conformal_threshold(known, accept), known)
+        return cls(float(accept), conformal_threshold(known, accept, coarse=coarse), known, coarse)
 
     def subtract_threshold(self, scores: Scores) -> NDArray[np.float64]:
         """Return score minus threshold; it is -inf for a score of -inf, even if the threshold is -inf, too."""
@@ -156,7 +165,7 @@ class Calibration:
 
     def p_values(self, scores: Scores) -> NDArray[np.float64]:
         """Return the conformal p-values of scores."""
-        return conformal_p_values(self.scores, scores)
+        return conformal_p_values(self.scores, scores, coarse=self.coarse)
 
 
 def benjamini_hochberg(p_values: Scores, rate: float = 0.05) -> NDArray[np.bool_]:

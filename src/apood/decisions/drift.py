@@ -40,6 +40,7 @@ _CUTS = (0.0, 0.003, 0.01, 0.03, 0.1, 0.3)  # shares of calibration scores below
 _SHIFTS = (1.0, 2.0, 3.0)  # how far OOD scores are below ID scores, in standard deviations of normal scores
 _SHARES = (0.03, 0.1, 0.3, 0.8)  # ε, the shares of OOD inputs
 _FARTHEST = 1e300  # stands for infinity, because draws must be able to break ties
+_TIES = 0.1  # of `score_tolerance`: the difference of scores that count as equal here
 _LEAST_SPREAD = 1e-9  # of a score, if the calibration scores are all the same
 _ROWS = 8192  # inputs that are handled at once
 _FORMAT = 1
@@ -84,9 +85,9 @@ class DriftAlarm:
     threshold, the probability is over calibration sets and streams. It does not hold for inputs that depend on one
     another, such as the turns of one conversation.
 
-    Scores that differ by no more than `score_tolerance` are put in random order, by fixed draws, so that copies of an
-    input do not look like drift if rounding differs. The bound is exact for a tolerance that does not depend on the
-    calibration scores. This one is a ten-thousandth of their range, and its effect is too small to measure.
+    Scores that differ by no more than a ten-thousandth of the range of the calibration scores are put in random order,
+    by fixed draws, so that copies of an input do not look like drift if rounding differs. The bound is exact for a
+    tolerance that does not depend on the calibration scores; the effect of this one is too small to measure.
 
     Drift towards higher scores is not watched: such inputs are accepted anyway. Threads that share an alarm must update
     it one after the other.
@@ -111,7 +112,7 @@ class DriftAlarm:
             raise InputError("The drift alarm needs at least one calibration score, got none.")
         self.false_alarm = float(false_alarm)
         self._identity = hashlib.sha256(known.tobytes()).hexdigest()
-        self._tolerance = score_tolerance(known)
+        self._tolerance = _TIES * score_tolerance(known)
         known = np.sort(self._spread(known, np.random.default_rng([self._seed, 1]).random(len(known))))
         ranks = sorted({max(1, round(share * (len(known) + 1))) for share in _CUTS})
         self._cuts = known[np.array(ranks) - 1]

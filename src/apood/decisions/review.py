@@ -46,9 +46,9 @@ class Review:
         kept = np.random.default_rng(0).random(len(given)) * probabilities < least
         return cls(given[scored & kept], is_id[scored & kept], int((~scored).sum()), int((scored & ~kept).sum()))
 
-    def calibrate(self, accept: float) -> Calibration:
-        """Return the calibration by the inputs that are in-distribution."""
-        return Calibration.from_scores(self.scores[self.is_id], accept)
+    def calibrate(self, accept: float, *, coarse: bool = False) -> Calibration:
+        """Return the calibration by the inputs that are in-distribution; `coarse` as in `score_tolerance`."""
+        return Calibration.from_scores(self.scores[self.is_id], accept, coarse=coarse)
 
     def refuse_selected(self, before: Calibration) -> None:
         """Raise an error if all scores are on one side of the threshold or of the median, and this is no chance.

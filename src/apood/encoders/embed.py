@@ -290,7 +290,7 @@ def embed_to_store(
     portion_seconds = min(_PORTION_SECONDS, commit_seconds / 2)
     # Closing the writer commits the open shard, whatever happens. Only a kill loses sequences that were encoded.
     try:
-        held = _skip_held(iterator, writer, folder, encoder, skipped if skip_bad else None)
+        held = _skip_held(iterator, writer, encoder, skipped if skip_bad else None)
         refused = 0
         started = time.perf_counter()
         with (
@@ -382,7 +382,6 @@ class _Held(NamedTuple):
 def _skip_held(
     records: Iterator[Record | BadRecord],
     writer: TokenStoreWriter,
-    folder: str | Path,
     encoder: Encoder,
     skipped: Skipped | None,
 ) -> _Held:
@@ -393,7 +392,7 @@ def _skip_held(
     """
     if not writer.sequences:
         return _Held(0, 0, 0)
-    store = TokenStore(folder)
+    store = TokenStore(writer.folder)
     held, covered = count_documents(store), writer.tally.get("sequences", writer.sequences)
     refuses = encoder.identity.get("on_long") is not None
     good = keep_good(records, skipped)
@@ -403,7 +402,7 @@ def _skip_held(
         some = list(itertools.islice(good, min(held - done, _PREPARED_AGAIN)))
         if not some:
             raise InputError(
-                f"The token store {str(folder)!r} already holds {format_count(held, 'record')}, more than the "
+                f"The token store {str(writer.folder)!r} already holds {format_count(held, 'record')}, more than the "
                 f"{format_count(done, 'record')} given: resume it with the records that it was started with, or more."
             )
         again = some if refuses else some[max(covered - done, 0) :]
@@ -417,7 +416,7 @@ def _skip_held(
         last = next((r.item for n, r in reversed([*enumerate(some)]) if n not in refused), last)
     if not _is_last_document(store, last, encoder):
         raise InputError(
-            f"The token store {str(folder)!r} holds {format_count(held, 'record')}, but not the first "
+            f"The token store {str(writer.folder)!r} holds {format_count(held, 'record')}, but not the first "
             f"{format_count(held, 'record')} given: resume it with the records that it was started with."
         )
     bad = bad if skipped is None else skipped.count

@@ -15,12 +15,13 @@ from apood.evaluation.split import Split, draw_share
 from apood.evaluation.study import run_study
 from apood.pipeline.checks import refuse_same_data
 from apood.support.checks import check_integer, format_count, suggest_name
+from apood.support.cloud import parse_place
 from apood.support.errors import ApoodError, InputError
 from apood.support.files import read_toml
 from apood.support.version import __version__
 from apood.tokens.documents import count_documents
 from apood.tokens.source import TokenSource, as_source, split
-from apood.tokens.store import TokenStore
+from apood.tokens.store import TokenStore, find_store
 
 __all__ = ["Comparison", "ComparisonPlan", "check_plan", "compare", "draw_splits", "read_plan"]
 
@@ -95,7 +96,7 @@ class ComparisonPlan:
     @property
     def stores(self) -> dict[str, Path]:
         """The folders among the sets."""
-        return {key: Path(data) for key, data in self.sets.items() if isinstance(data, str | Path)}
+        return {key: find_store(data) for key, data in self.sets.items() if isinstance(data, str | Path)}
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -186,10 +187,10 @@ def draw_splits(plan: ComparisonPlan) -> list[Split]:
 # plans from files
 
 
-def read_plan(path: Path, find_store: Callable[[Path], Any] = lambda given: given) -> ComparisonPlan:
+def read_plan(path: Path, find: Callable[[str | Path], Any] = find_store) -> ComparisonPlan:
     """Return the checked plan of a TOML file; paths of stores are relative to the file.
 
-    `find_store` returns the set for a path, which may lead to something else than a store.
+    `find` returns the set for a path or an address, which may lead to something else than a store.
     """
     try:
         content = read_toml(path)
@@ -198,12 +199,18 @@ def read_plan(path: Path, find_store: Callable[[Path], Any] = lambda given: give
     except ValueError as error:  # of TOML and of UTF-8
         raise InputError(f"The plan {path} is not TOML: {error}.") from error
     try:
-        return check_plan(_parse_plan(content, lambda given: find_store(path.parent / given)))
+        return check_plan(_parse_plan(content, lambda given: find(_find_beside(path, given))))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 
-def _parse_plan(content: dict[str, Any], find_store: Callable[[str], Any]) -> ComparisonPlan:
+def _find_beside(path: Path, given: str) -> str | Path:
+    """Return a path relative to the folder of a file; an address in a cloud store is returned as it is."""
+    place = parse_place(given)
+    return path.parent / place if isinstance(place, Path) else given
+
+
+def _parse_plan(content: dict[str, Any], find: Callable[[str], Any]) -> ComparisonPlan:
     _check_table("the plan", content, _TOP_KEYS)
     data = content.get("data")
     if data is None:
@@ -215,9 +222,9 @@ def _parse_plan(content: dict[str, Any], find_store: Callable[[str], Any]) -> Co
     if "methods" in content and not methods:
         raise InputError("methods is empty: name some as [[methods]], or leave it out to compare all methods.")
     numbers = {key: table[key] for table in (content, data) for key in _NUMBER_KEYS if key in table}
-    sets: dict[str, Any] = {key: find_store(data[key]) for key in _SET_KEYS if key in data}
+    sets: dict[str, Any] = {key: find(data[key]) for key in _SET_KEYS if key in data}
     return ComparisonPlan(
-        ood={name: find_store(store) for name, store in ood.items()},
+        ood={name: find(store) for name, store in ood.items()},
         methods=tuple(_parse_entry(number, table) for number, table in enumerate(methods, start=1)),
         **sets,
         **numbers,

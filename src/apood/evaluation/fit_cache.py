@@ -106,7 +106,10 @@ class CachedFit:
             found = load_detector(self.folder / "detector")
         except (ArtefactError, OSError):
             return None
-        return found if type(found) is type(self.unfitted) else None  # a subclass may share its base's name
+        if type(found) is not type(self.unfitted):  # a subclass may share its base's name
+            return None
+        self._forget_beginning()  # a fit that was killed at its very end may have left it
+        return found
 
     def _fit(self) -> Detector:
         folder, checkpoint = self.folder, Checkpoint(self.folder / "fit.checkpoint")
@@ -123,9 +126,13 @@ class CachedFit:
         detector.save(artefact)
         size = sum(file.stat().st_size for file in artefact.rglob("*") if file.is_file())
         write_json(folder / "fit.json", {"bytes": size, **facts})
-        checkpoint.delete()
-        (folder / "begun.json").unlink()
+        self._forget_beginning()
         return detector
+
+    def _forget_beginning(self) -> None:
+        """Delete what is there only while a fit is not complete."""
+        Checkpoint(self.folder / "fit.checkpoint").delete()
+        (self.folder / "begun.json").unlink(missing_ok=True)
 
     def _fit_from(self, checkpoint: Checkpoint) -> tuple[Detector, dict[str, Any]]:
         """Return a fitted copy, with the seconds and the warnings of the fit."""

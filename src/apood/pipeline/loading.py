@@ -17,7 +17,7 @@ def load(folder: str | Path, *, model: str | Path | None = None) -> Detector | T
     reach.
 
     Args:
-        folder: the folder.
+        folder: the folder, which may be in a cloud store, as in `s3://bucket/detector`.
         model: the folder of the encoder's model if it has moved, for a `TextDetector`. It must be the same model.
 
     Raises:
@@ -34,7 +34,7 @@ def load(folder: str | Path, *, model: str | Path | None = None) -> Detector | T
     """
     detector, facts = load_detector_and_facts(folder)
     if facts.text_settings is not None:
-        return TextDetector.restore(detector, facts, Path(folder), model)
+        return TextDetector.restore(detector, facts, folder, model)
     if model is not None:
         raise InputError(f"{folder} holds a detector of tokens, which opens no model: leave out model.")
     return detector

@@ -241,14 +241,17 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         return [neighbours.add_to(explanation) for explanation in explanations]
 
     def save(self, folder: str | Path) -> None:
-        """Write the detector to a folder, which `apood.load` reads. The model itself is not part of it."""
+        """Write the detector to a folder, which `apood.load` reads. The model itself is not part of it.
+
+        The folder may be in a cloud store, as in `s3://bucket/detector`.
+        """
         if self.facts.training is None:
             raise NotFittedError("This TextDetector is not fitted yet: call fit with in-distribution texts first.")
         settings = {"accept": self.accept, "hold_out": self.hold_out, "seed": self.seed}
         self.detector.save(folder, facts=replace(self.facts, text_settings=settings).to_json())
 
     @classmethod
-    def restore(cls, detector: Detector, facts: Facts, folder: Path, model: str | Path | None) -> Self:
+    def restore(cls, detector: Detector, facts: Facts, folder: str | Path, model: str | Path | None) -> Self:
         """Return the detector of texts that was saved to `folder` with these facts."""
         identity, settings = detector.encoder_ or {}, facts.text_settings or {}
         if facts.training is None or "model" not in identity or not {"accept", "hold_out", "seed"} == settings.keys():

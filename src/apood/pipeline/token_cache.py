@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
@@ -21,21 +20,16 @@ from apood.encoders.opening import open_encoder
 from apood.encoders.remote.client import is_address
 from apood.pipeline.opening import open_encoder_of
 from apood.support.errors import InputError
-from apood.support.files import lock_folder, refuse_unwritable
+from apood.support.files import find_user_cache, lock_folder, refuse_unwritable
 from apood.support.version import __version__
 from apood.tokens.documents import find_documents
 from apood.tokens.identity import drop_location
 from apood.tokens.source import Subset
 from apood.tokens.store import INDEX_FILE, StoreIndex
 
-__all__ = ["Sample", "TokenCache", "describe_source", "find_user_cache"]
+__all__ = ["Sample", "TokenCache", "describe_source"]
 
 _SAMPLED = 16  # texts that tell how long all take
-
-
-def find_user_cache() -> Path:
-    """Return the folder in which apood keeps token stores of texts for this user."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "apood" / "tokens"
 
 
 def describe_source(model: str | Path, open_encoder: Callable[[], Encoder]) -> dict[str, Any]:
@@ -78,7 +72,7 @@ class TokenCache:
     """
 
     def __init__(self, folder: Path | None, settings: Mapping[str, Any], open_encoder: Callable[[], Encoder]) -> None:
-        self.folder = find_user_cache() if folder is None else folder
+        self.folder = find_user_cache("tokens") if folder is None else folder
         self.made = 0
         self._settings, self._open = {"apood": __version__, **settings}, open_encoder
 

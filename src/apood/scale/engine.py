@@ -74,7 +74,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
         local: dict[str, Any] = {} if address else {"include_dashboard": False}
         try:
             with _silence():
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+                ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise InputError(f"There is no Ray cluster at {address or 'this machine'} ({error}).") from error
     try:

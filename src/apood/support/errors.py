@@ -3,6 +3,7 @@
 __all__ = [
     "ApoodError",
     "ArtefactError",
+    "CloudError",
     "DataWarning",
     "DivergedWarning",
     "FitWarning",
@@ -27,6 +28,10 @@ class NotCalibratedError(ApoodError, RuntimeError):
 
 class ServerError(ApoodError):
     """A model server that does not give the tokens that it is asked for."""
+
+
+class CloudError(ApoodError):
+    """An address in a cloud store that cannot be read or written."""
 
 
 class StoreError(ApoodError):

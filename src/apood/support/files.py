@@ -30,12 +30,14 @@ __all__ = [
     "MOST_TEXT_BYTES",
     "atomic_file",
     "atomic_folder",
+    "find_user_cache",
     "is_being_replaced",
     "is_temporary",
     "lock_folder",
     "open_regular",
     "parse_json",
     "read_json",
+    "read_text",
     "read_toml",
     "refuse_irregular",
     "refuse_unwritable",
@@ -57,6 +59,7 @@ _ORIGIN = re.compile(r"(?:([0-9a-f]{8})-(\d+)-)?[0-9a-f]{8}")  # of a temporary 
 _OLD_SECONDS = 24 * 3600.0  # no write takes this long
 _PREVIOUS = ".previous"  # the end of the name of a folder that was moved aside
 _PACKAGE = Path(__file__).parent.parent
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what a path makes of an address such as s3://bucket/key
 _FIT_ROOMS = ("tokens", "pooling", "fitting", "detectors")  # the code that decides what a fit learns
 
 
@@ -251,6 +254,11 @@ def _hold(lock_file: Path, *, wait: bool = True) -> Iterator[bool]:
             lock.release()
 
 
+def find_user_cache(kind: str) -> Path:
+    """Return the folder in which apood keeps files of this kind for this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "apood" / kind
+
+
 def sha256_of(path: Path) -> str:
     """Return the hexadecimal sha256 of a file's content."""
     with open_regular(path) as file:
@@ -279,7 +287,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file; raise ValueError if it is above `MOST_TEXT_BYTES` or no JSON."""
-    return parse_json(_read_text(path))
+    return parse_json(read_text(path))
 
 
 def parse_json(content: bytes | str) -> Any:
@@ -294,19 +302,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file; raise ValueError for anything that Python cannot read, deep nesting too."""
     import tomllib
 
-    text = _read_text(path).decode("utf-8")
+    text = read_text(path)
     try:
         return tomllib.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
-def _read_text(path: Path) -> bytes:
+def read_text(path: Path) -> str:
+    """Return the content of a text file; raise ValueError if it is above `MOST_TEXT_BYTES` or not UTF-8."""
     with open_regular(path) as file:
         content = file.read(MOST_TEXT_BYTES + 1)
     if len(content) > MOST_TEXT_BYTES:
         raise ValueError(f"it is larger than {MOST_TEXT_BYTES >> 20} MiB, the limit for such a file")
-    return content
+    return content.decode("utf-8")
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -324,6 +333,8 @@ def refuse_irregular(path: Path) -> None:
 
 def refuse_unwritable(path: Path) -> None:
     """Raise InputError if nothing can be written to `path`. No folder is created."""
+    if _ADDRESS.match(str(path)):
+        raise InputError(f"Nothing can be written to {path}: it is an address, and a path of this machine is needed.")
     folder = path.parent
     try:
         while not folder.exists() and not folder.is_symlink() and folder != folder.parent:

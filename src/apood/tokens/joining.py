@@ -8,15 +8,16 @@ import numpy as np
 import torch
 
 from apood.support.checks import format_count
+from apood.support.cloud import Place, parse_place
+from apood.support.cloud_folders import publish_folder
 from apood.support.errors import InputError, StoreError
-from apood.support.files import atomic_folder
 from apood.support.progress import progress_bar
 from apood.tokens.batch import cut_by_budget, dtype_name
 from apood.tokens.digests import content_digest
 from apood.tokens.documents import count_documents, find_documents, make_document_mask
 from apood.tokens.identity import describe_other, same_encoder
 from apood.tokens.source import Subset, TokenSource, token_budget
-from apood.tokens.store import StoreIndex, TokenStore
+from apood.tokens.store import INDEX_FILE, StoreIndex, TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
 __all__ = ["merge_stores", "split_store", "write_joined"]
@@ -24,7 +25,7 @@ __all__ = ["merge_stores", "split_store", "write_joined"]
 _SLACK = 1e-9  # by which shares such as 0.1 and 0.2 and 0.7 may exceed 1
 
 
-def merge_stores(folders: Sequence[Path], out: Path) -> TokenStore:
+def merge_stores(folders: Sequence[str | Path], out: str | Path) -> TokenStore:
     """Write all sequences of several stores to the new store `out`, in the order given, and return it.
 
     The result is the store that would have been written if all of them had been embedded in one run. Every shard is
@@ -46,12 +47,12 @@ def merge_stores(folders: Sequence[Path], out: Path) -> TokenStore:
             )
     for before, after in itertools.pairwise(store for store in stores if len(store)):
         _refuse_continued(before, after)
-    with atomic_folder(out, _refuse_occupied) as temporary:
+    with publish_folder(parse_place(out), INDEX_FILE, _refuse_occupied) as temporary:
         write_joined(stores, temporary, _add_tallies([store.index for store in stores]))
     return TokenStore(out)
 
 
-def split_store(folder: Path, shares: Mapping[str, float], out: Path, seed: int) -> dict[str, TokenStore]:
+def split_store(folder: str | Path, shares: Mapping[str, float], out: str | Path, seed: int) -> dict[str, TokenStore]:
     """Write random parts of a store to the new stores `out/NAME`, and return these by their names.
 
     A part has its share of the documents, all windows of each, in the order of the store. No document is in two parts.
@@ -92,13 +93,13 @@ def split_store(folder: Path, shares: Mapping[str, float], out: Path, seed: int)
             raise StoreError(
                 f"The token store {folder} has documents without a first window, which a split would join to others."
             )
-    with atomic_folder(out, _refuse_occupied) as temporary:
+    with publish_folder(parse_place(out), INDEX_FILE, _refuse_occupied) as temporary:
         for name, part in parts.items():
             write_joined([part], temporary / name, {})
-    return {name: TokenStore(out / name) for name in shares}
+    return {name: TokenStore(f"{out}/{name}") for name in shares}
 
 
-def _open_complete(folder: Path) -> TokenStore:
+def _open_complete(folder: str | Path) -> TokenStore:
     store = TokenStore(folder)
     if store.index.unfinished:
         raise StoreError(
@@ -140,8 +141,9 @@ def _refuse_continued(before: TokenStore, after: TokenStore) -> None:
         )
 
 
-def _refuse_occupied(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+def _refuse_occupied(folder: Place) -> None:
+    is_empty_folder = isinstance(folder, Path) and folder.is_dir() and not any(folder.iterdir())
+    if folder.exists() and not is_empty_folder:
         raise InputError(f"{folder} already exists and is not empty: choose another folder, or delete it first.")
 
 

@@ -9,7 +9,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from apood.support.checks import suggest_name
+from apood.support.cloud import parse_place
+from apood.support.cloud_folders import fetch_folder
 from apood.support.errors import InputError, StoreError
 from apood.support.files import open_regular, read_json, write_json
 from apood.tokens.batch import Ragged, TokenBatch, as_indices, bytes_of, dtype_name, empty_rows
@@ -37,6 +39,7 @@ __all__ = [
     "StoreIndex",
     "TokenStore",
     "channel_prefix",
+    "find_store",
     "lay_out",
     "shard_file",
 ]
@@ -340,6 +343,18 @@ def _has_checksum(file: BufferedReader, sha256: str) -> bool:
     return True
 
 
+def find_store(given: str | Path) -> Path:
+    """Return the folder of a store on this machine; one in a cloud store is fetched first, and all hashes checked."""
+    place = parse_place(given)
+    if isinstance(place, Path):
+        return place
+
+    def list_files(folder: Path) -> Iterator[str]:
+        return (shard.file for shard in StoreIndex.read(folder).shards)
+
+    return fetch_folder(place, INDEX_FILE, list_files, lambda folder: TokenStore(folder).verify())
+
+
 class TokenStore(BaseSource):
     """A token source on disk: the sequences that a `TokenStoreWriter` committed to `folder`.
 
@@ -350,12 +365,13 @@ class TokenStore(BaseSource):
     checksum, and raises a StoreError if the shard was damaged or changed.
 
     Args:
-        folder: the folder of the store.
+        folder: the folder of the store. One in a cloud store, as in `s3://bucket/store`, is read from a copy in the
+            user's cache, which is fetched first.
         channels: the channels to read, all by default. A channel such as `logits` can be far larger than the tokens.
         verify: whether the first read from a shard computes its checksum. False returns what a damaged shard holds.
 
     Attributes:
-        folder: the folder of the store.
+        folder: the folder of the store, or of its copy.
         index: the content of its index when it was opened.
         dim: the dimension D of a token.
         dtype: the dtype of the tokens.
@@ -377,7 +393,7 @@ class TokenStore(BaseSource):
     """
 
     def __init__(self, folder: str | Path, *, channels: Collection[str] | None = None, verify: bool = True) -> None:
-        self.folder = Path(folder)
+        self.folder = find_store(folder)
         self._verify = verify
         self.index = StoreIndex.read(self.folder)
         known = self.index.channels

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apood.support.errors import InputError, StoreError
+from apood.support.cloud import CloudAddress, parse_place
+from apood.support.cloud_folders import find_work_folder, keep_copy, upload_folder
+from apood.support.errors import CloudError, InputError, StoreError
 from apood.support.files import LOCK_FILE, atomic_file, is_temporary, lock_folder
 from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, bytes_of, dtype_name
 from apood.tokens.documents import find_documents
@@ -58,7 +60,8 @@ class TokenStoreWriter:
     error in such a thread is raised by a later call, at the latest at the end of the block.
 
     Args:
-        folder: the folder of the store: new, empty, or with `resume` that of an interrupted store.
+        folder: the folder of the store: new, empty, or with `resume` that of an interrupted store. A store for the
+            cloud, as in `s3://bucket/store`, is written to the user's cache, and uploaded when it is complete.
         dim: the dimension D of a token.
         dtype: the dtype to store tokens in: float16, bfloat16, float32 or float64.
         encoder: the identity of the encoder that makes the tokens, if known.
@@ -67,6 +70,7 @@ class TokenStoreWriter:
         resume: whether to continue a store that exists already.
 
     Attributes:
+        folder: the folder on this machine that is written to.
         sequences: the number of committed sequences, which survive a crash.
         tally: the last committed counts about the first `tally["sequences"]` sequences; may be empty.
 
@@ -98,7 +102,11 @@ class TokenStoreWriter:
         if dtype not in FLOAT_DTYPES:
             raise InputError(f"Tokens are stored as {', '.join(map(dtype_name, FLOAT_DTYPES))}, got {dtype}.")
         wanted = StoreIndex(dim, dtype, _check_identity(encoder), {}, unfinished=True)
-        self._folder = Path(folder)
+        place = parse_place(folder)
+        self._address = place if isinstance(place, CloudAddress) else None
+        self._folder = find_work_folder(place)
+        if self._address is not None and (self._address / INDEX_FILE).exists():
+            raise StoreError(f"There is already a token store in {self._address}: choose another place.")
         self._shard_bytes, self._commit_seconds = shard_bytes, commit_seconds
         self._committed_at = time.monotonic()
         self._open: list[dict[str, Ragged]] = []
@@ -178,6 +186,11 @@ class TokenStoreWriter:
                     f"The token store {self._folder} cannot be resumed with another {name}: "
                     f"it has {found}, got {asked}."
                 )
+
+    @property
+    def folder(self) -> Path:
+        """The folder on this machine that is written to."""
+        return self._folder
 
     @property
     def sequences(self) -> int:
@@ -292,7 +305,23 @@ class TokenStoreWriter:
             with self._disk_errors():
                 index.write(self._folder)
             self._index = index
-        self._release()
+        uploads = self._address if self._lock is not None and finished else None
+        try:
+            if uploads is not None:
+                self._upload(uploads)
+        finally:
+            self._release()
+        if uploads is not None:
+            keep_copy(self._folder, uploads, INDEX_FILE)
+
+    def _upload(self, address: CloudAddress) -> None:
+        try:
+            upload_folder(self._folder, address, INDEX_FILE)
+        except CloudError as error:
+            raise CloudError(
+                f"{str(error).rstrip('.')}; the token store is complete in {self._folder}, and will be uploaded if its "
+                "writing is resumed."
+            ) from error
 
     def _add_tally(self, index: StoreIndex) -> StoreIndex:
         """Return the index with the last tally that covers only its own sequences."""

@@ -14,7 +14,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -29,8 +29,10 @@ from torch import Tensor
 from apood.decisions.conformal import Calibration, score_tolerance
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.registry import find_saved_class, name_class
+from apood.support.cloud import CloudAddress, Place, parse_place
+from apood.support.cloud_folders import fetch_folder, publish_folder
 from apood.support.errors import ArtefactError, InputError
-from apood.support.files import atomic_folder, is_being_replaced, read_json, sha256_of, write_json
+from apood.support.files import is_being_replaced, read_json, sha256_of, write_json
 from apood.support.version import __version__
 
 __all__ = [
@@ -61,10 +63,14 @@ _PLAIN = {Tensor: Tensor, bool: bool, int: int, float: int | float, str: str}  #
 _CALIBRATION = ("accept_", "threshold_", "calibration_scores_")  # absent before `calibrate`
 
 
-def save_detector(detector: Detector, folder: Path, facts: Mapping[str, Any] | None = None) -> None:
-    """Write `detector` to `folder`, replacing an older artefact there in one step; `facts` are JSON about it."""
+def save_detector(detector: Detector, folder: str | Path, facts: Mapping[str, Any] | None = None) -> None:
+    """Write `detector` to `folder`, replacing an older artefact there; `facts` are JSON about it.
+
+    On this machine it is replaced in one step. A cloud store has no such step: until the end, readers find a detector
+    that is incomplete, and refuse it.
+    """
     try:
-        with atomic_folder(folder, refuse_foreign) as temporary:
+        with publish_folder(parse_place(folder), _CONFIG, refuse_foreign) as temporary:
             _write(detector, temporary, facts or {})
     except (OSError, SafetensorError) as error:  # a full disk raises the latter
         cause = getattr(error, "strerror", None) or error
@@ -131,7 +137,10 @@ def load_with_facts(folder: str | Path) -> tuple[Detector, dict[str, Any]]:
     Raises:
         ArtefactError: if there is no detector, or it is incomplete, was changed, or is from a newer apood.
     """
-    folder = Path(folder)
+    place = parse_place(folder)
+    if isinstance(place, CloudAddress):
+        place = fetch_folder(place, _CONFIG, _list_files, load_with_facts)
+    folder = place
     for _ in range(_ATTEMPTS):
         before = _identify(folder)
         try:
@@ -205,9 +214,11 @@ def _restore_calibration(stored: dict[str, Any], where: str) -> Calibration | No
     try:
         if not (isinstance(accept, float) and isinstance(threshold, float) and isinstance(scores, Tensor)):
             raise InputError("accept_ and threshold_ must be numbers, and calibration_scores_ a tensor.")
-        calibration = Calibration.from_scores(scores, accept)
+        calibration, coarse = (Calibration.from_scores(scores, accept, coarse=own) for own in (False, True))
     except InputError as error:
         raise ArtefactError(f"The calibration in {where} is not valid: {error}") from error
+    if threshold == coarse.threshold:
+        return coarse
     # older versions stored the k-th smallest score itself
     if not calibration.threshold <= threshold <= calibration.threshold + 2 * score_tolerance(scores):
         raise ArtefactError(
@@ -252,8 +263,14 @@ def _check_learnt(annotation: Any, value: Any, sizes: dict[str, Any]) -> Any:
     return value
 
 
-def refuse_foreign(folder: Path) -> None:
+def refuse_foreign(folder: Place) -> None:
     """Raise an error if `folder` holds anything but a saved detector, because saving replaces the whole folder."""
+    if isinstance(folder, CloudAddress):
+        if foreign := sorted(set(folder.list_names()) - {_CONFIG, _TENSORS, _MEMBERS}):
+            raise ArtefactError(
+                f"{folder} exists and is not just a saved detector ({foreign[0]}); choose another folder."
+            )
+        return
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     others = set(folder.glob("*")) - {folder / name for name in (_CONFIG, _TENSORS, _MEMBERS)}
@@ -265,6 +282,15 @@ def refuse_foreign(folder: Path) -> None:
     if others:
         other = min(others).relative_to(folder)
         raise ArtefactError(f"{folder} exists and is not just a saved detector ({other}); choose another folder.")
+
+
+def _list_files(folder: Path) -> Iterator[str]:
+    """Yield the files of a saved detector besides its configuration; each is read when the next one is asked for."""
+    yield _TENSORS
+    for number in range(len(_read_config(folder).get(_MEMBERS, []))):
+        place = f"{_MEMBERS}/{number}"
+        yield f"{place}/{_CONFIG}"
+        yield from (f"{place}/{name}" for name in _list_files(folder / place))
 
 
 def _list_content(folder: Path, config: dict[str, Any]) -> set[Path]:

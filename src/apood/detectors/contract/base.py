@@ -19,6 +19,7 @@ from torch import Tensor
 from apood.decisions.conformal import Calibration, benjamini_hochberg
 from apood.detectors.contract.data_checks import (
     find_nonempty,
+    is_coarse,
     refuse_incompatible,
     refuse_lacking,
     refuse_nonfinite,
@@ -297,7 +298,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
                 stacklevel=2,
             )
         scores = scores[find_worst(scores, source)]
-        calibration = Calibration.from_scores(scores, accept)
+        calibration = Calibration.from_scores(scores, accept, coarse=is_coarse(source))
         if np.isneginf(calibration.threshold):  # a score of -inf is always OOD, so the promise could not be kept
             raise InputError(
                 f"{np.isneginf(scores).sum()} of {len(scores)} calibration sequences have the score -inf, because "
@@ -369,12 +370,12 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         return benjamini_hochberg(self.p_values(X), rate)
 
     def save(self, folder: str | Path, *, facts: Mapping[str, Any] | None = None) -> None:
-        """Write the detector, with `facts` about it, to a folder of JSON and safetensors files, for `apood.load`."""
+        """Write the detector, with `facts` about it, to a folder or to `s3://bucket/folder`, for `apood.load`."""
         from apood.detectors.contract.artefact import save_detector  # here, because it imports this module
 
         check_is_fitted(self, "dim_")
         self._compare_parameters()  # without the cache: nothing tells it that a parameter of a member was set
-        save_detector(self, Path(folder), facts)
+        save_detector(self, folder, facts)
 
     # The cache of what scoring derives from learnt attributes.
 

@@ -17,6 +17,7 @@ from apood.tokens.source import TokenSource, token_budget
 __all__ = [
     "find_nonempty",
     "get_required_parts",
+    "is_coarse",
     "refuse_incompatible",
     "refuse_lacking",
     "refuse_nonfinite",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 _TOKENS = "tokens"
+_SAMPLED = 16  # sequences that show the precision of all
 _LARGEST = 1e15  # in size: squares of such values can be added up in float32
 
 
@@ -51,6 +53,14 @@ def find_nonempty(batch: TokenBatch, requires: frozenset[str]) -> Tensor:
     parts = get_required_parts(batch, requires).values()
     bounds = [part.offsets.numpy() for part in parts]  # numpy is faster than torch on a few numbers
     return torch.from_numpy(np.logical_and.reduce([own[1:] > own[:-1] for own in bounds]))
+
+
+def is_coarse(source: TokenSource) -> bool:
+    """Return whether the tokens have the precision of bfloat16 alone, whatever dtype they are stored in."""
+    if not source.dim:
+        return False
+    values = source.select(slice(0, _SAMPLED)).values
+    return bool((values == values.to(torch.bfloat16).to(values.dtype)).all())
 
 
 def refuse_incompatible(

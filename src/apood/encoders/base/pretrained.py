@@ -19,6 +19,7 @@ from torch import nn
 from apood.encoders.base.known_models import find_hub_id, find_installed, suggest_installed
 from apood.encoders.base.model_files import check_model_files, find_weight_files, read_weight_header
 from apood.support.checks import import_optional
+from apood.support.cloud import CloudAddress, parse_place
 from apood.support.errors import InputError
 from apood.support.files import read_json, sha256_of
 from apood.tokens.batch import FLOAT_DTYPES, dtype_name
@@ -105,7 +106,9 @@ def find_pretrained(model: str | Path | Pretrained, *, download: bool = True) ->
     """
     if isinstance(model, Pretrained):
         return model
-    folder = Path(model)
+    folder = parse_place(model)
+    if isinstance(folder, CloudAddress):
+        raise InputError(f"The model {folder} is in a cloud store: copy it to this machine, and give its folder.")
     if folder.is_dir():
         found = Pretrained(folder, folder.resolve().name, None)
     elif folder.exists():

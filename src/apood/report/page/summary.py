@@ -102,7 +102,7 @@ def _describe_calibration(calibration: Calibration, sets: Sequence[ScoredSet]) -
     rows = []
     for accept in sorted({*_ACCEPT_RATES, calibration.accept}):
         try:
-            other = Calibration.from_scores(calibration.scores, accept)
+            other = Calibration.from_scores(calibration.scores, accept, coarse=calibration.coarse)
         except InputError:  # too few calibration scores for this accept rate
             continue
         refused = {one.name: int((~other.accepts(one.scores)).sum()) for one in sets}

@@ -1,5 +1,6 @@
 """What is served: a calibrated detector and, for texts, its encoder. Requests become pieces that share batches."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,8 @@ from apood.pipeline.opening import open_text_encoder_of
 from apood.serving.http.batcher import Run
 from apood.serving.http.lengths import LengthWatch
 from apood.serving.shared.verdicts import Judged, Verdict, decide, find_owners, score_states
+from apood.support.cloud import parse_place
 from apood.support.errors import InputError
-from apood.support.files import sha256_of
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.documents import number_documents
 
@@ -184,7 +185,7 @@ class Served:
         return self.prepare_texts([" ".join(["a"] * longest)] * max(1, self.batch_tokens // longest))
 
 
-def load_served(folder: Path, model: str | None = None, chat: Chat | None = None) -> Served:
+def load_served(folder: str | Path, model: str | None = None, chat: Chat | None = None) -> Served:
     """Return the detector in a folder with its encoder, if it knows one.
 
     Args:
@@ -192,7 +193,8 @@ def load_served(folder: Path, model: str | None = None, chat: Chat | None = None
         model: the folder of the encoder, if it has moved.
         chat: which text of a conversation is judged; None for what the detector was built for, or `last-user`.
     """
-    digest = sha256_of(folder / "config.json")[:12] if (folder / "config.json").is_file() else ""
+    config = parse_place(folder) / "config.json"
+    digest = hashlib.sha256(config.read_bytes()).hexdigest()[:12] if config.is_file() else ""
     detector, facts = load_detector_and_facts(folder)
     if None not in (chat, facts.chat) and chat != facts.chat:
         raise InputError(

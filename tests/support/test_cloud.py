@@ -1,0 +1,292 @@
+"""Addresses and folders in cloud stores. A folder stands for the buckets here; tests/partners has real servers."""
+
+import gzip
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import apood
+from apood import KNN, TokenBatch, TokenStore, TokenStoreWriter
+from apood.cli.app import app
+from apood.data.inputs import Request, read_records
+from apood.data.parts import find_parts, read_part
+from apood.data.record import Record
+from apood.encoders.base.pretrained import find_pretrained
+from apood.support import cloud
+from apood.support.cloud import CloudAddress, parse_place, write_file
+from apood.support.cloud_folders import find_work_folder
+from apood.support.errors import ApoodError, CloudError, InputError, StoreError
+
+pytest.importorskip("pyarrow")
+
+
+class Buckets:
+    """A file system of pyarrow whose buckets are folders; like a cloud store, it needs no folders for its objects."""
+
+    def __init__(self, root: Path) -> None:
+        from pyarrow import fs
+
+        self._root, self._system = root, fs.SubTreeFileSystem(str(root), fs.LocalFileSystem())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._system, name)
+
+    def open_output_stream(self, path: str, **options: Any) -> Any:
+        (self._root / path).parent.mkdir(parents=True, exist_ok=True)
+        return self._system.open_output_stream(path, **options)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that stands for s3://bucket."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cloud" / "bucket").mkdir(parents=True)
+    monkeypatch.setattr(cloud, "_connect", lambda _: Buckets(tmp_path / "cloud"))
+    return tmp_path / "cloud" / "bucket"
+
+
+@pytest.fixture
+def forget_copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], None]:
+    return lambda: monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+
+
+def run(*arguments: Any) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def write_store(place: str, value: float = 1.0, count: int = 3) -> None:
+    with TokenStoreWriter(place, dim=4, shard_bytes=32) as writer:
+        writer.append(TokenBatch.from_sequences([np.full((2, 4), value + n, "f4") for n in range(count)]))
+
+
+def test_a_name_is_a_path_or_an_address():
+    assert parse_place("data/x.jsonl") == Path("data/x.jsonl") == parse_place(Path("data/x.jsonl"))
+    assert parse_place("hf:owner/name:train") == Path("hf:owner/name:train")
+    assert parse_place("file:///tmp/a%20b/c") == Path("/tmp/a b/c") == parse_place("file://localhost/tmp/a b/c")
+    address = parse_place("s3://bucket/a/b.jsonl/")
+    assert address == CloudAddress("s3", "bucket", "a/b.jsonl")
+    assert (str(address), address.name, address.suffix) == ("s3://bucket/a/b.jsonl", "b.jsonl", ".jsonl")
+    assert str(parse_place("GS://bucket") / "x") == "gs://bucket/x"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("az://container/x", r"'az://container/x' is an address of an unknown kind: allowed are s3://BUCKET/KEY, gs:"),
+        ("https://host/x.jsonl", "unknown kind"),
+        ("s3://", "does not name a bucket: an address is s3://BUCKET/KEY"),
+        ("s3:///key", "does not name a bucket"),
+        ("s3://bucket//x", "has an empty part"),
+        ("gs://bucket/a/../../x", "'.' or '..'"),
+        ("s3://bucket/x?endpoint_override=evil.example", "'s3://bucket/x' has settings after its question mark"),
+        ("file://host/x", r"is no path of this machine: it is written file:///PATH"),
+        (Path("s3://bucket/x"), "has one slash too few: give an address as a text"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(given, said):
+    with pytest.raises(InputError, match=said):
+        parse_place(given)
+
+
+@pytest.mark.parametrize("given", ["s3://KEY:SECRET@bucket/x", "s3://KEY:SEC/RET@bucket/x", "gs://SECRET@bucket"])
+def test_credentials_in_an_address_are_refused_and_not_repeated(given):
+    with pytest.raises(InputError, match="give these in the environment") as caught:
+        parse_place(given)
+    assert "SEC" not in str(caught.value)
+
+
+def test_a_path_that_was_an_address_is_not_written_to_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_store("store")
+    result = CliRunner().invoke(app, ["select", "store", "--method", "knn", "--out", "s3://bucket/search"])
+    assert result.exit_code == 2 and "it is an address, and a path of this machine is needed" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_model_is_not_fetched_because_a_detector_names_it():
+    with pytest.raises(InputError, match="s3://bucket/model is in a cloud store: copy it to this machine"):
+        find_pretrained("s3://bucket/model", download=False)
+
+
+def test_inputs_are_read_as_streams_and_by_patterns(bucket):
+    import pyarrow
+    import pyarrow.parquet
+
+    for name in ("a", "b"):
+        (bucket / "in" / name).mkdir(parents=True)
+    (bucket / "in" / "a" / "1.jsonl").write_text('{"text": "one"}\n')
+    (bucket / "in" / "b" / "2.jsonl.gz").write_bytes(gzip.compress(b'{"text": "two"}\n'))
+    (bucket / "in" / "b" / ".hidden.jsonl").write_text('{"text": "no"}\n')
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"text": "three"}]), bucket / "in" / "3.parquet")
+
+    def read(*names: str) -> list[str]:
+        return [record.item for record in read_records(names) if isinstance(record, Record)]
+
+    assert read("s3://bucket/in/**/*.jsonl*", "s3://bucket/in/3.parquet") == ["one", "two", "three"]
+    assert read("s3://bucket/in/?/1.jsonl") == ["one"]
+    assert read(f"file://{bucket}/in/a/1.jsonl") == ["one"]
+    parts = find_parts(["s3://bucket/in/*/*.jsonl*", f"file://{bucket}/in/3.parquet"], 1000)
+    assert [part.name.rpartition("/in/")[2] for part in parts] == ["a/1.jsonl", "b/2.jsonl.gz", "3.parquet"]
+    assert [r.item for part in parts for r in read_part(part, Request())] == ["one", "two", "three"]
+    with pytest.raises(InputError, match=r"There is nothing at 's3://bucket/in/none.txt'"):
+        read_records(["s3://bucket/in/none.txt"])
+
+
+def test_a_store_is_uploaded_with_its_index_last_and_read_from_a_copy(bucket, monkeypatch, forget_copies):
+    upload, order = CloudAddress.upload, list[str]()
+
+    def note(address: CloudAddress, file: Path) -> None:
+        order.append(address.name)
+        upload(address, file)
+
+    monkeypatch.setattr(CloudAddress, "upload", note)
+    write_store("s3://bucket/store")
+    assert order == ["shard-00000.safetensors", "shard-00001.safetensors", "shard-00002.safetensors", "index.json"]
+    assert sorted(path.name for path in (bucket / "store").iterdir()) == sorted(order)
+    downloads = list[str]()
+    download = CloudAddress.download
+    monkeypatch.setattr(CloudAddress, "download", lambda a, file: (downloads.append(a.name), download(a, file))[1])
+    assert len(TokenStore("s3://bucket/store")) == 3
+    assert downloads == []  # the copy of the writer
+    forget_copies()
+    assert len(TokenStore("s3://bucket/store")) == len(TokenStore("s3://bucket/store")) == 3
+    assert sorted(downloads) == sorted(order[:-1])
+    with pytest.raises(StoreError, match="already a token store in s3://bucket/store"):
+        write_store("s3://bucket/store")
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_fetch_that_was_interrupted_goes_on(monkeypatch, forget_copies):
+    write_store("s3://bucket/store")
+    forget_copies()
+    download, done = CloudAddress.download, list[str]()
+
+    def stop_after_two(address: CloudAddress, file: Path) -> None:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(address.name)
+        download(address, file)
+
+    monkeypatch.setattr(CloudAddress, "download", stop_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        TokenStore("s3://bucket/store")
+    done.clear()
+    assert len(TokenStore("s3://bucket/store")) == 3
+    assert done == ["shard-00002.safetensors"]
+
+
+def test_files_that_do_not_belong_together_are_refused_and_not_kept(bucket, forget_copies):
+    KNN(k=1).fit([np.ones((2, 4)), np.zeros((2, 4))]).save("s3://bucket/detector")
+    KNN(k=1).fit([np.ones((2, 4)), np.full((2, 4), 5.0)]).save("other")
+    good = (bucket / "detector" / "model.safetensors").read_bytes()
+    (bucket / "detector" / "model.safetensors").write_bytes(Path("other/model.safetensors").read_bytes())
+    forget_copies()
+    with pytest.raises(ApoodError, match=r"s3://bucket/detector/model.safetensors is not the file that was saved"):
+        apood.load("s3://bucket/detector")
+    (bucket / "detector" / "model.safetensors").write_bytes(good)
+    assert isinstance(apood.load("s3://bucket/detector"), KNN)
+    (bucket / "detector" / "config.json").unlink()
+    with pytest.raises(CloudError, match=r"incomplete: it has no config.json, which is written last"):
+        apood.load("s3://bucket/detector")
+    (bucket / "detector" / "notes.txt").write_text("mine")
+    with pytest.raises(ApoodError, match="is not just a saved detector"):
+        apood.load("other").save("s3://bucket/detector")
+
+
+def test_names_in_a_store_cannot_lead_out_of_the_copy(bucket, forget_copies):
+    write_store("s3://bucket/store")
+    index = json.loads((bucket / "store" / "index.json").read_text())
+    index["shards"][0]["file"] = "../../../stolen"
+    (bucket / "store" / "index.json").write_text(json.dumps(index))
+    forget_copies()
+    with pytest.raises(StoreError, match=r"index.json in s3://bucket/store is damaged"):
+        TokenStore("s3://bucket/store")
+
+
+def test_commands_take_addresses(bucket, forget_copies):
+    write_store("s3://bucket/train", count=30)
+    write_store("s3://bucket/more", value=0.5, count=30)
+    run("fit", "s3://bucket/train", "--method", "knn", "--out", "s3://bucket/detector")
+    forget_copies()
+    run("calibrate", "s3://bucket/detector", "s3://bucket/more")
+    run("score", "s3://bucket/detector", "s3://bucket/more", "--out", "s3://bucket/out/scores.jsonl")
+    assert len((bucket / "out" / "scores.jsonl").read_text().splitlines()) == 30
+    run("store", "merge", "s3://bucket/train", "s3://bucket/more", "--out", "s3://bucket/all")
+    run("store", "split", "s3://bucket/all", "--part", "a=0.5", "--part", "b=0.5", "--out", "s3://bucket/parts")
+    assert len(TokenStore("s3://bucket/all")) == 60 == 2 * len(TokenStore("s3://bucket/parts/b"))
+    assert '"folder": "s3://bucket/all"' in run("inspect", "s3://bucket/all", "--json")
+
+
+def test_file_addresses_are_paths(tmp_path):
+    write_store(f"file://{tmp_path}/store", count=30)
+    run("fit", f"file://{tmp_path}/store", "--method", "knn", "--out", f"file://{tmp_path}/detector")
+    assert isinstance(apood.load(f"file://{tmp_path}/detector"), KNN)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["detector", "store"]
+
+
+def test_objects_are_the_bytes_of_files(bucket):
+    address = CloudAddress("s3", "bucket", "x.gz")
+    for content in (gzip.compress(b"text"), b""):
+        Path("x").write_bytes(content)
+        address.upload(Path("x"))
+        assert (bucket / "x.gz").read_bytes() == content == address.read_bytes()
+
+
+def test_an_output_that_fails_leaves_nothing(bucket):
+    with pytest.raises(ZeroDivisionError), write_file(parse_place("s3://bucket/x.txt")) as temporary:
+        temporary.write_text("half")
+        raise ZeroDivisionError
+    assert not (bucket / "x.txt").exists() and not temporary.exists()
+    assert find_work_folder(parse_place("s3://bucket/a")) != find_work_folder(parse_place("gs://bucket/a"))
+
+
+def test_a_store_that_never_answers_is_given_up(monkeypatch):
+    answer = threading.Event()
+    monkeypatch.setattr(cloud, "_open_s3", lambda *_: answer.wait(60))
+    monkeypatch.setattr(cloud, "_ANSWER_SECONDS", 0.1)
+    with pytest.raises(CloudError, match=r"s3://silent cannot be opened: the store did not answer within 0.1 seconds"):
+        apood.load("s3://silent/detector")
+    answer.set()
+
+
+def test_a_cluster_writes_to_a_shared_disk_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("x.txt").write_text("text\n")
+    for command in (["score", "detector"], ["embed", "--model", "model"]):
+        result = CliRunner().invoke(app, [*command, "x.txt", "--engine", "ray", "--out", "s3://bucket/out"])
+        assert result.exit_code == 2 and "a folder that all machines see" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("AWS Error ACCESS_DENIED during HeadObject", "access was denied"),
+        ("AWS Error NO_SUCH_BUCKET during PutObject", "there is no such bucket"),
+        ("curlCode: 28, Timeout was reached", "the store does not answer"),
+        ("Could not create a OAuth2 access token", "there are no credentials"),
+        ("AWS Error UNKNOWN (HTTP status 301) during HeadObject", "another region: set AWS_REGION"),
+        ("something else", "the store refuses it"),
+    ],
+)
+def test_errors_of_the_store_become_sentences(error, said, monkeypatch):
+    def fail(_: object) -> None:
+        raise OSError(error)
+
+    monkeypatch.setattr(cloud, "_connect", fail)
+    with pytest.raises(CloudError, match=rf"^s3://bucket/x/config.json cannot be read: .*{said}"):
+        apood.load("s3://bucket/x")
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"s3://nobody.* needs the package pyarrow: pip install 'apood\[cloud\]'"):
+        apood.load("s3://nobody/x")
