@@ -158,3 +158,16 @@ def test_the_default_is_the_recommended_fusion(apood, stores, tmp_path, one_thre
 def test_the_members_of_a_fusion_cannot_be_set(refused, stores, tmp_path):
     sentence = refused("fit", stores / "train", "--out", tmp_path / "out", "--set", "members=knn")
     assert "members can be set in Python only" in sentence
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_default_reads_the_summary_of_a_store(apood, stores, tmp_path):
+    from apood.tokens.store import TokenStore
+    from apood.tokens.writer import TokenStoreWriter
+
+    tokens = TokenStore(stores / "train", channels=()).select(slice(None))
+    with TokenStoreWriter(tmp_path / "store", dim=tokens.dim, dtype=tokens.dtype) as writer:
+        writer.append(tokens)
+    for store, channels in ((stores / "train", {"tokens", "summary"}), (tmp_path / "store", {"tokens"})):
+        apood("fit", store, "--out", tmp_path / "detector", "--force")
+        assert load_detector(tmp_path / "detector").requires == channels

@@ -164,23 +164,24 @@ def _describe_type(allowed: Any) -> str:
 
 
 def open_store(given: str | Path, detector: "type[Detector] | Detector", *, verify: bool = True) -> "TokenStore":
-    """Return the store in a folder with only the channels that the detector reads. Warn if it is incomplete.
+    """Return the store in a folder with only the channels that the detector can use. Warn if it is incomplete.
 
     Without `verify`, the hashes of its shards are not computed.
     """
     from apood.tokens.store import StoreIndex, TokenStore, find_store
 
     folder = find_store(given)
-    channels = sorted(detector.requires - {"tokens"})
     index = StoreIndex.read(folder)
-    for missing in (channel for channel in channels if channel not in index.channels):
+    needed = sorted(detector.requires - {"tokens"})
+    for missing in (channel for channel in needed if channel not in index.channels):
         remedy = f": {_CHANNEL_SOURCES[missing]}" if missing in _CHANNEL_SOURCES else ""
         raise InputError(
             f"The method {detector.name} needs {missing}, which the token store {folder} lacks; it has "
             f"{', '.join(['tokens', *sorted(index.channels)])}{remedy}."
         )
     warn_if_unfinished(folder, index)
-    return TokenStore(folder, channels=channels, verify=verify)
+    channels = {*needed, *detector.welcomes.intersection(index.channels)}
+    return TokenStore(folder, channels=sorted(channels), verify=verify)
 
 
 def warn_if_unfinished(folder: Path, index: "StoreIndex") -> None:
