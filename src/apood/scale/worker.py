@@ -1,7 +1,9 @@
 """What a worker does with a part: read, encode, make rows, commit, unit by unit."""
 
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +18,7 @@ from apood.scale.units import Unit, cut_units, read_row, read_safely
 from apood.support.errors import InputError
 from apood.support.version import __version__
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "enter_folder"]
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Worker:
                 f"A machine of the cluster has apood {__version__}, and the command is of {settings.version}: install "
                 "the same version everywhere."
             )
+        enter_folder(settings.cwd)
         self.settings = settings
         self.folder = Path(settings.folder)
 
@@ -97,10 +100,12 @@ class Worker:
                 total.add(self._commit(waiting[0].unit, waiting[0].rows))
                 waiting.popleft()
 
-        for portion in encode_cut(list_portions(), self.encoder):
-            commit_complete()  # units of bad records alone
-            waiting[0].add(self.make_rows(portion))
-            commit_complete()
+        # Closed even after an error, so that no thread still prepares texts while `_save_good` encodes.
+        with closing(encode_cut(list_portions(), self.encoder)) as portions:
+            for portion in portions:
+                commit_complete()  # units of bad records alone
+                waiting[0].add(self.make_rows(portion))
+                commit_complete()
         commit_complete()
         return total
 
@@ -122,7 +127,7 @@ class Worker:
                     except Exception as own:
                         failed += 1
                         rows.append({"error": f"It cannot be encoded or scored: {own}"})
-        if failed == len(unit.good):
+        if failed and failed == len(unit.good):
             raise error
         self._commit(unit, rows)
 
@@ -140,3 +145,12 @@ class Worker:
         if not path.parent.is_dir():
             raise InputError(f"This machine does not see {path.parent}, which all machines of the cluster share.")
         return write_shard(path, rows, self.columns, kept, last=unit.last)
+
+
+def enter_folder(folder: str) -> None:
+    """Make this process work in a folder, if this machine has it, so that relative paths mean what the command meant.
+
+    Ray starts its processes in the folder in which the node was started.
+    """
+    with suppress(OSError):
+        os.chdir(folder)
