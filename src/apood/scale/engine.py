@@ -42,6 +42,8 @@ class Cluster:
     def count_workers(self, wanted: int | None) -> int:
         """Return how many workers there are: as wanted, or one per GPU or, without GPUs, per processor."""
         most = self.gpus or self.cpus
+        if not most:
+            raise InputError("The Ray cluster has no processor for workers yet: start a node that has some.")
         if wanted is not None and wanted > most:
             unit = "GPU" if self.gpus else "processor"
             raise InputError(f"--workers {wanted} needs as many {unit}s, and the cluster has {most}.")
