@@ -195,6 +195,21 @@ def test_a_document_that_fails_alone_is_a_row(root: Path, tmp_path: Path):
     assert all(scored[place] == pytest.approx(before[place], rel=1e-4) for place in scored)
 
 
+def test_a_document_that_fails_in_a_unit_of_its_own_is_a_row(root: Path, tmp_path: Path):
+    long = "word1 " * 4000  # with units of 16 documents, a text of so many characters is alone in its unit
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"id": 0, "text": text}) + "\n" for text in (long, "word2")))
+    job = plan_scores(tmp_path / "a.jsonl", root / "detector", tmp_path / "out")
+
+    class Failing(ScoreWorker):
+        def make_rows(self, portion):
+            if any(record.item == long for record in portion.records):
+                raise ValueError("too much")
+            return super().make_rows(portion)
+
+    run_here(job, Failing(job.settings))
+    assert [row["error"] for row in read_rows(tmp_path / "out")] == ["It cannot be encoded or scored: too much", None]
+
+
 def test_an_error_of_every_document_is_raised(root: Path, tmp_path: Path):
     job = plan_scores(root / "corpus", root / "detector", tmp_path / "out")
 

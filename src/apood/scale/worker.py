@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from apood.data.parts import Part
-from apood.data.record import BadRecord, Record
+from apood.data.record import BadRecord, Pair, Record
 from apood.encoders.base.encoder import Encoder
 from apood.encoders.embed import Portion, cut_portions, encode_cut
 from apood.scale.job import Settings
@@ -19,6 +19,8 @@ from apood.support.errors import InputError
 from apood.support.version import __version__
 
 __all__ = ["Worker", "enter_folder"]
+
+_PLAIN = "a text"
 
 
 @dataclass
@@ -112,8 +114,8 @@ class Worker:
     def _save_good(self, unit: Unit, error: Exception) -> None:
         """Commit a unit that failed: portion by portion and, of one that fails again, document by document.
 
-        A document that fails alone becomes a row with its error. If all fail, it is not the documents, and the first
-        error is raised.
+        A document that fails alone becomes a row with its error. If all of several fail, or if a plain text fails, too,
+        it is not the documents, and the first error is raised.
         """
         rows: list[Row] = []
         failed = 0
@@ -127,9 +129,20 @@ class Worker:
                     except Exception as own:
                         failed += 1
                         rows.append({"error": f"It cannot be encoded or scored: {own}"})
-        if failed and failed == len(unit.good):
+        if failed and failed == len(unit.good) and (failed > 1 or not self._can_work(unit.good[0])):
             raise error
         self._commit(unit, rows)
+
+    def _can_work(self, record: Record) -> bool:
+        """Return whether a plain text works in the place of a record that failed."""
+        plain = Pair(_PLAIN, _PLAIN) if isinstance(record.item, Pair) else _PLAIN
+        try:
+            self._encode_alone([Record(plain, record.place)])
+        except Exception:
+            return False
+        finally:
+            self.discard()
+        return True
 
     def _encode_alone(self, records: Sequence[Record]) -> list[Row]:
         (portion,) = encode_cut(iter([records]), self.encoder)
