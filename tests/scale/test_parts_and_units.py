@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,15 @@ from scaled import make_corpus, make_small_detector, plan_scores, read_shards, r
 from apood.data.inputs import Request
 from apood.data.parts import Part, find_parts, read_part
 from apood.data.record import Record
+from apood.scale.embedding import EmbedWorker, join_units
+from apood.scale.engine import Cluster
+from apood.scale.job import Job, Settings
 from apood.scale.sampling import choose_bound, compute_key, draw_from_part, take_smallest
 from apood.scale.scoring import ScoreWorker
+from apood.scale.shards import Counts, find_committed
 from apood.scale.units import cut_units
 from apood.support.errors import InputError
+from apood.support.files import atomic_folder, is_temporary
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +164,20 @@ def test_a_unit_that_is_lost_is_done_again_with_the_same_bytes(root: Path, refer
     assert read_shards(tmp_path / "out") == reference
 
 
+def test_a_cluster_without_processors_is_refused():
+    with pytest.raises(InputError, match="has no processor for workers yet"):
+        Cluster(cpus=0, gpus=0).count_workers(None)
+    assert Cluster(cpus=4, gpus=0).count_workers(None) == 4
+
+
+def test_shards_are_in_the_order_of_their_numbers(tmp_path: Path):
+    for name in ("000000-99999", "000000-100000", "1000000-00000", "999999-00000"):
+        (tmp_path / f"rows-{name}.parquet").touch()
+    found = find_committed(tmp_path)
+    assert list(found) == [0, 999_999, 1_000_000]
+    assert [path.name for path in found[0]] == ["rows-000000-99999.parquet", "rows-000000-100000.parquet"]
+
+
 def test_a_document_that_fails_alone_is_a_row(root: Path, tmp_path: Path):
     job = plan_scores(root / "corpus", root / "detector", tmp_path / "out")
 
@@ -173,6 +193,21 @@ def test_a_document_that_fails_alone_is_a_row(root: Path, tmp_path: Path):
     before = {row["place"]: row["score"] for row in read_rows(root / "reference") if row["score"] is not None}
     assert 0 < len(failed) < 100 and len(scored) + len(failed) == 240
     assert all(scored[place] == pytest.approx(before[place], rel=1e-4) for place in scored)
+
+
+def test_a_document_that_fails_in_a_unit_of_its_own_is_a_row(root: Path, tmp_path: Path):
+    long = "word1 " * 4000  # with units of 16 documents, a text of so many characters is alone in its unit
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"id": 0, "text": text}) + "\n" for text in (long, "word2")))
+    job = plan_scores(tmp_path / "a.jsonl", root / "detector", tmp_path / "out")
+
+    class Failing(ScoreWorker):
+        def make_rows(self, portion):
+            if any(record.item == long for record in portion.records):
+                raise ValueError("too much")
+            return super().make_rows(portion)
+
+    run_here(job, Failing(job.settings))
+    assert [row["error"] for row in read_rows(tmp_path / "out")] == ["It cannot be encoded or scored: too much", None]
 
 
 def test_an_error_of_every_document_is_raised(root: Path, tmp_path: Path):
@@ -194,6 +229,69 @@ def test_a_damaged_file_ends_with_a_row(root: Path, tmp_path: Path):
     run_here(job, ScoreWorker(job.settings))
     rows = read_rows(tmp_path / "out")
     assert len(rows) > 1 and rows[-1]["place"] == str(tmp_path / "a.jsonl.gz") and "cannot be read" in rows[-1]["error"]
+
+
+def test_a_file_that_a_machine_cannot_open_is_an_error_and_not_a_row(root: Path, tmp_path: Path):
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "a.jsonl").write_text('{"text": "word1", "id": 1}\n')
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "word1", "id": 1}\n'))
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["word1"], "id": [1]}), tmp_path / "c.parquet")
+    job = plan_scores(tmp_path, root / "detector", tmp_path / "out")
+    job.begin()
+    worker = ScoreWorker(job.settings)
+    for number, part in enumerate(job.parts):
+        Path(part.name).unlink()
+        with pytest.raises(InputError, match=r"cannot be read|There is no file"):
+            worker.process(number, part)
+    assert read_shards(tmp_path / "out") == {}
+
+
+def test_relative_paths_begin_at_the_folder_of_the_command(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "command").mkdir()
+    (tmp_path / "command" / "a.txt").write_text("word1\n")
+    monkeypatch.chdir(tmp_path / "command")
+    settings = Settings(str(tmp_path / "out"), Request(), detector=str(root / "detector"))
+    job = Job.plan("score", ["a.txt"], settings, {})
+    job.begin()
+    monkeypatch.chdir(tmp_path)  # where Ray started the worker
+    assert ScoreWorker(settings).process(0, job.parts[0]).bad == 0
+
+
+def test_a_unit_of_bad_records_before_one_that_fails_is_committed(root: Path, tmp_path: Path):
+    bad, good = ["not JSON"] * 16, [json.dumps({"id": n, "text": f"word{n}"}) for n in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join(['{"id": 0, "text": "word0"}', *bad[1:], *bad, *good]) + "\n")
+    job = plan_scores(tmp_path / "a.jsonl", root / "detector", tmp_path / "out")
+    run_here(job, ScoreWorker(job.settings))
+    (tmp_path / "out" / "rows-000000-00001.parquet").unlink()
+    (tmp_path / "out" / "rows-000000-00002.parquet").unlink()
+    worker = ScoreWorker(job.settings)
+    prepare = worker.encoder.prepare
+
+    def fail_on_one(texts):
+        if "word1" in texts:
+            raise ValueError("this one")
+        return prepare(texts)
+
+    worker.encoder.prepare = fail_on_one
+    run_here(job, worker)
+    assert [row["error"] for row in read_rows(tmp_path / "out")[32:]][1] == "It cannot be encoded or scored: this one"
+
+
+def test_what_killed_workers_left_does_not_stop_a_job(root: Path, tmp_path: Path):
+    (tmp_path / "a.txt").write_text("word1\n")
+    settings = Settings(str(tmp_path / "out"), Request(), encoder={"model": str(root / "bert")})
+    job = Job.plan("embed", [str(tmp_path / "a.txt")], settings, {})
+    with atomic_folder(tmp_path / "out" / "tokens-000000-00000") as temporary:
+        left = temporary.name
+    shutil.rmtree(tmp_path / "out")
+    job.begin()
+    elsewhere = tmp_path / "out" / left.replace("00000.", "00007.", 1)
+    elsewhere.mkdir()
+    assert is_temporary(elsewhere)
+    run_here(job, EmbedWorker(settings))
+    assert not elsewhere.exists() and len(join_units(job.folder, tmp_path / "store", Counts())) == 1
 
 
 @pytest.mark.usefixtures("reference")

@@ -83,6 +83,8 @@ def test_a_name_is_a_path_or_an_address():
     [
         ("az://container/x", r"'az://container/x' is an address of an unknown kind: allowed are s3://BUCKET/KEY, gs:"),
         ("https://host/x.jsonl", "unknown kind"),
+        ("https://host/x.jsonl?X-Amz-Signature=secret", r"^'https://host/x\.jsonl' is an address of an unknown kind"),
+        ("s3://bucket/x?X-Amz-Signature=secret", "'s3://bucket/x' has settings after its question mark"),
         ("s3://", "does not name a bucket: an address is s3://BUCKET/KEY"),
         ("s3:///key", "does not name a bucket"),
         ("s3://bucket//x", "has an empty part"),

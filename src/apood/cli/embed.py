@@ -206,6 +206,27 @@ def embed(
     what = "sound" if sounds else "text"
     if sounds and field is not None:
         raise InputError("--field is for texts, but the inputs are sounds.")
+    options = {
+        "mode": mode.value,
+        "layers": layers,
+        "max_tokens": max_tokens,
+        "on_long": None if on_long is None else on_long.value,
+        "max_new_tokens": max_new_tokens,
+        "beams": beams,
+        "samples": samples,
+        "seed": seed if samples else None,
+        "template": template,
+        "special_tokens": special_tokens,
+        "logprobs": logprobs,
+    }
+    if engine == "ray":
+        if limit is not None or shuffle:
+            raise InputError(f"{'--shuffle' if shuffle else '--limit'} is not for --engine ray, which takes all texts.")
+        given = {name: value for name, value in options.items() if value is not None}
+        fields = {"field": field, "target_field": target_field, "pairs": mode is Mode.reference}
+        on_ray = OnRay(address, workers, dry_run, as_json)
+        embed_on_ray(inputs, out, {"model": model, **given}, fields, dtype.value, on_ray)
+        return
     from apood.tokens.documents import count_documents
     from apood.tokens.store import INDEX_FILE, TokenStore
 
@@ -229,27 +250,6 @@ def embed(
         how = "run the same command again" if resume else "add --resume to the same command"
         return f"{format_count(count, what)} {'is' if count == 1 else 'are'} in {folder}; {how} to continue."
 
-    options = {
-        "mode": mode.value,
-        "layers": layers,
-        "max_tokens": max_tokens,
-        "on_long": None if on_long is None else on_long.value,
-        "max_new_tokens": max_new_tokens,
-        "beams": beams,
-        "samples": samples,
-        "seed": seed if samples else None,
-        "template": template,
-        "special_tokens": special_tokens,
-        "logprobs": logprobs,
-    }
-    if engine == "ray":
-        if limit is not None or shuffle:
-            raise InputError(f"{'--shuffle' if shuffle else '--limit'} is not for --engine ray, which takes all texts.")
-        given = {name: value for name, value in options.items() if value is not None}
-        fields = {"field": field, "target_field": target_field, "pairs": mode is Mode.reference}
-        on_ray = OnRay(address, workers, dry_run, as_json)
-        embed_on_ray(inputs, out, {"model": model, **given}, fields, dtype.value, on_ray)
-        return
     with advise_on_interrupt(describe_kept), _advise_on_bad_record(index, describe_kept):
         records: Iterable[Record | BadRecord] = ()
         if not sounds:

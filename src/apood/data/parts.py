@@ -54,7 +54,7 @@ def find_parts(inputs: Sequence[str], most_bytes: int) -> list[Part]:
         if name == "-":
             raise InputError("Standard input cannot be divided among workers: write the texts to a file first.")
         if isinstance(address := parse_place(name), CloudAddress):
-            choose_readers(name, Request(pairs=False))
+            choose_readers(name, Request())  # raises an error if there is nothing
             parts += [Part(str(found)) for found in address.find()]
             continue
         files = [str(file) for file in find_files(name, FOLDER_ENDINGS)]

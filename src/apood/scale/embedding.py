@@ -1,6 +1,6 @@
 """Workers that embed documents: each unit becomes a token store of its own, and all are joined at the end."""
 
-from collections.abc import Sequence
+import re
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from apood.tokens.writer import TokenStoreWriter
 
 __all__ = ["EmbedWorker", "describe_documents", "join_units"]
 
-_STORE = "tokens-"
+_STORE = re.compile(r"tokens-(\d+)-(\d+)")
 
 
 class EmbedWorker(Worker):
@@ -46,7 +46,7 @@ class EmbedWorker(Worker):
         if not batches:
             return
         with (
-            atomic_folder(self.folder / f"{_STORE}{unit.name}") as temporary,
+            atomic_folder(self.folder / f"tokens-{unit.name}") as temporary,
             TokenStoreWriter(
                 temporary,
                 dim=self.encoder.dim,
@@ -80,7 +80,9 @@ def describe_documents(portion: Portion) -> list[Row]:
 
 def join_units(folder: Path, out: Path, counts: Counts) -> TokenStore:
     """Write the tokens of all units to the store `out`, in the order of the inputs, and return it."""
-    stores: Sequence[TokenStore] = [TokenStore(path) for path in sorted(folder.glob(f"{_STORE}??????*-?????"))]
+    found = [match for path in folder.iterdir() if (match := _STORE.fullmatch(path.name))]
+    found.sort(key=lambda match: (int(match[1]), int(match[2])))
+    stores = [TokenStore(folder / match[0]) for match in found]
     if not stores:
         raise InputError("There is nothing to embed: no record can be used.")
     with atomic_folder(out) as temporary:

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from apood.data.parts import Part
 from apood.scale.job import Settings
 from apood.scale.units import make_row, read_row
-from apood.scale.worker import Worker
+from apood.scale.worker import Worker, enter_folder
 from apood.support.checks import import_optional
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
@@ -41,6 +42,8 @@ class Cluster:
     def count_workers(self, wanted: int | None) -> int:
         """Return how many workers there are: as wanted, or one per GPU or, without GPUs, per processor."""
         most = self.gpus or self.cpus
+        if not most:
+            raise InputError("The Ray cluster has no processor for workers yet: start a node that has some.")
         if wanted is not None and wanted > most:
             unit = "GPU" if self.gpus else "processor"
             raise InputError(f"--workers {wanted} needs as many {unit}s, and the cluster has {most}.")
@@ -151,8 +154,10 @@ def map_parts(
     function: Callable[..., list[dict[str, Any]]], parts: Sequence[Part], **arguments: Any
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows that `function` returns for the number of each part, the part and the arguments."""
+    folder = str(Path.cwd())
 
     def call(row: dict[str, Any]) -> list[dict[str, Any]]:
+        enter_folder(folder)
         return function(row["part"], read_row(row), **arguments)
 
     yield from _iterate(_make_dataset(parts, range(len(parts))).flat_map(call))

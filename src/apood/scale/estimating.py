@@ -45,32 +45,41 @@ def count_documents_about(job: Job) -> tuple[float, list[Record]]:
     first = job.parts[0]
     read = list(itertools.islice(read_safely(first, job.settings.request), _READ))
     total = sum(part.size for part in job.parts)
-    if len(read) < _READ:  # the whole first part was read
-        share = first.size / total if total else 1.0
+    if not first.size:  # sizes of what is not on this machine are not known
+        share = 1 / len(job.parts)
+    elif len(read) < _READ:  # the whole first part was read
+        share = first.size / total
     else:
         characters = sum(len(str(record.item)) + 16 for record in read if isinstance(record, Record))
-        share = min(1.0, characters / total) if total else 1.0
+        share = min(1.0, characters / total)
     return len(read) / max(share, 1e-12), [record for record in read if isinstance(record, Record)]
 
 
 def estimate_job(job: Job, worker: type[Worker], workers: int | None) -> Estimate:
     """Return what a job takes, from a few of its documents, which this process encodes twice: once to warm up.
 
-    It is right up to a factor of about two, if the first documents are like the others.
+    It is right up to a factor of about two, if the first documents are like the others. Compressed files have more
+    documents than that, and so may inputs whose size is not known.
     """
     documents, some = count_documents_about(job)
     some = some[:: max(1, len(some) // _PROBED)][:_PROBED]
     count = workers or (torch.cuda.device_count() or os.cpu_count() or 1)
     own = worker(job.settings)
+    threads = torch.get_num_threads()
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # like a worker without a GPU
     tokens = seconds = 0.0
-    for _ in range(2):
-        begun = time.perf_counter()
-        rows = [
-            row
-            for portion in encode_cut(cut_portions(some, own.encoder), own.encoder)
-            for row in own.make_rows(portion)
-        ]
-        seconds, tokens = time.perf_counter() - begun, sum(row.get("tokens") or 0 for row in rows)
+    try:
+        for _ in range(2):
+            begun = time.perf_counter()
+            rows = [
+                row
+                for portion in encode_cut(cut_portions(some, own.encoder), own.encoder)
+                for row in own.make_rows(portion)
+            ]
+            seconds, tokens = time.perf_counter() - begun, sum(row.get("tokens") or 0 for row in rows)
+    finally:
+        torch.set_num_threads(threads)
     each = documents / max(1, len(some))
     size = sum(part.size for part in job.parts)
     return Estimate(len(job.parts), size, round(documents), round(tokens * each), count, round(seconds * each / count))

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -36,6 +37,7 @@ class Settings:
         dtype: the dtype of stored tokens.
         left_out: the places of documents that are not measured.
         unit_records: the largest number of documents of a unit.
+        cwd: the folder of the command, from which relative paths of inputs and models begin.
         version: the version of apood of the command; workers must have the same.
     """
 
@@ -47,6 +49,7 @@ class Settings:
     dtype: str = "float16"
     left_out: frozenset[str] = frozenset()
     unit_records: int = UNIT_RECORDS
+    cwd: str = field(default_factory=lambda: str(Path.cwd()))
     version: str = __version__
 
 
@@ -147,6 +150,6 @@ class Job:
                 total.add(counts)
         for path in self.folder.iterdir():
             if is_temporary(path):  # of a worker that was killed
-                path.unlink(missing_ok=True)
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         write_json(self.folder / MANIFEST, {**self._plan, "counts": asdict(total), "shards": shards})
         return total

@@ -22,7 +22,7 @@ __all__ = ["Counts", "Row", "find_committed", "list_finished", "read_counts", "s
 
 Row = Mapping[str, Any]
 
-_SHARD = re.compile(r"rows-((\d{6,})-(\d{5,}))\.parquet")
+_SHARD = re.compile(r"rows-(\d{6,})-(\d{5,})\.parquet")
 _KEY = b"apood"
 _TYPES = {
     "score": "float64", "p_value": "float64", "decision": "string", "tokens": "int32", "windows": "int32",
@@ -126,9 +126,9 @@ def read_counts(path: Path) -> tuple[Counts, bool]:
 def find_committed(folder: Path) -> dict[int, list[Path]]:
     """Return the shards in a folder by the numbers of their parts, each part in the order of its units."""
     found: dict[int, list[Path]] = {}
-    for path in sorted(folder.glob("rows-*.parquet")):
-        if match := _SHARD.fullmatch(path.name):
-            found.setdefault(int(match[2]), []).append(path)
+    matches = [match for path in folder.iterdir() if (match := _SHARD.fullmatch(path.name))]
+    for match in sorted(matches, key=lambda match: (int(match[1]), int(match[2]))):
+        found.setdefault(int(match[1]), []).append(folder / match[0])
     return found
 
 
@@ -136,7 +136,7 @@ def list_finished(committed: Mapping[int, Sequence[Path]]) -> set[int]:
     """Return the parts of which all units are committed."""
     finished = set()
     for part, paths in committed.items():
-        numbers = [int(_SHARD.fullmatch(path.name)[3]) for path in paths]  # type: ignore[index]
+        numbers = [int(_SHARD.fullmatch(path.name)[2]) for path in paths]  # type: ignore[index]
         if numbers == list(range(len(numbers))) and read_counts(paths[-1])[1]:
             finished.add(part)
     return finished

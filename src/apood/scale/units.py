@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from apood.data.inputs import Request
@@ -39,7 +40,7 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """A name that no other unit of the job has; names are in the order of the inputs."""
+        """A name that no other unit of the job has; up to a million parts, names sort in the order of the inputs."""
         return f"{self.part:06d}-{self.number:05d}"
 
     @property
@@ -73,14 +74,20 @@ def _count_characters(record: Record | BadRecord) -> int:
 def read_safely(part: Part, request: Request) -> Iterator[Record | BadRecord]:
     """Yield the records of a part. A file that is damaged from some place on ends there with a bad record.
 
-    What is not a file is read through a network, whose errors are not the input's: they are raised.
+    Errors of the machine or of a network are raised, because they are not the input's: a file that this machine does
+    not see, a disk that fails, and whatever is not a file.
     """
     try:
         yield from read_part(part, request)
     except InputError as error:
-        if not part.size:
+        if not part.size or not Path(part.name).is_file() or _is_of_system(error.__cause__):
             raise
         yield BadRecord(part.name, str(error))
+
+
+def _is_of_system(cause: BaseException | None) -> bool:
+    """Return whether the operating system raised an error. Those about damaged content have no number."""
+    return isinstance(cause, OSError) and cause.errno is not None
 
 
 def make_row(number: int, part: Part) -> dict[str, Any]:

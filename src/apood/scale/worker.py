@@ -1,13 +1,15 @@
 """What a worker does with a part: read, encode, make rows, commit, unit by unit."""
 
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from apood.data.parts import Part
-from apood.data.record import BadRecord, Record
+from apood.data.record import BadRecord, Pair, Record
 from apood.encoders.base.encoder import Encoder
 from apood.encoders.embed import Portion, cut_portions, encode_cut
 from apood.scale.job import Settings
@@ -16,7 +18,9 @@ from apood.scale.units import Unit, cut_units, read_row, read_safely
 from apood.support.errors import InputError
 from apood.support.version import __version__
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "enter_folder"]
+
+_PLAIN = "a text"
 
 
 @dataclass
@@ -50,6 +54,7 @@ class Worker:
                 f"A machine of the cluster has apood {__version__}, and the command is of {settings.version}: install "
                 "the same version everywhere."
             )
+        enter_folder(settings.cwd)
         self.settings = settings
         self.folder = Path(settings.folder)
 
@@ -97,18 +102,20 @@ class Worker:
                 total.add(self._commit(waiting[0].unit, waiting[0].rows))
                 waiting.popleft()
 
-        for portion in encode_cut(list_portions(), self.encoder):
-            commit_complete()  # units of bad records alone
-            waiting[0].add(self.make_rows(portion))
-            commit_complete()
+        # Closed even after an error, so that no thread still prepares texts while `_save_good` encodes.
+        with closing(encode_cut(list_portions(), self.encoder)) as portions:
+            for portion in portions:
+                commit_complete()  # units of bad records alone
+                waiting[0].add(self.make_rows(portion))
+                commit_complete()
         commit_complete()
         return total
 
     def _save_good(self, unit: Unit, error: Exception) -> None:
         """Commit a unit that failed: portion by portion and, of one that fails again, document by document.
 
-        A document that fails alone becomes a row with its error. If all fail, it is not the documents, and the first
-        error is raised.
+        A document that fails alone becomes a row with its error. If all of several fail, or if a plain text fails, too,
+        it is not the documents, and the first error is raised.
         """
         rows: list[Row] = []
         failed = 0
@@ -122,9 +129,20 @@ class Worker:
                     except Exception as own:
                         failed += 1
                         rows.append({"error": f"It cannot be encoded or scored: {own}"})
-        if failed == len(unit.good):
+        if failed and failed == len(unit.good) and (failed > 1 or not self._can_work(unit.good[0])):
             raise error
         self._commit(unit, rows)
+
+    def _can_work(self, record: Record) -> bool:
+        """Return whether a plain text works in the place of a record that failed."""
+        plain = Pair(_PLAIN, _PLAIN) if isinstance(record.item, Pair) else _PLAIN
+        try:
+            self._encode_alone([Record(plain, record.place)])
+        except Exception:
+            return False
+        finally:
+            self.discard()
+        return True
 
     def _encode_alone(self, records: Sequence[Record]) -> list[Row]:
         (portion,) = encode_cut(iter([records]), self.encoder)
@@ -140,3 +158,12 @@ class Worker:
         if not path.parent.is_dir():
             raise InputError(f"This machine does not see {path.parent}, which all machines of the cluster share.")
         return write_shard(path, rows, self.columns, kept, last=unit.last)
+
+
+def enter_folder(folder: str) -> None:
+    """Make this process work in a folder, if this machine has it, so that relative paths mean what the command meant.
+
+    Ray starts its processes in the folder in which the node was started.
+    """
+    with suppress(OSError):
+        os.chdir(folder)

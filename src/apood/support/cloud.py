@@ -30,7 +30,7 @@ __all__ = ["CloudAddress", "Place", "name_locally", "open_stream", "parse_place"
 _ALLOWED = "s3://BUCKET/KEY, gs://BUCKET/KEY or file:///PATH"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _CUT_SCHEME = re.compile(r"(s3|gs|file):/[^/]")  # what a Path makes of an address
-_QUERY = re.compile(r"\?\w+=")  # a lone question mark is a sign of patterns
+_QUERY = re.compile(r"\?[\w-]+=")  # a lone question mark is a sign of patterns
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 _ANSWER_SECONDS = 20.0  # until a store that has not answered once is given up
 _CONNECT_SECONDS, _REQUEST_SECONDS, _ATTEMPTS = 4.0, 8.0, 2
@@ -227,7 +227,8 @@ def parse_place(given: str | Path) -> Place:
             raise InputError(f"{text!r} is no path of this machine: it is written file:///PATH.")
         return Path(unquote(slash + path))
     if kind not in ("s3", "gs"):
-        raise InputError(f"{text!r} is an address of an unknown kind: allowed are {_ALLOWED}.")
+        shown = text.partition("?")[0]  # what follows may be a signature
+        raise InputError(f"{shown!r} is an address of an unknown kind: allowed are {_ALLOWED}.")
     if _QUERY.search(rest):
         raise InputError(
             f"The address {text.partition('?')[0]!r} has settings after its question mark: give them in the "
