@@ -166,6 +166,7 @@ def _suggest_report(comparison: "Comparison") -> None:
         held_out=stores.get("id_validation"),
         test=stores.get("id_test"),
         ood={name: stores[f"ood.{name}"] for name in comparison.plan.ood},
+        own_class=method if ":" in method else None,
     )
 
 
