@@ -86,6 +86,15 @@ def test_the_best_method_can_be_reported_by_the_commands_that_are_shown(apood, s
     assert content["detector"]["parameters"] | {"k": "2", "average": "True"} == content["detector"]["parameters"]
 
 
+def test_the_commands_for_a_class_of_the_users_import_it(apood, stores, tmp_path):
+    shown = apood(
+        "compare", "--id", stores / "train", "--ood", f"other={stores / 'other'}", "--method",
+        "apood.detectors.length:Length", "--splits", 1, "--out", tmp_path / "out",
+    ).stdout  # fmt: skip
+    for command in ("calibrate", "report"):
+        assert f"  apood --import apood.detectors.length:Length {command} detector" in shown
+
+
 def test_what_a_report_lacks_is_named(apood, stores, tmp_path):
     shown = apood(
         "compare", "--id", stores / "train", "--ood", f"other={stores / 'other'}", "--method", "knn", "--splits", 1,

@@ -6,6 +6,7 @@ import torch
 from apood.detectors.contract.data_checks import (
     find_nonempty,
     get_required_parts,
+    is_coarse,
     refuse_lacking,
     refuse_nonfinite,
     refuse_unfit,
@@ -32,6 +33,14 @@ def test_a_sequence_is_nonempty_if_every_part_has_rows():
     assert find_nonempty(batch, BOTH).tolist() == [False, True, False, False]
     assert find_nonempty(batch, frozenset({"tokens"})).tolist() == [False, True, True, False]
     assert find_nonempty(batch, frozenset({"logits"})).tolist() == [True, True, False, False]
+
+
+def test_tokens_are_coarse_if_bfloat16_holds_them_in_whatever_dtype_they_are_stored():
+    exact = TokenBatch.from_lengths(torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), [12, 8])
+    assert not is_coarse(exact) and not is_coarse(exact.select([]))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert is_coarse(TokenBatch(exact.values.bfloat16().to(dtype), exact.offsets))
+    assert not is_coarse(TokenBatch.from_lengths(torch.zeros(0, 3), [0, 0])), "no tokens show no precision"
 
 
 def test_what_is_lacking_is_named_with_what_is_there():

@@ -1,6 +1,7 @@
 """A fusion of documents: what it holds out, what neighbours leave out, and the scores of members per document."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 
 from apood import APOOD, KNN, Fusion, Mahalanobis, MahalanobisKNN, TokenBatch
 from apood.detectors.contract.base import Detector
-from apood.support.errors import InputError
+from apood.detectors.contract.weighing import score_unlearnt
+from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import Ragged
 from apood.tokens.documents import WINDOW, count_documents, number_documents
 
@@ -39,6 +41,34 @@ class Spy(Detector):
 
     def _score(self, tokens):
         return -torch.stack([z.double().mean(0).norm() for z in tokens])
+
+
+class Memory(Detector):
+    """A detector with the score 1 for documents of which it has learnt a window, which share one mean token."""
+
+    name = "memory"
+    aux = "required"
+
+    learnt_: torch.Tensor
+
+    def _fit(self, source, aux, checkpoint):  # noqa: ARG002
+        warnings.warn("It learns by heart.", FitWarning, stacklevel=2)
+        self.learnt_ = torch.stack([z.mean(0) for z in aux.select(slice(None))])
+
+    def _score(self, tokens):
+        return torch.stack([((self.learnt_ - z.mean(0)).abs().amax(1) < 1e-5).any().double() for z in tokens])
+
+
+@pytest.mark.parametrize("documents", [1, 2, 7])
+def test_aux_documents_are_weighed_by_fits_that_saw_no_window_of_them(documents):
+    source, aux = make_documents([1] * 20), make_documents([3] * documents, seed=1, within=0.0)
+    with pytest.warns(FitWarning):
+        member = Memory().fit(source, aux=aux)
+    assert member.score_samples(aux).tolist() == [1.0] * documents
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scores = score_unlearnt(member, source, aux)
+    assert scores.tolist() == [np.inf if documents == 1 else 0.0] * len(aux)
 
 
 @pytest.mark.parametrize(

@@ -166,16 +166,17 @@ def _suggest_report(comparison: "Comparison") -> None:
         held_out=stores.get("id_validation"),
         test=stores.get("id_test"),
         ood={name: stores[f"ood.{name}"] for name in comparison.plan.ood},
+        own_class=method if ":" in method else None,
     )
 
 
-def _read_options(given: dict[str, Any], find_store: Callable[[str], Any]) -> "ComparisonPlan":
+def _read_options(given: dict[str, Any], find: Callable[[str], Any]) -> "ComparisonPlan":
     from apood.evaluation.comparison import ComparisonPlan
     from apood.evaluation.entry import Entry
 
     methods = tuple(Entry(name) for name in given.pop("methods", ()))
-    ood = {name: find_store(given_store) for name, given_store in parse_named_stores(given.pop("ood", ())).items()}
-    sets = {key: find_store(value) for key, value in given.items() if isinstance(value, str)}
+    ood = {name: find(given_store) for name, given_store in parse_named_stores(given.pop("ood", ())).items()}
+    sets = {key: find(value) for key, value in given.items() if isinstance(value, str)}
     return ComparisonPlan(ood=ood, methods=methods, **given | sets)
 
 

@@ -21,7 +21,7 @@ DryRun = Annotated[
     ),
 ]
 
-FAST_ADVICE = "With --fast, a first look takes seconds."
+FAST_ADVICE = "With --fast, nothing is trained, for a first look."
 """What to say if fitting the default is long."""
 
 

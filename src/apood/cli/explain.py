@@ -78,8 +78,7 @@ def explain(
     if training is not None and facts.text_settings is None:
         raise InputError("--training is for detectors of `apood build`, which know how their texts were divided.")
     encoder = open_text_encoder_of(detector, model=model)
-    describe_length = None if facts.training is None else facts.training.describe_length
-    explanations = explain_texts(detector, encoder, texts[:_MOST], describe_length=describe_length)
+    explanations = explain_texts(detector, encoder, texts[:_MOST], describe_length=facts.describe_length)
     if training is not None and facts.text_settings is not None:
         hold_out, seed = facts.text_settings["hold_out"], facts.text_settings["seed"]
         learnt = TrainingTexts(list(_read_records(training, field)), encoder, facts, hold_out, seed)

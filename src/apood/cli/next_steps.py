@@ -20,6 +20,7 @@ def suggest_report(
     held_out: Path | None,
     test: Path | None,
     ood: Mapping[str, Path],
+    own_class: str | None = None,
 ) -> None:
     """Print the commands that fit a detector, set its threshold and write a report about it.
 
@@ -30,12 +31,14 @@ def suggest_report(
         held_out: the sequences that set the threshold, if there are any.
         test: the ID sequences to report about, if there are any.
         ood: the OOD sets by name.
+        own_class: the class of the detector if it is not one of apood, as for `apood --import`.
     """
+    apood = ["apood"] if own_class is None else ["apood", "--import", own_class]
     sets = [word for name, folder in ood.items() for word in ("--ood", f"{name}={folder}")]
     commands = [
         ["apood", "fit", str(train), *options, "--out", _DETECTOR],
-        ["apood", "calibrate", _DETECTOR, str(held_out or _HELD_OUT)],
-        ["apood", "report", _DETECTOR, "--id", str(test or _TEST), *sets, "--out", _PAGE],
+        [*apood, "calibrate", _DETECTOR, str(held_out or _HELD_OUT)],
+        [*apood, "report", _DETECTOR, "--id", str(test or _TEST), *sets, "--out", _PAGE],
     ]
     echo(f"\nTo write a report about {about}, a page to send:\n")
     for command in commands:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from apood.detectors.contract.base import Detector
     from apood.encoders.opening import AnyTextEncoder
     from apood.explain.text_explanation import TextExplanation
+    from apood.pipeline.facts import Facts
     from apood.report.page.summary import Role, ScoredSet
     from apood.tokens.source import TokenSource
 
@@ -101,7 +102,7 @@ def report(
     encoder = open_text_encoder_of(detector, model=model) if shows else None  # an error before the scoring
     sets = [_score(detector, name, role, source) for (role, name), source in sources.items()]
     findings = [one.sentence for one in examine(detector, facts, sources["ID", "ID"], sets[0].scores)]
-    shown = [] if encoder is None else _explain_foreign(detector, encoder, sets, list(sources.values()), foreign)
+    shown = [] if encoder is None else _explain_foreign(detector, facts, encoder, sets, list(sources.values()), foreign)
     known = {name: seen.to_json() for name in ("training", "calibration") if (seen := getattr(facts, name)) is not None}
     command = shlex.join(["apood", *sys.argv[1:]])
     accepts = detector.calibration.accepts
@@ -153,7 +154,12 @@ def _can_show(detector: "Detector", sources: "Mapping[tuple[Role, str], TokenSou
 
 
 def _explain_foreign(
-    detector: "Detector", encoder: "AnyTextEncoder", sets: "list[ScoredSet]", sources: "list[TokenSource]", count: int
+    detector: "Detector",
+    facts: "Facts",
+    encoder: "AnyTextEncoder",
+    sets: "list[ScoredSet]",
+    sources: "list[TokenSource]",
+    count: int,
 ) -> "list[tuple[str, int, TextExplanation]]":
     """Return the inputs with the lowest scores of each set that interests most, as far as their texts are known.
 
@@ -176,7 +182,7 @@ def _explain_foreign(
         for place, _, number in sorted((place, rank, number) for rank, place, number in ranked)
         if (text := read_texts(sources[place], np.array([number]))[0]).strip()
     ]
-    found = explain_texts(detector, encoder, [text for _, _, text in chosen])
+    found = explain_texts(detector, encoder, [text for _, _, text in chosen], describe_length=facts.describe_length)
     return [(name, number, one) for (name, number, _), one in zip(chosen, found, strict=True)]
 
 

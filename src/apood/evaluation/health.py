@@ -9,7 +9,7 @@ import numpy.typing as npt
 from apood.decisions.conformal import find_rank
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.base import Detector
-from apood.detectors.contract.unseen import LEAST_HELD_OUT
+from apood.detectors.contract.unseen import count_held_out
 from apood.detectors.fusion import Fusion
 from apood.pipeline.checks import describe_misuse
 from apood.pipeline.copies import keeps_texts
@@ -142,15 +142,14 @@ def _compare_scores(detector: Detector, scores: npt.NDArray[np.float64]) -> list
 def _compare_calibration(detector: Fusion, facts: Facts) -> list[Finding]:
     """Return a finding if the calibration scores are unlike those of training inputs that no member had seen.
 
-    A fusion is scaled so that the latter are 0 on average. How many they were is known approximately: a tenth of the
-    training inputs.
+    A fusion is scaled so that the latter are 0 on average. How many they were is known approximately.
     """
     from scipy.stats import norm
 
     scores = detector.calibration.scores
     if not _has_whole_inputs(facts) or not np.isfinite(scores).all():
         return []
-    unseen = max(LEAST_HELD_OUT, 0 if facts.training is None else facts.training.documents // 10)
+    unseen = count_held_out(0 if facts.training is None else facts.training.documents)
     shift = float(scores.mean() / max(scores.std(), 1e-12))
     chance = 2 * float(norm.sf(abs(shift) / np.sqrt(1 / len(scores) + 1 / unseen)))
     if abs(shift) < _SHIFT or chance >= _RARE:

@@ -136,7 +136,7 @@ class _ExplainedBatch:
         rated = rate_sentences(self._detector, self._batch, several)
         return [self._describe_window(own, owners[own.number], rated.get(own.number)) for own in chosen]
 
-    def _choose_window(self, text: str, start: int, stop: int) -> "_Window":
+    def _choose_window(self, text: str, start: int, stop: int) -> _Window:
         """Return the worst window of a text, whose windows have the numbers from `start` to `stop`."""
         number = start + int(np.argmin(self._scores[start:stop]))
         places = self._places.sequence(number).numpy()
@@ -148,7 +148,7 @@ class _ExplainedBatch:
         return _Window(text, number, stop - start, truncated, (begin, end), places, words, sentences)
 
     def _describe_window(
-        self, own: "_Window", sentence_owners: npt.NDArray[np.int64], rated: npt.NDArray[np.float64] | None
+        self, own: _Window, sentence_owners: npt.NDArray[np.int64], rated: npt.NDArray[np.float64] | None
     ) -> TextExplanation:
         number, score = own.number, self._scores[own.number]
         contributions, heads = self._marks.contributions.sequence(number).numpy(), self._marks.heads

@@ -47,7 +47,7 @@ def split_words(explanation: TextExplanation, start: int, end: int) -> tuple[lis
 
 
 def describe_decision(explanation: TextExplanation) -> tuple[str, str]:
-    """Return the decision, and its numbers with whether only a beginning was judged and the length is unusual."""
+    """Return the decision, and its numbers with notes: only a beginning was judged, or the length is unusual."""
     judged = " Only the beginning of the text was judged." if explanation.truncated else ""
     judged += "" if explanation.note is None else f" {explanation.note}"
     if explanation.accepted is None or explanation.threshold is None:

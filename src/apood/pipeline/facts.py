@@ -49,6 +49,10 @@ class Facts:
         settings = None if self.text_settings is None else {**self.text_settings, "accept": accept}
         return replace(self, calibration=None if source is None else Seen.of(source), text_settings=settings)
 
+    def describe_length(self, tokens: int) -> str | None:
+        """Return a sentence if a text of so many tokens is unlike the training texts in its length, else None."""
+        return None if self.training is None else self.training.describe_length(tokens)
+
     def to_json(self) -> dict[str, Any]:
         """Return what is known, as JSON."""
         found = {

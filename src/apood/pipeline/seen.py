@@ -59,7 +59,7 @@ class Seen:
         return asdict(self)
 
     def is_usual(self, tokens: int) -> bool:
-        """Return whether 98% of the texts are about as long as one of so many tokens: neither longer nor shorter."""
+        """Return whether a text of so many tokens is neither shorter nor longer than 99% of the texts."""
         return self.short <= tokens <= self.long
 
     def describe_length(self, tokens: int) -> str | None:

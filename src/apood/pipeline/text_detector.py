@@ -231,9 +231,8 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
                 learnt from, which are those that `fit` did not hold out.
         """
         self._refuse_unfitted()
-        describe_length = None if self.facts.training is None else self.facts.training.describe_length
         known = list_texts(texts, allow_empty=True)
-        explanations = explain_texts(self.detector, self.encoder, known, describe_length=describe_length)
+        explanations = explain_texts(self.detector, self.encoder, known, describe_length=self.facts.describe_length)
         if training is None:
             return explanations
         learnt = list_texts(training, allow_empty=False, what="The training texts")

@@ -64,6 +64,10 @@ def test_a_score_is_explained_as_offline(server: Running, detector_folder) -> No
         [word.contribution for word in expected.words], rel=1e-3, abs=1e-6
     )
     assert [word["level"] for word in found["words"]] == expected.grade_words()
+    assert found["note"] is None
+
+    short = server.client.post("/v1/explain", json={"text": FOREIGN[0]}).json()
+    assert short["note"].startswith("It is shorter than 99%")
 
 
 def test_what_cannot_be_explained_is_refused(server: Running, served: Served) -> None:

@@ -217,7 +217,7 @@ def _restore_calibration(stored: dict[str, Any], where: str) -> Calibration | No
         calibration, coarse = (Calibration.from_scores(scores, accept, coarse=own) for own in (False, True))
     except InputError as error:
         raise ArtefactError(f"The calibration in {where} is not valid: {error}") from error
-    if threshold == coarse.threshold:
+    if threshold == coarse.threshold:  # the threshold alone says which tolerance it has
         return coarse
     # older versions stored the k-th smallest score itself
     if not calibration.threshold <= threshold <= calibration.threshold + 2 * score_tolerance(scores):

@@ -60,7 +60,7 @@ def is_coarse(source: TokenSource) -> bool:
     if not source.dim:
         return False
     values = source.select(slice(0, _SAMPLED)).values
-    return bool((values == values.to(torch.bfloat16).to(values.dtype)).all())
+    return bool(values.numel()) and torch.equal(values, values.to(torch.bfloat16).to(values.dtype))
 
 
 def refuse_incompatible(

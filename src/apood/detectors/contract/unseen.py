@@ -12,7 +12,7 @@ from apood.support.errors import DataWarning, InputError
 from apood.tokens.documents import count_documents, number_documents
 from apood.tokens.source import Beginnings, Subset, TokenSource, split
 
-__all__ = ["HELD_OUT_SHARE", "LEAST_HELD_OUT", "HeldOut", "Unseen", "fit_member", "hold_out"]
+__all__ = ["HELD_OUT_SHARE", "LEAST_HELD_OUT", "HeldOut", "Unseen", "count_held_out", "fit_member", "hold_out"]
 
 HELD_OUT_SHARE = 0.1
 """Share of the ID sequences that is held out, if there are not too few or too many."""
@@ -45,11 +45,15 @@ class HeldOut(NamedTuple):
     beginnings: TokenSource | None
 
 
+def count_held_out(sequences: int) -> int:
+    """Return about how many of so many ID sequences are held out."""
+    return max(LEAST_HELD_OUT, min(_MOST_HELD_OUT, round(HELD_OUT_SHARE * sequences)))
+
+
 def hold_out(source: TokenSource, seed: int, *, beginnings: bool) -> HeldOut:
     """Return the ID sequences in parts; with beginnings of those held out, if `beginnings` is True."""
-    wanted = max(LEAST_HELD_OUT, min(_MOST_HELD_OUT, round(HELD_OUT_SHARE * len(source))))
     documents = count_documents(source)
-    count = max(1, round(wanted * documents / len(source)))
+    count = max(1, round(count_held_out(len(source)) * documents / len(source)))
     rest, held = split(source, count / documents, seed)
     while len(held) < LEAST_HELD_OUT:  # the documents that were drawn have few windows
         count += 1

@@ -1,5 +1,6 @@
 """The weights of the members of a fusion: how well each tells AUX sequences that it has not learnt from."""
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -8,6 +9,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
+from apood.tokens.documents import count_documents, number_documents
 from apood.tokens.source import Subset, TokenSource
 
 __all__ = ["score_unlearnt", "weigh_members"]
@@ -19,19 +21,21 @@ _STEEP, _MOST = 3.0, 4.0  # weight per factor e of fewer errors than the other m
 def score_unlearnt(member: Detector, source: TokenSource, aux: TokenSource) -> Tensor:
     """Return the scores of AUX sequences by a fitted member that has not learnt from them.
 
-    A member that needs AUX sequences is fitted again, without a fifth of them at a time, to score this fifth. Of a
-    single AUX sequence nothing can be left out: its score is +inf, as if it were the most ordinary sequence. Scores are
-    NaN if the AUX sequences lack a channel that the member reads.
+    A member that needs AUX sequences is fitted again, without a fifth of their documents at a time, to score this
+    fifth. Of a single document nothing can be left out: the score is +inf, as if it were the most ordinary one. Scores
+    are NaN if the AUX sequences lack a channel that the member reads.
     """
     if not member.requires <= {"tokens", *aux.channels}:
         return torch.full((len(aux),), torch.nan, dtype=torch.float64)
     if member.aux != "required":
         return torch.from_numpy(member._score_sequences(aux))
     scores = torch.full((len(aux),), torch.inf, dtype=torch.float64)
-    folds = torch.arange(len(aux)) % _FOLDS
-    for fold in range(min(_FOLDS, len(aux)) if len(aux) > 1 else 0):
-        again = clone(member).fit(source, aux=Subset(aux, folds != fold))
-        scores[folds == fold] = torch.from_numpy(again._score_sequences(Subset(aux, folds == fold)))
+    documents, folds = count_documents(aux), torch.from_numpy(number_documents(aux)) % _FOLDS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the fit on all AUX sequences has issued them
+        for fold in range(min(_FOLDS, documents) if documents > 1 else 0):
+            again = clone(member).fit(source, aux=Subset(aux, folds != fold))
+            scores[folds == fold] = torch.from_numpy(again._score_sequences(Subset(aux, folds == fold)))
     return scores
 
 

@@ -45,7 +45,7 @@ async def read_json(request: "Request", most_bytes: int, end: float) -> tuple[by
 
 
 async def work_on(body: bytes, work: Callable[[], T]) -> T:
-    """Return the result of `work`, which takes time as `body` is large; for a long one, another thread does it."""
+    """Return the result of `work`, whose time grows with the body; for a long body, another thread does it."""
     return work() if len(body) <= _SHORT else await asyncio.to_thread(work)
 
 

@@ -130,7 +130,9 @@ class Served:
         """Return why each text has its score, as JSON without the text; words have the level of their mark, 0 to 3."""
         assert self.encoder is not None
         found = []
-        for explanation in explain_texts(self.detector, self.encoder, pieces):
+        for explanation in explain_texts(
+            self.detector, self.encoder, pieces, describe_length=self.facts.describe_length
+        ):
             content = explanation.to_json()
             del content["text"]
             for word, level in zip(content["words"], explanation.grade_words(), strict=True):
@@ -174,8 +176,7 @@ class Served:
         """Return why a text is refused, and whether its length is unusual; a text that is not scored has no length."""
         if verdict.score == -np.inf:
             return verdict.reason
-        length = None if self.facts.training is None else self.facts.training.describe_length(tokens)
-        return " ".join(filter(None, (verdict.reason, length))) or None
+        return " ".join(filter(None, (verdict.reason, self.facts.describe_length(tokens)))) or None
 
     def make_warm_up(self) -> Work:
         """Return the work of a full batch, whose results mean nothing; without an encoder, it is empty."""
