@@ -17,7 +17,16 @@ from apood.cli.arguments import (
     read_text_records,
     report_skipped,
 )
-from apood.cli.engine import Address, DryRunRay, Engine, OnRay, Workers, embed_on_ray, refuse_ray_options
+from apood.cli.engine import (
+    Address,
+    DryRunRay,
+    Engine,
+    OnRay,
+    Workers,
+    embed_on_ray,
+    refuse_plain_options,
+    refuse_ray_options,
+)
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.support.checks import format_count
 from apood.support.cloud import parse_place
@@ -220,8 +229,7 @@ def embed(
         "logprobs": logprobs,
     }
     if engine == "ray":
-        if limit is not None or shuffle:
-            raise InputError(f"{'--shuffle' if shuffle else '--limit'} is not for --engine ray, which takes all texts.")
+        refuse_plain_options(limit=limit, shuffle=shuffle, skip_bad=skip_bad, resume=resume)
         given = {name: value for name, value in options.items() if value is not None}
         fields = {"field": field, "target_field": target_field, "pairs": mode is Mode.reference}
         on_ray = OnRay(address, workers, dry_run, as_json)

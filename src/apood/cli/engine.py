@@ -30,6 +30,7 @@ __all__ = [
     "Workers",
     "embed_on_ray",
     "fit_on_ray",
+    "refuse_plain_options",
     "refuse_ray_options",
     "score_on_ray",
 ]
@@ -60,6 +61,16 @@ def refuse_ray_options(engine: str, **given: Any) -> None:
     for name, value in given.items():
         if engine != "ray" and value not in (None, False):
             raise InputError(f"--{name.replace('_', '-')} is for --engine ray: add it, or leave the option out.")
+
+
+def refuse_plain_options(**given: Any) -> None:
+    """Raise InputError if an option is given that means nothing on a cluster.
+
+    There, all texts are taken, bad ones become rows, output is never replaced, and the same command continues a job.
+    """
+    for name, value in given.items():
+        if value not in (None, False):
+            raise InputError(f"--{name.replace('_', '-')} is not for --engine ray: leave it out.")
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,21 @@ import typer
 
 from apood.cli.arguments import Fast, NoVerify, make_detector, open_store, refuse_occupied
 from apood.cli.costs import FAST_ADVICE, announce
-from apood.cli.engine import Address, DryRunRay, Engine, OnRay, Workers, fit_on_ray, refuse_ray_options
+from apood.cli.engine import (
+    Address,
+    DryRunRay,
+    Engine,
+    OnRay,
+    Workers,
+    fit_on_ray,
+    refuse_plain_options,
+    refuse_ray_options,
+)
 from apood.cli.output import advise_on_interrupt, echo, print_json
 from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel, are_texts
 from apood.support.checks import format_count
 from apood.support.cloud import parse_place
 from apood.support.cloud_folders import find_work_folder
-from apood.support.errors import InputError
 from apood.support.files import reserve_path
 
 __all__ = ["fit"]
@@ -88,8 +96,7 @@ def fit(
     detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast)
     place = parse_place(out)
     if engine == "ray":
-        if aux is not None or cache is not None:
-            raise InputError(f"{'--cache' if aux is None else '--aux'} is not for --engine ray: leave it out.")
+        refuse_plain_options(aux=aux, cache=cache, no_verify=no_verify)
         if not dry_run:
             refuse_occupied(place, force)
         fit_on_ray(detector, store, out, model, field, sample, OnRay(address, workers, dry_run, as_json))

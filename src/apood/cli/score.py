@@ -18,7 +18,16 @@ from apood.cli.arguments import (
     read_text_records,
     report_skipped,
 )
-from apood.cli.engine import Address, DryRunRay, Engine, OnRay, Workers, refuse_ray_options, score_on_ray
+from apood.cli.engine import (
+    Address,
+    DryRunRay,
+    Engine,
+    OnRay,
+    Workers,
+    refuse_plain_options,
+    refuse_ray_options,
+    score_on_ray,
+)
 from apood.cli.output import check_rows_file, echo, write_rows
 from apood.cli.stores import TextField, are_texts
 from apood.support.checks import format_count
@@ -99,8 +108,7 @@ def score(
     if taken := [name for name in keep or [] if name in _COLUMNS]:
         raise InputError(f"--keep {taken[0]} cannot be kept: a column of the rows has that name.")
     if engine == "ray":
-        if force:
-            raise InputError("--force is not for --engine ray, which never replaces what is there: delete it first.")
+        refuse_plain_options(force=force, skip_bad=skip_bad, no_verify=no_verify)
         fields = {"field": field, "target_field": target_field, "keep": tuple(keep or [])}
         score_on_ray(detector_folder, inputs, out, fields, model, OnRay(address, workers, dry_run, as_json))
         return
