@@ -151,7 +151,8 @@ def test_the_default_is_the_recommended_fusion(apood, stores, tmp_path, one_thre
     parameters = {"members": None, "seed": 1, "device": "auto", "beginnings": False}
     assert facts["method"] == "fusion" and facts["parameters"] == parameters
     members = facts["learnt"]["members_"]
-    assert [member.partition("(")[0] for member in members] == ["APOOD", "MahalanobisKNN", "KNN"]
+    assert [member.partition("(")[0] for member in members] == ["APOOD", "MahalanobisKNN", "KNN", "KNN"]
+    assert "view='summary'" in members[3]
     assert "seed=1" in members[0] and "MahalanobisKNN" in apood("inspect", out).stdout
 
 

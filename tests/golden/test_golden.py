@@ -19,7 +19,10 @@ EXPECTED = json.loads((GOLDEN / "scores.json").read_text(encoding="utf-8"))
 def test_old_artefact_scores_an_old_store_as_before(name):
     detector, store = apood.load(GOLDEN / "detectors" / name), apood.TokenStore(GOLDEN / "store")
     np.testing.assert_allclose(detector.score_samples(store), EXPECTED[name]["scores"], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(detector.p_values(store), EXPECTED[name]["p_values"])
+    # Scores that differ by rounding count as equal, and rounding is taken to be larger than then.
+    grown = detector.p_values(store) - EXPECTED[name]["p_values"]
+    rank = 1 / (len(detector.calibration.scores) + 1)
+    assert grown.min() > -1e-9 and grown.max() < rank + 1e-9, "p-values may grow by a rank, and never shrink"
     assert detector.predict(store).tolist() == EXPECTED[name]["decisions"]
 
 
