@@ -229,7 +229,7 @@ def embed(
         "logprobs": logprobs,
     }
     if engine == "ray":
-        refuse_plain_options(limit=limit, shuffle=shuffle, skip_bad=skip_bad, resume=resume)
+        refuse_plain_options(limit=limit, shuffle=shuffle)
         given = {name: value for name, value in options.items() if value is not None}
         fields = {"field": field, "target_field": target_field, "pairs": mode is Mode.reference}
         on_ray = OnRay(address, workers, dry_run, as_json)

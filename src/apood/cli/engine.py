@@ -64,9 +64,10 @@ def refuse_ray_options(engine: str, **given: Any) -> None:
 
 
 def refuse_plain_options(**given: Any) -> None:
-    """Raise InputError if an option is given that means nothing on a cluster.
+    """Raise InputError if an option is given that contradicts what happens on a cluster.
 
-    There, all texts are taken, bad ones become rows, output is never replaced, and the same command continues a job.
+    There, all texts are taken, and output is never replaced. Bad texts are skipped, and the same command continues a
+    job, with or without the options that say so.
     """
     for name, value in given.items():
         if value not in (None, False):

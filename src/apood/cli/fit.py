@@ -96,7 +96,7 @@ def fit(
     detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast)
     place = parse_place(out)
     if engine == "ray":
-        refuse_plain_options(aux=aux, cache=cache, no_verify=no_verify)
+        refuse_plain_options(aux=aux, cache=cache)
         if not dry_run:
             refuse_occupied(place, force)
         fit_on_ray(detector, store, out, model, field, sample, OnRay(address, workers, dry_run, as_json))

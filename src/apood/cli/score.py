@@ -108,7 +108,7 @@ def score(
     if taken := [name for name in keep or [] if name in _COLUMNS]:
         raise InputError(f"--keep {taken[0]} cannot be kept: a column of the rows has that name.")
     if engine == "ray":
-        refuse_plain_options(force=force, skip_bad=skip_bad, no_verify=no_verify)
+        refuse_plain_options(force=force)
         fields = {"field": field, "target_field": target_field, "keep": tuple(keep or [])}
         score_on_ray(detector_folder, inputs, out, fields, model, OnRay(address, workers, dry_run, as_json))
         return
