@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scaled import make_corpus, make_small_detector, plan_scores, read_shards, run_here
+from scaled import plan_scores, read_shards, run_here
 
 from apood.data.inputs import Request
 from apood.data.parts import Part, find_parts, read_part
@@ -21,21 +21,6 @@ from apood.scale.shards import Counts, find_committed
 from apood.scale.units import cut_units
 from apood.support.errors import InputError
 from apood.support.files import atomic_folder, is_temporary
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("scale")
-    make_corpus(root / "corpus")
-    make_small_detector(root)
-    return root
-
-
-@pytest.fixture(scope="module")
-def reference(root: Path) -> dict[str, bytes]:
-    job = plan_scores(root / "corpus", root / "detector", root / "reference")
-    run_here(job, ScoreWorker(job.settings))
-    return read_shards(root / "reference")
 
 
 def read_rows(folder: Path):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from processes import PROGRAM
-from scaled import DyingWorker, make_corpus, make_small_detector, plan_scores, read_shards, run_here
+from scaled import DyingWorker, plan_scores, read_shards
 from typer.testing import CliRunner
 
 from apood.cli.app import app
@@ -28,21 +28,6 @@ from apood.scale.worker import Worker
 pytestmark = pytest.mark.xdist_group("ray")
 
 _MEMORY = 80 * 2**20  # of each node's object store
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("cluster")
-    make_corpus(root / "corpus")
-    make_small_detector(root)
-    return root
-
-
-@pytest.fixture(scope="module")
-def reference(root: Path) -> dict[str, bytes]:
-    job = plan_scores(root / "corpus", root / "detector", root / "reference")
-    run_here(job, ScoreWorker(job.settings))
-    return read_shards(root / "reference")
 
 
 @pytest.fixture(scope="module")

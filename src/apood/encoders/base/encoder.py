@@ -5,10 +5,11 @@ from typing import Any, Protocol
 
 import torch
 
+from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.identity import FOLDER, PROBE, EncoderIdentity
 
-__all__ = ["Encoder", "Prepared", "describe_opened"]
+__all__ = ["Encoder", "Prepared", "describe_opened", "encode_or_refuse"]
 
 _UNSHOWN = ("model", "revision", "fingerprint", FOLDER, PROBE)
 
@@ -50,6 +51,14 @@ class Encoder(Protocol):
 
     def encode(self, items: Sequence[Any]) -> TokenBatch:
         """Prepare the items and run the model."""
+
+
+def encode_or_refuse(encoder: Encoder, texts: Sequence[Any]) -> TokenBatch:
+    """Return the states and channels of every text; raise InputError for the first one that is refused."""
+    prepared: Prepared = encoder.prepare(texts)
+    for index, problem in prepared.refused.items():
+        raise InputError(f"The text at index {index} {problem}.")
+    return encoder.run(prepared)
 
 
 def describe_opened(kind: str, identity: EncoderIdentity, dim: int, device: torch.device) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from apood.encoders.base.encoder import describe_opened
+from apood.encoders.base.encoder import describe_opened, encode_or_refuse
 from apood.encoders.base.layers import LayersLike
 from apood.encoders.remote.client import Client, RefusedError
 from apood.encoders.remote.dialects import find_dialect
@@ -101,10 +101,7 @@ class RemoteEncoder:
 
     def encode(self, items: Sequence[Any]) -> TokenBatch:
         """Return the states and channels of every text, in the order given."""
-        prepared = self.prepare(items)
-        for index, problem in prepared.refused.items():
-            raise InputError(f"The text at index {index} {problem}.")
-        return self.run(prepared)
+        return encode_or_refuse(self, items)
 
     def prepare(self, items: Sequence[Any]) -> PreparedTexts:
         """Return the token ids of texts, which the server makes. Long texts that are refused have no sequence."""

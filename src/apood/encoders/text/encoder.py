@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from apood.data.record import Pair
-from apood.encoders.base.encoder import describe_opened
+from apood.encoders.base.encoder import describe_opened, encode_or_refuse
 from apood.encoders.base.layers import LayersLike, check_layers
 from apood.encoders.base.pretrained import (
     GENERATING,
@@ -273,10 +273,7 @@ class TextEncoder:
 
     def encode(self, items: Sequence[Any]) -> TokenBatch:
         """Return the states and channels of every item, in the order given."""
-        prepared = self.prepare(items)
-        for index, problem in prepared.refused.items():
-            raise InputError(f"The text at index {index} {problem}.")
-        return self.run(prepared)
+        return encode_or_refuse(self, items)
 
     def prepare(self, items: Sequence[Any]) -> PreparedTexts:
         """Return the token ids of texts, or of pairs in mode `reference`. Another thread may call it.
