@@ -104,7 +104,7 @@ def draw_heatmap(
 
 
 def _find_axes(settings: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[_Axis]:
-    """Return at least two axes, the longest first. A parameter with only one value is no axis."""
+    """Return at least two axes, the longest first. A parameter with only one value is not an axis."""
     found: list[tuple[str, ...]] = []
     for name in names:
         if len(_find_values(settings, (name,))) < 2:

@@ -63,7 +63,7 @@ def same_encoder(first: EncoderIdentity | None, second: EncoderIdentity | None, 
 
 
 def find_difference(first: EncoderIdentity, second: EncoderIdentity) -> float | None:
-    """Return how much the tokens of fixed texts differ between two servers, relatively; None if one is no server."""
+    """Return how much the tokens of fixed texts differ between two servers, relatively; None if one is not a server."""
     probes = first.get(PROBE), second.get(PROBE)
     return compare_probes(str(probes[0]), str(probes[1])) if None not in probes else None
 

@@ -182,7 +182,7 @@ class StoreIndex:
             if not folder.exists():
                 raise StoreError(f"There is no token store {str(folder)!r}: nothing is at that path.") from error
             reason = f"there is no {INDEX_FILE} in it" if folder.is_dir() else "it is not a folder"
-            raise StoreError(f"{folder} is no token store: {reason}.") from error
+            raise StoreError(f"{folder} is not a token store: {reason}.") from error
         except (OSError, ValueError) as error:
             raise StoreError(f"The {INDEX_FILE} of the token store {folder} cannot be read: {error}.") from error
         try:

@@ -138,7 +138,7 @@ class TokenStoreWriter:
         for path in sorted(self._folder.iterdir()):
             if path.name != LOCK_FILE and not is_temporary(path):
                 raise StoreError(
-                    f"The folder {self._folder} is no token store and holds {path.name!r}; "
+                    f"The folder {self._folder} is not a token store and holds {path.name!r}; "
                     "a new store needs a new or empty folder."
                 )
 

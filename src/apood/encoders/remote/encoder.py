@@ -45,7 +45,7 @@ class RemoteEncoder:
         address: the address of the server, such as http://127.0.0.1:8080.
         layers: -1 or `auto`: there is no other layer.
         max_tokens: the largest number of tokens of a sequence. The server's own limit applies if it is smaller.
-        on_long: what becomes of a longer text: `windows`, `refuse` or `beginning`, as with `TextEncoder`.
+        on_long: what to do with a longer text: `windows`, `refuse` or `beginning`, as with `TextEncoder`.
         timeout: how many seconds to wait for an answer.
 
     Attributes:
@@ -54,7 +54,7 @@ class RemoteEncoder:
         identity: the settings that another encoder must share to give the same tokens.
         max_tokens: the limit of texts that applies.
         mode: `input`.
-        on_long: what becomes of longer texts.
+        on_long: what is done with longer texts.
         truncated: the number of texts so far that were cut.
     """
 
