@@ -430,7 +430,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def _check_aux(self, aux: Any, source: TokenSource) -> TokenSource | None:
         if aux is None:
             if self.aux == "required":
-                raise InputError(f"{self.name} learns what sets ID and AUX sequences apart, and no AUX were given.")
+                raise InputError(f"{self.name} learns to tell ID from AUX sequences, and no AUX sequences were given.")
             return None
         if self.aux == "unused":
             raise InputError(f"{self.name} learns from in-distribution data alone and takes no AUX sequences.")
