@@ -84,8 +84,8 @@ def report(
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"The page must end in .html, got {out}.")
-    twin = out.with_suffix(".json")
-    for file in (out, twin):
+    json_file = out.with_suffix(".json")
+    for file in (out, json_file):
         check_file(file, force=force)
     refuse_without_jinja()
     named: dict[Role, dict[str, str]] = {
@@ -110,10 +110,10 @@ def report(
     findings += describe_passing(refused, detector.calibration.accept)
     content = summarise(detector, known, sets, shown, command, findings)
     page = render_report(content, [explanation for _, _, explanation in shown])
-    for file, text in ((twin, format_json(content, indent=1)), (out, page)):
+    for file, text in ((json_file, format_json(content, indent=1)), (out, page)):
         with atomic_file(file) as place:
             place.write_text(text, encoding="utf-8")
-    echo(f"Written to {out} and {twin}.")
+    echo(f"Written to {out} and {json_file}.")
 
 
 def _open(

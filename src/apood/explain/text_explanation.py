@@ -163,6 +163,6 @@ class TextExplanation:
         return render_explanation(self)
 
     def __str__(self) -> str:
-        from apood.explain.terminal import print_plain
+        from apood.explain.terminal import format_plain
 
-        return print_plain(self)
+        return format_plain(self)

@@ -22,7 +22,7 @@ from apood.detectors.ap_ood.recipe import (
     prepare_start,
     resolve,
 )
-from apood.detectors.ap_ood.shortfall import Shortfall, temper
+from apood.detectors.ap_ood.shortfall import Shortfall, compute_score_terms
 from apood.detectors.ap_ood.training import (
     Outliers,
     Training,
@@ -437,7 +437,7 @@ class APOOD(Refinable, Detector):
             decides = torch.zeros_like(squares)
             decides[(squares - handicaps).argmax()] = 1
             return (decides * (deviation * pull - handicaps / len(sequence))).T.cpu()
-        scales = temper(squares, self._score_name) / squares.clamp_min(torch.finfo(squares.dtype).tiny)
+        scales = compute_score_terms(squares, self._score_name) / squares.clamp_min(torch.finfo(squares.dtype).tiny)
         return (scales * deviation * pull).T.cpu()
 
     def _pool(self, dtype: torch.dtype) -> FrozenPool:

@@ -16,7 +16,7 @@ from apood.encoders.text.tokenising import replace_surrogates
 from apood.encoders.text.windows import OnLong, cut_windows, find_long_problem
 from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.errors import InputError, ServerError
-from apood.tokens.batch import Ragged, TokenBatch, encode_texts, rows_of_runs
+from apood.tokens.batch import Ragged, TokenBatch, encode_texts, list_run_rows
 from apood.tokens.documents import WINDOW
 from apood.tokens.identity import PROBE, EncoderIdentity
 from apood.tokens.probe import PROBE_TEXTS, make_probe
@@ -123,7 +123,7 @@ class RemoteEncoder:
         texts = [t for text, count in zip(items, counts.tolist(), strict=True) for t in repeat_text(text, count)]
         flat = [row for windows in documents for row in windows]
         ids = torch.tensor([token for row in flat for token in row], dtype=torch.int32)
-        windows = rows_of_runs(torch.zeros_like(counts), counts) if self.on_long == "windows" else None
+        windows = list_run_rows(torch.zeros_like(counts), counts) if self.on_long == "windows" else None
         sources = Ragged.from_lengths(ids, [len(row) for row in flat])
         return PreparedTexts(texts, sources, [], None, frozenset(cut), windows, refused)
 

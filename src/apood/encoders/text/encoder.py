@@ -38,7 +38,7 @@ from apood.encoders.text.windows import OnLong
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import resolve_device
 from apood.support.errors import ApoodError, InputError
-from apood.tokens.batch import Ragged, TokenBatch, encode_texts, rows_of_runs
+from apood.tokens.batch import Ragged, TokenBatch, encode_texts, list_run_rows
 from apood.tokens.documents import WINDOW
 from apood.tokens.identity import SAMPLING, EncoderIdentity
 
@@ -292,7 +292,7 @@ class TextEncoder:
             ]
             windows = None
             if self.on_long == "windows":
-                windows = rows_of_runs(torch.zeros_like(sources.counts), sources.counts)
+                windows = list_run_rows(torch.zeros_like(sources.counts), sources.counts)
             return PreparedTexts(texts, sources.ids, [], None, frozenset(sources.cut), windows, sources.refused)
         _check_pairs(items)
         sources = self._tokeniser.tokenise_documents([pair.source for pair in items], self.on_long)
