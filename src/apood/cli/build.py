@@ -153,7 +153,7 @@ def _prepare_work(work: Path) -> None:
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Give a file a second name; copy it if the disk cannot, or if it is another one."""
+    """Give a file a second name; copy it if the disk has no links, or if the target is on another disk."""
     try:
         os.link(source, target)
     except OSError:

@@ -68,12 +68,13 @@ def report(
     no_verify: NoVerify = False,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Write a report about a detector: one page to send, and a JSON file of the same content.
+    """Write a report about a detector: one page to send to others, and a JSON file with the same content.
 
-    It says what the detector is and was fitted on, how many inputs of each set are refused at which accept rate, and
-    how well the scores separate the sets, and shows the most foreign inputs of each new set (else of each OOD set, else
-    ID) with their suspicious words. The page loads nothing and runs no script. It holds texts of the inputs that it
-    shows: send it only to people who may read them, or leave them out with --foreign 0.
+    The page says what the detector is and what it was fitted on, how many inputs of each set are refused at which
+    accept rate, and how well the scores separate the sets. It shows the most foreign inputs with their suspicious words: those
+    of the --new sets or, without any, of the --ood sets or, without any, of --id. The page loads nothing and runs no
+    script. It contains texts of your inputs: send it only to people who may read them, or leave the texts out with
+    --foreign 0.
     """
     from apood.evaluation.health import describe_passing, examine
     from apood.pipeline.checks import refuse_same_data
@@ -161,9 +162,9 @@ def _explain_foreign(
     sources: "list[TokenSource]",
     count: int,
 ) -> "list[tuple[str, int, TextExplanation]]":
-    """Return the inputs with the lowest scores of each set that interests most, as far as their texts are known.
+    """Return the `count` most foreign inputs whose texts are known, with their explanations.
 
-    All these sets have the same number of the `count` inputs, up to one, so that none hides the others.
+    They are divided equally among the sets of the role that is shown, so that no set hides the others.
     """
     import numpy as np
 

@@ -69,7 +69,7 @@ def find_difference(first: EncoderIdentity, second: EncoderIdentity) -> float | 
 
 
 def _are_measured(first: EncoderIdentity, second: EncoderIdentity) -> bool:
-    """Return whether both are known by the same: by the files of their model, or by the tokens of fixed texts."""
+    """Return whether both identities have a fingerprint of model files, or both have the tokens of fixed texts."""
     return any(first.get(key) and second.get(key) for key in ("fingerprint", PROBE))
 
 
