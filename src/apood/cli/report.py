@@ -71,17 +71,18 @@ def report(
     """Write a report about a detector: one page to send to others, and a JSON file with the same content.
 
     The page says what the detector is and what it was fitted on, how many inputs of each set are refused at which
-    accept rate, and how well the scores separate the sets. It shows the most foreign inputs with their suspicious words: those
-    of the --new sets or, without any, of the --ood sets or, without any, of --id. The page loads nothing and runs no
-    script. It contains texts of your inputs: send it only to people who may read them, or leave the texts out with
-    --foreign 0.
+    accept rate, and how well the scores separate the sets. It shows the most foreign inputs with their suspicious
+    words: those of the --new sets or, without any, of the --ood sets or, without any, of --id. The page loads nothing
+    and runs no script. It contains texts of your inputs: send it only to people who may read them, or leave the texts
+    out with --foreign 0.
     """
     from apood.evaluation.health import describe_passing, examine
     from apood.pipeline.checks import refuse_same_data
     from apood.pipeline.facts import load_detector_and_facts
     from apood.pipeline.opening import open_text_encoder_of
-    from apood.report.page.render import refuse_without_jinja, render_report
+    from apood.report.page.render import render_report
     from apood.report.page.summary import summarise
+    from apood.report.tables import refuse_without_jinja
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"The page must end in .html, got {out}.")
