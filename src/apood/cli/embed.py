@@ -91,7 +91,7 @@ def embed(
             "Sounds: .wav or .flac files, a folder of them, or .npz files.",
         ),
     ],
-    model: Annotated[str, typer.Option(metavar="MODEL", help=f"Model that embeds the inputs: {MODELS}.")],
+    model: Annotated[str, typer.Option("--model", metavar="MODEL", help=f"Model that embeds the inputs: {MODELS}.")],
     out: Annotated[str, typer.Option(metavar="STORE", help="Folder of the token store to write.")],
     field: TextField = None,
     mode: Annotated[
