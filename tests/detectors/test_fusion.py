@@ -269,7 +269,7 @@ def test_outliers_go_to_those_that_need_them(train):
     )
     for kinds, aux_use in (((0, 0), "optional"), ((0, 1), "optional"), ((1, 2), "required")):
         assert Fusion([members[kind] for kind in kinds]).aux == aux_use
-    with pytest.raises(InputError, match=r"fusion .*no AUX were given"):
+    with pytest.raises(InputError, match=r"fusion .*no AUX sequences were given"):
         Fusion(members).fit(train)
 
 

@@ -15,8 +15,8 @@ Measured = Mapping[str, Tensor]
 class Refinable:
     """What a detector adds to the contract if some of what it learns are sums over sequences.
 
-    Such a detector is fitted on a sample first. Then anybody may measure any sequences, in any grouping; the merged
-    statistics are those of all sequences together, up to rounding, and `refine` learns from them.
+    Such a detector is fitted on a sample first. Then several processes can measure other sequences, in any grouping.
+    The merged statistics are those of all sequences together, up to rounding, and `refine` learns from them.
     """
 
     @property
