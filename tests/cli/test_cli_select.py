@@ -4,12 +4,11 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from processes import PROGRAM, heed_interrupts
+from processes import Program
 from typer.testing import CliRunner
 
 from apood.cli.app import app
@@ -159,28 +158,17 @@ def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(apood, stores, t
     out, cache = tmp_path / "search", tmp_path / "cache"
     command = ["select", stores / "train", "--aux", stores / "other", "--out", out, "--cache", cache]
     command += ["--method", "ap-ood", "--set", "steps=30", "--grid", "beta=0.1,0.3,1,2"]
-    process = subprocess.Popen(
-        [*PROGRAM, *map(str, command), "--jobs", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=heed_interrupts,
-    )
-    try:
-        while process.poll() is None and not finished(cache):
+    with Program(*command, "--jobs", "2") as program:
+        while program.is_running() and not finished(cache):
             time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        output, messages = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 130 and output == ""
+        os.killpg(program.pid, signal.SIGINT)  # as a terminal does
+        code, output, messages = program.end()
+    assert code == 130 and output == ""
     assert messages.startswith("Interrupted: ") and str(cache) in messages and messages.count("\n") == 1
     deadline = time.monotonic() + 60
-    while members(process.pid) and time.monotonic() < deadline:  # Python's own helper goes a moment after the program
+    while members(program.pid) and time.monotonic() < deadline:  # Python's own helper goes a moment after the program
         time.sleep(0.01)
-    assert members(process.pid) == []
+    assert members(program.pid) == []
     done = finished(cache)
     assert done and not (out / "detector").exists()
 
