@@ -1,7 +1,7 @@
 """Settings and fixtures that all tests share."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,31 @@ if not torch.cuda.is_available():
 # The same examples in every run: a failure must be the same for everybody.
 settings.register_profile("apood", deadline=None, derandomize=True)
 settings.load_profile("apood")
+
+# A process of pytest-xdist gets whole files, whose tests share fixtures. These take longest, so they begin: otherwise
+# one process would be left alone with one of them at the end.
+LONGEST = (
+    "experiments/test_demo.py",
+    "scale/test_ray_cluster.py",
+    "docs/test_documentation.py",
+    "experiments/test_paper_benches.py",
+)
+
+
+@pytest.hookimpl(trylast=True)  # after pytest has put tests with the same fixtures side by side
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first."""
+    folder = Path(__file__).parent
+    place = {folder / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Let `os.fsync` do nothing: it is for power cuts, which no test has, and waits for milliseconds every time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session")
