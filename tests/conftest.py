@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,6 +43,26 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
+
+
+@pytest.fixture
+def quick_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes of `jobs` from one that has imported everything; new ones would spend seconds on that."""
+    from multiprocessing.forkserver import ensure_running
+
+    from processes import context
+
+    ensure_running()  # not later, while interrupts are blocked: all forks would block them for ever
+    monkeypatch.setattr("apood.support.processes.multiprocessing", SimpleNamespace(get_context=lambda _: context))
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the robust recipe, and so the default detector, train for 4 steps."""
+    from apood.detectors.ap_ood import recipe
+
+    for recipes in (recipe._RECIPES, recipe._WITH_AUX):
+        monkeypatch.setitem(recipes, "robust", replace(recipe.ROBUST, steps=4))
 
 
 @pytest.fixture(scope="session")

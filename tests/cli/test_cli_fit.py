@@ -149,7 +149,7 @@ def test_the_members_of_a_fusion_cannot_be_set(refused, stores, tmp_path):
     assert "members can be set in Python only" in sentence
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("few_steps", "one_thread")
 def test_the_default_reads_the_summary_of_a_store(apood, stores, tmp_path):
     from apood.tokens.store import TokenStore
     from apood.tokens.writer import TokenStoreWriter

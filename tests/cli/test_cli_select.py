@@ -34,6 +34,7 @@ def test_a_dry_run_fits_nothing(apood, stores, tmp_path):
     assert "fits" in apood(*given, "--dry-run").stdout and not (tmp_path / "search" / "results.json").exists()
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_texts_are_embedded_on_the_way(apood, refused, stores, files, model, tmp_path):
     texts = ("select", files / "train.jsonl", "--aux", files / "other.jsonl", *KNN_GRID, "--json")
     found = json.loads(apood(*texts, "--model", model, "--out", tmp_path / "a", "--cache", tmp_path / "cache").stdout)
@@ -44,6 +45,7 @@ def test_texts_are_embedded_on_the_way(apood, refused, stores, files, model, tmp
     assert "--model is for texts" in refused(*same, "--model", model, "--out", tmp_path / "c")
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_the_best_detector_can_be_used_at_once(apood, refused, stores, tmp_path):
     out = tmp_path / "search"
     command = ["select", stores / "train", "--validation", stores / "held-out", "--aux", stores / "other", *KNN_GRID]
@@ -81,6 +83,7 @@ def test_the_best_detector_can_be_used_at_once(apood, refused, stores, tmp_path)
     assert "nowhere" in refused("select", tmp_path / "nowhere", "--method", "knn", "--out", out, "--force")
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_without_outliers_it_says_what_it_cannot_promise(apood, stores, tmp_path):
     searched = ("--method", "ap-ood", "--set", "steps=15", "--grid", "beta=0.1,1", "--jobs", "1")
     shown = apood("select", stores / "train", *searched, "--out", tmp_path / "search").stdout
@@ -122,6 +125,7 @@ def test_what_cannot_work_is_refused_before_any_work(refused, stores, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_a_search_that_was_killed_after_saving_can_be_repeated(apood, refused, stores, tmp_path, monkeypatch):
     command = ["select", stores / "train", "--aux", stores / "other", "--method", "knn", "--grid", "k=1,2"]
     command += ["--jobs", "1", "--out", tmp_path / "search"]

@@ -187,7 +187,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("working_directory", "one_thread")
+@pytest.mark.usefixtures("working_directory", "one_thread", "quick_processes")
 @pytest.mark.parametrize("page", RUN, ids=by_name)
 def test_what_a_page_shows_happens(page):
     names: dict[str, Any] = {"__name__": "__main__"}

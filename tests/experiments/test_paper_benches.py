@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from apood.detectors.ap_ood import recipe
 from apood.detectors.ap_ood.detector import APOOD
 from apood.evaluation.result import MEAN
 from apood.experiments.paper.catalogue import CATALOGUE
@@ -17,7 +16,7 @@ from apood.experiments.paper.published import read_published
 from apood.experiments.paper.runner import BenchOptions, prepare
 from apood.support.errors import FitWarning, InputError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "few_steps")
 
 SEEDS = 2
 PNG, TEX = b"\x89PNG\r\n\x1a\n", "\\begin{tabular}"
@@ -40,10 +39,7 @@ def outs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(outs: Path, models: Callable[[str], Path], texts: Path, sounds: tuple[Path, Path], bags: Path) -> Any:
-    """Runs an experiment once and gives its folder; those on the same data share stores and fits.
-
-    The default, which has no settings in an experiment, is trained for as few steps as the paper's methods.
-    """
+    """Runs an experiment once and gives its folder; those on the same data share stores and fits."""
     done: dict[str, Path] = {}
 
     def once(name: str) -> Path:
@@ -56,10 +52,7 @@ def run(outs: Path, models: Callable[[str], Path], texts: Path, sounds: tuple[Pa
             else:
                 model = str(models(FAMILIES.get(name, "pegasus")))
             prepared = prepare(name, BenchOptions(data=data, model=model, seeds=SEEDS, out=outs))
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setitem(recipe._RECIPES, "robust", replace(recipe.ROBUST, steps=4))
-                patch.setitem(recipe._WITH_AUX, "robust", replace(recipe.ROBUST, steps=4))
-                _, written = prepared.run()
+            _, written = prepared.run()
             assert all(path.is_file() for path in written)
             done[name] = prepared.folder
         return done[name]
@@ -185,6 +178,7 @@ def test_heads_are_learnt_independently_and_queries_are_not(run: Callable[[str],
     assert all(one["training"] > 0 for own in results["distances"].values() for one in own)
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_a_failing_fit_affects_its_row_alone(
     models: Callable[[str], Path], texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
