@@ -112,9 +112,10 @@ class Fusion(Refinable, Detector):
     log d is floored at 4 standard deviations below its median (estimated from the lower quartile), because how near a
     near copy is says nothing about ID, but would outweigh all other members.
 
-    w_k is 1 without AUX sequences. With them, it follows from how well member k tells AUX sequences that it has not
-    learnt from (see `weigh_members`). So only members that need AUX sequences learn from them, and these members are
-    left out if the others tell AUX sequences better.
+    w_k is smaller for members that agree with others on the sequences held out, because these tell the same thing
+    several times (see `weigh_members`). With AUX sequences, it also follows from how well member k tells AUX sequences
+    that it has not learnt from. So only members that need AUX sequences learn from them, and these members are left out
+    if the others tell AUX sequences better.
 
     Not a published method.
 
@@ -305,16 +306,18 @@ class Fusion(Refinable, Detector):
                     "compare it with the others; leave it out."
                 )
         self.members_, self.spreads_ = members, spreads
-        if aux is not None:
-            self._weigh_by(aux, samples, parts)
+        self._weigh_members(aux, samples, parts)
         _warn_of_copies(int(copied.sum()), len(parts.left_out), len(source))
 
-    def _weigh_by(self, aux: TokenSource, samples: list[Unseen], parts: HeldOut) -> None:
+    def _weigh_members(self, aux: TokenSource | None, samples: list[Unseen], parts: HeldOut) -> None:
         """Divide the spreads by the weights of the members, and leave out members that weigh nothing."""
         held = parts.held_out.indices
         inside = self._standardize([sample.get_scores(held) for sample in samples], parts.held_out.lengths)
-        scores = [score_unlearnt(member, parts.rest, aux) for member in self.members_]
-        weights = weigh_members(self.members_, inside, self._standardize(scores, aux.lengths))
+        outside = None
+        if aux is not None:
+            scores = [score_unlearnt(member, parts.rest, aux) for member in self.members_]
+            outside = self._standardize(scores, aux.lengths)
+        weights = weigh_members(self.members_, inside, outside)
         kept = weights.nonzero().flatten().tolist()
         law = self.length_law_
         self.length_law_ = replace(law, curves=tuple(law.curves[number] for number in kept))
