@@ -26,6 +26,7 @@ LONGEST = (
     "scale/test_ray_cluster.py",
     "docs/test_documentation.py",
     "experiments/test_paper_benches.py",
+    "breaking/test_breaking.py",
 )
 
 
