@@ -16,7 +16,7 @@ demo: $(DEMO_READY)
 	$(BIN)/apood demo --out demo
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 test-partners: $(READY) $(ENVIRONMENTS:%=.venv/partners/%/.ready)
 	(command -v pdflatex && command -v promtool && command -v chromium) || (apt-get update && apt-get install -y --no-install-recommends $(PARTNERS))

@@ -1,14 +1,13 @@
 """The training loop: its schedule, what a step does, and that a killed training ends like an uninterrupted one."""
 
 import math
-import multiprocessing
 import random
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import wait_for_a_checkpoint
+from processes import context, wait_for_a_checkpoint
 from torch import nn
 
 from apood.backbones.training_loop import Batch, Point, Schedule, train
@@ -16,9 +15,6 @@ from apood.fitting.optimise import Checkpoint
 from apood.support.errors import ArtefactError, InputError
 
 SCHEDULE = Schedule(steps=50, learning_rate=0.05, warm_up=0.2, seed=3, validate_every=15)
-
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["apood.backbones.training_loop", "torch._dynamo", "pytest"])
 
 
 def new_model():

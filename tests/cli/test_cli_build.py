@@ -218,6 +218,7 @@ class TestTexts:
         )
         apood("compare", plan, "--model", model, "--cache", cache, "--out", tmp_path / "planned")
 
+    @pytest.mark.usefixtures("quick_processes")
     @pytest.mark.parametrize("command", ["compare", "select"])
     def test_a_dry_run_embeds_a_few_texts_and_keeps_nothing(self, apood, model, files, tmp_path, monkeypatch, command):
         texts = files / "train.jsonl"

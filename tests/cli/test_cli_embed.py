@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import signal
+import time
 
 import numpy as np
 import pytest
 import torch
-from processes import PROGRAM
+from processes import Program
 
 from apood.detectors.contract.artefact import load_detector
 from apood.encoders.text.encoder import TextEncoder
@@ -386,26 +388,14 @@ def test_a_hub_that_cannot_be_reached(refused, files, tmp_path, monkeypatch):
 
 def test_a_killed_command_is_resumed(apood, model, files, texts, tmp_path):
     """Kill the program while it waits for more records. The store holds what it had committed."""
-    import os
-    import subprocess
-    import time
-
     out = tmp_path / "store"
-    process = subprocess.Popen(
-        [*PROGRAM, "embed", "-", "--model", str(model), "--out", str(out)],
-        stdin=subprocess.PIPE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        text=True,
-    )
-    try:
-        process.stdin.write(f"{texts['test'][0]}\n")
-        process.stdin.flush()
+    with Program("embed", "-", "--model", model, "--out", out, OMP_NUM_THREADS="1") as program:
+        program.stdin.write(f"{texts['test'][0]}\n")
+        program.stdin.flush()
         while not (out / "index.json").exists():
-            assert process.poll() is None
+            assert program.is_running(), program.stderr.read()
             time.sleep(0.02)
-    finally:
-        process.kill()
-        process.wait()
+        program.signal(signal.SIGKILL)
     apood("embed", files / "test.jsonl", "--model", model, "--out", out, "--resume")
     whole = tmp_path / "whole"
     apood("embed", files / "test.jsonl", "--model", model, "--out", whole)

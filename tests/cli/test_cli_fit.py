@@ -1,15 +1,13 @@
 """`apood fit`: an interrupted fit continues, and gives the detector of an uninterrupted one."""
 
 import json
-import os
 import random
 import signal
-import subprocess
 import time
 
 import pytest
 import torch
-from processes import PROGRAM, heed_interrupts
+from processes import Program, run_program
 from safetensors import safe_open
 
 from apood.detectors.contract.artefact import load_detector
@@ -61,17 +59,16 @@ class Own(Length):
 
 
 def test_a_method_of_ones_own(stores, tmp_path):
-    """In processes of their own, in which nothing is imported yet."""
+    """In processes of their own, which do not know it yet."""
     (tmp_path / "own_length.py").write_text(OWN)
 
     def run(*words):
-        command = [*PROGRAM, *map(str, words)]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return run_program(*words, cwd=tmp_path)
 
     named = ("--method", "own_length:Own")
-    assert run("fit", stores / "train", *named, "--out", "detector").returncode == 0
+    assert run("fit", stores / "train", *named, "--out", "detector").code == 0
     refused, shown = run("inspect", "detector"), run("--import", "own_length:Own", "inspect", "detector", "--json")
-    assert refused.returncode == 2 and "`apood --import own_length:Own inspect detector`" in refused.stderr
+    assert refused.code == 2 and "`apood --import own_length:Own inspect detector`" in refused.stderr
     assert json.loads(shown.stdout)["method"] == "own"
     assert "cannot be imported" in run("--import", "nowhere:Own", "inspect", "detector").stderr
     data = ("--id-train", stores / "train", "--id-test", stores / "test", "--ood", f"other={stores / 'other'}")
@@ -86,25 +83,14 @@ def count_steps(checkpoint):
         return int(file.metadata()["step"])
 
 
-def end_fit(command, environment, checkpoint, how, step):
-    """Start a fit, end it when its checkpoint has reached `step`, and return its exit code and messages."""
-    process = subprocess.Popen(
-        [*PROGRAM, *command],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_interrupts,
-    )
-    try:
-        while process.poll() is None and count_steps(checkpoint) < step:
+def end_fit(command, checkpoint, how, step):
+    """Start a fit with one thread, end it when its checkpoint has reached `step`; return its exit code and messages."""
+    with Program(*command, OMP_NUM_THREADS="1") as program:
+        while program.is_running() and count_steps(checkpoint) < step:
             time.sleep(0.01)
-        process.send_signal(how)
-        _, messages = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    return process.returncode, messages
+        program.signal(how)
+        ending = program.end()
+    return ending.code, ending.stderr
 
 
 @pytest.fixture
@@ -112,11 +98,12 @@ def one_thread():
     """Use one thread, because the sums of a fit depend on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield os.environ | {"OMP_NUM_THREADS": "1"}
+    yield
     torch.set_num_threads(threads)
 
 
-def test_an_interrupted_fit_gives_the_detector_of_an_uninterrupted_one(apood, refused, stores, tmp_path, one_thread):
+@pytest.mark.usefixtures("one_thread")
+def test_an_interrupted_fit_gives_the_detector_of_an_uninterrupted_one(apood, refused, stores, tmp_path):
     given = ["fit", stores / "train", "--aux", stores / "other", "--method", "ap-ood"]
     apood(*given, "--set", "steps=150", "--out", tmp_path / "whole")
 
@@ -124,7 +111,7 @@ def test_an_interrupted_fit_gives_the_detector_of_an_uninterrupted_one(apood, re
     command = [*given, "--set", "steps=150", "--out", out, "--checkpoint-seconds", "0.05"]
     moments = random.Random(0)  # a process ends some time after its step, so at any point of a step
     for how, earliest in ((signal.SIGKILL, 1), (signal.SIGINT, 60)):
-        code, messages = end_fit(command, one_thread, checkpoint, how, earliest + moments.randrange(40))
+        code, messages = end_fit(command, checkpoint, how, earliest + moments.randrange(40))
         assert code == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130}[how]
     assert messages == f"Interrupted: run the same command again to continue from {checkpoint}.\n"
 
@@ -136,10 +123,11 @@ def test_an_interrupted_fit_gives_the_detector_of_an_uninterrupted_one(apood, re
     assert not checkpoint.exists()
 
 
-def test_the_default_is_the_recommended_fusion(apood, stores, tmp_path, one_thread):
+@pytest.mark.usefixtures("one_thread")
+def test_the_default_is_the_recommended_fusion(apood, stores, tmp_path):
     out, checkpoint = tmp_path / "out", tmp_path / "out.checkpoint"
     command = ["fit", stores / "train", "--out", out, "--set", "seed=1", "--checkpoint-seconds", "0.05"]
-    code, messages = end_fit(command, one_thread, tmp_path / "out.checkpoint.part-0", signal.SIGINT, 30)
+    code, messages = end_fit(command, tmp_path / "out.checkpoint.part-0", signal.SIGINT, 30)
     assert (
         code == 130 and messages == f"Interrupted: run the same command again to continue from {checkpoint}.part-0.\n"
     )
@@ -161,7 +149,7 @@ def test_the_members_of_a_fusion_cannot_be_set(refused, stores, tmp_path):
     assert "members can be set in Python only" in sentence
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("few_steps", "one_thread")
 def test_the_default_reads_the_summary_of_a_store(apood, stores, tmp_path):
     from apood.tokens.store import TokenStore
     from apood.tokens.writer import TokenStoreWriter

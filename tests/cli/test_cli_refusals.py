@@ -263,6 +263,7 @@ def test_evaluate_refuses_a_detector_given_twice(refused, fitted, stores):
     assert "twice" in refused(*command)
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_a_damaged_store_is_refused_unless_asked(apood, refused, stores, fitted, tmp_path):
     store, detector = (shutil.copytree(path, tmp_path / path.name) for path in (stores / "test", fitted))
     shard = next(store.glob("*.safetensors"))

@@ -1,21 +1,19 @@
 """`apood score` in a pipe: rows come as inputs do, with the fields that are asked for."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from processes import Program
 
 
 def test_a_row_comes_before_the_next_text_is_written(calibrated, model):
-    command = [sys.executable, "-m", "apood.cli", "score", str(calibrated), "-", "--model", str(model)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+    with Program("score", calibrated, "-", "--model", model) as program:
         for index, text in enumerate(["word1 word2", "word3", "word9 word10"]):
-            process.stdin.write(f"{text}\n")  # the process waits for more, and must answer nevertheless
-            assert json.loads(process.stdout.readline())["index"] == index
-        process.stdin.close()
-        assert process.stdout.read() == ""
-    assert process.returncode == 0
+            program.stdin.write(f"{text}\n")
+            program.stdin.flush()  # the program waits for more, and must answer nevertheless
+            assert json.loads(program.stdout.readline())["index"] == index
+        program.stdin.close()
+        assert program.end() == (0, "", "")
 
 
 def test_named_fields_are_kept(apood, refused, calibrated, files, tmp_path):

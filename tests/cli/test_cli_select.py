@@ -4,12 +4,11 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from processes import PROGRAM, heed_interrupts
+from processes import Program
 from typer.testing import CliRunner
 
 from apood.cli.app import app
@@ -35,6 +34,7 @@ def test_a_dry_run_fits_nothing(apood, stores, tmp_path):
     assert "fits" in apood(*given, "--dry-run").stdout and not (tmp_path / "search" / "results.json").exists()
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_texts_are_embedded_on_the_way(apood, refused, stores, files, model, tmp_path):
     texts = ("select", files / "train.jsonl", "--aux", files / "other.jsonl", *KNN_GRID, "--json")
     found = json.loads(apood(*texts, "--model", model, "--out", tmp_path / "a", "--cache", tmp_path / "cache").stdout)
@@ -45,6 +45,7 @@ def test_texts_are_embedded_on_the_way(apood, refused, stores, files, model, tmp
     assert "--model is for texts" in refused(*same, "--model", model, "--out", tmp_path / "c")
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_the_best_detector_can_be_used_at_once(apood, refused, stores, tmp_path):
     out = tmp_path / "search"
     command = ["select", stores / "train", "--validation", stores / "held-out", "--aux", stores / "other", *KNN_GRID]
@@ -82,6 +83,7 @@ def test_the_best_detector_can_be_used_at_once(apood, refused, stores, tmp_path)
     assert "nowhere" in refused("select", tmp_path / "nowhere", "--method", "knn", "--out", out, "--force")
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_without_outliers_it_says_what_it_cannot_promise(apood, stores, tmp_path):
     searched = ("--method", "ap-ood", "--set", "steps=15", "--grid", "beta=0.1,1", "--jobs", "1")
     shown = apood("select", stores / "train", *searched, "--out", tmp_path / "search").stdout
@@ -123,6 +125,7 @@ def test_what_cannot_work_is_refused_before_any_work(refused, stores, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_a_search_that_was_killed_after_saving_can_be_repeated(apood, refused, stores, tmp_path, monkeypatch):
     command = ["select", stores / "train", "--aux", stores / "other", "--method", "knn", "--grid", "k=1,2"]
     command += ["--jobs", "1", "--out", tmp_path / "search"]
@@ -159,28 +162,17 @@ def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(apood, stores, t
     out, cache = tmp_path / "search", tmp_path / "cache"
     command = ["select", stores / "train", "--aux", stores / "other", "--out", out, "--cache", cache]
     command += ["--method", "ap-ood", "--set", "steps=30", "--grid", "beta=0.1,0.3,1,2"]
-    process = subprocess.Popen(
-        [*PROGRAM, *map(str, command), "--jobs", "2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=heed_interrupts,
-    )
-    try:
-        while process.poll() is None and not finished(cache):
+    with Program(*command, "--jobs", "2") as program:
+        while program.is_running() and not finished(cache):
             time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        output, messages = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 130 and output == ""
+        os.killpg(program.pid, signal.SIGINT)  # as a terminal does
+        code, output, messages = program.end()
+    assert code == 130 and output == ""
     assert messages.startswith("Interrupted: ") and str(cache) in messages and messages.count("\n") == 1
     deadline = time.monotonic() + 60
-    while members(process.pid) and time.monotonic() < deadline:  # Python's own helper goes a moment after the program
+    while members(program.pid) and time.monotonic() < deadline:  # Python's own helper goes a moment after the program
         time.sleep(0.01)
-    assert members(process.pid) == []
+    assert members(program.pid) == []
     done = finished(cache)
     assert done and not (out / "detector").exists()
 

@@ -1,13 +1,11 @@
 """The program as a process: what it imports, and how it ends."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
 
-import pytest
-from processes import PROGRAM, heed_interrupts
+from processes import PROGRAM, Program
 
 from apood.support.errors import FitWarning, InputError
 
@@ -76,37 +74,20 @@ def test_a_closed_pipe_gives_no_traceback():
     assert done.stderr == ""
 
 
-@pytest.fixture
-def processes():
-    started = []
-    yield started
-    for process in started:
-        process.kill()
-        process.wait()
-
-
-def test_an_embed_that_a_scheduler_ends_says_how_to_continue(apood, model, texts, tmp_path, processes):
+def test_an_embed_that_a_scheduler_ends_says_how_to_continue(apood, model, texts, tmp_path):
     out = tmp_path / "store"
-    command = ["embed", "-", "--model", str(model), "--out", str(out)]
-    process = subprocess.Popen(
-        [*PROGRAM, *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        preexec_fn=heed_interrupts,
-    )
-    processes.append(process)
-    process.stdin.write(f"{texts['test'][0]}\n")
-    process.stdin.flush()
-    while not (out / "index.json").exists():
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)  # while it waits for more texts
-    assert process.wait(30) == 130
-    assert process.stderr.read() == (
-        f"Interrupted: 0 texts are in {out}; add --resume to the same command to continue.\n"
+    command = ["embed", "-", "--model", model, "--out", out]
+    with Program(*command, OMP_NUM_THREADS="1") as program:
+        program.stdin.write(f"{texts['test'][0]}\n")
+        program.stdin.flush()
+        while not (out / "index.json").exists():
+            assert program.is_running(), program.stderr.read()
+            time.sleep(0.02)
+        program.signal(signal.SIGTERM)  # while it waits for more texts
+        ending = program.end()
+    assert (ending.code, ending.stderr) == (
+        130,
+        f"Interrupted: 0 texts are in {out}; add --resume to the same command to continue.\n",
     )
     result = apood(*command, "--resume", input="\n".join(texts["test"]))
     assert "Embedded 40 texts" in result.stdout

@@ -1,11 +1,11 @@
 """`apood watch`: a stream of scores, its alarm, and its state."""
 
 import json
-import subprocess
+import signal
 
 import numpy as np
 import pytest
-from processes import PROGRAM
+from processes import Program
 from typer.testing import CliRunner
 
 import apood as package
@@ -102,15 +102,13 @@ def test_rows_of_apood_score_are_watched(apood, calibrated, stores, tmp_path):
 
 def test_a_pipe_is_watched_row_by_row(calibrated, streams, tmp_path):
     """The alarm is said while the writer of the pipe still has it open, and the state survives an interruption."""
-    command = [*PROGRAM, "watch", str(calibrated), "-", "--state", str(tmp_path / "state.json")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:
-        process.stdin.writelines(f"{score}\n" for score in streams["lower"][:500])
-        process.stdin.flush()
-        assert process.stdout.readline().startswith("Alarm after 3")
-        process.terminate()
-        assert process.wait(timeout=60) == 130
-        assert process.stderr.read().startswith("Interrupted: ")
+    with Program("watch", calibrated, "-", "--state", tmp_path / "state.json") as program:
+        program.stdin.writelines(f"{score}\n" for score in streams["lower"][:500])
+        program.stdin.flush()
+        assert program.stdout.readline().startswith("Alarm after 3")
+        program.signal(signal.SIGTERM)
+        ending = program.end()
+    assert ending.code == 130 and ending.stderr.startswith("Interrupted: ")
     assert 300 < json.loads((tmp_path / "state.json").read_text())["alarm_at"] < 400
 
 

@@ -1,10 +1,7 @@
 """`apood train audio-classifier`, from files of sounds to a model that the other commands take."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import Program
 from safetensors.torch import load_file
 
 RATE = 8000
 SMALL = ["--patch", 16, "--width", 16, "--blocks", 2, "--heads", 2, "--batch", 8, "--pretraining-steps", 5]
-PROGRAM = [sys.executable, "-c", "from apood.cli import main; main()"]
 
 
 def sound(kind: str, seed: int) -> Any:
@@ -122,14 +119,12 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(
     command = ["train", "audio-classifier", sounds, "--steps", 20, *SMALL, "--out"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     apood(*command, whole)
-    at_every_step = [*PROGRAM, *map(str, command), str(killed), "--checkpoint-seconds", "0"]
-    begun = subprocess.Popen(at_every_step, stderr=subprocess.DEVNULL)
     last = tmp_path / "killed.checkpoint.part-1"
-    while not last.exists():
-        assert begun.poll() is None
-        time.sleep(0.005)
-    os.kill(begun.pid, signal.SIGKILL)
-    begun.wait()
+    with Program(*command, killed, "--checkpoint-seconds", "0") as program:
+        while not last.exists():
+            assert program.is_running(), program.stderr.read()
+            time.sleep(0.005)
+        program.signal(signal.SIGKILL)
     assert not killed.exists()
     assert "add --resume to continue it" in refused(*command, killed)
     apood(*command, killed, "--resume")

@@ -1,15 +1,13 @@
 """`apood train translator` as people run it."""
 
 import json
-import os
 import random
 import signal
-import subprocess
 import time
 
 import pytest
 import torch
-from processes import PROGRAM, heed_interrupts
+from processes import Program
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven"]
 TINY = ("--size", "tiny", "--vocabulary", "24", "--context", "32", "--batch-tokens", "256", "--beams", "2")
@@ -91,26 +89,16 @@ def test_what_cannot_be_is_refused_in_a_sentence(refused, pairs, tmp_path):
 def test_an_interrupted_training_goes_on(apood, refused, pairs, tmp_path):
     out = tmp_path / "model"
     given = [str(part) for part in command(pairs, out, "--steps", "100000", "--checkpoint-seconds", "0")]
-    process = subprocess.Popen(
-        [*PROGRAM, *given],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        preexec_fn=heed_interrupts,
-    )
-    try:
-        checkpoint = tmp_path / "model.checkpoint"
+    checkpoint = tmp_path / "model.checkpoint"
+    with Program(*given, OMP_NUM_THREADS="1") as program:
         while not checkpoint.exists():
-            assert process.poll() is None, process.stderr.read()
+            assert program.is_running(), program.stderr.read()
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
-    finally:
-        process.kill()
-        process.wait()
-    assert process.stderr.read() == (
-        f"Interrupted: the state is in {checkpoint}; add --resume to the same command to continue from there.\n"
+        program.signal(signal.SIGINT)
+        ending = program.end()
+    assert (ending.code, ending.stderr) == (
+        130,
+        f"Interrupted: the state is in {checkpoint}; add --resume to the same command to continue from there.\n",
     )
     assert "add --resume to continue it" in refused(*given)
     assert "other settings, data" in refused(*command(pairs, out, "--steps", 3, "--resume"))

@@ -263,10 +263,10 @@ def test_more_outliers_do_not_hurt():
         outside = [correlated_sequences(150, DIM, seed=10 * seed + i, shift=1.5) for i in (2, 3)]
         for count in counts:
             aux = outside[0][:count] if count else None
-            detector = APOOD(steps=60, learning_rate=0.003, seed=seed).fit(inside[0], aux=aux)
+            detector = APOOD(steps=20, learning_rate=0.01, seed=seed).fit(inside[0], aux=aux)
             yield auroc(detector.score_samples(inside[1]), detector.score_samples(outside[1])).value
 
-    mean = np.mean([list(qualities(seed)) for seed in range(8)], axis=0)
+    mean = np.mean([list(qualities(seed)) for seed in range(4)], axis=0)
     assert (np.diff(mean) > -0.01).all(), mean
     assert mean[-1] > mean[0] + 0.02, mean
 

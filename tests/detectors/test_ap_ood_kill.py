@@ -1,12 +1,11 @@
 """A fit that is killed again and again at random moments ends with the same detector as an uninterrupted one."""
 
-import multiprocessing
 import random
 
 import pytest
 import torch
 from builders import correlated_sequences
-from processes import wait_for_a_checkpoint
+from processes import context, wait_for_a_checkpoint
 
 import apood
 from apood.detectors.ap_ood.detector import APOOD
@@ -15,11 +14,6 @@ from apood.support.errors import ArtefactError
 
 STEPS = 60
 ARGUMENTS = {"steps": STEPS, "heads": 3, "batch_size": 16, "seed": 3}
-
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(
-    ["apood.detectors.ap_ood.detector", "apood.detectors.contract.artefact", "torch._dynamo", "pytest"]
-)
 
 
 def data():

@@ -18,6 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 from comparisons import learnt
+from processes import context
 from sklearn.exceptions import NotFittedError
 
 import apood
@@ -442,9 +443,6 @@ def test_a_place_that_cannot_be_written(fitted, tmp_path, place):
 
 
 # What a full disk or a kill leaves.
-
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["apood.detectors.fusion", "apood.detectors.contract.artefact", "pytest"])
 
 
 def _save_on_a_full_disk(sender, source, folder, limit):

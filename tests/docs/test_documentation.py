@@ -41,6 +41,7 @@ from typer.testing import CliRunner
 
 from apood import APOOD, __version__
 from apood.cli.app import app
+from apood.detectors.ap_ood import detector as ap_ood
 from apood.detectors.contract.registry import METHODS, detector_class
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +188,27 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("working_directory", "one_thread")
+@pytest.fixture(scope="module")
+def no_training_twice() -> Iterator[None]:
+    """Train once what several pages show: AP-OOD's weights follow from the digest of its settings and data."""
+    train, known = ap_ood.minimise, {}
+
+    def minimise(parameters: list[torch.Tensor], *arguments: Any, run: str, **options: Any) -> Any:
+        if run not in known:
+            outcome = train(parameters, *arguments, run=run, **options)
+            known[run] = [parameter.detach().clone() for parameter in parameters], outcome
+        learnt, outcome = known[run]
+        with torch.no_grad():
+            for parameter, value in zip(parameters, learnt, strict=True):
+                parameter.copy_(value)
+        return outcome
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ap_ood, "minimise", minimise)
+        yield
+
+
+@pytest.mark.usefixtures("working_directory", "one_thread", "quick_processes", "no_training_twice")
 @pytest.mark.parametrize("page", RUN, ids=by_name)
 def test_what_a_page_shows_happens(page):
     names: dict[str, Any] = {"__name__": "__main__"}

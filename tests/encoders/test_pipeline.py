@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import multiprocessing
 import os
 import random
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes import context
 from word_encoder import WordEncoder, Words
 
 from apood.data.inputs import shuffle_records
@@ -318,8 +318,6 @@ def test_sounds_are_recognised_by_their_states(tmp_path: Path) -> None:
 
 # Processes that are killed.
 
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["apood.encoders.embed", "pytest"])
 MANY = [f"text number {i}" + " more" * (i % 4) for i in range(3000)]
 
 

@@ -54,6 +54,7 @@ def plan(stores):
     )  # fmt: skip
 
 
+@pytest.mark.usefixtures("quick_processes")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_arrays_classes_and_detectors_give_the_figures_of_stores_and_names(stores, plan, jobs):
     def arrays(name):
@@ -195,6 +196,7 @@ def test_an_interrupted_comparison_goes_on(plan, fits, tmp_path, monkeypatch):
     assert [c.runs[1].rows for c in again.results] == [c.runs[1].rows for c in whole.results]
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_processes_give_the_same_results(plan, tmp_path):
     failed, *together = compare(replace(plan, methods=[TOO_MANY, *plan.methods]), cache=tmp_path, jobs=2).results
     assert failed.failures == {1: REASON, 2: REASON}

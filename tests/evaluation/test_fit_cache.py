@@ -1,7 +1,6 @@
 """Fits and scores that are kept: done once, whatever is asked again, and made anew when they are not whole."""
 
 import json
-import multiprocessing
 import os
 import signal
 import threading
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from builders import correlated_sequences
+from processes import context
 
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.artefact import load_detector
@@ -306,7 +306,7 @@ def fit_until_killed(cache):
 
 
 def test_the_seconds_before_a_kill_are_not_lost(tmp_path):
-    process = multiprocessing.get_context("spawn").Process(target=fit_until_killed, args=(tmp_path,))
+    process = context.Process(target=fit_until_killed, args=(tmp_path,))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL

@@ -16,7 +16,7 @@ from apood.experiments.paper.published import read_published
 from apood.experiments.paper.runner import BenchOptions, prepare
 from apood.support.errors import FitWarning, InputError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "few_steps")
 
 SEEDS = 2
 PNG, TEX = b"\x89PNG\r\n\x1a\n", "\\begin{tabular}"
@@ -178,6 +178,7 @@ def test_heads_are_learnt_independently_and_queries_are_not(run: Callable[[str],
     assert all(one["training"] > 0 for own in results["distances"].values() for one in own)
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_a_failing_fit_affects_its_row_alone(
     models: Callable[[str], Path], texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

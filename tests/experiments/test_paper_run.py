@@ -226,6 +226,7 @@ def test_the_command_in_the_manifest_can_be_parsed() -> None:
     assert BenchOptions().command("toy") == "apood bench toy --out bench"
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_results_do_not_depend_on_jobs(texts: Path, models: Callable[[str], Path], tmp_path: Path) -> None:
     rows = {}
     for jobs in (1, 2):

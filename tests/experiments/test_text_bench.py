@@ -262,6 +262,7 @@ def test_outputs_and_log_probabilities_are_measured(
 
 
 @pytest.mark.usefixtures("few_rows")
+@pytest.mark.usefixtures("quick_processes")
 def test_tasks_in_processes_give_the_same_results(measured: Path, options: TextBenchOptions, tmp_path: Path) -> None:
     shutil.copytree(measured / "stores", tmp_path / "stores")
     asked = replace(options, out=tmp_path, jobs=2, methods=("mahalanobis", "length"), views=(-1,))

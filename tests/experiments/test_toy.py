@@ -3,13 +3,18 @@
 import json
 from pathlib import Path
 
-from apood.experiments.toy import run_toy
+import pytest
+
+from apood.experiments import toy
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def test_attention_finds_what_averaging_hides(tmp_path: Path) -> None:
-    results = run_toy(tmp_path)
+def test_attention_finds_what_averaging_hides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three starts find the basin as six do, and the maps may be coarse."""
+    monkeypatch.setattr(toy, "_STARTS", 3)
+    monkeypatch.setattr(toy, "_GRID", 24)
+    results = toy.run_toy(tmp_path)
     assert results["auroc_percent"]["ap-ood"] == 100.0
     assert 45 < results["auroc_percent"]["mahalanobis"] < 55
     x, y = results["query"]

@@ -1,6 +1,5 @@
 """Checkpoints: saving, loading, digests of runs, damaged files and full disks."""
 
-import multiprocessing
 import resource
 import time
 from dataclasses import replace
@@ -8,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from builders import random_tokens
+from processes import context
 
 from apood.fitting.optimise import Checkpoint, run_digest
 from apood.support.errors import ArtefactError
@@ -155,7 +155,6 @@ def _save_on_a_full_disk(sender, path):
 
 
 def test_a_full_disk_keeps_the_last_state(tmp_path):
-    context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_save_on_a_full_disk, args=(sender, tmp_path / "checkpoint"))
     process.start()

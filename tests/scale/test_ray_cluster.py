@@ -1,7 +1,4 @@
-"""The commands on a real Ray cluster of three nodes on this machine, some of whose processes are killed.
-
-All tests are of one group, so that one process of pytest-xdist starts one cluster.
-"""
+"""The commands on a real Ray cluster of three nodes on this machine, some of whose processes are killed."""
 
 import json
 import os
@@ -24,8 +21,6 @@ from apood.data.parts import find_parts
 from apood.scale.sampling import choose_bound, draw_from_part, draw_rows, take_smallest
 from apood.scale.scoring import ScoreWorker
 from apood.scale.worker import Worker
-
-pytestmark = pytest.mark.xdist_group("ray")
 
 _MEMORY = 80 * 2**20  # of each node's object store
 

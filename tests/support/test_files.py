@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import context
 
 import apood
 from apood.support import files
@@ -184,7 +185,6 @@ def _replace_and_die(path, operation, exchange):
 
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_process_killed_anywhere_leaves_the_old_or_the_new_folder(tmp_path, exchange):
-    context = multiprocessing.get_context("forkserver")
     versions, missing = [], 0
     for operation in range(1, 80):
         path = tmp_path / f"{operation}" / "store"
@@ -213,8 +213,8 @@ def _write_many(path, text):
 
 @pytest.mark.usefixtures("can_exchange")
 def test_two_writers_of_one_folder_take_turns(tmp_path):
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_write_many, args=(tmp_path / "store", text)) for text in ("one", "two")]
+    forks = multiprocessing.get_context("fork")
+    writers = [forks.Process(target=_write_many, args=(tmp_path / "store", text)) for text in ("one", "two")]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -230,7 +230,6 @@ def _write_and_die(path, operation):
 
 def test_a_process_killed_anywhere_leaves_the_old_or_the_new_file(tmp_path):
     path = tmp_path / "a.json"
-    context = multiprocessing.get_context("forkserver")
     versions = []
     for operation in range(1, 20):
         write_json(path, {"version": "old"})
@@ -252,7 +251,6 @@ def _write_until_killed(sender, path):
 
 
 def test_the_next_writer_deletes_what_a_killed_one_left(tmp_path):
-    context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_write_until_killed, args=(sender, tmp_path / "a.json"))
     process.start()
@@ -313,7 +311,6 @@ def _count_up(folder, times):
 
 def test_a_folder_has_one_holder_at_a_time(tmp_path):
     (tmp_path / "number").write_text("0")
-    context = multiprocessing.get_context("forkserver")
     processes = [context.Process(target=_count_up, args=(tmp_path, 20)) for _ in range(3)]
     for process in processes:
         process.start()
@@ -329,7 +326,6 @@ def _hold_until_killed(sender, folder):
 
 
 def test_a_killed_holder_frees_the_folder(tmp_path):
-    context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_hold_until_killed, args=(sender, tmp_path))
     process.start()

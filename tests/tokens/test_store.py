@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import multiprocessing
 import os
 import pickle
 import re
@@ -14,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from processes import context
 from safetensors.torch import load_file
 
 from apood import KNN
@@ -400,8 +400,6 @@ def peak():
 
 def in_a_process(work, *arguments):
     """Run `work` in a new process, which starts quickly because its server has imported the modules."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["apood.tokens.writer", "apood.tokens.store", "pytest"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(sender, work, arguments))
     process.start()

@@ -1,7 +1,6 @@
 """The writer: killed processes, full disks, resuming, and batches that it refuses."""
 
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes import context
 
 from apood.support.errors import InputError, StoreError
 from apood.tokens.batch import Ragged, TokenBatch, encode_texts
@@ -51,10 +51,6 @@ def assert_is_beginning(folder):
         assert torch.equal(found.values, expected.values) and torch.equal(found.offsets, expected.offsets)
         assert torch.equal(found.channels["text"].values, expected.channels["text"].values)
     return len(store)
-
-
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["apood.tokens.writer", "apood.tokens.store", "pytest"])
 
 
 def start(work, *arguments):

@@ -80,7 +80,8 @@ def name_class(kind: type[Detector]) -> dict[str, str]:
     name = getattr(kind, "name", None)
     if not isinstance(name, str):
         raise InputError(f"{kind.__qualname__} has no name: set the class attribute `name` to that of the method.")
-    if name in list_methods() and detector_class(name) is kind:
+    # Looking for entry points reads the metadata of every installed distribution.
+    if (name in METHODS or name in _find_entry_points()) and detector_class(name) is kind:
         return {"method": name}
     return {"method": name, "class": f"{kind.__module__}:{kind.__qualname__}"}
 
