@@ -204,6 +204,7 @@ def fit_on_ray(
         folder=str((work / "measured").resolve()),
         request=Request(field=field),
         detector=str((work / "detector").resolve()),
+        seed=seed,
         unit_records=MEASURED_RECORDS,
     )
     described = {"method": detector.name, "settings": repr(detector), "sample": sample}

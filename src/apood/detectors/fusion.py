@@ -1,9 +1,6 @@
 """Several detectors as one, and the recommended detector."""
 
-import contextlib
-import math
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -15,12 +12,13 @@ from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.binary_logits import BinaryLogits
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.contract.fused_explanation import explain_share, join_shares
-from apood.detectors.contract.refinable import Measured, Refinable
+from apood.detectors.contract.fused_warnings import merge_warnings, rephrase_shortage, warn_of_copies
+from apood.detectors.contract.refinable import Measured, Refinable, Remembered
 from apood.detectors.contract.unseen import (
-    HELD_OUT_SHARE,
     LEAST_HELD_OUT,
     HeldOut,
     Unseen,
+    draw_left_out,
     fit_member,
     hold_out,
 )
@@ -32,9 +30,9 @@ from apood.detectors.shared.mean_pooling import describe_shortage
 from apood.detectors.shared.token_lengths import lengths_outweigh
 from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_flag, check_integer
-from apood.support.errors import DataWarning, InputError
+from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
-from apood.tokens.documents import find_worst
+from apood.tokens.documents import find_documents, find_worst
 from apood.tokens.source import TokenSource
 
 __all__ = ["Fusion", "default_detector", "list_untrained_members"]
@@ -42,7 +40,6 @@ __all__ = ["Fusion", "default_detector", "list_untrained_members"]
 _LEAST_KNOWN = 5  # distances that a scale needs
 _FLOOR = 6.0  # in units of median minus lower quartile: 4 standard deviations of a normal distribution
 _SUMMARY = "summary"
-_FEW_COPIES = 0.05  # share of the compared ID sequences that is not worth a warning
 _CONSTANT = 1e-9  # relative spread of equal scores by rounding alone
 
 
@@ -137,6 +134,7 @@ class Fusion(Refinable, Detector):
         spreads_: std_k / w_k `[members]`, float64.
         floors_: the floor of log d_k `[members]`, float64.
         length_law_: the curves a_k(S).
+        weighed_: whether AUX sequences have set the weights.
 
     Examples:
         >>> import torch
@@ -156,6 +154,7 @@ class Fusion(Refinable, Detector):
     spreads_: Annotated[Tensor, "members"]
     floors_: Annotated[Tensor, "members"]
     length_law_: Annotated[LengthLaw, "members"]
+    weighed_: bool = False
 
     def __init__(
         self,
@@ -274,7 +273,7 @@ class Fusion(Refinable, Detector):
         members = self._choose_members(source, aux)
         names, samples = _name_members(members), []
         few = describe_shortage(len(parts.rest), source.dim)
-        with _merge_warnings({few: _rephrase_shortage(few, len(parts.rest), source)} if few is not None else {}):
+        with merge_warnings({few: rephrase_shortage(few, len(parts.rest), source)} if few is not None else {}):
             for number, member in enumerate(members):
                 own = None if checkpoint is None else checkpoint.part(number)
                 samples.append(fit_member(member, parts, aux, own))
@@ -288,8 +287,7 @@ class Fusion(Refinable, Detector):
             known = sample.find_new(copied) & (logs > compute_floored_log(logs.new_zeros(())))
             _refuse_without_distances(name, logs, known)
             columns.append((logs[known], source.lengths[sample.numbers[known]]))
-        quartiles = [logs.quantile(torch.tensor([0.25, 0.5], dtype=logs.dtype)) for logs, _ in columns]
-        self.floors_ = torch.stack([median - _FLOOR * (median - lower) for lower, median in quartiles])
+        self.floors_ = torch.stack([_find_floor(logs) for logs, _ in columns])
         columns = [(logs.clamp_min(floor), own) for (logs, own), floor in zip(columns, self.floors_, strict=True)]
         self.length_law_ = self._fit_law(columns, members, samples, parts)
         compared = [
@@ -307,7 +305,7 @@ class Fusion(Refinable, Detector):
         self.members_, self.spreads_ = members, spreads
         if aux is not None:
             self._weigh_by(aux, samples, parts)
-        _warn_of_copies(int(copied.sum()), len(parts.left_out), len(source))
+        warn_of_copies(int(copied.sum()), len(parts.left_out), len(source))
 
     def _weigh_by(self, aux: TokenSource, samples: list[Unseen], parts: HeldOut) -> None:
         """Divide the spreads by the weights of the members, and leave out members that weigh nothing."""
@@ -321,6 +319,7 @@ class Fusion(Refinable, Detector):
         self.members_ = [self.members_[number] for number in kept]
         self.means_, self.floors_ = self.means_[kept], self.floors_[kept]
         self.spreads_ = self.spreads_[kept] / weights[kept]
+        self.weighed_ = True
 
     def _fit_law(
         self,
@@ -345,7 +344,7 @@ class Fusion(Refinable, Detector):
     @property
     def refines(self) -> bool:
         """Whether a member can be refined."""
-        return any(True for _ in self._list_refinable())
+        return not self.weighed_ and any(True for _ in self._list_refinable())
 
     def measure(self, tokens: TokenBatch) -> Measured:
         """Return the statistics of the members that can be refined, each name after the number of the member."""
@@ -363,15 +362,57 @@ class Fusion(Refinable, Detector):
             merged |= {f"{number}.{name}": value for name, value in own.items()}
         return merged
 
-    def refine(self, measured: Measured) -> None:
-        """Refine the members that can be refined.
+    def remember(self, tokens: TokenBatch) -> Remembered:
+        """Return what the members keep of each sequence, with its length and whether it begins a document."""
+        kept = {
+            f"{number}.{name}": value
+            for number, member in self._list_refinable()
+            for name, value in member.remember(tokens).items()
+        }
+        if not kept:
+            return {}
+        begins = torch.zeros(len(tokens), dtype=torch.int64)
+        begins[torch.from_numpy(find_documents(tokens))] = 1
+        return {**kept, "lengths": tokens.lengths, "begins": begins}
 
-        The scale of each member stays that of the sample: it is learnt from at most some thousand sequences anyway,
+    def refine(self, measured: Measured, remembered: Remembered) -> None:
+        """Refine the members that can be refined, and learn the scale of those that remember sequences again.
+
+        The scale of other members stays that of the sample: it is learnt from at most some thousand sequences anyway,
         and the prototype of a sample of N sequences is off by about a standard deviation over √N.
         """
+        if self.weighed_:
+            raise InputError("A fusion whose members AUX sequences have weighed cannot be refined: fit it without AUX.")
         for number, member in self._list_refinable():
-            member.refine(_select_member(measured, number))
+            member.refine(_select_member(measured, number), _select_member(remembered, number))
         self.members_ = list(self.members_)  # what was cached about them is out of date
+        if remembered:
+            self._rescale(remembered["lengths"], remembered["begins"].cumsum(0) - 1)
+
+    def _rescale(self, lengths: Tensor, documents: Tensor) -> None:
+        """Learn scale and law of the members that remember sequences, given the length and document of each of these.
+
+        A law that was learnt from beginnings, too, stays that of the sample, because beginnings are not remembered.
+        """
+        chosen = draw_left_out(len(lengths))
+        copied = torch.zeros(len(chosen), dtype=torch.bool)
+        floors, means, spreads = self.floors_.clone(), self.means_.clone(), self.spreads_.clone()
+        for number, (name, member) in enumerate(zip(_name_members(self.members_), self.members_, strict=True)):
+            own = member.score_training(chosen, documents)
+            if own is None:
+                continue
+            logs = member.log_distances(own.scores)
+            known = logs > compute_floored_log(logs.new_zeros(()))
+            _refuse_without_distances(name, logs, known)
+            floors[number] = _find_floor(logs[known])
+            logs, compared = logs[known].clamp_min(floors[number]), lengths[chosen[known]]
+            if not self.beginnings:
+                self.length_law_ = self.length_law_.refit(number, logs, compared)
+            logs = logs - self.length_law_.compute_allowances(compared)[:, number]
+            means[number], spreads[number] = logs.mean(), logs.std(correction=0)
+            copied |= own.copied
+        self.floors_, self.means_, self.spreads_ = floors, means, spreads
+        warn_of_copies(int(copied.sum()), len(chosen), len(lengths))
 
     def _list_refinable(self) -> Iterator[tuple[int, Refinable]]:
         for number, member in enumerate(self._get_members()):
@@ -399,36 +440,11 @@ def _select_member(measured: Measured, number: int) -> Measured:
     return {name.removeprefix(prefix): value for name, value in measured.items() if name.startswith(prefix)}
 
 
-def _warn_of_copies(count: int, compared: int, given: int) -> None:
-    """Issue a `DataWarning` if more than a few of the compared sequences have near copies."""
-    if count <= _FEW_COPIES * compared:
-        return
-    which = "" if compared == given else " that were compared"
-    warnings.warn(
-        f"{count} of {compared} ID sequences{which} are near copies of others. What is usual for new sequences is "
-        "learnt as if there were no copies; if new inputs are not copies, remove them.",
-        DataWarning,
-        stacklevel=4,
-    )
-
-
-@contextlib.contextmanager
-def _merge_warnings(instead: Mapping[str, str]) -> Iterator[None]:
-    """Issue each distinct warning once, at the end, with the messages in `instead` replaced by others."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    for message, category in {(str(one.message), one.category): None for one in caught}:
-        warnings.warn(instead.get(message, message), category, stacklevel=5)
-
-
-def _rephrase_shortage(message: str, learnt: int, source: TokenSource) -> str:
-    """Return the message about too few sequences with the number that the user gave."""
-    enough = max(source.dim + LEAST_HELD_OUT, math.ceil(source.dim / (1 - HELD_OUT_SHARE)))
-    return (
-        f"{message.rstrip('.')} (a fusion holds out {len(source) - learnt} of the {len(source)} given sequences to "
-        f"compare its members, so {enough} would be enough)."
-    )
+def _find_floor(logs: Tensor) -> Tensor:
+    """Return the floor of log d, from the log d of ID sequences."""
+    lower, median = logs.quantile(torch.tensor([0.25, 0.5], dtype=logs.dtype))
+    floor: Tensor = median - _FLOOR * (median - lower)
+    return floor
 
 
 def _refuse_without_distances(name: str, logs: Tensor, known: Tensor) -> None:

@@ -36,6 +36,8 @@ class Settings:
         model: the folder of the encoder's model, if it has moved.
         dtype: the dtype of stored tokens.
         left_out: the places of documents that are not measured.
+        seed: the seed of the keys of documents.
+        remembered: a key; documents whose keys are below it may be remembered.
         unit_records: the largest number of documents of a unit.
         cwd: the folder of the command, from which relative paths of inputs and models begin.
         version: the version of apood of the command; workers must have the same.
@@ -48,6 +50,8 @@ class Settings:
     model: str | None = None
     dtype: str = "float16"
     left_out: frozenset[str] = frozenset()
+    seed: int = 0
+    remembered: int = 0
     unit_records: int = UNIT_RECORDS
     cwd: str = field(default_factory=lambda: str(Path.cwd()))
     version: str = __version__

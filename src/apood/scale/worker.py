@@ -58,6 +58,10 @@ class Worker:
         self.settings = settings
         self.folder = Path(settings.folder)
 
+    def read(self, number: int, part: Part) -> Iterator[Record | BadRecord]:  # noqa: ARG002
+        """Yield the records of the part of this number."""
+        return read_safely(part, self.settings.request)
+
     def make_rows(self, portion: Portion) -> list[Row]:
         """Return one row per record of the portion."""
         raise NotImplementedError
@@ -88,8 +92,7 @@ class Worker:
         total = Counts()
 
         def list_portions() -> Iterator[Sequence[Record]]:
-            records = read_safely(part, self.settings.request)
-            for unit in cut_units(number, records, self.settings.unit_records):
+            for unit in cut_units(number, self.read(number, part), self.settings.unit_records):
                 path = shard_path(self.folder, unit.name)
                 if path.exists():
                     total.add(read_counts(path)[0])
