@@ -30,6 +30,7 @@ from apood.detectors.shared.mean_pooling import describe_shortage
 from apood.detectors.shared.token_lengths import lengths_outweigh
 from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_flag, check_integer
+from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.documents import find_documents, find_worst
@@ -122,7 +123,7 @@ class Fusion(Refinable, Detector):
             apood made the tokens, AP-OOD also sees their lengths, unless the variance of these is more than five times
             the mean variance along a coordinate.
         seed: seed of the split, and of the recommended members.
-        device: device of the recommended members: "auto" (a GPU if there is one), "cpu", "cuda", ...
+        device: device of the recommended members: "auto" (a GPU if there is one), "cpu", "cuda", ...; they score there.
         beginnings: whether a_k(S) is also learnt from beginnings of the ID sequences held out. Without them, a sequence
             that is shorter than all ID sequences is far out because it is short. With them, it is compared with
             beginnings of its length, so genuine short inputs are accepted, and foreign ones are harder to tell. The
@@ -424,6 +425,16 @@ class Fusion(Refinable, Detector):
             member._check_batch(batch, first, where)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
+        if self.members is not None:  # they have devices of their own
+            return self._score_here(tokens)
+        try:
+            # sent once for all members: on a CPU, their means of long texts would take longer than the encoder
+            return self._score_here(tokens.to(resolve_device(self.device)))
+        except torch.OutOfMemoryError:  # an encoder may take most of the memory
+            return self._score_here(tokens)
+
+    def _score_here(self, tokens: TokenBatch) -> Tensor:
+        """Return the scores; members without a device compute on that of the tokens."""
         return _combine(self._standardize([member._score_batch(tokens) for member in self.members_], tokens.lengths))
 
     def _standardize(self, scores: list[Tensor], lengths: Tensor) -> Tensor:
