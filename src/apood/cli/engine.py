@@ -90,6 +90,14 @@ class OnRay:
         if left := job.begin():
             with connect(self.address) as cluster:
                 count = cluster.count_workers(self.workers)
+                if cluster.offered_gpus > cluster.gpus:
+                    echo(
+                        f"The cluster offers {format_count(cluster.offered_gpus, 'GPU')} that torch cannot use: workers "
+                        "use processors. Install torch with CUDA on its machines to use them.",
+                        err=True,
+                    )
+                if (shortage := cluster.describe_shortage(min(count, len(left)))) is not None:
+                    echo(shortage, err=True)
                 for _ in run_workers(worker, job.settings, job.parts, left, cluster=cluster, workers=count):
                     pass
         return job.finish()

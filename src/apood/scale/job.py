@@ -13,6 +13,7 @@ from apood.data.inputs import Request
 from apood.data.parts import Part, find_parts
 from apood.data.record import BadRecord, MissingField
 from apood.scale.shards import Counts, find_committed, list_finished, read_counts
+from apood.scale.tries import delete_marks
 from apood.scale.units import PART_BYTES, UNIT_RECORDS, read_safely
 from apood.support.errors import InputError
 from apood.support.files import is_temporary, read_json, refuse_unwritable, write_json
@@ -152,6 +153,7 @@ class Job:
                     {"file": path.name, "first": total.rows, "input": self.parts[part].name, "rows": counts.rows}
                 )
                 total.add(counts)
+        delete_marks(self.folder)
         for path in self.folder.iterdir():
             if is_temporary(path):  # of a worker that was killed
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
