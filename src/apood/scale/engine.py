@@ -16,7 +16,7 @@ from apood.data.parts import Part
 from apood.scale.job import Settings
 from apood.scale.units import make_row, read_row
 from apood.scale.worker import Worker, enter_folder
-from apood.support.checks import import_optional
+from apood.support.checks import format_count, import_optional
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 
@@ -53,7 +53,17 @@ class Cluster:
             raise InputError(f"--workers {wanted} needs as many {unit}s, and the cluster has {most}.")
         return wanted or most
 
-    def describe_shortage(self, workers: int) -> str | None:
+    def list_notices(self, workers: int) -> Iterator[str]:
+        """Yield sentences about what the user may not expect if so many workers start now."""
+        if self.offered_gpus > self.gpus:
+            yield (
+                f"The cluster offers {format_count(self.offered_gpus, 'GPU')} that torch cannot use, so workers use "
+                "processors: install torch with CUDA on its machines."
+            )
+        if (shortage := self._describe_shortage(workers)) is not None:
+            yield shortage
+
+    def _describe_shortage(self, workers: int) -> str | None:
         """Return a sentence if so many workers cannot start within some seconds, because others use the cluster."""
         import ray
 

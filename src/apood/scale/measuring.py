@@ -91,7 +91,7 @@ class MeasureWorker(Worker):
         if measured is not None:
             named = {_SUM + name: value for name, value in measured.items()}
             named |= {_ROW + name: value for name, value in rows.items()}
-            with atomic_file(self.folder / f"{_FILE}{unit.name}.safetensors") as temporary:
+            with atomic_file(self.folder / f"{_FILE}{unit.name}.safetensors", sweep=False) as temporary:
                 save_file({name: value.contiguous() for name, value in named.items()}, temporary)
 
     def discard(self) -> None:

@@ -5,9 +5,12 @@ deleted when the unit is committed. If several workers have died, the next one e
 one, with a mark before each: the document of the last mark is then the one that kills.
 """
 
+import hashlib
+import tempfile
 from pathlib import Path
 
 from apood.scale.units import Unit
+from apood.support.cloud import Place
 
 __all__ = ["PATIENCE", "Tries", "delete_marks"]
 
@@ -29,8 +32,8 @@ class Tries:
         deadly: the numbers of the documents that were begun alone, and not finished: each killed its worker.
     """
 
-    def __init__(self, folder: Path, unit: Unit) -> None:
-        self._path = folder / f"{_NAME}{unit.name}"
+    def __init__(self, folder: Place, unit: Unit) -> None:
+        self._path = _find_folder(folder) / f"{_NAME}{unit.name}"
         marks = self._path.read_text().split() if self._path.exists() else []
         self.count = marks.count(_BEGUN)
         alone = [int(mark) for mark in marks if mark != _BEGUN]
@@ -43,6 +46,7 @@ class Tries:
 
     def mark(self, document: int | None = None) -> None:
         """Note that all documents are begun, or the one of this number."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:  # what is written outlives the process, if not the machine
             file.write(f"{_BEGUN if document is None else document}\n")
 
@@ -51,7 +55,14 @@ class Tries:
         self._path.unlink(missing_ok=True)
 
 
-def delete_marks(folder: Path) -> None:
-    """Delete all marks in a folder: those of workers that were killed after they had committed."""
-    for path in folder.glob(f"{_NAME}*"):
+def delete_marks(folder: Place) -> None:
+    """Delete all marks of a job: those of workers that were killed after they had committed."""
+    for path in _find_folder(folder).glob(f"{_NAME}*"):
         path.unlink(missing_ok=True)
+
+
+def _find_folder(folder: Place) -> Path:
+    """Return where the marks of a job are. Nothing is deleted in a cloud store, so each machine has its own then."""
+    if isinstance(folder, Path):
+        return folder
+    return Path(tempfile.gettempdir(), f"apood{_NAME}{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}")

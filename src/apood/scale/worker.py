@@ -16,6 +16,7 @@ from apood.scale.job import Settings
 from apood.scale.shards import Counts, Row, read_counts, shard_path, write_shard
 from apood.scale.tries import Tries
 from apood.scale.units import Unit, cut_units, read_row, read_safely
+from apood.support.cloud import parse_place
 from apood.support.errors import InputError
 from apood.support.version import __version__
 
@@ -58,7 +59,7 @@ class Worker:
             )
         enter_folder(settings.cwd)
         self.settings = settings
-        self.folder = Path(settings.folder)
+        self.folder, self.place = Path(settings.folder), parse_place(settings.folder)
 
     def read(self, number: int, part: Part) -> Iterator[Record | BadRecord]:  # noqa: ARG002
         """Yield the records of the part of this number."""
@@ -86,7 +87,7 @@ class Worker:
                 return self._process(number, part, waiting)
             except Exception as error:
                 for own in waiting:  # nobody died
-                    Tries(self.folder, own.unit).forget()
+                    Tries(self.place, own.unit).forget()
                 if not waiting:  # it was not a unit
                     raise
                 self.discard()
@@ -98,11 +99,11 @@ class Worker:
 
         def list_portions() -> Iterator[Sequence[Record]]:
             for unit in cut_units(number, self.read(number, part), self.settings.unit_records):
-                path = shard_path(self.folder, unit.name)
+                path = shard_path(self.place, unit.name)
                 if path.exists():
                     total.add(read_counts(path)[0])
                     continue
-                tries = Tries(self.folder, unit)
+                tries = Tries(self.place, unit)
                 if tries.suspicious:
                     suspicious.append(unit)
                     continue
@@ -128,7 +129,7 @@ class Worker:
 
     def _encode_one_by_one(self, unit: Unit) -> list[Row]:
         """Return the rows of a unit that has killed several workers; a document that kills one alone is an error."""
-        tries = Tries(self.folder, unit)
+        tries = Tries(self.place, unit)
         rows: list[Row] = []
         for number, record in enumerate(unit.good):
             if number in tries.deadly:
@@ -188,11 +189,11 @@ class Worker:
             own: Row = {"error": record.reason} if isinstance(record, BadRecord) else {**record.kept, **next(left)}
             rows.append({"place": record.place, **own})
         self.save_more(unit)
-        path, kept = shard_path(self.folder, unit.name), self.settings.request.keep
-        if not path.parent.is_dir():
+        path, kept = shard_path(self.place, unit.name), self.settings.request.keep
+        if isinstance(path, Path) and not path.parent.is_dir():
             raise InputError(f"This machine does not see {path.parent}, which all machines of the cluster share.")
         counts = write_shard(path, rows, self.columns, kept, last=unit.last)
-        Tries(self.folder, unit).forget()
+        Tries(self.place, unit).forget()
         return counts
 
 
