@@ -180,24 +180,25 @@ def test_an_error_of_apood_in_a_worker_is_the_error_of_the_command(root: Path, t
     assert result.output.startswith(f"Error: There is no folder {str(tmp_path / 'none')!r}.")
 
 
-def test_a_busy_cluster_is_named(root: Path, cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_busy_cluster_is_named(cluster, monkeypatch: pytest.MonkeyPatch):
     import ray
 
-    monkeypatch.setattr("apood.scale.engine._FREE_SECONDS", 0.5)
+    class Holder:
+        def answer(self) -> bool:
+            return True
+
+    monkeypatch.setattr("apood.scale.engine._FREE_SECONDS", 60.0)  # until workers of other tests have ended
     assert list(cluster.list_notices(4)) == []
-    holder = ray.remote(num_cpus=2)(_Holder).remote()
+    monkeypatch.setattr("apood.scale.engine._FREE_SECONDS", 0.5)
+    holder = ray.remote(num_cpus=2)(Holder).remote()
     assert ray.get(holder.answer.remote())
     (notice,) = cluster.list_notices(4)
     assert notice.startswith("The cluster has room for 2 of 4 workers: other programs use its processors")
     ray.kill(holder)
 
 
-class _Holder:
-    def answer(self) -> bool:
-        return True
-
-
-def test_workers_ask_for_gpus_that_torch_can_use(address: str, cluster, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("cluster")
+def test_workers_ask_for_gpus_that_torch_can_use(address: str, monkeypatch: pytest.MonkeyPatch):
     import ray
 
     from apood.scale import engine
