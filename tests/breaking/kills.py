@@ -386,7 +386,7 @@ def _describe(place: Path) -> dict[str, Any]:
         if (path / "index.json").exists():
             batch = apood.TokenStore(path).select(slice(None))
             found[name] = [batch.offsets.numpy(), batch.values.float().numpy()]
-        elif path.is_dir() or path.name == ".lock" or (path.parent / "index.json").exists():
+        elif path.is_dir() or path.name.endswith(".lock") or (path.parent / "index.json").exists():
             continue  # a process that is killed cannot delete its lock, which locks nothing any more
         elif path.suffix == ".json":
             found[name] = _drop_varying(json.loads(path.read_text(encoding="utf-8")))

@@ -97,9 +97,8 @@ def test_a_refined_fusion_of_neighbours_has_the_scale_of_the_fit_on_everything()
     refined.refine(measure_in_parts(refined, bounds), remember_in_parts(refined, bounds))
     torch.testing.assert_close(refined.floors_, full.floors_, rtol=0, atol=1e-5)
     assert ((refined.means_ - full.means_).abs() < 0.02 * (sample - full.means_).abs()).all()
-    torch.testing.assert_close(refined.spreads_, full.spreads_, rtol=0.01, atol=0)
-    new = correlated_sequences(40, 6, dtype=torch.float64, seed=5)
-    assert refined.score_samples(new) == pytest.approx(full.score_samples(new), abs=0.1)
+    spreads = [own.spreads_ * own.weights_ for own in (refined, full)]
+    torch.testing.assert_close(*spreads, rtol=0.01, atol=0)
 
 
 def test_windows_of_a_document_are_no_neighbours_in_a_refined_fusion():
@@ -115,9 +114,18 @@ def test_windows_of_a_document_are_no_neighbours_in_a_refined_fusion():
     torch.testing.assert_close(windowed.means_, plain.means_, rtol=1e-3, atol=1e-3)
 
 
-def test_a_fusion_weighed_by_aux_sequences_is_not_refined():
+def test_weights_stay_those_of_the_sample():
     aux = correlated_sequences(60, 6, dtype=torch.float64, seed=9)
-    detector = Fusion([KNN(), Mahalanobis()]).fit(SOME, aux=aux)
-    assert not detector.refines
-    with pytest.raises(InputError, match="AUX sequences have weighed"):
+    weighed, plain = (Fusion([KNN(), Mahalanobis()]).fit(SOME, aux=own) for own in (aux, None))
+    before = weighed.weights_.clone()
+    for detector in (weighed, plain):
+        detector.refine(detector.measure(SEQUENCES), detector.remember(SEQUENCES))
+    assert weighed.weights_.equal(before) and not weighed.weights_.equal(plain.weights_)
+    torch.testing.assert_close((weighed.spreads_ * weighed.weights_)[0], (plain.spreads_ * plain.weights_)[0])
+
+
+def test_a_fusion_of_an_earlier_version_is_not_refined():
+    detector = Fusion([KNN(), Mahalanobis()]).fit(SOME)
+    del detector.weights_
+    with pytest.raises(InputError, match="fitted by an earlier version"):
         detector.refine({}, {})

@@ -110,9 +110,10 @@ class Fusion(Refinable, Detector):
     log d is floored at 4 standard deviations below its median (estimated from the lower quartile), because how near a
     near copy is says nothing about ID, but would outweigh all other members.
 
-    w_k is 1 without AUX sequences. With them, it follows from how well member k tells AUX sequences that it has not
-    learnt from (see `weigh_members`). So only members that need AUX sequences learn from them, and these members are
-    left out if the others tell AUX sequences better.
+    w_k is smaller for members that agree with others on the sequences held out, because these tell the same thing
+    several times (see `weigh_members`). With AUX sequences, it also follows from how well member k tells AUX sequences
+    that it has not learnt from. So only members that need AUX sequences learn from them, and these members are left out
+    if the others tell AUX sequences better.
 
     Not a published method.
 
@@ -135,7 +136,7 @@ class Fusion(Refinable, Detector):
         spreads_: std_k / w_k `[members]`, float64.
         floors_: the floor of log d_k `[members]`, float64.
         length_law_: the curves a_k(S).
-        weighed_: whether AUX sequences have set the weights.
+        weights_: w_k `[members]`, float64.
 
     Examples:
         >>> import torch
@@ -155,7 +156,7 @@ class Fusion(Refinable, Detector):
     spreads_: Annotated[Tensor, "members"]
     floors_: Annotated[Tensor, "members"]
     length_law_: Annotated[LengthLaw, "members"]
-    weighed_: bool = False
+    weights_: Annotated[Tensor, "members"] = torch.ones(0)  # of detectors that were saved before this existed
 
     def __init__(
         self,
@@ -304,23 +305,25 @@ class Fusion(Refinable, Detector):
                     "compare it with the others; leave it out."
                 )
         self.members_, self.spreads_ = members, spreads
-        if aux is not None:
-            self._weigh_by(aux, samples, parts)
+        self._weigh_members(aux, samples, parts)
         warn_of_copies(int(copied.sum()), len(parts.left_out), len(source))
 
-    def _weigh_by(self, aux: TokenSource, samples: list[Unseen], parts: HeldOut) -> None:
+    def _weigh_members(self, aux: TokenSource | None, samples: list[Unseen], parts: HeldOut) -> None:
         """Divide the spreads by the weights of the members, and leave out members that weigh nothing."""
         held = parts.held_out.indices
         inside = self._standardize([sample.get_scores(held) for sample in samples], parts.held_out.lengths)
-        scores = [score_unlearnt(member, parts.rest, aux) for member in self.members_]
-        weights = weigh_members(self.members_, inside, self._standardize(scores, aux.lengths))
+        outside = None
+        if aux is not None:
+            scores = [score_unlearnt(member, parts.rest, aux) for member in self.members_]
+            outside = self._standardize(scores, aux.lengths)
+        weights = weigh_members(self.members_, inside, outside)
         kept = weights.nonzero().flatten().tolist()
         law = self.length_law_
         self.length_law_ = replace(law, curves=tuple(law.curves[number] for number in kept))
         self.members_ = [self.members_[number] for number in kept]
         self.means_, self.floors_ = self.means_[kept], self.floors_[kept]
-        self.spreads_ = self.spreads_[kept] / weights[kept]
-        self.weighed_ = True
+        self.weights_ = weights[kept]
+        self.spreads_ = self.spreads_[kept] / self.weights_
 
     def _fit_law(
         self,
@@ -345,7 +348,7 @@ class Fusion(Refinable, Detector):
     @property
     def refines(self) -> bool:
         """Whether a member can be refined."""
-        return not self.weighed_ and any(True for _ in self._list_refinable())
+        return any(True for _ in self._list_refinable())
 
     def measure(self, tokens: TokenBatch) -> Measured:
         """Return the statistics of the members that can be refined, each name after the number of the member."""
@@ -379,11 +382,11 @@ class Fusion(Refinable, Detector):
     def refine(self, measured: Measured, remembered: Remembered) -> None:
         """Refine the members that can be refined, and learn the scale of those that remember sequences again.
 
-        The scale of other members stays that of the sample: it is learnt from at most some thousand sequences anyway,
+        Weights and the scale of other members stay those of the sample: they are learnt from some thousand sequences,
         and the prototype of a sample of N sequences is off by about a standard deviation over √N.
         """
-        if self.weighed_:
-            raise InputError("A fusion whose members AUX sequences have weighed cannot be refined: fit it without AUX.")
+        if not len(self.weights_):
+            raise InputError("This fusion was fitted by an earlier version of apood: fit it again to refine it.")
         for number, member in self._list_refinable():
             member.refine(_select_member(measured, number), _select_member(remembered, number))
         self.members_ = list(self.members_)  # what was cached about them is out of date
@@ -410,7 +413,7 @@ class Fusion(Refinable, Detector):
             if not self.beginnings:
                 self.length_law_ = self.length_law_.refit(number, logs, compared)
             logs = logs - self.length_law_.compute_allowances(compared)[:, number]
-            means[number], spreads[number] = logs.mean(), logs.std(correction=0)
+            means[number], spreads[number] = logs.mean(), logs.std(correction=0) / self.weights_[number]
             copied |= own.copied
         self.floors_, self.means_, self.spreads_ = floors, means, spreads
         warn_of_copies(int(copied.sum()), len(chosen), len(lengths))

@@ -1,4 +1,4 @@
-"""The weights of the members of a fusion: how well each tells AUX sequences that it has not learnt from."""
+"""The weights of the members of a fusion: what each adds to the others, and how well it tells AUX sequences."""
 
 import warnings
 from collections.abc import Sequence
@@ -15,6 +15,9 @@ from apood.tokens.source import Subset, TokenSource
 __all__ = ["score_unlearnt", "weigh_members"]
 
 _FOLDS = 5
+_RIVALRY = 3  # power of the mean correlation; 1 would share one vote among members that always agree
+_DOUBT = 100  # held-out sequences from which on correlations count more than the assumption that members agree
+_PRIOR = 0.25  # AUX sequences more that a member is supposed to get wrong, so that no error is 0
 _STEEP, _MOST = 3.0, 4.0  # weight per factor e of fewer errors than the other members, and the largest weight
 
 
@@ -39,21 +42,28 @@ def score_unlearnt(member: Detector, source: TokenSource, aux: TokenSource) -> T
     return scores
 
 
-def weigh_members(members: Sequence[Detector], inside: Tensor, outside: Tensor) -> Tensor:
+def weigh_members(members: Sequence[Detector], inside: Tensor, outside: Tensor | None) -> Tensor:
     """Return a weight per member from the z-scores `[N, members]` of ID, and `[N', members]` of AUX sequences.
 
-    The error e_k of a member is the share of pairs of an ID and an AUX sequence that it puts into the wrong order, as
-    if there were one AUX sequence more that it gets wrong. Members weigh 1 / e_k, relative to their mean. A member that
-    needs AUX sequences has learnt what these are like and not what foreign sequences are like in general, so it only
-    weighs 3 log(e / e_k), at most 4, where e is the error of the others together; 0 if it makes more errors than they.
-    A member that cannot score AUX sequences (NaN) weighs 1.
+    Members that agree tell the same thing several times. So a member weighs 1 / r_k³, where r_k is the mean of its
+    correlations with all members over the ID sequences, as if there were 100 sequences more on which all agree. Weights
+    are relative to their mean.
+
+    With AUX sequences, this is divided by the error e_k of the member: the share of pairs of an ID and an AUX sequence
+    that it puts into the wrong order, as if it got a quarter of an AUX sequence more wrong. A member that needs AUX
+    sequences has learnt what these are like and not what foreign sequences are like in general, so it only weighs
+    3 log(e / e_k), at most 4, where e is the error of the others together; 0 if it makes more errors than they. The
+    weight of a member that cannot score AUX sequences (NaN) is not divided.
     """
-    learns = torch.tensor([member.aux == "required" for member in members])
-    general = ~learns & ~outside.isnan().any(0)
+    learns = torch.tensor([outside is not None and member.aux == "required" for member in members])
     weights = torch.ones(len(members), dtype=torch.float64)
+    weights[~learns] = _weigh_by_agreement(inside[:, ~learns])
+    if outside is None:
+        return weights
+    general = ~learns & ~outside.isnan().any(0)
     if not general.any():
         return weights
-    weights[general] = 1 / torch.stack([_estimate_error(inside[:, k], outside[:, k]) for k in general.nonzero()])
+    weights[general] /= torch.stack([_estimate_error(inside[:, k], outside[:, k]) for k in general.nonzero()])
     weights[general] /= weights[general].mean()
     together = _estimate_error(inside[:, general] @ weights[general], outside[:, general] @ weights[general])
     for k in learns.nonzero():
@@ -61,9 +71,18 @@ def weigh_members(members: Sequence[Detector], inside: Tensor, outside: Tensor) 
     return weights
 
 
+def _weigh_by_agreement(inside: Tensor) -> Tensor:
+    """Return a weight per member, 1 on average, that is smaller for members that agree with others."""
+    count, members = inside.shape
+    correlations = torch.corrcoef(inside.T).reshape(members, members).nan_to_num(1.0)  # NaN: a constant
+    agreement = (count * correlations.mean(1) + _DOUBT) / (count + _DOUBT)
+    weights = agreement.clamp_min(1 / members) ** -_RIVALRY  # members that contradict others gain nothing by it
+    return weights / weights.mean()
+
+
 def _estimate_error(inside: Tensor, outside: Tensor) -> Tensor:
-    """Return the share of pairs in the wrong order, with one AUX sequence more that is in the wrong order to all."""
+    """Return the share of pairs in the wrong order, as if a quarter of an AUX sequence more were wrong to all."""
     foreign = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
     order = torch.cat([inside.flatten(), outside.flatten()]).nan_to_num()  # scikit-learn refuses infinite numbers
     wrong = 1 - roc_auc_score(foreign.numpy(), order.numpy())
-    return torch.tensor((wrong * len(outside) + 1) / (len(outside) + 1), dtype=torch.float64)
+    return torch.tensor((wrong * len(outside) + _PRIOR) / (len(outside) + _PRIOR), dtype=torch.float64)
