@@ -3,7 +3,7 @@
     python -m benchmarks.walk
 
 runs `apood embed`, `fit`, `calibrate` and `score` on a few texts through MiniLM, which the demo extra installs, and
-lists every module of apood in which a function ran, room by room. It then lists those that one batch of tokens passes
+lists every module of apood in which a function ran, by package. It then lists those that one batch of tokens passes
 when a fitted detector scores it. To count another version, name its sources:
 `PYTHONPATH=OTHER/src python benchmarks/walk.py`.
 """
@@ -82,14 +82,14 @@ def find_minilm() -> Path:
 
 
 def print_modules(title: str, modules: set[str]) -> None:
-    """Print modules by room, with their number."""
-    rooms = defaultdict(list)
+    """Print modules by package, with their number."""
+    packages = defaultdict(list)
     for module in sorted(modules):
-        room, _, rest = module.rpartition("/")
-        rooms[room.split("/")[0]].append(f"{room}/{rest}".split("/", 1)[1].removesuffix(".py"))
+        folder, _, rest = module.rpartition("/")
+        packages[folder.split("/")[0]].append(f"{folder}/{rest}".split("/", 1)[1].removesuffix(".py"))
     print(f"{title}: {len(modules)} modules")
-    for room, names in rooms.items():
-        print(f"  {room:<10} {len(names):>2}  {', '.join(names)}")
+    for package, names in packages.items():
+        print(f"  {package:<10} {len(names):>2}  {', '.join(names)}")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The shape of the code: which room may import which, how long a module may be, what each module must say."""
+"""The shape of the code: which package may import which, how long a module may be, what each module must say."""
 
 import ast
 import statistics
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import apood
 
-ROOMS = [
+PACKAGES = [
     "support", "tokens", "pooling", "fitting", "decisions", "detectors", "data", "encoders", "backbones", "explain",
     "pipeline", "evaluation", "report", "serving", "scale", "experiments", "cli",
 ]  # fmt: skip
@@ -30,32 +30,32 @@ def imported_names(tree: ast.Module) -> Iterator[str]:
             yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
 
 
-def imported_rooms(module: Path) -> Iterator[tuple[str, str]]:
-    """Yield each import from apood as its full name and its room."""
+def imported_packages(module: Path) -> Iterator[tuple[str, str]]:
+    """Yield each import from apood as its full name and its package."""
     for name in imported_names(TREES[module]):
-        package, *rest = name.split(".")
-        assert package, f"{module} imports {name}: imports must be absolute"
-        # The names of the package itself stand for modules of every room. Only its version belongs to no room.
-        if package == "apood" and rest != ["__version__"]:
+        root, *rest = name.split(".")
+        assert root, f"{module} imports {name}: imports must be absolute"
+        # The names of apood itself stand for modules of every package. Only its version belongs to none.
+        if root == "apood" and rest != ["__version__"]:
             yield name, rest[0]
 
 
-def test_rooms_are_the_folders_of_the_package():
-    assert {module.parts[0] for module in TREES if len(module.parts) > 1} == set(ROOMS)
+def test_packages_are_the_folders_of_apood():
+    assert {module.parts[0] for module in TREES if len(module.parts) > 1} == set(PACKAGES)
 
 
-def test_rooms_import_only_from_themselves_and_the_rooms_above():
+def test_packages_import_only_from_themselves_and_those_above():
     for module in TREES:
         if len(module.parts) > 1:
-            allowed = ROOMS[: ROOMS.index(module.parts[0]) + 1]
-            wrong = [name for name, room in imported_rooms(module) if room not in allowed]
+            allowed = PACKAGES[: PACKAGES.index(module.parts[0]) + 1]
+            wrong = [name for name, package in imported_packages(module) if package not in allowed]
             assert not wrong, f"{module} imports {wrong}"
 
 
 def test_inputs_and_encoders_do_not_know_detectors():
     for module in TREES:
         if module.parts[0] in ("data", "encoders", "backbones"):
-            wrong = [name for name, room in imported_rooms(module) if room == "detectors"]
+            wrong = [name for name, package in imported_packages(module) if package == "detectors"]
             assert not wrong, f"{module} imports {wrong}"
 
 
@@ -65,7 +65,7 @@ def test_no_package_imports_a_module_of_its_parent():
         for depth in range(1, len(module.parts) - 1):
             parent = module.parts[:depth]
             own_modules = {path.with_suffix("") for path in TREES if path.parts[:-1] == parent}
-            for name, _ in imported_rooms(module):
+            for name, _ in imported_packages(module):
                 parts = name.split(".")[1:]
                 assert Path(*parts[: depth + 1]) not in own_modules, f"{module} imports {name}, of its parent"
 

@@ -13,7 +13,7 @@ from tiny_audio import RATE, labelled_sounds, noise, tone
 from torch import Tensor
 
 from apood.backbones.audio_classifier import AudioRecipe, split_sounds, train_audio_classifier
-from apood.backbones.masked_autoencoder import MaskedAutoencoder, grid_positions, patches_of
+from apood.backbones.masked_autoencoder import MaskedAutoencoder, cut_patches, grid_positions
 from apood.backbones.sound_batches import Augmentation, SoundBatches, Spectra
 from apood.backbones.training_loop import Schedule
 from apood.data.record import Sound
@@ -184,7 +184,7 @@ def test_patches_are_what_the_model_s_tokens_see() -> None:
     model = ast()
     features = torch.randn(2, 48, 32, generator=torch.Generator().manual_seed(0))
     convolution = model.embeddings.patch_embeddings.projection
-    by_hand = patches_of(features, 8, 8, 8) @ convolution.weight.flatten(1).T + convolution.bias
+    by_hand = cut_patches(features, 8, 8, 8) @ convolution.weight.flatten(1).T + convolution.bias
     torch.testing.assert_close(by_hand, model.embeddings.patch_embeddings(features), atol=1e-5, rtol=1e-5)
 
 

@@ -116,7 +116,7 @@ def test_a_detector_of_conversations_learns_from_the_text_that_the_service_judge
     assert "must be a string, got a list" in refused(*command, tmp_path / "e")
     rows[0][-1]["content"] = [{"type": "image_url"}]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": own}) + "\n" for own in rows))
-    assert "is no conversation to learn from: A message has a part that is no text" in refused(
+    assert "is not a conversation to learn from: A message has a part that is not text" in refused(
         *command, tmp_path / "e", "--chat", "last-user"
     )
 

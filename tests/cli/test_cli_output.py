@@ -135,12 +135,12 @@ def break_methods(monkeypatch, tmp_path):
     return run
 
 
-def test_an_unforeseen_error_ends_with_a_sentence_and_a_report(break_methods, tmp_path):
+def test_an_unexpected_error_ends_with_a_sentence_and_a_report(break_methods, tmp_path):
     result = break_methods(TypeError("a secret\ntext\x1b"))
     (report,) = tmp_path.iterdir()
     assert result.exit_code == 70 and isinstance(result.exception, SystemExit)
     assert result.stderr == (
-        f"apood met an error that it did not foresee: TypeError: a secret text\\u001b. The report is at {report}.\n"
+        f"An unexpected error occurred: TypeError: a secret text\\u001b. The report is at {report}.\n"
     )
     content = report.read_text()
     assert all(fact in content for fact in ("apood methods --json", "torch: ", "in fail", "TypeError", "KeyError"))
@@ -153,7 +153,7 @@ def test_a_report_that_cannot_be_written_hides_no_error(break_methods, monkeypat
     assert result.exit_code == 70 and "TypeError: why. A report could not be written" in result.stderr
 
 
-def test_debugging_raises_what_was_unforeseen(break_methods, monkeypatch, tmp_path):
+def test_debugging_raises_unexpected_errors(break_methods, monkeypatch, tmp_path):
     monkeypatch.setenv("APOOD_DEBUG", "1")
     assert isinstance(break_methods(TypeError("why")).exception, TypeError)
     assert not list(tmp_path.iterdir())

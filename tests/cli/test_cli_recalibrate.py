@@ -39,9 +39,11 @@ def test_the_threshold_comes_from_the_inputs_with_the_verdict_id(apood, calibrat
     assert after.accept_ == before.accept_ == 0.9
     assert after.calibration.scores.tolist() == sorted(traffic[0][:99])
     assert after.threshold_ < before.threshold_
-    assert printed.startswith(f"Threshold {after.threshold_:.6g} (before: {before.threshold_:.6g}), from 99 inputs of")
+    assert printed.startswith(
+        f"Threshold {after.threshold_:.6g} (before: {before.threshold_:.6g}), from 99 inputs with"
+    )
     assert "at least 0.9 of its in-distribution inputs are accepted; for this sample, 0.8" in printed
-    assert "Refused among the inputs of verdict OOD: 10 of 10 (before: 10)." in printed
+    assert "Refused among the inputs with the verdict OOD: 10 of 10 (before: 10)." in printed
     store = package.TokenStore(stores / "test")
     assert np.array_equal(after.score_samples(store), before.score_samples(store))
 

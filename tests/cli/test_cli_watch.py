@@ -55,7 +55,7 @@ def test_an_alarm_is_said_once_and_is_the_exit_code(calibrated, write):
     assert 300 < after < 400
     since = int(alarm.partition("probably since about input ")[2].partition(".")[0])
     assert abs(since - 300) < 20
-    assert alarm.endswith("Without drift, an alarm ever goes off with probability 0.01 at most.")
+    assert alarm.endswith("Without drift, the probability that the alarm ever goes off is at most 0.01.")
     assert last.startswith(f"600 inputs: alarm after {after}; evidence ")
 
 

@@ -240,7 +240,7 @@ def test_aux_is_refused_where_it_is_not_used(new, method, train, aux):
 
 @with_methods(USES_AUX["required"])
 def test_aux_is_asked_for_where_it_is_required(new, method, train):
-    with pytest.raises(InputError, match=f"^{method} .*no AUX were given"):
+    with pytest.raises(InputError, match=f"^{method} .*no AUX sequences were given"):
         new().fit(train)
 
 

@@ -119,11 +119,13 @@ def test_the_score_is_the_sum_of_standardised_log_distances(fitted, train, test_
         samples.append((torch.from_numpy(known).clamp_min(median - 6 * (median - lower)), lengths))
     law = LengthLaw.fit(samples)
     allowances = law.compute_allowances(test_set.lengths).numpy()
-    expected = np.zeros(len(test_set))
+    z, held = [], []
     for number, (known, lengths) in enumerate(samples):
         known = (known - law.compute_allowances(lengths)[:, number]).numpy()
-        expected -= (new[number] - allowances[:, number] - known.mean()) / known.std()
-    np.testing.assert_allclose(fitted.score_samples(test_set), expected, rtol=1e-5)
+        z.append((new[number] - allowances[:, number] - known.mean()) / known.std())
+        held.append(known[held_out.indices] if len(known) == len(train) else known)
+    weights = ((24 * np.corrcoef(held).mean(0) + 100) / 124) ** -3
+    np.testing.assert_allclose(fitted.score_samples(test_set), -(weights / weights.mean()) @ z, rtol=1e-5)
 
 
 def leave_one_out(count):
@@ -136,7 +138,8 @@ def test_sequences_that_were_not_seen_are_ordinary(fitted, train):
     new = correlated_sequences(400, DIM, seed=5, lengths=(1, 12))
     own, others = (fitted.member_scores(part) for part in (held_out, new))
     for name in ("ap-ood", "mahalanobis"):
-        np.testing.assert_allclose([own[name].mean(), own[name].std()], [0, 1], atol=1e-5)
+        assert own[name].mean() == pytest.approx(0, abs=1e-5)
+        assert own[name].std() == pytest.approx(1, abs=0.1), "its weight, which so few sequences hardly change"
     np.testing.assert_allclose([others["knn"].mean(), others["knn"].std()], [0, 1], atol=0.3)
 
 
@@ -266,7 +269,7 @@ def test_outliers_go_to_those_that_need_them(train):
     )
     for kinds, aux_use in (((0, 0), "optional"), ((0, 1), "optional"), ((1, 2), "required")):
         assert Fusion([members[kind] for kind in kinds]).aux == aux_use
-    with pytest.raises(InputError, match=r"fusion .*no AUX were given"):
+    with pytest.raises(InputError, match=r"fusion .*no AUX sequences were given"):
         Fusion(members).fit(train)
 
 

@@ -17,6 +17,7 @@ from apood.detectors import fusion
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.binary_logits import BinaryLogits
 from apood.detectors.contract import unseen
+from apood.detectors.contract.weighing import weigh_members
 from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.detectors.mahalanobis import Mahalanobis
@@ -173,6 +174,21 @@ def find_weights(members, train, aux):
     weighed = Fusion(members).fit(train, aux=aux)
     own = dict(zip((member.name for member in weighed.members_), weighed.spreads_.tolist(), strict=True))
     return {name: alone.get(name, 1.0) / spread for name, spread in own.items()}
+
+
+def test_members_that_agree_weigh_less():
+    rng = torch.Generator().manual_seed(0)
+    one, other = torch.randn(2, 5_000, dtype=torch.float64, generator=rng)
+    members = [KNN(), KNN(), Mahalanobis()]
+    weights = weigh_members(members, torch.stack([one, one, other], 1), None)
+    assert weights[0] == weights[1] < weights[2] / 6 and float(weights.mean()) == pytest.approx(1)
+    few = weigh_members(members, torch.stack([one, one, other], 1)[:5], None)
+    torch.testing.assert_close(few, torch.ones(3, dtype=torch.float64), rtol=0, atol=0.2)
+    same = weigh_members(members, torch.stack([one, -one, one * 0], 1), None)
+    assert same.isfinite().all() and (same > 0).all(), "members that contradict each other, and one that says nothing"
+    for alone in (members[:1], members[:2]):
+        equal = weigh_members(alone, torch.stack([one, other], 1)[:, : len(alone)], None)
+        torch.testing.assert_close(equal, torch.ones(len(alone), dtype=torch.float64))
 
 
 def test_members_weigh_by_how_well_they_tell_aux_sequences(train):

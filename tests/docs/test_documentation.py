@@ -320,11 +320,11 @@ def test_every_method_is_explained(method):
         assert set(detector.get_params(deep=False)) <= explained
 
 
-def test_every_room_is_explained():
+def test_every_package_is_explained():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    section = page.partition("## Rooms")[2].partition("## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == rooms
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    section = page.partition("## Packages")[2].partition("## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == packages
 
 
 GAP = "…"

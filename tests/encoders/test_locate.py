@@ -41,5 +41,5 @@ def test_surrogates_do_not_shift_places(models):
 
 
 def test_outputs_are_no_part_of_a_text(models):
-    with pytest.raises(InputError, match="In mode output the tokens of a sequence are no part of the text"):
+    with pytest.raises(InputError, match="In mode output the tokens of a sequence are not part of the given text"):
         TextEncoder(models("t5"), mode="output", max_new_tokens=3).locate(["word1"])

@@ -222,7 +222,7 @@ def test_a_method_that_cannot_be_fitted_stops_no_other(plan):
     assert written[1]["failures"] == [] and "results" in written[1]
 
 
-def test_an_unforeseen_failure_of_one_split_leaves_the_others(plan, monkeypatch):
+def test_an_unexpected_failure_of_one_split_leaves_the_others(plan, monkeypatch):
     fit = KNN._fit
 
     def fit_once(*_):

@@ -170,7 +170,7 @@ def test_parameters_that_are_no_plain_values_are_refused(tmp_path):
         def check_parameters(self):
             pass
 
-    with pytest.raises(InputError, match=r"Generator.*no plain value"):
+    with pytest.raises(InputError, match=r"Generator.*not a plain value"):
         run(Odd(k=torch.Generator()), TRAIN, None, {}, tmp_path)
 
 

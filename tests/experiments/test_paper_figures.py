@@ -19,7 +19,7 @@ from apood.experiments.paper.findings import Table
 from apood.experiments.paper.published import Published, read_published
 from apood.experiments.paper.scaling import _check, _make_grid
 from apood.experiments.paper.study_data import Row, RowResult, StudyData, TableContext
-from apood.experiments.paper.supervised import _always_best, _list_counts, _note_missing_row, _with_all_aux
+from apood.experiments.paper.supervised import _check_always_best, _list_counts, _note_missing_row, _with_all_aux
 from apood.experiments.paper.tables import make_tables
 from apood.experiments.paper.tasks import SUMMARIZATION, Mode, Settings
 from apood.report.grid import Grid
@@ -177,13 +177,13 @@ def test_numbers_of_aux_sequences(dim: int, aux: int, counts: list[int]):
 
 def test_the_claim_over_all_numbers_of_aux_sequences():
     rows = [make_result("AP-OOD", 80.0), make_result("Deep SAD", 70.0), make_result("AP-OOD", 90.0, aux=8)]
-    held = _always_best("input", [*rows, make_result("Deep SAD", 85.0, aux=8)])
+    held = _check_always_best("input", [*rows, make_result("Deep SAD", 85.0, aux=8)])
     assert (held.sentence, held.holds) == ("AP-OOD has the best mean AUROC at every N' (input)", True)
     assert held.because == "N' = 0: AP-OOD 80.00, Deep SAD 70.00; N' = 8: AP-OOD 90.00, Deep SAD 85.00"
     ahead = make_result("Deep SAD", 95.0, aux=8)
-    lost = _always_best("input", [*rows, ahead])
+    lost = _check_always_best("input", [*rows, ahead])
     assert (lost.holds, lost.because) == (False, "N' = 8: AP-OOD 90.00, Deep SAD 95.00")
-    assert _always_best("input", [*rows, replace(ahead, failures={1: "no"})]).holds is None
+    assert _check_always_best("input", [*rows, replace(ahead, failures={1: "no"})]).holds is None
 
 
 @pytest.mark.parametrize("name", TABLES)

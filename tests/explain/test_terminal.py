@@ -5,14 +5,14 @@ import io
 from rich.console import Console
 
 from apood.explain.spans import Span, find_words
-from apood.explain.terminal import marked_text
+from apood.explain.terminal import mark_text
 from apood.explain.text_explanation import MemberPart, TextExplanation
 
 
 def mark(text, *contributions, accepted=False):
     spans = [Span(w.start, w.end, c, 1) for w, c in zip(find_words(text), contributions, strict=True)]
     members = [MemberPart("knn", 1.0, True)]
-    return marked_text(TextExplanation(text, 0.0, 0.0, 0.5, accepted, (0, len(text)), 1, spans, [], members, 1.0))
+    return mark_text(TextExplanation(text, 0.0, 0.0, 0.5, accepted, (0, len(text)), 1, spans, [], members, 1.0))
 
 
 def printed(text, **options):

@@ -93,7 +93,7 @@ def test_a_name_is_a_path_or_an_address():
         ("s3://bucket//x", "has an empty part"),
         ("gs://bucket/a/../../x", "'.' or '..'"),
         ("s3://bucket/x?endpoint_override=evil.example", "'s3://bucket/x' has settings after its question mark"),
-        ("file://host/x", r"is no path of this machine: it is written file:///PATH"),
+        ("file://host/x", r"is not a path of this machine: write it as file:///PATH"),
         (Path("s3://bucket/x"), "has one slash too few: give an address as a text"),
     ],
 )

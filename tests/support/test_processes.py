@@ -13,14 +13,14 @@ def test_a_process_that_dies_loses_only_its_task():
     # The first signal kills its process, the second does not exist, and the third is ignored.
     found = dict(in_processes(signal.raise_signal, [signal.SIGKILL, 1000, signal.SIGCHLD], Share(jobs=1, threads=1)))
     assert "killed" in found[0].reason and "memory" in found[0].reason
-    assert found[1] == Failure("OSError: [Errno 22] Invalid argument", foreseen=False)
+    assert found[1] == Failure("OSError: [Errno 22] Invalid argument", expected=False)
     assert found[2] is None
 
 
-def test_a_process_that_failed_in_an_unforeseen_way_gets_no_other_task():
+def test_a_process_that_failed_unexpectedly_gets_no_other_task():
     whose = "__import__('os').getpid()"
     found = dict(in_processes(eval, [whose, whose, "1 / 0", whose], Share(jobs=1, threads=1)))
-    assert found[2] == Failure("ZeroDivisionError: division by zero", foreseen=False)
+    assert found[2] == Failure("ZeroDivisionError: division by zero", expected=False)
     assert found[0] == found[1] != found[3]
 
 

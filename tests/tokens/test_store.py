@@ -378,8 +378,8 @@ def test_an_index_with_another_dim(folder):
 
 
 def test_folders_and_files_that_are_no_store(folder, tmp_path):
-    assert refusal(tmp_path) == f"{tmp_path} is no token store: there is no index.json in it."
-    assert refusal(folder / "index.json") == f"{folder / 'index.json'} is no token store: it is not a folder."
+    assert refusal(tmp_path) == f"{tmp_path} is not a token store: there is no index.json in it."
+    assert refusal(folder / "index.json") == f"{folder / 'index.json'} is not a token store: it is not a folder."
     for nowhere in (tmp_path / "nowhere", folder / "index.json" / "below"):
         assert refusal(nowhere) == f"There is no token store {str(nowhere)!r}: nothing is at that path."
     for text in ("", "{", "\xff"):

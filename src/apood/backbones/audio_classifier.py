@@ -42,7 +42,7 @@ class AudioRecipe:
         plan: how long and how fast it learns the classes.
         batch: number of sounds per batch.
         hidden_share: share of the patches that pretraining hides.
-        augmentation: how much a sound changes from one look to the next.
+        augmentation: how much a sound changes from one use to the next.
         seconds: length of the window that the classifier sees; None for the longest sound, at most 10.24 seconds.
         mel_bins: number of frequency bands.
         patch: number of bands and of frames per patch.

@@ -35,7 +35,7 @@ def validation_loss(model: Any, corpus: Corpus, batch_tokens: int) -> float:
     model.eval()
     device = model.device
     summed = torch.zeros((), dtype=torch.float64, device=device)
-    for chosen in _by_length(corpus.longest, batch_tokens):
+    for chosen in _batch_by_length(corpus.longest, batch_tokens):
         tensors = {name: tensor.to(device) for name, tensor in pad_pairs(corpus, chosen).tensors.items()}
         with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
             loss = translation_loss(model, tensors)
@@ -51,7 +51,7 @@ def translate(model: Any, corpus: Corpus, vocabulary: bytes, *, beams: int, batc
     found: list[list[int]] = [[]] * len(corpus)
     lengths = corpus.sources.lengths
     with progress_bar(len(corpus), f"translating with {beams} {'beams' if beams > 1 else 'beam'}") as progress:
-        for chosen in _by_length(lengths, max(1, batch_tokens // beams)):
+        for chosen in _batch_by_length(lengths, max(1, batch_tokens // beams)):
             sources = corpus.sources.pad(chosen).to(device)
             with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
                 outputs = model.generate(
@@ -82,7 +82,7 @@ def import_sacrebleu() -> Any:
     return import_optional("sacrebleu", "train", "Validating a translator")
 
 
-def _by_length(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
+def _batch_by_length(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
     """Yield all positions from the longest down, as many at a time as the budget holds, padded to the first."""
     order = np.argsort(-lengths, kind="stable")
     start = 0

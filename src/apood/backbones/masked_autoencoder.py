@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from apood.encoders.audio.spectrogram_transformer import SPECIAL_TOKENS
 
-__all__ = ["MaskedAutoencoder", "grid_positions", "patches_of"]
+__all__ = ["MaskedAutoencoder", "cut_patches", "grid_positions"]
 
 
 class MaskedAutoencoder(nn.Module):
@@ -51,7 +51,7 @@ class MaskedAutoencoder(nn.Module):
         # states and blanks are in the given order: put them back in the places of the patches
         placed = _pick(torch.cat([self._enter(states), blanks], 1), order.argsort(1))
         guesses = self._leave(_pick(self._decoder(placed + self._positions), hidden))
-        targets = _pick(patches_of(features, *self._sizes), hidden)
+        targets = _pick(cut_patches(features, *self._sizes), hidden)
         targets = nn.functional.layer_norm(targets, targets.shape[-1:], eps=1e-6)
         return nn.functional.mse_loss(guesses.float(), targets)
 
@@ -69,7 +69,7 @@ class MaskedAutoencoder(nn.Module):
         return states[:, SPECIAL_TOKENS:]
 
 
-def patches_of(features: Tensor, size: int, frequency_stride: int, time_stride: int) -> Tensor:
+def cut_patches(features: Tensor, size: int, frequency_stride: int, time_stride: int) -> Tensor:
     """Return the patches `[n, patches, size²]` of features `[n, frames, mel_bins]`, in the order of AST's tokens."""
     grid = features.transpose(1, 2).unfold(1, size, frequency_stride).unfold(2, size, time_stride)
     return grid.flatten(3).flatten(1, 2)

@@ -88,7 +88,7 @@ class Schedule:
             check_number("The number of minutes", self.minutes, above=0)
 
     def progress(self, step: int, seconds: float) -> float:
-        """Return the share of the training that is done in the middle of `step`, from 0, after so many seconds."""
+        """Return the share of the training that is done in the middle of `step` (from 0), `seconds` after the start."""
         spent = 0.0 if self.minutes is None else seconds / (60 * self.minutes)
         return min(1.0, max((step + 0.5) / self.steps, spent))
 
@@ -159,7 +159,7 @@ def train(
         checkpoint: where the state is kept; the caller deletes it.
         label: name of the progress bar.
         validate: returns a validation loss. It is written to standard error every `schedule.validate_every` steps,
-            also if that is no terminal, since a training may take hours. It may leave the model in evaluation mode.
+            even if that is not a terminal, since a training may take hours. It may leave the model in evaluation mode.
         validate_exchanged: returns the validation loss with the inputs exchanged among the examples. If it is hardly
             larger, well after the warm-up, the model ignores its inputs: the training stops with an error, and its
             state stays in `checkpoint`.
@@ -254,7 +254,10 @@ def _report_loss(history: History, summed: Tensor, count: int) -> None:
 
 
 def _ignores_inputs(schedule: Schedule, history: History) -> bool:
-    """Return whether the validation of this very step shows it: a resumed training goes on to the next one."""
+    """Return whether the validation at this step shows that the model ignores its inputs.
+
+    An earlier validation does not count, so that a resumed training goes on to the next one.
+    """
     if not history.exchanged or history.exchanged[-1].step != history.steps:
         return False
     settled = schedule.warm_up + _SETTLED * (1 - schedule.warm_up)

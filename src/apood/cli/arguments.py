@@ -51,7 +51,7 @@ NoVerify = Annotated[
 """An option of the commands that read token stores."""
 
 Fast = Annotated[
-    bool, typer.Option("--fast", help="Take a first look: the default without AP-OOD, which is all that it trains.")
+    bool, typer.Option("--fast", help="Train nothing, for a first look: the default method without AP-OOD.")
 ]
 """An option of the commands that fit one detector."""
 

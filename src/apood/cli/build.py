@@ -13,7 +13,7 @@ import typer
 from apood.cli.arguments import Fast, advise_to_skip, make_detector, read_text_records, refuse_occupied, report_skipped
 from apood.cli.costs import FAST_ADVICE, announce
 from apood.cli.output import advise_on_interrupt, echo, print_json
-from apood.cli.stores import TextField
+from apood.cli.stores import MODELS, TextField
 from apood.data.conversations import Chat
 from apood.support.checks import format_count
 from apood.support.cloud import parse_place
@@ -42,7 +42,7 @@ def build(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="Folder or hub id of a text model, minilm, or the address of a model server.",
+            help=f"Model that embeds the texts: {MODELS}.",
         ),
     ],
     out: Annotated[str, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
@@ -153,7 +153,7 @@ def _prepare_work(work: Path) -> None:
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Give a file a second name; copy it if the disk cannot, or if it is another one."""
+    """Give a file a second name; copy it if the disk has no links, or if the target is on another disk."""
     try:
         os.link(source, target)
     except OSError:

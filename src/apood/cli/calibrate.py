@@ -14,7 +14,7 @@ __all__ = ["calibrate"]
 
 def calibrate(
     detector_folder: Annotated[
-        str, typer.Argument(metavar="DETECTOR", help="Folder that `apood fit` wrote; the threshold is saved there.")
+        str, typer.Argument(metavar="DETECTOR", help="Folder of a detector; the threshold is saved there.")
     ],
     store: Annotated[
         str,

@@ -36,13 +36,17 @@ def compare(
     ] = None,
     id_store: Annotated[
         str | None,
-        typer.Option("--id", metavar="STORE_OR_TEXTS", help="Sequences for both, divided anew in every split."),
+        typer.Option(
+            "--id",
+            metavar="STORE_OR_TEXTS",
+            help="In-distribution sequences for both, divided at random in every split.",
+        ),
     ] = None,
     id_validation: Annotated[
         str | None,
         typer.Option(
             metavar="STORE_OR_TEXTS",
-            help="Sequences for a threshold; the table then shows how many test sequences it accepts.",
+            help="In-distribution sequences for a threshold; the table then shows how many test sequences it accepts.",
         ),
     ] = None,
     ood: Annotated[

@@ -22,17 +22,17 @@ DryRun = Annotated[
 ]
 
 FAST_ADVICE = "With --fast, nothing is trained, for a first look."
-"""What to say if fitting the default is long."""
+"""The advice for a long fit of the default method."""
 
 
 def announce(cost: "Cost", advice: str = "") -> None:
-    """Say how long fits will take if that is more than a minute, and then how to save time."""
+    """Print how long fits will take, and `advice`, if that is more than a minute."""
     if cost.notice is not None:
         echo(f"{cost.notice} {advice}".rstrip(), err=True)
 
 
 def make_announcer(dry_run: bool, as_json: bool, stores: "StoreFinder") -> "Callable[[Cost], None]":
-    """Return a function that tells the cost of fits; with `dry_run` also that of embedding, and it ends the command."""
+    """Return a function that prints the cost of fits; with `dry_run`, also of embedding, and then ends the command."""
 
     def announce_or_end(cost: "Cost") -> None:
         if not dry_run:

@@ -1,4 +1,4 @@
-"""The command `apood embed`."""
+"""`apood embed`."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +28,7 @@ from apood.cli.engine import (
     refuse_ray_options,
 )
 from apood.cli.output import advise_on_interrupt, echo, print_json
+from apood.cli.stores import MODELS, TextField
 from apood.support.checks import format_count
 from apood.support.cloud import parse_place
 from apood.support.cloud_folders import find_work_folder
@@ -59,7 +60,7 @@ class Mode(StrEnum):
 
 
 class OnLong(StrEnum):
-    """What becomes of a text of more than --max-tokens tokens."""
+    """What to do with a text of more than --max-tokens tokens."""
 
     windows = "windows"
     refuse = "refuse"
@@ -90,14 +91,9 @@ def embed(
             "Sounds: .wav or .flac files, a folder of them, or .npz files.",
         ),
     ],
-    model: Annotated[
-        str, typer.Option(metavar="ID_OR_FOLDER", help="A model folder, or a hub id (owner/name@revision).")
-    ],
+    model: Annotated[str, typer.Option("--model", metavar="MODEL", help=f"Model that embeds the inputs: {MODELS}.")],
     out: Annotated[str, typer.Option(metavar="STORE", help="Folder of the token store to write.")],
-    field: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Field or column that holds the text, called text by default."),
-    ] = None,
+    field: TextField = None,
     mode: Annotated[
         Mode,
         typer.Option(
@@ -109,7 +105,7 @@ def embed(
     ] = Mode.input,
     target_field: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Field or column that holds the target, for --mode reference."),
+        typer.Option(metavar="NAME", help="Field or column of the target, for --mode reference."),
     ] = None,
     layers: Annotated[
         str,
@@ -134,7 +130,7 @@ def embed(
         typer.Option(
             "--on-long",
             metavar="HOW",
-            help="What becomes of a text of more tokens. windows: it is several sequences, which overlap, and a "
+            help="What to do with a text of more tokens. windows: it becomes several sequences, which overlap, and a "
             "detector judges it by the worst. refuse: it is a record that cannot be used. beginning: the rest is cut "
             "off, and no detector sees it.",
             show_default="windows, but beginning for --mode output and --mode reference",
@@ -203,8 +199,7 @@ def embed(
     """Turn texts or sounds into the token embeddings of a frozen transformer, and write them to a token store.
 
     The store has one sequence per record, or one per window of a long text, in the order given, and keeps the texts
-    beside their tokens. If a run ends
-    early, the same command with --resume continues where it stopped.
+    beside their tokens. If a run ends early, the same command with --resume continues where it stopped.
 
     With --engine ray, workers of a cluster embed the texts. What they have done is kept in STORE.parts until all is
     there, and the same command continues from it. Records that cannot be used are skipped.

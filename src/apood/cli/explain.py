@@ -56,12 +56,13 @@ def explain(
 ) -> None:
     """Show why texts have their scores: which words and sentences are suspicious, and which member says so.
 
-    An argument with white space is the text itself, unless there is a file of that name. One without is a text, too,
-    unless it looks like a file name, a pattern or a data set, as `why.txt` does. A long text is explained by its worst
-    window, which decides. The marks show the contributions of tokens to the distance of AP-OOD; the
-    command says which part of all that speaks against the text they explain. Neighbours are named by their number among
-    the sequences that the detector learnt from. Their texts are training data, which the detector does not keep: they
-    are shown if you name their file with --training.
+    TEXT_OR_FILE is a file if one of that name exists, or if it is one word that looks like a file name, a pattern or a
+    data set, such as `why.txt`. Otherwise it is the text itself.
+
+    The marks show what tokens contribute to the distance of AP-OOD, and a sentence says how much of the decision this
+    explains. A long text is explained by its worst window, which decides. Nearest neighbours are named by their numbers
+    among the sequences that the detector learnt from. The detector does not keep their texts; to see them, name the
+    file of the training texts with --training.
     """
     from rich.padding import Padding
 

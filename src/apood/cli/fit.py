@@ -80,12 +80,12 @@ def fit(
 ) -> None:
     """Fit a detector on in-distribution sequences, or on texts, which are embedded first.
 
-    The default method combines AP-OOD with two nearest-neighbour methods. It needs no outliers and no tuning.
+    The default method combines AP-OOD with nearest neighbours. It needs no outliers and no tuning.
 
     A long fit writes checkpoints to DETECTOR.checkpoint. After an interruption, the same command continues from there.
 
     With --engine ray, the detector is trained on a sample of the texts. Workers of a cluster then compute statistics of
-    all texts, which it also learns from, and texts held out set the threshold: it needs no `apood calibrate`.
+    all texts, which it also learns from. Held-out texts set the threshold, so no `apood calibrate` is needed.
     """
     from apood.evaluation.cost import estimate_cost
     from apood.fitting.optimise import Checkpoint

@@ -47,7 +47,7 @@ Row = Mapping[str, Any]
 
 _FORMATS = (".jsonl", ".csv", ".parquet")
 
-_BAD_INPUT, _UNFORESEEN, _INTERRUPTED = 2, 70, 130
+_BAD_INPUT, _UNEXPECTED, _INTERRUPTED = 2, 70, 130
 _START_AGAIN = "Interrupted: run the same command again to start over."
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _MEMORY_SIGNS = ("allocate", "Storage size calculation overflowed")  # in torch's RuntimeErrors
@@ -203,8 +203,8 @@ def _import_pyarrow(path: Place) -> Any:
 class PlainGroup(TyperGroup):
     """A group of commands that end with one sentence and an exit code, never with a traceback.
 
-    Bad input ends with `Error: …` and exit code 2, Ctrl-C and SIGTERM with `Interrupted: …` and 130, and an error that
-    nobody foresaw with 70 and a report in the temporary folder. If the environment variable APOOD_DEBUG is set, errors
+    Bad input ends with `Error: …` and exit code 2, Ctrl-C and SIGTERM with `Interrupted: …` and 130, and an unexpected
+    error with 70 and a report in the temporary folder. If the environment variable APOOD_DEBUG is set, errors
     are raised as they are, with their traceback.
     """
 
@@ -232,7 +232,7 @@ class PlainGroup(TyperGroup):
                 _exit_with(
                     _BAD_INPUT, "Error: This needs more memory than there is: use less data or smaller settings.", error
                 )
-            _exit_with(_UNFORESEEN, _describe_unforeseen(error, args[0] if args else options.get("args")), error)
+            _exit_with(_UNEXPECTED, _describe_unexpected(error, args[0] if args else options.get("args")), error)
 
     def invoke(self, ctx: Any) -> Any:
         """Run one command. Wrong input ends with one sentence."""
@@ -263,7 +263,7 @@ def _lacks_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _MEMORY_SIGNS)
 
 
-def _describe_unforeseen(error: Exception, arguments: Sequence[str] | None) -> str:
+def _describe_unexpected(error: Exception, arguments: Sequence[str] | None) -> str:
     """Write a report, and return a sentence about the error that says where the report is."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     versions = {"apood": __version__, "python": platform.python_version(), "system": platform.platform()}
@@ -278,7 +278,7 @@ def _describe_unforeseen(error: Exception, arguments: Sequence[str] | None) -> s
     while cause is not None:
         report += [*traceback.format_tb(cause.__traceback__), f"{type(cause).__name__}\n"]
         cause = cause.__cause__ or cause.__context__
-    sentence = f"apood met an error that it did not foresee: {type(error).__name__}: {str(error).rstrip('.')}."
+    sentence = f"An unexpected error occurred: {type(error).__name__}: {str(error).rstrip('.')}."
     try:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", errors="backslashreplace", prefix="apood-error-", suffix=".txt", delete=False

@@ -30,7 +30,9 @@ __all__ = ["proxy"]
 
 def proxy(
     detector_folder: DetectorFolder,
-    upstream: Annotated[str, typer.Option(metavar="URL", help="The server behind, which speaks the OpenAI protocol.")],
+    upstream: Annotated[
+        str, typer.Option(metavar="URL", help="The server to guard, which speaks the OpenAI protocol.")
+    ],
     chat: ChatOption = None,
     other_parts: OtherPartsOption = "refuse",
     refusal_text: Annotated[
@@ -49,7 +51,7 @@ def proxy(
     model: EncoderFolder = None,
     deadline: Deadline = DEFAULTS.deadline,
     upstream_timeout: Annotated[
-        float, typer.Option(min=0.01, help="Seconds to wait for the next bytes of the server behind.")
+        float, typer.Option(min=0.01, help="Seconds to wait for the next bytes of that server.")
     ] = 600,
     max_body: MostBytes = 1 << 23,
     max_text_tokens: MostTextTokens = DEFAULTS.most_text_tokens,
@@ -58,7 +60,7 @@ def proxy(
     """Guard a server that speaks the OpenAI protocol: judge inputs, and pass on what is in-distribution.
 
     Clients use the address of the proxy as their base URL. Chat completions, completions and responses are judged, also
-    if they are streamed. A refused request never reaches the server behind. Answers are passed back unchanged, with
+    if they are streamed. A refused request never reaches that server. Answers are passed back unchanged, with
     headers x-apood-* that tell the decision. The list of models is passed on; all other paths are refused.
     """
     from apood.serving.proxy.upstream import check_upstream

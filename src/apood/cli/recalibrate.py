@@ -40,7 +40,9 @@ def recalibrate(
     ] = None,
     random_sample: Annotated[
         bool,
-        typer.Option("--random-sample", help="Trust that the rows were chosen at random, even if it does not look so."),
+        typer.Option(
+            "--random-sample", help="Trust that the rows were chosen at random, even if they do not look like it."
+        ),
     ] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip rows that cannot be used.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
@@ -114,14 +116,14 @@ def _print_result(review: "Review", before: "Calibration | None", after: "Calibr
         return
     former = f" (before: {before.threshold:.6g})" if before is not None else ""
     echo(
-        f"Threshold {after.threshold:.6g}{former}, from {format_count(len(after.scores), 'input')} of verdict ID. "
-        f"If the reviewed inputs are a random sample of the traffic, at least {after.accept:.10g} of its "
+        f"Threshold {after.threshold:.6g}{former}, from {format_count(len(after.scores), 'input')} with the verdict "
+        f"ID. If the reviewed inputs are a random sample of the traffic, at least {after.accept:.10g} of its "
         f"in-distribution inputs are accepted; for this sample, {low:.3f} to {high:.3f} with probability 0.95."
     )
     if len(ood):
         refused = int((~after.accepts(ood)).sum())
         earlier = f" (before: {int((~before.accepts(ood)).sum()):,})" if before is not None else ""
-        echo(f"Refused among the inputs of verdict OOD: {refused:,} of {len(ood):,}{earlier}.")
+        echo(f"Refused among the inputs with the verdict OOD: {refused:,} of {len(ood):,}{earlier}.")
     if review.unscored:
         echo(f"{format_count(review.unscored, 'input')} without a score did not count: such inputs are always refused.")
     if review.dropped:

@@ -68,24 +68,26 @@ def report(
     no_verify: NoVerify = False,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Write a report about a detector: one page to send, and a JSON file of the same content.
+    """Write a report about a detector: one page to send to others, and a JSON file with the same content.
 
-    It says what the detector is and was fitted on, how many inputs of each set are refused at which accept rate, and
-    how well the scores separate the sets, and shows the most foreign inputs of each new set (else of each OOD set, else
-    ID) with their suspicious words. The page loads nothing and runs no script. It holds texts of the inputs that it
-    shows: send it only to people who may read them, or leave them out with --foreign 0.
+    The page says what the detector is and what it was fitted on, how many inputs of each set are refused at which
+    accept rate, and how well the scores separate the sets. It shows the most foreign inputs with their suspicious
+    words: those of the --new sets or, without any, of the --ood sets or, without any, of --id. The page loads nothing
+    and runs no script. It contains texts of your inputs: send it only to people who may read them, or leave the texts
+    out with --foreign 0.
     """
     from apood.evaluation.health import describe_passing, examine
     from apood.pipeline.checks import refuse_same_data
     from apood.pipeline.facts import load_detector_and_facts
     from apood.pipeline.opening import open_text_encoder_of
-    from apood.report.page.render import refuse_without_jinja, render_report
+    from apood.report.page.render import render_report
     from apood.report.page.summary import summarise
+    from apood.report.tables import refuse_without_jinja
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"The page must end in .html, got {out}.")
-    twin = out.with_suffix(".json")
-    for file in (out, twin):
+    json_file = out.with_suffix(".json")
+    for file in (out, json_file):
         check_file(file, force=force)
     refuse_without_jinja()
     named: dict[Role, dict[str, str]] = {
@@ -110,10 +112,10 @@ def report(
     findings += describe_passing(refused, detector.calibration.accept)
     content = summarise(detector, known, sets, shown, command, findings)
     page = render_report(content, [explanation for _, _, explanation in shown])
-    for file, text in ((twin, format_json(content, indent=1)), (out, page)):
+    for file, text in ((json_file, format_json(content, indent=1)), (out, page)):
         with atomic_file(file) as place:
             place.write_text(text, encoding="utf-8")
-    echo(f"Written to {out} and {twin}.")
+    echo(f"Written to {out} and {json_file}.")
 
 
 def _open(
@@ -161,9 +163,9 @@ def _explain_foreign(
     sources: "list[TokenSource]",
     count: int,
 ) -> "list[tuple[str, int, TextExplanation]]":
-    """Return the inputs with the lowest scores of each set that interests most, as far as their texts are known.
+    """Return the `count` most foreign inputs whose texts are known, with their explanations.
 
-    All these sets have the same number of the `count` inputs, up to one, so that none hides the others.
+    They are divided equally among the sets of the role that is shown, so that no set hides the others.
     """
     import numpy as np
 

@@ -47,7 +47,7 @@ _COLUMNS = ("index", "score", "p_value", "decision", *_LOOKED_AT, "place", "erro
 
 
 def score(
-    detector_folder: Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder that `apood fit` wrote.")],
+    detector_folder: Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder of a detector.")],
     inputs: Annotated[
         list[str],
         typer.Argument(
@@ -95,9 +95,9 @@ def score(
     windows, and its score is that of the worst one. The column note says what is unusual about a text: that it is
     shorter or longer than 99% of what the detector learnt from, or why it could not be scored.
 
-    Texts and sounds are embedded with the encoder of the detector, which also says what becomes of long texts. An empty
-    input has the score -inf (null in JSON) and the decision OOD. So has a text that is too long. Rows of
-    standard input are written one by one, as inputs come.
+    Texts and sounds are embedded with the encoder of the detector, and long texts are treated as in its fit. An empty
+    input has the score -inf (null in JSON) and the decision OOD. So has a text that is too long. Rows of standard
+    input are written one by one, as inputs arrive.
 
     With --engine ray, workers of a cluster score the texts, and the rows are Parquet files in a folder. A record that
     cannot be used is a row with its error. After an interruption, the same command continues.

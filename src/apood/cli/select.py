@@ -166,7 +166,7 @@ def select(
 
 
 def _read_saving(path: Path) -> Any:
-    """Return what the search was about that was interrupted after it had begun to save; None if there is none."""
+    """Return the description of a search that was interrupted while it saved its results; None if there is none."""
     try:
         return read_json(path)
     except (OSError, ValueError):

@@ -56,13 +56,15 @@ Shadow = Annotated[
 ]
 OnErrorOption = Annotated[
     OnError,
-    typer.Option(help="What becomes of an input that cannot be judged because of an error of the service."),
+    typer.Option(help="What to do with an input that cannot be judged because of an error of the service."),
 ]
 ChatOption = Annotated[
     Chat | None,
     typer.Option(help="Which text of a conversation is judged.", show_default="that of `apood build`, or last-user"),
 ]
-OtherPartsOption = Annotated[OtherParts, typer.Option(help="What becomes of messages with images, sounds or files.")]
+OtherPartsOption = Annotated[
+    OtherParts, typer.Option(help="What to do with messages that have images, sounds or files.")
+]
 EncoderFolder = Annotated[
     str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved, or its server.")
 ]

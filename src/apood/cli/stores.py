@@ -1,4 +1,4 @@
-"""Arguments that are token stores, or texts that become token stores on the way."""
+"""Arguments that are token stores, or texts that are embedded first."""
 
 import glob
 import sys
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from apood.pipeline.token_cache import TokenCache
     from apood.tokens.source import TokenSource
 
-__all__ = ["CacheFolder", "StoreFinder", "TextField", "TextModel", "are_texts"]
+__all__ = ["MODELS", "CacheFolder", "StoreFinder", "TextField", "TextModel", "are_texts"]
+
+MODELS = "a folder, a hub id (owner/name@revision), minilm, or the address of a model server"
+"""What the option --model of commands that embed texts can name."""
 
 TextModel = Annotated[
     str | None,
-    typer.Option(
-        "--model", metavar="MODEL", help="Model that embeds texts: a folder, a hub id, or minilm; not for stores."
-    ),
+    typer.Option("--model", metavar="MODEL", help=f"Model that embeds texts: {MODELS}. Not for token stores."),
 ]
 """An option of commands that take texts or token stores."""
 
@@ -38,7 +39,7 @@ CacheFolder = Annotated[
     Path | None,
     typer.Option("--cache", metavar="FOLDER", help="Folder that keeps embedded texts.", show_default="~/.cache/apood"),
 ]
-"""An option of commands that embed texts on the way."""
+"""An option of commands that embed texts first."""
 
 
 def are_texts(given: str | Path) -> bool:

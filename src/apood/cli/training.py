@@ -31,7 +31,7 @@ def open_checkpoint(out: Path, seconds: float, *, resume: bool) -> "Iterator[Che
 
     def advise() -> str:
         if not checkpoint.exists():
-            return "nothing was kept; run the same command again to start anew."
+            return "nothing was kept; run the same command again to start over."
         return f"the state is in {checkpoint.path}; add --resume to the same command to continue from there."
 
     with advise_on_interrupt(advise):

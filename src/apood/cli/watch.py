@@ -52,7 +52,7 @@ def watch(
 ) -> None:
     """Watch a stream of scores for drift towards lower ones, and say when the alarm goes off.
 
-    Without drift, the alarm ever goes off with probability at most --false-alarm, however long the stream is. The exit
+    Without drift, the alarm goes off with probability at most --false-alarm, however long the stream is. The exit
     code is 3 if the alarm has gone off, now or in an earlier part of the stream, and 0 if not.
 
     A pipe is watched row by row. With --state, the next call continues the stream with new rows. The state is written
@@ -122,8 +122,8 @@ class _Watcher:
         else:
             echo(
                 f"Alarm after {format_count(after, 'input')}: the scores have drifted towards lower ones, probably "
-                f"since about input {self.alarm.state.since:,}. Without drift, an alarm ever goes off with probability "
-                f"{self.alarm.false_alarm:g} at most."
+                f"since about input {self.alarm.state.since:,}. Without drift, the probability that the "
+                f"alarm ever goes off is at most {self.alarm.false_alarm:g}."
             )
 
     def save(self) -> None:

@@ -20,7 +20,7 @@ Chat = Literal["last-user", "all-user", "whole"]
 """Which text of a conversation is judged: the user's last message, all messages of the user, or everything."""
 
 OtherParts = Literal["refuse", "ignore"]
-"""What becomes of a judged message with parts that are no text."""
+"""What to do with a judged message that has parts other than text."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -31,11 +31,11 @@ _CALL_NAMES = frozenset({"function", "custom", "name", "arguments", "input", "su
 
 
 class ConversationError(InputError):
-    """A conversation has another form than is known."""
+    """A conversation has an unknown form."""
 
 
 class UnjudgedError(ConversationError):
-    """A conversation has something that cannot be judged, or nothing that can be."""
+    """A conversation has a part that cannot be judged, or no text to judge."""
 
 
 class Message(NamedTuple):
@@ -45,7 +45,7 @@ class Message(NamedTuple):
         role: who wrote it: system, developer, user, assistant, tool.
         text: its text; the text parts of a message with several parts are joined by line breaks.
         beside: other texts, one per line: names, reasoning, calls of tools.
-        has_others: whether it has parts that are no text.
+        has_others: whether it has parts other than text.
     """
 
     role: str
@@ -65,14 +65,14 @@ def get_field(item: Mapping[str, Any], name: str) -> Any:
 
 
 def choose_text(messages: Sequence[Message], chat: Chat, other_parts: OtherParts = "refuse") -> str:
-    """Return the text of a conversation that is judged. Raise UnjudgedError if there is none, or a part is no text."""
+    """Return the text of a conversation to judge. Raise UnjudgedError if there is none, or a part is not text."""
     users = [message for message in messages if message.role == "user"]
     if not users:
         raise UnjudgedError("There is no message of the role user, so there is nothing to judge.")
     judged = {"last-user": users[-1:], "all-user": users, "whole": list(messages)}[chat]
     if any(message.has_others for message in judged) and other_parts == "refuse":
         raise UnjudgedError(
-            "A message has a part that is no text, and only texts can be judged: send texts, or ask the operator to "
+            "A message has a part that is not text, and only texts can be judged: send texts, or ask the operator to "
             "ignore such parts."
         )
     if chat == "whole":
@@ -142,7 +142,7 @@ def _read_message(item: Any, where: str) -> Message:
 
 
 def _find_strings(content: Any) -> Iterator[str]:
-    """Yield all texts in a call of a tool: its name and its arguments, also if they are no string."""
+    """Yield all texts in a call of a tool: its name and its arguments, even if they are not strings."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, list):

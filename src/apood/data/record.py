@@ -133,7 +133,9 @@ class TextFields:
                 try:
                     text = choose_text(read_messages(text), self.chat)
                 except ConversationError as error:
-                    return make_bad_record(place, f"is no conversation to learn from: {str(error).rstrip('.')}", name)
+                    return make_bad_record(
+                        place, f"is not a conversation to learn from: {str(error).rstrip('.')}", name
+                    )
             if problem := self._find_problem(text):
                 return make_bad_record(place, problem, name)
             texts.append(text)
@@ -163,7 +165,7 @@ class TextFields:
         try:
             text.encode()
         except UnicodeEncodeError:  # JSON can express it, but tokenizers and stores cannot
-            return "has half of a surrogate pair, which is no character"
+            return "has half of a surrogate pair, which is not a character"
         return None
 
 

@@ -62,7 +62,7 @@ def find_sound_problem(sound: Sound, place: str, *, rate: int | None, least_samp
         problem = f"is too short: it has {len(samples):,} samples, and at least {least_samples:,} are needed"
     elif (loudest := float(np.abs(samples).max())) > _LOUDEST:
         problem = f"has samples up to {loudest:g}, but floats must lie between -1 and 1"
-    elif float(samples.std(dtype=np.float64)) < _SILENCE:  # around the mean: a constant offset is no sound
+    elif float(samples.std(dtype=np.float64)) < _SILENCE:  # around the mean: a constant offset is not a sound
         problem = "is silent"
     else:
         return None

@@ -80,7 +80,7 @@ class DriftState:
 class DriftAlarm:
     """A running alarm on a stream of scores: it goes off when they drift towards lower ones.
 
-    If the inputs are exchangeable with the calibration inputs, the alarm ever goes off with probability at most
+    If the inputs are exchangeable with the calibration inputs, the probability that the alarm ever goes off is at most
     `false_alarm`, for every distribution, every number of calibration scores, and streams without an end. As for a
     threshold, the probability is over calibration sets and streams. It does not hold for inputs that depend on one
     another, such as the turns of one conversation.
@@ -223,7 +223,7 @@ class DriftAlarm:
         check_number("false_alarm in the state of the drift alarm", fields.get("false_alarm"), above=0, below=1)
         alarm = cls(calibration, fields["false_alarm"])
         if fields.get("calibration") != alarm._identity:
-            raise InputError("The state of the drift alarm belongs to another calibration: start anew without it.")
+            raise InputError("The state of the drift alarm belongs to another calibration: start over without it.")
         alarm.state = _read_state(fields, alarm.state)
         return alarm
 

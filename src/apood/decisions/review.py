@@ -51,7 +51,7 @@ class Review:
         return Calibration.from_scores(self.scores[self.is_id], accept, coarse=coarse)
 
     def refuse_selected(self, before: Calibration) -> None:
-        """Raise an error if all scores are on one side of the threshold or of the median, and this is no chance.
+        """Raise an error if all scores are on one side of the threshold or of the median, and not by chance.
 
         Then the inputs were probably chosen by their scores, such as the refused ones only.
         """
@@ -78,7 +78,7 @@ class Review:
 
 
 def accepted_interval(calibration: Calibration) -> tuple[float, float]:
-    """Return between which shares of new ID inputs this very calibration accepts, with probability 0.95.
+    """Return an interval for the share of new ID inputs that this calibration accepts, with probability 0.95.
 
     The promise is about the mean over calibration sets. For one set and continuous scores, the share follows a Beta
     distribution.

@@ -48,7 +48,7 @@ class Entropy(SideChannelDetector):
     temperature=inf`). A T in between smooths the weights of beams of long outputs, where one beam has nearly all the
     probability.
 
-    The published code of AP-OOD, which has this method as a baseline, draws plain samples and takes T = 1 all the same.
+    The published code of AP-OOD, which has this method as a baseline, draws plain samples and takes T = 1 nevertheless.
     `temperature=1` gives the figures that it reports; they are too low as estimates of an entropy.
 
     Departures: one model instead of an ensemble. Nothing is learnt.

@@ -133,7 +133,7 @@ class KNN(Refinable, Detector):
     def score_training(
         self, chosen: Tensor, documents: Tensor | None = None, beginnings: TokenSource | None = None
     ) -> LeftOut:
-        """Return the scores of training sequences among those of other documents that are no near copies of them.
+        """Return the scores of training sequences among those of other documents that are not near copies of them.
 
         A near copy is nearer than a tenth of the distance to the 32nd nearest sequence (or to that in the middle, if
         there are few). The score is 0 if too few others are left.
@@ -275,7 +275,7 @@ class _LeftOutRows(NamedTuple):
 
     Attributes:
         own: the document of each vector.
-        documents: the document of each training vector; those of the same document are no neighbours.
+        documents: the document of each training vector; those of the same document do not count as neighbours.
         stretches: how much farther others are along each vector (see `KNN._find_stretches`), or None.
     """
 

@@ -29,8 +29,8 @@ class RelativeMahalanobis(Detector):
     replaced by (1 - α) Σ + α tr(Σ)/D I, with α the `shrinkage`. As published, α is 0. Then Σ has no inverse, and `fit`
     refuses it, unless there are more than D sequences of either kind and the encoder does not end in a layer norm,
     which confines the tokens to a hyperplane. The AP-OOD paper leaves the method out for fewer than 1,024 AUX sequences
-    for this reason. The default of 0.1 works with any data. OOD texts that
-    are unlike the AUX sequences may still be missed.
+    for this reason. The default of 0.1 works with any data. OOD texts that are unlike the AUX sequences may still be
+    missed.
 
     Args:
         normalize: "none" as published; "tokens" or "pooled" to compare directions only.

@@ -258,8 +258,8 @@ def embed_to_store(
 
     While one portion of records is encoded, the next one is prepared and the previous one is written, each in its own
     thread. Whatever ends a run early, all records that were encoded by then are in the store, except that a killed
-    process loses what it encoded since the last commit. The store's index also
-    counts the sequences that were cut and the bad records.
+    process loses what it encoded since the last commit. The store's index also counts the sequences that were cut and
+    the bad records.
 
     Args:
         records: the records, or plain texts.

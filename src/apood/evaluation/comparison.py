@@ -56,7 +56,7 @@ class ComparisonPlan:
 
     A set of sequences is the folder of a token store, or anything that `Detector.fit` takes, such as a list of arrays.
     ID sequences are either two sets, `id_train` and `id_test`, from which every split draws a share at random, or one
-    set `id`, which every split divides anew into sequences to fit on and sequences to test on.
+    set `id`, which every split divides at random into sequences to fit on and sequences to test on.
 
     Attributes:
         ood: sets of OOD sequences by name.

@@ -7,7 +7,7 @@ The cache has one folder for each fit. Its name is a digest of the method, its p
 - `fit.checkpoint` and `begun.json`: only while a fit is not complete;
 - `scores-….safetensors`: one for each set that was scored, named by the digest of its data.
 
-Files that cannot be read, or that belong to something else, are made anew.
+Files that cannot be read, or that belong to something else, are made again.
 """
 
 import glob
@@ -175,7 +175,7 @@ def _hash_source(kind: type[Detector]) -> str | None:
 
 
 def _refuse_value(value: Any) -> Any:
-    raise InputError(f"A fit cannot be cached if one of its parameters is {value!r}, which is no plain value.")
+    raise InputError(f"A fit cannot be cached if one of its parameters is {value!r}, which is not a plain value.")
 
 
 def _read_facts(folder: Path) -> dict[str, Any] | None:

@@ -115,7 +115,7 @@ def _compare_accept_rate(detector: Detector, scores: npt.NDArray[np.float64]) ->
         Finding(
             "accept rate",
             f"{refused / count:.1%} of {count:,} held-out inputs are refused, and the calibration promises "
-            f"{1 - calibration.accept:.1%} at most (so many by chance: p = {chance:.2g}): the inputs are unlike those "
+            f"{1 - calibration.accept:.1%} at most (p = {chance:.2g}): the inputs are unlike those "
             "that set the threshold; calibrate with inputs like these.",
         )
     ]

@@ -223,7 +223,7 @@ def compute_weighted(
             raise InputError(f"The {name} weights of a row must be at least 0, and some above 0.")
     scores = np.concatenate([id_, ood])
     order = np.argsort(scores, kind="stable")
-    first = np.r_[True, scores[order][1:] != scores[order][:-1]]  # a difference of two infinities would be no number
+    first = np.r_[True, scores[order][1:] != scores[order][:-1]]  # a difference of two infinities would not be a number
     starts = np.flatnonzero(first)
     is_id = order < len(id_)
     inside = np.zeros((len(id_weights), len(order)))

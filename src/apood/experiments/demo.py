@@ -27,7 +27,7 @@ from apood.evaluation.study import fit_entry, run_study
 from apood.experiments.demo_sources import find_minilm
 from apood.experiments.demo_texts import DemoTexts, make_demo_texts
 from apood.explain.explaining import explain_texts
-from apood.explain.terminal import marked_text
+from apood.explain.terminal import mark_text
 from apood.report.grid import make_grid
 from apood.report.plots import plot_score_distributions
 from apood.report.tables import TerminalTable
@@ -37,6 +37,7 @@ from apood.support.progress import track
 
 __all__ = ["run_demo"]
 
+_SEED = 0
 _MAX_TOKENS = 96
 _SHOWN = 3
 _DEFAULT = Entry("fusion", name="default")
@@ -54,19 +55,19 @@ _ENTRIES = (
 )
 
 
-def run_demo(out: Path, *, quick: bool, console: Console, seed: int = 0) -> list[ResultRow]:
+def run_demo(out: Path, *, quick: bool, console: Console) -> list[ResultRow]:
     """Fit, compare, explain and save; write the results to `out` and return their rows."""
     started = time.monotonic()
     refuse_unwritable(out / "detector")
     refuse_foreign(out / "detector")
     model = find_minilm()
     console.print("[bold]1.[/] Reading texts: the documentation of Python is in-distribution, all else is not.")
-    texts = make_demo_texts(seed, quick)
+    texts = make_demo_texts(_SEED, quick)
     console.print(f"[bold]2.[/] Embedding them with MiniLM ({model}).", soft_wrap=True)
     encoder = TextEncoder(str(model), max_tokens=_MAX_TOKENS, on_long="beginning")
     parts = [texts.train, texts.calibration, texts.test, *texts.ood.values()]
     train, calibration, test, *others = (encoder.encode(part) for part in track(parts, "embed", len(parts)))
-    split = Split(train, test, dict(zip(texts.ood, others, strict=True)), seed=seed)
+    split = Split(train, test, dict(zip(texts.ood, others, strict=True)), seed=_SEED)
     tested = f"{len(test):,} ID and {sum(map(len, others)):,} OOD texts to test on"
     console.print(f"   {len(train):,} texts to learn from, {tested}.")
     console.print(f"   {_SETS}", soft_wrap=True)
@@ -127,7 +128,7 @@ def _show_spliced(
     for name, index in _pick_refused({name: scores[name] for name in texts.spliced}, detector.threshold_):
         foreign = texts.spliced[name][index]
         explanation = explain_texts(detector, encoder, [foreign.text])[0]
-        console.print(Padding(marked_text(explanation), (1, 0, 0, 3)))
+        console.print(Padding(mark_text(explanation), (1, 0, 0, 3)))
         console.print(f"   [dim]foreign ({name}): {escape(foreign.text[foreign.start : foreign.end])}[/]")
     console.print()
 

@@ -97,11 +97,11 @@ def find_package(package: str) -> Path:
     """Return the folder of an installed package, found without importing it."""
     specification = importlib.util.find_spec(package)
     if specification is None or not specification.submodule_search_locations:
-        raise _missing_package(package)
+        raise _make_missing_package_error(package)
     return Path(specification.submodule_search_locations[0])
 
 
-def _missing_package(package: str) -> ApoodError:
+def _make_missing_package_error(package: str) -> ApoodError:
     return ApoodError(f"The demo needs the package {package}, which `pip install 'apood[demo]'` brings.")
 
 
@@ -135,7 +135,7 @@ def read_dialogues() -> list[list[str]]:
     try:
         import yaml
     except ImportError as error:
-        raise _missing_package("yaml") from error
+        raise _make_missing_package_error("yaml") from error
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     topics = []
     for path in sorted((find_package("chatterbot_corpus") / "data" / "english").glob("*.yml")):
@@ -190,7 +190,7 @@ def _parse(path: Path, root: Path) -> Module:
     except SyntaxError:  # a template, or code for another version of Python
         return module
     lines = source.decode("utf-8", errors="ignore").splitlines()
-    for node in _definitions(tree):
+    for node in _iterate_definitions(tree):
         document = ast.get_docstring(node, clean=False)
         if document:
             documents.append(inspect.cleandoc(document))
@@ -200,7 +200,7 @@ def _parse(path: Path, root: Path) -> Module:
     return module
 
 
-def _definitions(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+def _iterate_definitions(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
     """Yield the nodes that may have a docstring; unlike `ast.walk`, this visits only blocks of statements."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield node
@@ -208,4 +208,4 @@ def _definitions(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.Func
         children = getattr(node, block, None)
         if isinstance(children, list):
             for child in children:
-                yield from _definitions(child)
+                yield from _iterate_definitions(child)

@@ -67,7 +67,7 @@ def make_demo_texts(seed: int = 0, quick: bool = False) -> DemoTexts:
     train_size, test_size = (600, 200) if quick else (2800, 400)
     library = read_standard_library()
     seen: set[str] = set()
-    modules = [_texts_of(module, seen, generator) for module in [*read_language_topics(), *library]]
+    modules = [_make_texts(module, seen, generator) for module in [*read_language_topics(), *library]]
     generator.shuffle(modules)
     remaining = iter(modules)
     test = _take(remaining, test_size, generator)
@@ -97,7 +97,7 @@ def _join(texts: Iterable[Document]) -> list[str]:
     return [" ".join(text) for text in texts]
 
 
-def _texts_of(module: Module, seen: set[str], generator: random.Random) -> list[Document]:
+def _make_texts(module: Module, seen: set[str], generator: random.Random) -> list[Document]:
     documents = _drop_duplicates((split_prose(text) for text in module.documents), seen)
     texts = [text for document in documents for text in _pack(document, repeat(_LONGEST))]
     return generator.sample(texts, min(len(texts), _MOST_OF_A_MODULE))

@@ -153,7 +153,7 @@ def measure(plan: RuntimePlan, out: Path) -> dict[str, Any]:
             progress.update()
     results = {**about, "measurements": measurements}
     write_json(out / RESULTS, results)
-    write_json(out / MANIFEST, _manifest(plan, out, time.perf_counter() - started))
+    write_json(out / MANIFEST, _make_manifest(plan, out, time.perf_counter() - started))
     (out / _PARTIAL).unlink()
     return results
 
@@ -169,7 +169,7 @@ def _read_kept(path: Path, of: dict[str, Any], cases: Sequence[Case]) -> list[di
     return found if begun == [asdict(case) for case in cases[: len(found)]] else []
 
 
-def _manifest(plan: RuntimePlan, out: Path, seconds: float) -> dict[str, Any]:
+def _make_manifest(plan: RuntimePlan, out: Path, seconds: float) -> dict[str, Any]:
     return {
         "experiment": "runtime",
         "command": plan.command(out),
@@ -295,7 +295,8 @@ def _estimate_seconds(profile: RuntimeProfile, model: RuntimeModel, cases: Seque
     return first + batches * sum(map(seconds, cases))
 
 
-def _measure_speed(model: RuntimeModel, side: int = 1024) -> float:
+def _measure_speed(model: RuntimeModel) -> float:
+    side = 1024
     square = torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(model.device, model.dtype)
     best = math.inf
     for _ in range(3):

@@ -136,12 +136,12 @@ def draw_figures(results: Mapping[str, Any], out: Path) -> list[Path]:
 
 def _draw_share(results: Mapping[str, Any]) -> Any:
     """Draw figure 7: the detector's share of the time of encoder and detector together."""
-    sizes = _usual_sizes(results)
+    sizes = _get_usual_sizes(results)
     figure = new_figure((6.4, 2.6))
     axes = figure.add_subplot()
-    encoder = _first_mean(find(results, ENCODER, **sizes))
+    encoder = _get_first_mean(find(results, ENCODER, **sizes))
     for height, (method, colour) in enumerate(zip((MAHALANOBIS, AP_OOD), _COLOURS[1::-1], strict=True)):
-        own = _first_mean(find(results, method, **sizes, **(_attention(results) if method == AP_OOD else {})))
+        own = _get_first_mean(find(results, method, **sizes, **(_find_attention(results) if method == AP_OOD else {})))
         share = 100 * own / (own + encoder)
         axes.barh(height, 100 - share, color=_FAINT)
         axes.text(2, height, "encoder", va="center", fontsize=9, color=INK)
@@ -149,7 +149,7 @@ def _draw_share(results: Mapping[str, Any]) -> Any:
         axes.text(101, height, f"{share:.1f}%", va="center", fontsize=9, color=INK)
     axes.set_yticks(range(2), [MAHALANOBIS, AP_OOD])
     axes.set(xlim=(0, 112), xlabel="percent of the time of encoder and detector")
-    _title(axes, f"Detectors beside {results['model']['name']}")
+    _make_title(axes, f"Detectors beside {results['model']['name']}")
     return figure
 
 
@@ -159,14 +159,14 @@ def _draw_by_batch(results: Mapping[str, Any]) -> Any:
     axes = figure.add_subplot()
     context = results["profile"]["context"]
     for method, colour in zip(METHODS, _COLOURS, strict=True):
-        attention = _attention(results) if method == AP_OOD else {}
+        attention = _find_attention(results) if method == AP_OOD else {}
         _draw_line(axes, find(results, method, context=context, **attention), "batch", colour, method)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
     # On a logarithmic axis, a deviation as large as its mean would reach down without end.
     least = min((found["mean_ms"] for method in METHODS for found in find(results, method)), default=1.0)
     axes.set(yscale="log", ylim=(least / 2, None), xlabel="sequences in a batch", ylabel="ms")
-    _title(axes, f"Scoring sequences of {context} tokens")
+    _make_title(axes, f"Scoring sequences of {context} tokens")
     axes.legend(fontsize=8, frameon=False)
     return figure
 
@@ -176,7 +176,7 @@ def _draw_heat_map(results: Mapping[str, Any]) -> Any:
     heads, queries = results["profile"]["head_counts"], results["profile"]["query_counts"]
     cells = [
         HeatCell({"heads M": found["heads"], "queries T": found["queries"]}, found["mean_ms"])
-        for found in find(results, AP_OOD, **_usual_sizes(results))
+        for found in find(results, AP_OOD, **_get_usual_sizes(results))
         if found["heads"] in heads and found["queries"] in queries
     ]
     return draw_heatmap(cells, title="AP-OOD, milliseconds per batch", label="ms", higher_is_better=False)
@@ -185,7 +185,7 @@ def _draw_heat_map(results: Mapping[str, Any]) -> Any:
 def _draw_model(results: Mapping[str, Any]) -> Any:
     """Draw figure 10: the time of the model by batch size and context length."""
     parts = [part for part in (ENCODER, GENERATION) if find(results, part)]
-    usual = _usual_sizes(results)
+    usual = _get_usual_sizes(results)
     figure = new_figure((9.0, 3.0 * len(parts)))
     panels = figure.subplots(len(parts), 2, squeeze=False)
     for row, part in zip(panels, parts, strict=True):
@@ -194,19 +194,19 @@ def _draw_model(results: Mapping[str, Any]) -> Any:
             _draw_line(axes, find(results, part, **{fixed: usual[fixed]}), grows, _COLOURS[0], label)
             axes.set(xlabel="sequences in a batch" if grows == "batch" else "tokens per sequence", ylabel="ms")
             axes.set(xlim=(0, None), ylim=(0, None))
-            _title(axes, label.capitalize())
+            _make_title(axes, label.capitalize())
     return figure
 
 
-def _usual_sizes(results: Mapping[str, Any]) -> dict[str, int]:
+def _get_usual_sizes(results: Mapping[str, Any]) -> dict[str, int]:
     return {name: results["profile"][name] for name in ("batch", "context")}
 
 
-def _attention(results: Mapping[str, Any]) -> dict[str, int]:
+def _find_attention(results: Mapping[str, Any]) -> dict[str, int]:
     return {name: results["profile"][name] for name in ("heads", "queries")}
 
 
-def _first_mean(found: Sequence[Measurement]) -> float:
+def _get_first_mean(found: Sequence[Measurement]) -> float:
     return float(found[0]["mean_ms"]) if found else float("nan")
 
 
@@ -216,7 +216,7 @@ def _draw_line(axes: Any, found: Sequence[Measurement], by: str, colour: str, la
     axes.errorbar(sizes, means, yerr=deviations, color=colour, marker="o", markersize=4, capsize=3, label=label)
 
 
-def _title(axes: Any, text: str) -> None:
+def _make_title(axes: Any, text: str) -> None:
     axes.set_title(escape_dollars(text), loc="left", fontsize=11, color=INK)
     axes.tick_params(labelsize=8, labelcolor=INK)
     axes.spines[["top", "right"]].set_visible(False)

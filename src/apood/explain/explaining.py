@@ -72,7 +72,7 @@ def explain_texts(
         detector: a fitted detector.
         encoder: the encoder that it was fitted with, in mode `input`.
         texts: the texts, none of them empty.
-        describe_length: returns the note about a text of so many tokens, such as `Seen.describe_length`.
+        describe_length: returns the note about a text with a number of tokens, such as `Seen.describe_length`.
     """
     explanations: list[TextExplanation] = []
     for start in range(0, len(texts), _TEXTS):

@@ -15,7 +15,7 @@ from apood.tokens.batch import TokenBatch
 
 __all__ = ["rate_sentences"]
 
-_PIECES = (2, 4, 8, 16)  # how many pieces of equal length a text is cut into, each time anew
+_PIECES = (2, 4, 8, 16)  # how many pieces of equal length a text is cut into, one after the other
 _LEAST = 2  # tokens of a piece
 _MOST = 1e6  # a log distance that overflows; more than any other
 

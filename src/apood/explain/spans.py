@@ -66,7 +66,7 @@ def find_owners(text: str, spans: Sequence[Span], places: npt.NDArray[np.int64])
     Args:
         text: the text.
         spans: parts of the text in their order, which do not overlap.
-        places: the start and end of each token in the text, `[tokens, 2]`; -1 for those that are no part of it.
+        places: the start and end of each token in the text, `[tokens, 2]`; -1 for those that are not part of it.
     """
     starts = np.array([span.start for span in spans], dtype=np.int64)
     begins = []

@@ -17,7 +17,7 @@ from apood.explain.wording import (
     split_words,
 )
 
-__all__ = ["marked_text", "print_plain", "render_explanation"]
+__all__ = ["format_plain", "mark_text", "render_explanation"]
 
 # Foreground and background are both set, so that marks look alike on dark and light terminals.
 _STYLES = ("", "black on bright_yellow", "black on yellow", "bold white on red")
@@ -26,7 +26,7 @@ _BRACKETED = 2  # words of this level and above are put in brackets, which survi
 _WIDTH = 100  # of text that is printed without a terminal
 
 
-def marked_text(explanation: TextExplanation) -> Text:
+def mark_text(explanation: TextExplanation) -> Text:
     """Return the text with its suspicious words marked.
 
     Words with at least a quarter of the largest contribution get a coloured background, in three levels. Words of the
@@ -52,7 +52,7 @@ def marked_text(explanation: TextExplanation) -> Text:
 def render_explanation(explanation: TextExplanation) -> Group:
     """Return the explanation of a text for a rich console."""
     headline = Text(": ".join(describe_decision(explanation)), "bold")
-    parts: list[Text | Table] = [headline, Text(), marked_text(explanation), Text()]
+    parts: list[Text | Table] = [headline, Text(), mark_text(explanation), Text()]
     if worst := explanation.find_worst_sentence():
         sentence = make_visible(shorten(explanation.cut(worst)))
         parts.append(Text(f"{name_worst_sentence(explanation)}: {sentence}"))
@@ -62,7 +62,7 @@ def render_explanation(explanation: TextExplanation) -> Group:
     return Group(*parts)
 
 
-def print_plain(explanation: TextExplanation) -> str:
+def format_plain(explanation: TextExplanation) -> str:
     """Return the explanation of a text without colours."""
     console = Console(file=io.StringIO(), width=_WIDTH, no_color=True, color_system=None, legacy_windows=False)
     console.print(render_explanation(explanation), soft_wrap=False)

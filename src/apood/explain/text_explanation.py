@@ -64,7 +64,7 @@ class TextExplanation:
         windows: the number of windows of the text.
         words: the words in the window, with their contributions.
         sentences: the sentences in the window, with their contributions and how suspicious each is by itself.
-        members: what each member says; a detector that is no fusion is its own only member.
+        members: what each member says; a detector that is not a fusion is its own only member.
         explained: the share of what speaks against the text that the marks explain, from 0 to 1. Special tokens have no
             place in the text, so that their share has no marks.
         heads: the heads of AP-OOD that contribute most.
@@ -163,6 +163,6 @@ class TextExplanation:
         return render_explanation(self)
 
     def __str__(self) -> str:
-        from apood.explain.terminal import print_plain
+        from apood.explain.terminal import format_plain
 
-        return print_plain(self)
+        return format_plain(self)

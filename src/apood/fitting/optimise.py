@@ -82,12 +82,12 @@ class Checkpoint:
             facts, tensors = read_sealed(self.path)
         except (OSError, ValueError) as error:
             raise ArtefactError(
-                f"The checkpoint {self.path} cannot be read ({error}); delete it to start anew."
+                f"The checkpoint {self.path} cannot be read ({error}); delete it to start over."
             ) from error
         if facts.get("run") != run:
             raise ArtefactError(
                 f"The checkpoint {self.path} belongs to a fit with other settings, data or version of apood; "
-                "delete it or choose another place to start anew."
+                "delete it or choose another place to start over."
             )
         return int(facts["step"]), tensors
 

@@ -1,4 +1,4 @@
-"""Facts about a detector that are saved with it: what it was shown, when, and by which versions."""
+"""Facts about a detector that are saved with it: its texts, when it was fitted, and with which versions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -50,7 +50,7 @@ class Facts:
         return replace(self, calibration=None if source is None else Seen.of(source), text_settings=settings)
 
     def describe_length(self, tokens: int) -> str | None:
-        """Return a sentence if a text of so many tokens is unlike the training texts in its length, else None."""
+        """Return a sentence if a text with this number of tokens is unusually short or long, else None."""
         return None if self.training is None else self.training.describe_length(tokens)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a detector was shown: how many texts, how long they were, and when."""
+"""The texts that a detector was given: how many, how long they were, and when."""
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -39,7 +39,7 @@ class Seen:
 
     @classmethod
     def of(cls, source: TokenSource) -> Self:
-        """Return the numbers of a source that is shown now."""
+        """Return the numbers of the texts in a source, with the present time."""
         tokens = count_tokens(source)
         short, long = np.quantile(tokens, [_RARE, 1 - _RARE], method="nearest").tolist()
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -59,11 +59,11 @@ class Seen:
         return asdict(self)
 
     def is_usual(self, tokens: int) -> bool:
-        """Return whether a text of so many tokens is neither shorter nor longer than 99% of the texts."""
+        """Return whether a text with this number of tokens is neither shorter nor longer than 99% of the texts."""
         return self.short <= tokens <= self.long
 
     def describe_length(self, tokens: int) -> str | None:
-        """Return a sentence if a text of so many tokens is unusually short or long, else None."""
+        """Return a sentence if a text with this number of tokens is unusually short or long, else None."""
         if tokens < self.short:
             return f"It is shorter than 99% of the texts that the detector learnt from ({self.short:,} tokens)."
         if tokens > self.long:

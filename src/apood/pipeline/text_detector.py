@@ -49,8 +49,7 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
     Args:
         model: the model of the encoder: a folder, a hub id, `minilm`, which the extra `demo` installs, or the address
             of a model server. For other settings than the defaults, a `TextEncoder`, of mode `input` or `output`, or a
-            `RemoteEncoder`. After `apood.load`, a
-            `SavedEncoder`, so that a new fit uses the same encoder.
+            `RemoteEncoder`. After `apood.load`, a `SavedEncoder`, so that a new fit uses the same encoder.
         detector: the detector, which `fit` fits; by default a new `default_detector()`.
         accept: the accept rate, the share of new in-distribution texts to accept.
         hold_out: the share of the texts that are held out to set the threshold.

@@ -130,9 +130,7 @@ class TokenCache:
             elif isinstance(record.item, str):
                 text = record.item
             else:
-                raise InputError(
-                    f"Only texts are embedded on the way, got {type(record.item).__name__}: embed it first."
-                )
+                raise InputError(f"Only texts are embedded here, got {type(record.item).__name__}: embed it first.")
             content = text.encode("utf-8", "surrogatepass")
             digest.update(f"{len(content)}:".encode() + content)
         return self.folder / digest.hexdigest()[:32]

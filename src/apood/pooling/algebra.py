@@ -36,7 +36,7 @@ class Pooled(NamedTuple):
 
 
 def merge(first: Pooled, second: Pooled) -> Pooled:
-    """The pool of the union of two disjoint token sets, exactly."""
+    """Return the pool of the union of two disjoint sets of tokens, exactly."""
     log_mass = torch.logaddexp(first.log_mass, second.log_mass)
     # not exp(first - log_mass), which feels the rounding of a large log mass; -inf - -inf is NaN: empty sets stay empty
     share = torch.sigmoid(first.log_mass - second.log_mass).nan_to_num(nan=0.0)

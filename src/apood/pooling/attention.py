@@ -1,4 +1,4 @@
-"""The entrance to attention pooling: it checks the arguments and chooses the implementation."""
+"""The entry point of attention pooling: it checks the arguments and chooses the implementation."""
 
 import os
 from functools import cache

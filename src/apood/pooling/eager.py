@@ -1,6 +1,6 @@
 """The definition, written to be read: one sequence at a time, any dtype, ordinary autograd.
 
-It is the truth that the fast paths are tested against, and far too slow and hungry to be used.
+The fast paths are tested against it. It is far too slow, and needs far too much memory, for other use.
 """
 
 import torch
@@ -19,7 +19,7 @@ def attention_pool_eager(
     similarity: str = "dot",
     preprocessing: Preprocessing | None = None,
 ) -> Pooled:
-    """`attention_pool` by its definition."""
+    """Return `attention_pool`, computed by its definition."""
     values, masses = [], []
     for sequence in tokens:
         z = sequence.to(queries.dtype)

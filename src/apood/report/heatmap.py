@@ -12,7 +12,7 @@ import numpy as np
 from apood.report.canvas import INK, escape_dollars, make_panels, new_figure, save_figure
 from apood.support.errors import InputError
 
-__all__ = ["HeatCell", "draw_heatmap", "plot_heatmap"]
+__all__ = ["HeatCell", "draw_heatmap", "format_setting", "plot_heatmap"]
 
 _FAINT, _MARK = "#ececec", "#d1603d"
 _COLUMNS = 3  # panels beside each other
@@ -41,7 +41,7 @@ class _Axis(NamedTuple):
         return self.values.index(_select(settings, self.names))
 
     def make_ticks(self) -> list[str]:
-        return [escape_dollars(", ".join(map(_format_setting, value))) for value in self.values]
+        return [escape_dollars(", ".join(map(format_setting, value))) for value in self.values]
 
 
 def plot_heatmap(
@@ -93,7 +93,7 @@ def draw_heatmap(
         )
         _frame(axes, [cell for cell in own if best is not None and dict(cell.settings) == dict(best)], across, down)
         heading = "; ".join(
-            f"{', '.join(a.names)} = {', '.join(map(_format_setting, v))}" for a, v in zip(others, panel, strict=True)
+            f"{', '.join(a.names)} = {', '.join(map(format_setting, v))}" for a, v in zip(others, panel, strict=True)
         )
         axes.set_title(escape_dollars(heading), fontsize=10, color=INK)
     scale = figure.colorbar(image, ax=grid, fraction=0.05, pad=0.02)
@@ -104,7 +104,7 @@ def draw_heatmap(
 
 
 def _find_axes(settings: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[_Axis]:
-    """Return at least two axes, the longest first. A parameter with only one value is no axis."""
+    """Return at least two axes, the longest first. A parameter with only one value is not an axis."""
     found: list[tuple[str, ...]] = []
     for name in names:
         if len(_find_values(settings, (name,))) < 2:
@@ -131,7 +131,8 @@ def _select(settings: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, .
     return tuple(settings[name] for name in names)
 
 
-def _format_setting(value: Any) -> str:
+def format_setting(value: Any) -> str:
+    """Return the value of a parameter, a float with three digits."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

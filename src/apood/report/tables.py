@@ -242,5 +242,5 @@ def refuse_without_jinja() -> None:
 
 
 def _make_environment() -> Any:
-    jinja2 = import_optional("jinja2", "report", "An HTML table")
+    jinja2 = import_optional("jinja2", "report", "An HTML page")
     return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)

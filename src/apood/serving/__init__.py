@@ -1,1 +1,1 @@
-"""Detectors in use: the guard before a generator, the HTTP service, and the proxy before a model server."""
+"""Detectors in use: the guard in front of a generator, the HTTP service, and the proxy in front of a model server."""

@@ -228,7 +228,7 @@ def parse_place(given: str | Path) -> Place:
     if kind == "file":
         host, slash, path = rest.partition("/")
         if host not in ("", "localhost") or not path:
-            raise InputError(f"{text!r} is no path of this machine: it is written file:///PATH.")
+            raise InputError(f"{text!r} is not a path of this machine: write it as file:///PATH.")
         return Path(unquote(slash + path))
     if kind not in ("s3", "gs"):
         shown = text.partition("?")[0]  # what follows may be a signature

@@ -60,7 +60,7 @@ _OLD_SECONDS = 24 * 3600.0  # no write takes this long
 _PREVIOUS = ".previous"  # the end of the name of a folder that was moved aside
 _PACKAGE = Path(__file__).parent.parent
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what a path makes of an address such as s3://bucket/key
-_FIT_ROOMS = ("tokens", "pooling", "fitting", "detectors")  # the code that decides what a fit learns
+_FIT_PACKAGES = ("tokens", "pooling", "fitting", "detectors")  # the code that decides what a fit learns
 
 
 def _temporary(path: Path) -> Path:
@@ -273,7 +273,7 @@ def source_digest() -> str:
     Cached results depend on it, because the version does not change with every commit.
     """
     digest = hashlib.sha256()
-    for path in sorted(path for room in _FIT_ROOMS for path in (_PACKAGE / room).rglob("*.py")):
+    for path in sorted(path for name in _FIT_PACKAGES for path in (_PACKAGE / name).rglob("*.py")):
         digest.update(f"{path.relative_to(_PACKAGE).as_posix()}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

@@ -28,11 +28,11 @@ class Failure(NamedTuple):
 
     Attributes:
         reason: the error message, in one line.
-        foreseen: whether apood raised the error itself; any other error may have broken its process.
+        expected: whether apood raised the error itself; any other error may have broken its process.
     """
 
     reason: str
-    foreseen: bool = True
+    expected: bool = True
 
 
 class Share(NamedTuple):
@@ -66,7 +66,7 @@ def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
     except ApoodError as error:
         return Failure(" ".join(str(error).split()))
     except Exception as error:
-        return Failure(" ".join(f"{type(error).__name__}: {error}".split()), foreseen=False)
+        return Failure(" ".join(f"{type(error).__name__}: {error}".split()), expected=False)
 
 
 def run_tasks(
@@ -116,7 +116,7 @@ def in_processes(
             pipe.send(task)
 
     def retire(pipe: Connection) -> None:
-        """End a process that had an unforeseen error: an error of a GPU, for example, stays in its process."""
+        """End a process after an unexpected error: an error of a GPU, for example, stays in its process."""
         pipe.close()
         process = processes.pop(pipe)
         process.join(_SECONDS_TO_END)
@@ -137,7 +137,7 @@ def in_processes(
                     pipe.close()
                     outcome = Failure(_describe_end(processes.pop(pipe)))
                 else:
-                    if isinstance(outcome, Failure) and not outcome.foreseen:
+                    if isinstance(outcome, Failure) and not outcome.expected:
                         retire(pipe)
                     elif waiting:
                         give(pipe)

@@ -21,15 +21,15 @@ __all__ = [
     "Ragged",
     "TokenBatch",
     "as_indices",
-    "bytes_of",
     "cut_by_budget",
     "decode_texts",
     "dtype_name",
     "empty_rows",
     "encode_texts",
+    "list_run_rows",
     "pin",
-    "rows_of_runs",
     "upload",
+    "view_bytes",
 ]
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -101,7 +101,7 @@ class Ragged:
         if len(indices) and bool((indices.diff() == 1).all()):
             start, stop = int(self.offsets[indices[0]]), int(self.offsets[indices[-1] + 1])
             return self.values[start:stop], offsets
-        rows = rows_of_runs(self.offsets[:-1][indices], lengths)
+        rows = list_run_rows(self.offsets[:-1][indices], lengths)
         return self.values[rows.to(self.values.device)], offsets
 
     def select(self, indices: Any) -> Self:
@@ -288,7 +288,7 @@ def as_indices(indices: Any, count: int) -> Tensor:
     return chosen % max(count, 1)
 
 
-def rows_of_runs(starts: Tensor, lengths: Tensor) -> Tensor:
+def list_run_rows(starts: Tensor, lengths: Tensor) -> Tensor:
     """Return the row numbers of consecutive runs: run i has `lengths[i]` rows and begins at row `starts[i]`."""
     shifts = starts - (lengths.cumsum(0) - lengths)
     return torch.arange(int(lengths.sum())) + shifts.repeat_interleave(lengths)
@@ -374,7 +374,7 @@ def _as_mask(mask: Any, shape: Sequence[int]) -> Tensor:
     return keep == 1
 
 
-def bytes_of(tensor: Tensor) -> Any:
+def view_bytes(tensor: Tensor) -> Any:
     """Return the memory of a tensor of any dtype as uint8, without a copy if it is contiguous and on the CPU."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from apood.support.progress import progress_bar
-from apood.tokens.batch import bytes_of, dtype_name
+from apood.tokens.batch import dtype_name, view_bytes
 from apood.tokens.identity import drop_location
 from apood.tokens.source import Subset, TokenSource, token_budget
 from apood.tokens.store import TokenStore
@@ -32,7 +32,7 @@ def content_digest(source: TokenSource) -> str:
         }
         return _sha256("store", described, [shard.sha256 for shard in index.shards])
     if isinstance(source, Subset):
-        return _sha256("subset", content_digest(source.source), hashlib.sha256(bytes_of(source.indices)).hexdigest())
+        return _sha256("subset", content_digest(source.source), hashlib.sha256(view_bytes(source.indices)).hexdigest())
     return _digest_rows(source)
 
 
@@ -60,8 +60,8 @@ def _digest_rows(source: TokenSource) -> str:
         for batch in source.batches(token_budget(source.dim)):
             for name in parts:
                 rows = batch.channels[name] if name else batch
-                parts[name].update(bytes_of(rows.values))
-                lengths[name].update(bytes_of(rows.lengths))
+                parts[name].update(view_bytes(rows.values))
+                lengths[name].update(view_bytes(rows.lengths))
                 kinds[name] = [dtype_name(rows.values.dtype), *rows.values.shape[1:]]
             progress.update(len(batch))
     hashes = {name: [parts[name].hexdigest(), lengths[name].hexdigest()] for name in parts}

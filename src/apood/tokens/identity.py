@@ -63,13 +63,13 @@ def same_encoder(first: EncoderIdentity | None, second: EncoderIdentity | None, 
 
 
 def find_difference(first: EncoderIdentity, second: EncoderIdentity) -> float | None:
-    """Return how much the tokens of fixed texts differ between two servers, relatively; None if one is no server."""
+    """Return how much the tokens of fixed texts differ between two servers, relatively; None if one is not a server."""
     probes = first.get(PROBE), second.get(PROBE)
     return compare_probes(str(probes[0]), str(probes[1])) if None not in probes else None
 
 
 def _are_measured(first: EncoderIdentity, second: EncoderIdentity) -> bool:
-    """Return whether both are known by the same: by the files of their model, or by the tokens of fixed texts."""
+    """Return whether both identities have a fingerprint of model files, or both have the tokens of fixed texts."""
     return any(first.get(key) and second.get(key) for key in ("fingerprint", PROBE))
 
 

@@ -67,7 +67,7 @@ def split_store(folder: str | Path, shares: Mapping[str, float], out: str | Path
 
     Raises:
         StoreError: if the store is damaged or not complete.
-        InputError: if a name is no name of a folder, if a share is not above 0, if they exceed 1 together, or if a
+        InputError: if a name cannot be that of a folder, if a share is not above 0, if they exceed 1 together, or if a
             part would have no document.
     """
     for name in shares:

@@ -24,7 +24,7 @@ from apood.support.cloud import parse_place
 from apood.support.cloud_folders import fetch_folder
 from apood.support.errors import InputError, StoreError
 from apood.support.files import open_regular, read_json, write_json
-from apood.tokens.batch import Ragged, TokenBatch, as_indices, bytes_of, dtype_name, empty_rows
+from apood.tokens.batch import Ragged, TokenBatch, as_indices, dtype_name, empty_rows, view_bytes
 from apood.tokens.documents import WINDOW
 from apood.tokens.identity import EncoderIdentity
 from apood.tokens.source import BaseSource
@@ -182,7 +182,7 @@ class StoreIndex:
             if not folder.exists():
                 raise StoreError(f"There is no token store {str(folder)!r}: nothing is at that path.") from error
             reason = f"there is no {INDEX_FILE} in it" if folder.is_dir() else "it is not a folder"
-            raise StoreError(f"{folder} is no token store: {reason}.") from error
+            raise StoreError(f"{folder} is not a token store: {reason}.") from error
         except (OSError, ValueError) as error:
             raise StoreError(f"The {INDEX_FILE} of the token store {folder} cannot be read: {error}.") from error
         try:
@@ -320,7 +320,7 @@ class Shard:
     def _copy(self, name: str, kind: RowKind, ranges: Sequence[tuple[int, int]], out: Tensor | None = None) -> Tensor:
         """Return the rows in `ranges`, one range after the other, in `out` or in new memory."""
         rows = empty_rows(sum(b - a for a, b in ranges), kind.shape, kind.dtype) if out is None else out
-        source, target = np.frombuffer(self._map, np.uint8)[self._starts[name] :], bytes_of(rows)
+        source, target = np.frombuffer(self._map, np.uint8)[self._starts[name] :], view_bytes(rows)
         done = 0
         for start, stop in ranges:
             size = (stop - start) * kind.nbytes

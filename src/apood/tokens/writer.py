@@ -20,7 +20,7 @@ from apood.support.cloud import CloudAddress, parse_place
 from apood.support.cloud_folders import find_work_folder, keep_copy, upload_folder
 from apood.support.errors import CloudError, InputError, StoreError
 from apood.support.files import LOCK_FILE, atomic_file, is_temporary, lock_folder
-from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, bytes_of, dtype_name
+from apood.tokens.batch import FLOAT_DTYPES, Ragged, TokenBatch, dtype_name, view_bytes
 from apood.tokens.documents import find_documents
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.store import (
@@ -138,7 +138,7 @@ class TokenStoreWriter:
         for path in sorted(self._folder.iterdir()):
             if path.name != LOCK_FILE and not is_temporary(path):
                 raise StoreError(
-                    f"The folder {self._folder} is no token store and holds {path.name!r}; "
+                    f"The folder {self._folder} is not a token store and holds {path.name!r}; "
                     "a new store needs a new or empty folder."
                 )
 
@@ -364,7 +364,7 @@ def _write_shard(folder: Path, index: StoreIndex, number: int, ragged: Mapping[s
     sequences = sum(map(len, ragged[TOKENS]))
     layout = lay_out(index.kinds, number, sequences, rows)
     blocks: list[bytes | memoryview] = [layout.head]
-    blocks += [bytes_of(piece).data for name in layout.starts for piece in pieces[name]]
+    blocks += [view_bytes(piece).data for name in layout.starts for piece in pieces[name]]
     with ThreadPoolExecutor(1, "checksum") as other_thread:
         checksum = other_thread.submit(_sha256, blocks)
         with atomic_file(folder / shard_file(number)) as temporary, temporary.open("wb") as file:

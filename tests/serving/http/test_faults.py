@@ -54,7 +54,7 @@ def error_of(answer: Any, status: int) -> str:
         (b"{", 400, "not JSON"),
         (b"[1]", 400, "must be a JSON object"),
         (b'{"text": "\xff"}', 400, "not UTF-8: byte 10"),
-        (b'{"text": NaN}', 400, "NaN is no number of JSON"),
+        (b'{"text": NaN}', 400, "NaN is not a JSON number"),
         (b'{"text": "a", "text": "b"}', 400, "same name twice"),
         (b'{"text": "a", "Text": "b"}', 400, "same name twice"),
         (b'{"text": [' + b"[]," * 300_000 + b"[]]}", 400, "more than 250,000 brackets"),

@@ -22,7 +22,7 @@ from apood.detectors.ap_ood.recipe import (
     prepare_start,
     resolve,
 )
-from apood.detectors.ap_ood.shortfall import Shortfall, temper
+from apood.detectors.ap_ood.shortfall import Shortfall, compute_score_terms
 from apood.detectors.ap_ood.training import (
     Outliers,
     Training,
@@ -278,7 +278,7 @@ class APOOD(Refinable, Detector):
         return [{"beta": beta} | size | weight for beta in betas for size in sizes for weight in weights]
 
     def held_out_fit(self, tokens: TokenSource) -> HeldOutFit:
-        """Return the paper's loss and the mean d² per head of held-out ID sequences, each window for itself."""
+        """Return the paper's loss and the mean d² per head of held-out ID sequences, windows included."""
         summed = copy.copy(self)
         summed.score_ = "sum"
         # The score is s = Σ_j (log |W_j|² - d²_j). Windows count alone, as in `mean_distance_`.
@@ -287,7 +287,7 @@ class APOOD(Refinable, Detector):
         return HeldOutFit(loss, distance, self.mean_distance_)
 
     def count_operations(self, source: TokenSource) -> float:
-        """Return those of all steps: three products of the tokens of a batch and all queries per step."""
+        """Return the operations of all steps: per step, three products of the tokens of a batch and all queries."""
         recipe = self._resolve_recipe()
         heads, queries, dim = count_weights(recipe, source.dim)
         tokens = min(recipe.batch_size, len(source)) * float(source.lengths.double().mean())
@@ -437,7 +437,7 @@ class APOOD(Refinable, Detector):
             decides = torch.zeros_like(squares)
             decides[(squares - handicaps).argmax()] = 1
             return (decides * (deviation * pull - handicaps / len(sequence))).T.cpu()
-        scales = temper(squares, self._score_name) / squares.clamp_min(torch.finfo(squares.dtype).tiny)
+        scales = compute_score_terms(squares, self._score_name) / squares.clamp_min(torch.finfo(squares.dtype).tiny)
         return (scales * deviation * pull).T.cpu()
 
     def _pool(self, dtype: torch.dtype) -> FrozenPool:

@@ -8,12 +8,12 @@ from torch.nn.functional import mse_loss
 from apood.detectors.ap_ood.recipe import ScoreName
 from apood.pooling import Pooled
 
-__all__ = ["Shortfall", "temper"]
+__all__ = ["Shortfall", "compute_score_terms"]
 
 _FREEDOM = 3.0  # ν of the Student score; heads are trained to d² of order 1, so it needs no scale
 
 
-def temper(squares: Tensor, score: ScoreName) -> Tensor:
+def compute_score_terms(squares: Tensor, score: ScoreName) -> Tensor:
     """Return the terms of the score from the d² of each head."""
     return _FREEDOM * log1p(squares / _FREEDOM) if score == "student" else squares
 
@@ -43,4 +43,4 @@ class Shortfall:
         squares = mse_loss(h, self.prototype.expand_as(h), reduction="none")  # one launch on a GPU
         if self.score == "min":
             return (squares - (self.log_norms - self.log_norms.amin())).amax(1)
-        return temper(squares, self.score).sum(1)
+        return compute_score_terms(squares, self.score).sum(1)

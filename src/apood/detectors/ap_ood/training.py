@@ -91,8 +91,8 @@ def find_failures(
             "finite weights were kept; use recipe='robust' or a smaller learning_rate."
         )
         found.insert(0, diverged)
-    if outliers is not None and (unfelt := _find_unfelt(outliers, len(weights), distance)) is not None:
-        found.append(FitWarning(unfelt))
+    if outliers is not None and (unused := _describe_unused_aux(outliers, len(weights), distance)) is not None:
+        found.append(FitWarning(unused))
     return found
 
 
@@ -127,7 +127,7 @@ def _measure_collapse(weights: Tensor) -> float:
     return float((cosines.amax(1) > _COLLAPSED).double().mean())
 
 
-def _find_unfelt(outliers: Outliers, heads: int, inside: float) -> str | None:
+def _describe_unused_aux(outliers: Outliers, heads: int, inside: float) -> str | None:
     """Return a message if AUX sequences were too far away to learn from; `inside` is the mean d² per head of ID."""
     distance, recipe = outliers
     limit = _UNFELT + math.log(max(recipe.aux_weight, 1.0))

@@ -1,6 +1,6 @@
 """A saved detector: a folder of `config.json` and `model.safetensors`, complete or absent, never pickle.
 
-`config.json` holds the name of the method, the constructor's arguments, and the learnt attributes that are no tensors;
+`config.json` holds the name of the method, the constructor's arguments, and the learnt attributes that are not tensors;
 `model.safetensors` holds the tensors. The configuration also holds the hash of either, and the class of a method that
 is not registered. The members of a detector that is made of others are in `members/0`, `members/1`, ..., each a saved
 detector itself; the hashes of their configurations are in the configuration of the whole. Whoever saves a detector may
@@ -252,7 +252,7 @@ def _check_learnt(annotation: Any, value: Any, sizes: dict[str, Any]) -> Any:
     elif get_origin(kind) is list:
         (item,) = get_args(kind)
         if not isinstance(value, list) or not all(isinstance(own, item) for own in value):
-            raise TypeError(f"it is no list of {item.__name__}")
+            raise TypeError(f"it is not a list of {item.__name__}")
     if shape is not None:
         names = shape.split()
         if value.dim() != len(names) or not value.is_floating_point():

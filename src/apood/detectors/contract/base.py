@@ -380,9 +380,9 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     # The cache of what scoring derives from learnt attributes.
 
     def _get_cached(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what `make` returned for `key`, made anew after any attribute was set.
+        """Return what `make` returned for `key`; it is made again after any attribute was set.
 
-        For copies on a device and what is built from them. It belongs to this very object: it is neither saved nor
+        For copies on a device and what is built from them. It belongs to this object alone: it is neither saved nor
         pickled nor copied with it. Threads that score at the same time may make the same thing twice.
         """
         cache: dict[Hashable, T] = self.__dict__.setdefault("_cache", {})
@@ -430,7 +430,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     def _check_aux(self, aux: Any, source: TokenSource) -> TokenSource | None:
         if aux is None:
             if self.aux == "required":
-                raise InputError(f"{self.name} learns what sets ID and AUX sequences apart, and no AUX were given.")
+                raise InputError(f"{self.name} learns to tell ID from AUX sequences, and no AUX sequences were given.")
             return None
         if self.aux == "unused":
             raise InputError(f"{self.name} learns from in-distribution data alone and takes no AUX sequences.")

@@ -18,10 +18,10 @@ Remembered = Mapping[str, Tensor]
 class Refinable:
     """What a detector adds to the contract if it can learn from more sequences after it was fitted on a sample.
 
-    Some of what a detector learns are sums over sequences. Anybody may measure any sequences, in any grouping; the
+    Some of what a detector learns are sums over sequences. Several processes can measure them, in any grouping, and the
     merged statistics are those of all sequences together, up to rounding. Other detectors remember sequences, such as
-    neighbours. Anybody may collect what they keep of each sequence, in the order of the inputs. `refine` learns from
-    both. A subclass defines what it needs of `measure` with `merge_measured`, and of `remember`.
+    neighbours. Several processes can collect what they keep of each sequence, in the order of the inputs. `refine`
+    learns from both. A subclass defines what it needs of `measure` with `merge_measured`, and of `remember`.
     """
 
     @property

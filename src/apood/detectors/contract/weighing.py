@@ -57,7 +57,8 @@ def weigh_members(members: Sequence[Detector], inside: Tensor, outside: Tensor |
     """
     learns = torch.tensor([outside is not None and member.aux == "required" for member in members])
     weights = torch.ones(len(members), dtype=torch.float64)
-    weights[~learns] = _weigh_by_agreement(inside[:, ~learns])
+    if not learns.all():
+        weights[~learns] = _weigh_by_agreement(inside[:, ~learns])
     if outside is None:
         return weights
     general = ~learns & ~outside.isnan().any(0)

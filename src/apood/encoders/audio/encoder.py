@@ -50,7 +50,7 @@ class Features(NamedTuple):
 
     @property
     def refused(self) -> dict[int, str]:
-        """Nothing: of a long sound, the beginning is encoded."""
+        """The sounds that are not encoded: none, because of a long sound the beginning is encoded."""
         return {}
 
 

@@ -41,10 +41,10 @@ class SoundModel(Protocol):
         """Return the features of a sound, padded or cut to the model's window."""
 
     def is_cut(self, samples: int) -> bool:
-        """Return whether a sound of so many samples is longer than the model's window."""
+        """Return whether a sound with this number of samples is longer than the model's window."""
 
     def find_kept(self, samples: int) -> Tensor:
-        """Return the indices of the states of a sound of so many samples; the others are padding."""
+        """Return the indices of the states of a sound with this number of samples; the others are padding."""
 
     def run(self, features: Tensor, reader: LayerReader) -> tuple[Tensor, Tensor | None]:
         """Return the states of the layers `[sounds, states, D]`, and the logits of a classifier."""

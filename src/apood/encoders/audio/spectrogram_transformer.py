@@ -62,7 +62,7 @@ class SpectrogramTransformer:
         return self._spectrogram.pad(self._spectrogram.compute(samples[:window]))
 
     def is_cut(self, samples: int) -> bool:
-        """Return whether a sound of so many samples has more frames than the model takes."""
+        """Return whether a sound with this number of samples has more frames than the model takes."""
         return self._spectrogram.count_frames(samples) > self._spectrogram.frames
 
     def find_kept(self, samples: int) -> Tensor:

@@ -54,7 +54,7 @@ class Whisper:
         return features
 
     def is_cut(self, samples: int) -> bool:
-        """Return whether a sound of so many samples is longer than the window."""
+        """Return whether a sound with this number of samples is longer than the window."""
         return bool(samples > self._extractor.n_samples)
 
     def find_kept(self, samples: int) -> Tensor:

@@ -24,7 +24,7 @@ _AUTO: dict[Kind, str] = {
     "encoder-decoder": "-1",
 }
 
-_NUMBER = re.compile(r"[+-]?\d{1,9}")  # more digits are no layer of any model
+_NUMBER = re.compile(r"[+-]?\d{1,9}")  # no model has a layer with more digits
 
 
 @dataclass(frozen=True)

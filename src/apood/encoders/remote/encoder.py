@@ -16,7 +16,7 @@ from apood.encoders.text.tokenising import replace_surrogates
 from apood.encoders.text.windows import OnLong, cut_windows, find_long_problem
 from apood.support.checks import check_choice, check_integer, check_number
 from apood.support.errors import InputError, ServerError
-from apood.tokens.batch import Ragged, TokenBatch, encode_texts, rows_of_runs
+from apood.tokens.batch import Ragged, TokenBatch, encode_texts, list_run_rows
 from apood.tokens.documents import WINDOW
 from apood.tokens.identity import PROBE, EncoderIdentity
 from apood.tokens.probe import PROBE_TEXTS, make_probe
@@ -45,7 +45,7 @@ class RemoteEncoder:
         address: the address of the server, such as http://127.0.0.1:8080.
         layers: -1 or `auto`: there is no other layer.
         max_tokens: the largest number of tokens of a sequence. The server's own limit applies if it is smaller.
-        on_long: what becomes of a longer text: `windows`, `refuse` or `beginning`, as with `TextEncoder`.
+        on_long: what to do with a longer text: `windows`, `refuse` or `beginning`, as with `TextEncoder`.
         timeout: how many seconds to wait for an answer.
 
     Attributes:
@@ -54,7 +54,7 @@ class RemoteEncoder:
         identity: the settings that another encoder must share to give the same tokens.
         max_tokens: the limit of texts that applies.
         mode: `input`.
-        on_long: what becomes of longer texts.
+        on_long: what is done with longer texts.
         truncated: the number of texts so far that were cut.
     """
 
@@ -123,7 +123,7 @@ class RemoteEncoder:
         texts = [t for text, count in zip(items, counts.tolist(), strict=True) for t in repeat_text(text, count)]
         flat = [row for windows in documents for row in windows]
         ids = torch.tensor([token for row in flat for token in row], dtype=torch.int32)
-        windows = rows_of_runs(torch.zeros_like(counts), counts) if self.on_long == "windows" else None
+        windows = list_run_rows(torch.zeros_like(counts), counts) if self.on_long == "windows" else None
         sources = Ragged.from_lengths(ids, [len(row) for row in flat])
         return PreparedTexts(texts, sources, [], None, frozenset(cut), windows, refused)
 

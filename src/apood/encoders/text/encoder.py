@@ -38,7 +38,7 @@ from apood.encoders.text.windows import OnLong
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import resolve_device
 from apood.support.errors import ApoodError, InputError
-from apood.tokens.batch import Ragged, TokenBatch, encode_texts, rows_of_runs
+from apood.tokens.batch import Ragged, TokenBatch, encode_texts, list_run_rows
 from apood.tokens.documents import WINDOW
 from apood.tokens.identity import SAMPLING, EncoderIdentity
 
@@ -125,7 +125,7 @@ class TextEncoder:
             like `mix:4,5,6`: the mix of these layers. By default `auto`: mix, but -1 for the inputs of an
             encoder-decoder model; its outputs and references are mix.
         max_tokens: the largest number of tokens of a sequence. The model's own limit applies if it is smaller.
-        on_long: what becomes of a longer text. `windows`: it is cut into overlapping windows, at most 64 of them.
+        on_long: what to do with a longer text. `windows`: it is cut into overlapping windows, at most 64 of them.
             `refuse`: `encode` raises an error. `beginning`: only its beginning is encoded, so a detector accepts any
             text behind an ordinary beginning. By default `windows` in mode `input`, and `beginning` in the other modes,
             where a source has no windows, because there is one output for the whole.
@@ -150,7 +150,7 @@ class TextEncoder:
         max_new_tokens: the limit of outputs and targets that applies.
         max_tokens: the limit of texts that applies.
         mode: the mode.
-        on_long: what becomes of longer texts.
+        on_long: what is done with longer texts.
         truncated: the number of texts so far that were cut, or whose target was cut.
 
     Examples:
@@ -292,7 +292,7 @@ class TextEncoder:
             ]
             windows = None
             if self.on_long == "windows":
-                windows = rows_of_runs(torch.zeros_like(sources.counts), sources.counts)
+                windows = list_run_rows(torch.zeros_like(sources.counts), sources.counts)
             return PreparedTexts(texts, sources.ids, [], None, frozenset(sources.cut), windows, sources.refused)
         _check_pairs(items)
         sources = self._tokeniser.tokenise_documents([pair.source for pair in items], self.on_long)
@@ -390,10 +390,10 @@ class TextEncoder:
     def locate(self, texts: Sequence[str]) -> Ragged:
         """Return where in the texts the tokens of `encode` are, in mode `input`: one sequence per window.
 
-        A row has the start and the end of a token, which count characters of the text; -1 if it is no part of the text.
+        A row has the start and the end of a token, which count characters of the text; -1 if it is not part of it.
         """
         if self.mode != "input":
-            raise InputError(f"In mode {self.mode} the tokens of a sequence are no part of the text that is given.")
+            raise InputError(f"In mode {self.mode} the tokens of a sequence are not part of the given text.")
         check_texts(texts)
         rows = [row for windows in self._tokeniser.locate_documents(texts, self.on_long) for row in windows]
         places = torch.tensor([place for row in rows for place in row], dtype=torch.int64).view(-1, 2)
@@ -420,7 +420,7 @@ def _name_tokenizer(model: str) -> Iterator[None]:
 
 
 def find_generation_files(folder: Path, mode: Mode) -> list[str]:
-    """Return the names of the files whose settings decide what is generated, and thus the states of an output."""
+    """Return the names of the files whose settings decide what is generated, and so the states of an output."""
     return [name for name in ("generation_config.json",) if mode == "output" and (folder / name).is_file()]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from apood.encoders.text.windows import Documents, OnLong, cut_windows, find_long_problem
 from apood.support.errors import InputError
-from apood.tokens.batch import Ragged, rows_of_runs, upload
+from apood.tokens.batch import Ragged, list_run_rows, upload
 
 __all__ = [
     "Budget",
@@ -332,7 +332,7 @@ def find_places(lengths: Tensor, width: int, first: Tensor | None = None) -> Ten
     selecting rows of a tensor on a device does not wait for the device.
     """
     starts = torch.arange(len(lengths)) * width
-    return rows_of_runs(starts if first is None else starts + first, lengths)
+    return list_run_rows(starts if first is None else starts + first, lengths)
 
 
 def choose_batch_tokens(device: torch.device) -> int:
@@ -447,7 +447,7 @@ class RowCollector:
             self._parts.append((chosen, lengths, rows))
             self._lengths[chosen] = lengths
         elif self._stream is None:
-            self._values.index_copy_(0, rows_of_runs(self._offsets[chosen], lengths), rows)
+            self._values.index_copy_(0, list_run_rows(self._offsets[chosen], lengths), rows)
         else:
             self._send(self._values, self._stream, self._offsets[chosen], lengths, rows)
 
@@ -476,5 +476,5 @@ class RowCollector:
         rows = torch.cat([rows for _, _, rows in self._parts])
         order = torch.cat([chosen for chosen, _, _ in self._parts]).argsort()
         lengths = torch.cat([lengths for _, lengths, _ in self._parts])
-        places = rows_of_runs((lengths.cumsum(0) - lengths)[order], lengths[order])
+        places = list_run_rows((lengths.cumsum(0) - lengths)[order], lengths[order])
         return rows.index_select(0, upload(places, rows.device)).cpu()

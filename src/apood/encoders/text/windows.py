@@ -1,4 +1,4 @@
-"""Long texts: what becomes of a text with more tokens than the encoder takes."""
+"""Long texts: what to do with a text that has more tokens than the encoder takes."""
 
 import math
 from typing import Literal, NamedTuple, TypeVar

@@ -79,7 +79,7 @@ def estimate_cost(
             own = {e.role.removeprefix(OOD): _describe_set(e, sizes[mode, e.role]) for e in wanted if e.mode == mode}
             facts[f"embed, {mode}"] = own
         disk = sum(round(math.prod(sizes[e.mode, e.role]) * dim * _STORED_BYTES) for e in waiting)
-        seconds = sum(_count_operations(e, sizes[e.mode, e.role], model) for e in waiting) / _speed(_READING)
+        seconds = sum(_count_operations(e, sizes[e.mode, e.role], model) for e in waiting) / _estimate_speed(_READING)
     for mode in dict.fromkeys(mode for mode, _ in sizes):
         text, fit_seconds, fit_disk = _estimate_fits(experiment, mode, sizes, data, dim, seeds, recipe)
         facts[f"fit, {mode}"] = text
@@ -159,7 +159,7 @@ def _estimate_fits(
     vectors = [
         round(SHARE * train.sequences) if issubclass(row.kind, KNN) else 4 * _count_queries(row, dim) for row in rows
     ]
-    seconds = operations / _speed(_FITTING) + _EACH_FIT * (grid_points + others + seeds * len(rows))
+    seconds = operations / _estimate_speed(_FITTING) + _EACH_FIT * (grid_points + others + seeds * len(rows))
     return text, seconds, 4 * dim * (seeds * sum(vectors) + 4 * grid_points * dim)
 
 
@@ -169,7 +169,7 @@ def _count_queries(row: Row, dim: int) -> int:
     return int(given["heads"] * given.get("queries", 1)) if "heads" in given else dim
 
 
-def _speed(rates: Mapping[str, float]) -> float:
+def _estimate_speed(rates: Mapping[str, float]) -> float:
     kind = resolve_device().type
     return rates[kind] * (1 if kind == "cuda" else torch.get_num_threads())
 

@@ -15,7 +15,7 @@ from apood.support.checks import suggest_name
 from apood.support.errors import InputError
 from apood.support.files import read_toml
 
-__all__ = ["MANIFEST", "OOD", "DataSet", "DataSets", "paper_data_sets", "read_manifest"]
+__all__ = ["MANIFEST", "OOD", "DataSet", "DataSets", "find_paper_data_sets", "read_manifest"]
 
 MANIFEST = "apood-data.toml"
 OOD = "ood."
@@ -157,7 +157,7 @@ def _find_shared_file(one: DataSet, other: DataSet) -> str | None:
     )
 
 
-def paper_data_sets(task: Task, folder: Path | None, skipped: Sequence[str] = ()) -> DataSets:
+def find_paper_data_sets(task: Task, folder: Path | None, skipped: Sequence[str] = ()) -> DataSets:
     """Return the paper's sets, from `folder` if they are there and else from the hub.
 
     `folder` holds the sets that must be downloaded by hand, in the places that the task names. It may also hold copies

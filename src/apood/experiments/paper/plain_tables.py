@@ -23,7 +23,7 @@ _USUAL = (*_BASELINES, Row("ap-ood", name="AP-OOD", selected=True), _DEFAULT, _L
 _KERNEL = "idealised kernel, M = D, β = 1/√D"  # its defaults: the settings selected for AP-OOD do not apply
 
 
-def _ap_ood(label: str, **parameters: object) -> Row:
+def _make_ap_ood_row(label: str, **parameters: object) -> Row:
     """Return AP-OOD with the settings of table 1, except for `parameters`."""
     return Row("ap-ood", parameters, label, selected=True)
 
@@ -33,19 +33,23 @@ def _generator_rows(context: TableContext) -> Sequence[Row]:
 
 
 def _beta_rows(context: TableContext) -> Sequence[Row]:
-    inverse_root = _ap_ood("β = 1/√D", beta=resolve_beta("1/sqrt(D)", context.dim))
-    return [*(_ap_ood(f"β = {beta:g}", beta=beta) for beta in (0.0, 0.25, 0.5, 1.0, 2.0)), inverse_root]
+    inverse_root = _make_ap_ood_row("β = 1/√D", beta=resolve_beta("1/sqrt(D)", context.dim))
+    return [*(_make_ap_ood_row(f"β = {beta:g}", beta=beta) for beta in (0.0, 0.25, 0.5, 1.0, 2.0)), inverse_root]
 
 
 def _heads_rows(context: TableContext) -> Sequence[Row]:
     """Return a row for each power of two up to 1024 that divides D, as T, with M T = D."""
     counts = [2**power for power in range(11) if context.dim % 2**power == 0]
-    return [_ap_ood(f"T = {count}", queries=count, heads=context.dim // count) for count in counts]
+    return [_make_ap_ood_row(f"T = {count}", queries=count, heads=context.dim // count) for count in counts]
 
 
 def _similarity_rows(context: TableContext) -> Sequence[Row]:
     kernel = Row(IdealisedKernel, {"heads": context.dim}, _KERNEL)
-    return [_ap_ood("dot product", similarity="dot"), _ap_ood("Euclidean", similarity="euclidean"), kernel]
+    return [
+        _make_ap_ood_row("dot product", similarity="dot"),
+        _make_ap_ood_row("Euclidean", similarity="euclidean"),
+        kernel,
+    ]
 
 
 EXPERIMENTS = (
@@ -78,7 +82,7 @@ EXPERIMENTS = (
     TableExperiment(
         "score-ablation",
         SUMMARIZATION,
-        (_ap_ood("s", score="sum"), _ap_ood("s_min", score="min")),
+        (_make_ap_ood_row("s", score="sum"), _make_ap_ood_row("s_min", score="min")),
         (claim_ahead_of(["s"], ["s_min"]),),
     ),
     TableExperiment(

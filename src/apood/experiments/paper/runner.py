@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from apood.experiments.paper.catalogue import CATALOGUE, load_experiment
 from apood.experiments.paper.cost import CostEstimate, estimate_cost, refuse_little_disk
-from apood.experiments.paper.data_sets import MANIFEST, DataSets, paper_data_sets, read_manifest
+from apood.experiments.paper.data_sets import MANIFEST, DataSets, find_paper_data_sets, read_manifest
 from apood.experiments.paper.experiment import Experiment
 from apood.experiments.paper.findings import Findings, write_findings
 from apood.experiments.paper.model_facts import ModelFacts, inspect_model
@@ -116,10 +116,10 @@ class PreparedExperiment:
             model=self.model,
         )
         findings = self.experiment.run(study)
-        manifest = self._manifest(time.monotonic() - started)
+        manifest = self._make_manifest(time.monotonic() - started)
         return findings, write_findings(findings, self.folder, self.title, manifest)
 
-    def _manifest(self, seconds: float) -> dict[str, Any]:
+    def _make_manifest(self, seconds: float) -> dict[str, Any]:
         """Return all that must be the same for the same figures."""
         name = self.experiment.name
         return {
@@ -182,7 +182,7 @@ def prepare(name: str, options: BenchOptions, *, dry_run: bool = False) -> Prepa
 
 def _find_data(experiment: Experiment, options: BenchOptions) -> DataSets:
     if options.profile == "paper":
-        return paper_data_sets(experiment.task, options.data, options.skip)
+        return find_paper_data_sets(experiment.task, options.data, options.skip)
     if options.data is None:
         raise InputError(
             f"Data of your own need --data, a folder with a file {MANIFEST} that says what its files are for; "

@@ -46,14 +46,14 @@ class ScalingExperiment(Experiment):
             if size not in best or result.mean_auroc > best[size].mean_auroc:
                 best[size] = result
         figures = {
-            "figure-auroc": lambda: _heatmap({size: r.mean_auroc for size, r in best.items()}, "mean AUROC, %"),
-            "figure-beta": lambda: _heatmap({size: r.parameters["beta"] for size, r in best.items()}, "best β"),
+            "figure-auroc": lambda: _draw_heatmap({size: r.mean_auroc for size, r in best.items()}, "mean AUROC, %"),
+            "figure-beta": lambda: _draw_heatmap({size: r.parameters["beta"] for size, r in best.items()}, "best β"),
         }
         table = Table("Mean AUROC and best β", _make_grid(results, best, study))
         return Findings(results_to_json(results, None, study), [table], figures, _check(best))
 
 
-def _heatmap(values: dict[tuple[int, int], float], label: str) -> object:
+def _draw_heatmap(values: dict[tuple[int, int], float], label: str) -> object:
     cells = [HeatCell({"M": heads, "T": queries}, value) for (heads, queries), value in values.items()]
     return draw_heatmap(cells, title="AP-OOD by heads M and queries T", label=label)
 

@@ -113,7 +113,7 @@ class Embedding:
             return Size(count, _PATCHES)
         size = Size(self.limit, self.options["max_tokens"])
         if self.data.local:
-            lengths = _text_lengths(self.data, self.limit)
+            lengths = _measure_texts(self.data, self.limit)
             _refuse_too_few(self.role, len(lengths))
             size = Size(len(lengths), float(np.minimum(lengths / _CHARACTERS_PER_TOKEN, size.tokens).mean()))
         if self.mode == "output":
@@ -141,7 +141,7 @@ def list_embeddings(
     wanted = {"id": data.settings.train, "id_train": data.settings.train, "aux": data.settings.aux}
 
     def embedding(mode: Mode, role: str, samples: int) -> Embedding:
-        own, options = data.by_role[role], _encoder_options(task, data, mode, samples, beams)
+        own, options = data.by_role[role], _make_encoder_options(task, data, mode, samples, beams)
         if layers != -1:  # stores of the last layer were made before there was a choice
             options["layers"] = layers
         limit = math.ceil(wanted.get(role, data.settings.evaluated) / SHARE)  # a split draws a share of the store
@@ -168,12 +168,12 @@ def _describe_set(own: DataSet) -> list[Any]:
 
 def _describe_limit(own: DataSet, task: Task, limit: int) -> int | list[int | str] | None:
     """Return what identifies the limit; None if it leaves nothing out, so that experiments share the store."""
-    if task.items == "texts" and own.local and len(_text_lengths(own, limit)) < limit:
+    if task.items == "texts" and own.local and len(_measure_texts(own, limit)) < limit:
         return None
     return [limit, "drawn"] if own.sampled else limit  # stores of the first `limit` records were made before
 
 
-def _encoder_options(task: Task, data: DataSets, mode: Mode, samples: int, beams: int) -> dict[str, Any]:
+def _make_encoder_options(task: Task, data: DataSets, mode: Mode, samples: int, beams: int) -> dict[str, Any]:
     if task.items == "sounds":
         return {}
     settings = data.settings
@@ -244,7 +244,7 @@ def _sample(records: Iterable[Record | BadRecord], count: int) -> Iterator[Recor
     yield from held
 
 
-def _text_lengths(own: DataSet, limit: int) -> _Lengths:
+def _measure_texts(own: DataSet, limit: int) -> _Lengths:
     return _count_characters(own, limit, tuple(file_digests(own).values()))
 
 

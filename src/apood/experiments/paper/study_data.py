@@ -249,14 +249,14 @@ def search_grid(row: Row, settings: Settings, dim: int) -> dict[str, list[Any]]:
     The paper selects settings of AP-OOD only. Here every method that is cheap to fit gets the same chance.
     """
     if issubclass(row.kind, APOOD):
-        return _search_grid_of_the_paper(settings, dim, supervised=row.aux > 0)
+        return _list_paper_grid(settings, dim, supervised=row.aux > 0)
     space = row.make_detector().hyperparameter_space(dim, supervised=row.aux > 0)
     grid = {name: list(dict.fromkeys(point[name] for point in space)) for name in space[0]}
     fixed = {*row.parameters, *(() if settings.steps is None else ("steps",))}
     return {name: values for name, values in grid.items() if name not in fixed}
 
 
-def _search_grid_of_the_paper(settings: Settings, dim: int, *, supervised: bool) -> dict[str, list[Any]]:
+def _list_paper_grid(settings: Settings, dim: int, *, supervised: bool) -> dict[str, list[Any]]:
     """Return the paper's grid, restricted to values of T that divide D; M is D / T by the recipe."""
     queries = [count for count in settings.queries if dim % count == 0]
     if not queries:

@@ -41,7 +41,11 @@ class SupervisedExperiment(Experiment):
             if any(not result.failures for result in own)
         }
         claims = check_claims((claim_best_mean(_AP_OOD),), full)
-        claims += [claim for mode, own in by_mode.items() for claim in (_rises(mode, own), _always_best(mode, own))]
+        claims += [
+            claim
+            for mode, own in by_mode.items()
+            for claim in (_check_rising(mode, own), _check_always_best(mode, own))
+        ]
         tables = [
             _note_missing_row(table, study.context(mode))
             for table, mode in zip(make_tables(study, full, paper), study.modes, strict=True)
@@ -98,13 +102,13 @@ def _draw_curves(study: StudyData, results: Sequence[RowResult]) -> Draw:
     return lambda: draw_curves(panels, "AUX sequences N'", "AUROC, %")
 
 
-def _rises(mode: str, results: Sequence[RowResult]) -> Claim:
+def _check_rising(mode: str, results: Sequence[RowResult]) -> Claim:
     own = [result for result in results if result.entry.label == _AP_OOD and not result.failures]
     values = [result.mean_auroc for result in sorted(own, key=lambda result: result.entry.aux)]
     return claim_rising(f"The mean AUROC of {_AP_OOD} over N' ({mode})", values)
 
 
-def _always_best(mode: str, results: Sequence[RowResult]) -> Claim:
+def _check_always_best(mode: str, results: Sequence[RowResult]) -> Claim:
     """Return the claim of figure 3, that AP-OOD is best for every number of AUX sequences."""
     check = claim_best_mean(_AP_OOD)
     reasons: dict[bool | None, list[str]] = {}

@@ -9,6 +9,7 @@ from apood.experiments.paper.published import Published
 from apood.experiments.paper.study_data import RowResult, StudyData
 from apood.report.comparison import describe_fits, make_row_name
 from apood.report.grid import Block, Cell, Figure, Grid, mark_best
+from apood.report.heatmap import format_setting
 
 __all__ = ["describe_left_out", "describe_rows", "format_spread", "make_tables"]
 
@@ -101,7 +102,7 @@ def _describe_selected(study: StudyData, results: Sequence[RowResult]) -> list[s
     for supervised in dict.fromkeys(result.entry.aux > 0 for result in results if result.entry.selected):
         selection = study.selections.get((results[0].entry.mode, kind.name, supervised))
         if selection is not None and selection.best is not None:
-            chosen = [f"{setting} {_format_value(value)}" for setting, value in selection.best.settings.items()]
+            chosen = [f"{setting} {format_setting(value)}" for setting, value in selection.best.settings.items()]
             settings = ", ".join(chosen) or "its defaults"
             failed = sum(point.failure is not None for point in selection.points)
             lost = f" ({failed} could not be fitted)" if failed else ""
@@ -110,8 +111,4 @@ def _describe_selected(study: StudyData, results: Sequence[RowResult]) -> list[s
     if not found:
         none = "AP-OOD has the defaults of its recipe: there are no AUX sequences to select settings with."
         return [none] if kind is APOOD else []
-    return [f"{name}{', but for what a row says' if kind is APOOD else ''}: {'; '.join(found)}."]
-
-
-def _format_value(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return [f"{name}{', unless a row says otherwise' if kind is APOOD else ''}: {'; '.join(found)}."]

@@ -13,7 +13,7 @@ from apood.pipeline.seen import Seen
 from apood.report.page.svg import COLOURS, draw_distributions, draw_lengths, draw_roc, draw_share, draw_training
 from apood.support.checks import format_count, import_optional
 
-__all__ = ["refuse_without_jinja", "render_report"]
+__all__ = ["render_report"]
 
 _STYLE = """
 body { margin: 0; }
@@ -53,11 +53,6 @@ section { break-inside: avoid; }
 """
 
 
-def refuse_without_jinja() -> None:
-    """Raise an error if jinja2 is missing, before the work that ends in a page."""
-    import_optional("jinja2", "report", "A report")
-
-
 def render_report(report: Mapping[str, Any], explanations: Sequence[TextExplanation]) -> str:
     """Return the page.
 
@@ -65,7 +60,7 @@ def render_report(report: Mapping[str, Any], explanations: Sequence[TextExplanat
         report: the content, as `summarise` returns it.
         explanations: the explanations of `report["foreign"]`.
     """
-    jinja2 = import_optional("jinja2", "report", "A report")
+    jinja2 = import_optional("jinja2", "report", "An HTML page")
     template = files("apood.report.page").joinpath("report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, finalize=_show, trim_blocks=True, keep_trailing_newline=True

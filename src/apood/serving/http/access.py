@@ -1,4 +1,4 @@
-"""Who may ask, and what leaves the service: tokens, hosts, headers, and errors that nobody foresaw."""
+"""Who may ask, and what leaves the service: tokens, hosts, headers, and unexpected errors."""
 
 import hashlib
 import hmac
@@ -66,7 +66,7 @@ def check_exposure(host: str, tokens: Collection[str]) -> None:
 
 
 class Gate:
-    """Wraps an application: it checks tokens and hosts, counts answers, and answers errors that nobody foresaw.
+    """Wraps an application: it checks tokens and hosts, counts answers, and answers unexpected errors.
 
     Args:
         app: the application.
@@ -123,7 +123,7 @@ class Gate:
         except Exception as error:
             self._service.note_failure(error)
             if not status:
-                await _answer(note, HttpError(500, "The service met an error that it did not foresee."))
+                await _answer(note, HttpError(500, "The service met an unexpected error."))
         finally:
             self._busy -= counted
             route = getattr(scope.get("route"), "path", "other")

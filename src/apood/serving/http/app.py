@@ -45,7 +45,7 @@ def make_app(
         service: the service.
         tokens: the bearer tokens, as in `Gate`.
         local: whether the server is bound to loopback, as in `Gate`.
-        other_parts: what becomes of messages with parts that are no text.
+        other_parts: what to do with messages that have parts other than text.
     """
     from fastapi import FastAPI, Request, Response
     from fastapi.responses import JSONResponse

@@ -89,7 +89,7 @@ class Batcher:
         return self._announced + self._queued + self._running
 
     def check_room(self, seconds: float, tokens: int = 0) -> None:
-        """Raise FullError if a request of so many tokens would not be done in `seconds`.
+        """Raise FullError if a request with this number of tokens would not be done in `seconds`.
 
         A worker that is idle takes everything within its limit, so that a wrong estimate corrects itself.
         """
@@ -101,7 +101,7 @@ class Batcher:
 
     @contextmanager
     def announce(self, seconds: float, tokens: int) -> Iterator[None]:
-        """Count about so many tokens as in flight while a request is prepared. Raise FullError as `check_room` does."""
+        """Count these tokens as in flight while a request is prepared. Raise FullError as `check_room` does."""
         self.check_room(seconds, tokens)
         self._announced += tokens
         try:

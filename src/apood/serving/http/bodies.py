@@ -101,7 +101,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise HttpError(400, f"The body is not JSON: {name} is no number of JSON.")
+    raise HttpError(400, f"The body is not JSON: {name} is not a JSON number.")
 
 
 def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

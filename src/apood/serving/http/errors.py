@@ -51,7 +51,7 @@ class CutAnswerError(Exception):
 
 
 def as_http_error(error: Exception) -> HttpError | None:
-    """Return the answer to an error that is foreseen; None for any other."""
+    """Return the answer to an expected error; None for any other."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, FullError):

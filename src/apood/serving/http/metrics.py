@@ -47,12 +47,12 @@ class Metrics:
         self._batches = make(Histogram, "batch_tokens", "Tokens per batch of the model.", buckets=_TOKENS)
         self._batch_seconds = make(Histogram, "batch_seconds", "Time per batch of the model.", buckets=_SECONDS)
         self._in_flight = make(Gauge, "tokens_in_flight", "Tokens that wait or run.")
-        self._errors = make(Counter, "errors", "Requests that met an error that was not foreseen.")
+        self._errors = make(Counter, "errors", "Requests that met an unexpected error.")
         self._unjudged = make(
             Counter, "unjudged", "Requests that passed without a decision, by --on-error accept or --shadow."
         )
         self._upstream = make(
-            Counter, "upstream_failures", "Requests that the server behind did not answer, or not to the end."
+            Counter, "upstream_failures", "Requests that the upstream server did not answer, or not to the end."
         )
         self._reloads = make(Counter, "reloads", "Detectors loaded in place of another one, by outcome.", "outcome")
         drift = {
@@ -96,7 +96,7 @@ class Metrics:
         self._batch_seconds.observe(seconds)
 
     def count_error(self) -> None:
-        """Count an error that was not foreseen."""
+        """Count an unexpected error."""
         self._errors.inc()
 
     def count_unjudged(self) -> None:
@@ -104,7 +104,7 @@ class Metrics:
         self._unjudged.inc()
 
     def count_upstream_failure(self) -> None:
-        """Count a request that the server behind the proxy did not answer, or not to the end."""
+        """Count a request that the upstream server did not answer, or not to the end."""
         self._upstream.inc()
 
     def count_reload(self, outcome: str) -> None:

@@ -51,7 +51,7 @@ async def run_unless_gone(request: "Request", work: Coroutine[Any, Any, T]) -> T
 
 
 def add_error_handlers(app: "Starlette") -> None:
-    """Answer errors that are foreseen with their status and one sentence."""
+    """Answer expected errors with their status and one sentence."""
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
@@ -63,8 +63,8 @@ def add_error_handlers(app: "Starlette") -> None:
                 error.status_code, "The request cannot be read."
             )
             known = HttpError(error.status_code, sentence, headers=dict(error.headers or {}))
-        if known is None:  # nobody foresaw it; the gate logs it
-            known = HttpError(500, "The service met an error that it did not foresee.")
+        if known is None:  # it is unexpected; the gate logs it
+            known = HttpError(500, "The service met an unexpected error.")
         return JSONResponse(describe_error(known), known.status, known.headers)
 
     async def forget(_request: Request, _error: Exception) -> Response:

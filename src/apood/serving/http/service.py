@@ -254,7 +254,7 @@ class Service:
         return {"shadow": self.settings.shadow, **self.tally.describe(), "drift": drift}
 
     def note_failure(self, error: Exception) -> None:
-        """Count and log an error that was not foreseen. Its message is left out, because it may quote the input."""
+        """Count and log an unexpected error. Its message is left out, because it may quote the input."""
         self.metrics.count_error()
         _log.error("%s%s", describe_failure(error), describe_trace())
 
@@ -275,4 +275,4 @@ def describe_failure(error: BaseException) -> str:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     where = "" if last is None else f" at {last.tb_frame.f_code.co_filename}:{last.tb_lineno}"
-    return f"{time.strftime('%H:%M:%S')} an error that was not foreseen: {type(error).__name__}{where}"
+    return f"{time.strftime('%H:%M:%S')} an unexpected error: {type(error).__name__}{where}"

@@ -36,7 +36,7 @@ class Tally:
         self._minutes: deque[list[int]] = deque(maxlen=_MINUTES)  # minute, judged, out-of-distribution
 
     def add(self, judgements: Iterable[Judgement], unusual: int = 0) -> None:
-        """Count the decisions on the texts of a request, of which so many have an unusual length."""
+        """Count the decisions on the texts of a request, `unusual` of which have an unusual length."""
         self.unusual += unusual
         minute = int(self._clock() // 60)
         if not self._minutes or self._minutes[-1][0] != minute:

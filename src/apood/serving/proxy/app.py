@@ -29,7 +29,7 @@ from apood.serving.proxy.upstream import Upstream
 __all__ = ["TOKEN_HEADER", "Rules", "find_texts", "make_proxy"]
 
 TOKEN_HEADER = "x-apood-token"
-"""The header of a token of the proxy; the header Authorization belongs to the server behind it."""
+"""The header of a token of the proxy; the header Authorization belongs to the upstream server."""
 
 REFUSED = "out_of_distribution"
 """The code of the error that answers a refused request."""
@@ -45,7 +45,7 @@ class Rules:
     """How a proxy refuses.
 
     Attributes:
-        other_parts: what becomes of messages with parts that are no text.
+        other_parts: what to do with messages that have parts other than text.
         refusal_text: what a refused request is answered with, as an ordinary completion; None for an error.
     """
 
@@ -87,7 +87,7 @@ def make_proxy(
         return JSONResponse(completion, headers=tags)
 
     async def pass_on(request: Request) -> Response:
-        # Dots would reach other paths of the server behind, which may decode what is decoded here already.
+        # Dots would reach other paths of the upstream server, which may decode what is decoded here already.
         if {".", ".."} & set(re.split(r"[/\\;]", unquote(request.scope["path"]))):
             raise HttpError(404, "There is no such path.")
         return upstream.pass_back(await run_unless_gone(request, upstream.send(request, b"")), {})

@@ -1,4 +1,4 @@
-"""The server behind the proxy: requests to it and answers from it, unchanged except for hop-by-hop headers."""
+"""The upstream server: requests to it and answers from it, unchanged except for hop-by-hop headers."""
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -77,8 +77,8 @@ class Upstream:
         except httpx2.RequestError as error:
             self.note_failure()
             if isinstance(error, httpx2.TimeoutException) and not isinstance(error, httpx2.ConnectTimeout):
-                raise HttpError(504, f"The server behind the proxy was silent for {self._seconds:.3g} s.") from error
-            raise HttpError(502, "The server behind the proxy cannot be reached.") from error
+                raise HttpError(504, f"The upstream server was silent for {self._seconds:.3g} s.") from error
+            raise HttpError(502, "The upstream server cannot be reached.") from error
 
     def pass_back(self, answer: Any, tags: dict[str, str]) -> "Response":
         """Return an answer for the client, byte by byte as it comes, with tags among its headers."""

@@ -1,6 +1,6 @@
-"""Draw the rooms of apood from their real imports: `python docs/images/rooms.py` writes docs/images/rooms.png.
+"""Draw the packages of apood from their real imports: `python docs/images/packages.py` writes docs/images/packages.png.
 
-A room stands below every room that it imports. An arrow goes from a room to a room it imports; arrows that follow from
+A package stands below every package that it imports. An arrow goes from it to one of these; arrows that follow from
 others are left out.
 """
 
@@ -20,57 +20,57 @@ import apood
 __all__: list[str] = []
 
 PACKAGE = Path(apood.__file__).parent
-PICTURE = Path(__file__).with_name("rooms.png")
+PICTURE = Path(__file__).with_name("packages.png")
 WIDTH, HEIGHT = 2.3, 0.62
 
 
 def read_rooms() -> tuple[dict[str, set[str]], dict[str, tuple[int, int]]]:
-    """Return the rooms that each room imports, and the number of modules and lines of each room."""
+    """Return the packages that each package imports, and the number of modules and lines of each package."""
     imports: dict[str, set[str]] = defaultdict(set)
     sizes: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for path in PACKAGE.rglob("*.py"):
-        room, *rest = path.relative_to(PACKAGE).parts
+        package, *rest = path.relative_to(PACKAGE).parts
         if not rest:
             continue
         text = path.read_text(encoding="utf-8")
-        modules, lines = sizes[room]
-        sizes[room] = modules + 1, lines + len(text.splitlines())
+        modules, lines = sizes[package]
+        sizes[package] = modules + 1, lines + len(text.splitlines())
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("apood."):
-                imports[room].add(str(node.module).split(".")[1])
-    return {room: imports[room] - {room} for room in sizes}, dict(sizes)
+                imports[package].add(str(node.module).split(".")[1])
+    return {package: imports[package] - {package} for package in sizes}, dict(sizes)
 
 
 def draw(path: Path) -> None:
-    """Draw the rooms into `path`."""
+    """Draw the packages into `path`."""
     imports, sizes = read_rooms()
 
     @cache
-    def reached(room: str) -> frozenset[str]:
-        return frozenset(imports[room]).union(*(reached(other) for other in imports[room]))
+    def reached(package: str) -> frozenset[str]:
+        return frozenset(imports[package]).union(*(reached(other) for other in imports[package]))
 
     @cache
-    def depth(room: str) -> int:
-        return 1 + max((depth(other) for other in imports[room]), default=-1)
+    def depth(package: str) -> int:
+        return 1 + max((depth(other) for other in imports[package]), default=-1)
 
     layers: dict[int, list[str]] = defaultdict(list)
-    for room in sorted(sizes):
-        layers[depth(room)].append(room)
+    for package in sorted(sizes):
+        layers[depth(package)].append(package)
     places = {
-        room: ((number - (len(rooms) - 1) / 2) * (WIDTH + 0.7), -1.35 * level)
-        for level, rooms in layers.items()
-        for number, room in enumerate(rooms)
+        package: ((number - (len(packages) - 1) / 2) * (WIDTH + 0.7), -1.35 * level)
+        for level, packages in layers.items()
+        for number, package in enumerate(packages)
     }
     figure, axes = plt.subplots(figsize=(9, 0.95 * len(layers) + 0.4))
-    for room, (x, y) in places.items():
+    for package, (x, y) in places.items():
         box = FancyBboxPatch(
             (x - WIDTH / 2, y - HEIGHT / 2), WIDTH, HEIGHT, boxstyle="round,pad=0.08", fc="#eef3fa", ec="#35507a"
         )
         axes.add_patch(box)
-        modules, lines = sizes[room]
-        axes.text(x, y + 0.1, room, ha="center", va="center", fontsize=11, weight="bold")
+        modules, lines = sizes[package]
+        axes.text(x, y + 0.1, package, ha="center", va="center", fontsize=11, weight="bold")
         axes.text(x, y - 0.2, f"{modules} modules, {lines:,} lines", ha="center", va="center", fontsize=7.5)
-        direct = {other for other in imports[room] if not any(other in reached(third) for third in imports[room])}
+        direct = {other for other in imports[package] if not any(other in reached(third) for third in imports[package])}
         for other in direct:
             to_x, to_y = places[other]
             axes.annotate(
