@@ -1,7 +1,7 @@
 """A fit on a sample against the fit on everything: `python -m benchmarks.sample_fit --help`. It needs no Ray.
 
 The documents are embedded once. The default detector is fitted on all of them, and on the sample that `apood fit
---engine ray --sample` draws: those with the smallest keys. The latter is then refined with statistics of everything.
+--engine ray --sample` draws: those with the smallest keys. The latter is then refined with everything.
 The table has the AUROC of each on held-out documents against each OOD set.
 """
 
@@ -14,10 +14,11 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from apood.data.inputs import read_records
 from apood.data.record import Record, keep_good
-from apood.detectors.contract.refinable import Measured
+from apood.detectors.contract.refinable import Measured, Remembered
 from apood.detectors.fusion import Fusion
 from apood.encoders.embed import embed_to_store
 from apood.encoders.text.encoder import TextEncoder
@@ -70,19 +71,21 @@ def _compare(train: TokenStore, test: TokenStore, sets: dict[str, TokenStore], s
         detector = Fusion(seed=seed).fit(source)
         rows.append(_print_row(name, detector, test, sets, time.perf_counter() - started))
     started = time.perf_counter()
-    detector.refine(_measure(detector, train))
+    detector.refine(*_measure(detector, train))
     rows.append(_print_row("sample, refined by all", detector, test, sets, time.perf_counter() - started))
     refined, alone = rows[2] - rows[0], rows[1] - rows[0]
     print(f"\nThe refined sample has {refined:+.2f} AUROC on average, the sample alone {alone:+.2f}.")
 
 
-def _measure(detector: Fusion, source: TokenSource) -> Measured:
+def _measure(detector: Fusion, source: TokenSource) -> tuple[Measured, Remembered]:
     total: Measured | None = None
+    rows = []
     for batch in source.batches(token_budget(source.dim)):
         own = detector.measure(batch)
         total = own if total is None else detector.merge_measured(total, own)
+        rows.append(detector.remember(batch))
     assert total is not None
-    return total
+    return total, {name: torch.cat([own[name] for own in rows]) for name in rows[0]}
 
 
 def _print_row(name: str, detector: Fusion, test: TokenStore, sets: dict[str, TokenStore], seconds: float) -> float:

@@ -3,10 +3,12 @@
 import gzip
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scaled import plan_scores, read_shards, run_here
 
 from apood.data.inputs import Request
@@ -18,6 +20,7 @@ from apood.scale.job import Job, Settings
 from apood.scale.sampling import choose_bound, compute_key, draw_from_part, take_smallest
 from apood.scale.scoring import ScoreWorker
 from apood.scale.shards import Counts, find_committed
+from apood.scale.tries import PATIENCE
 from apood.scale.units import cut_units
 from apood.support.errors import InputError
 from apood.support.files import atomic_folder, is_temporary
@@ -323,3 +326,59 @@ def test_workers_have_the_version_of_the_command(root: Path, tmp_path: Path):
     job = plan_scores(root / "corpus", root / "detector", tmp_path / "out")
     with pytest.raises(InputError, match="install the same version everywhere"):
         ScoreWorker(replace(job.settings, version="0.0.1"))
+
+
+POISON = "a poisoned text"
+
+
+class _Died(BaseException):
+    """The death of a worker's process."""
+
+
+class _DyingWorker(ScoreWorker):
+    def make_rows(self, portion):
+        if any(record.item == POISON for record in portion.records):
+            raise _Died
+        return super().make_rows(portion)
+
+
+def test_a_document_that_kills_every_worker_is_given_up(root: Path, tmp_path: Path):
+    corpus = tmp_path / "corpus.jsonl"
+    texts = [f"word {number}" for number in range(40)]
+    texts[21] = texts[23] = POISON
+    corpus.write_text("".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts)))
+    job = plan_scores(corpus, root / "detector", tmp_path / "out")
+    (number,) = job.begin()
+    deaths = 0
+    while True:
+        try:
+            _DyingWorker(job.settings).process(number, job.parts[number])
+            break
+        except _Died:
+            deaths += 1
+    assert deaths == PATIENCE + 2  # one per document that kills
+    job.finish()
+    rows = read_rows(tmp_path / "out")
+    assert [row["id"] for row in rows if row["error"] is not None] == ["21", "23"]
+    assert "each worker that tried to encode or score it died" in rows[21]["error"]
+    assert not list((tmp_path / "out").glob("_tries*"))
+
+
+def test_tokens_that_float16_cannot_hold_are_rows_with_the_error(root: Path, tmp_path: Path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two three four", "five")))
+    settings = Settings(str(tmp_path / "parts"), Request(), encoder={"model": str(root / "bert")})
+    job = Job.plan("embed", [str(corpus)], settings, {})
+    worker = EmbedWorker(settings)
+    encode = worker.encoder.run
+
+    def grow(prepared):
+        batch = encode(prepared)
+        factors = torch.where(batch.lengths > 4, 1e6, 1.0).repeat_interleave(batch.lengths)
+        return replace(batch, values=batch.values * factors[:, None])
+
+    worker.encoder.run = grow
+    run_here(job, worker)
+    rows = read_rows(tmp_path / "parts")
+    assert [row["error"] is None for row in rows] == [True, False, True]
+    assert "become infinite as float16: choose another --dtype" in rows[1]["error"]

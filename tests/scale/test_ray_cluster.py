@@ -175,6 +175,40 @@ def test_an_error_of_apood_in_a_worker_is_the_error_of_the_command(root: Path, t
     assert result.output.startswith(f"Error: There is no folder {str(tmp_path / 'none')!r}.")
 
 
+def test_a_busy_cluster_is_named(cluster, monkeypatch: pytest.MonkeyPatch):
+    import ray
+
+    class Holder:
+        def answer(self) -> bool:
+            return True
+
+    monkeypatch.setattr("apood.scale.engine._FREE_SECONDS", 60.0)  # until workers of other tests have ended
+    assert list(cluster.list_notices(4)) == []
+    monkeypatch.setattr("apood.scale.engine._FREE_SECONDS", 0.5)
+    holder = ray.remote(num_cpus=2)(Holder).remote()
+    assert ray.get(holder.answer.remote())
+    (notice,) = cluster.list_notices(4)
+    assert notice.startswith("The cluster has room for 2 of 4 workers: other programs use its processors")
+    ray.kill(holder)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_workers_ask_for_gpus_that_torch_can_use(address: str, monkeypatch: pytest.MonkeyPatch):
+    import ray
+
+    from apood.scale import engine
+
+    offered = {"CPU": 4.0, "GPU": 2.0}
+    monkeypatch.setattr(ray, "cluster_resources", lambda: offered)
+    for usable in (True, False):
+        monkeypatch.setattr(engine, "_sees_gpu", lambda _, usable=usable: usable)
+        with engine.connect(address) as found:
+            assert found.needs == ({"num_gpus": 1, "num_cpus": 2} if usable else {"num_cpus": 1})
+            assert found.count_workers(None) == (2 if usable else 4)
+    monkeypatch.setattr(engine, "_FREE_SECONDS", 0.0)
+    assert "offers 2 GPUs that torch cannot use, so workers use processors" in next(iter(found.list_notices(1)))
+
+
 @pytest.mark.usefixtures("cluster")
 def test_more_workers_than_the_cluster_has_are_refused(root: Path, tmp_path: Path):
     options = ["--out", str(tmp_path / "out"), "--engine", "ray", "--workers", "5"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scaled import make_corpus, make_small_detector, run_here
 from typer.testing import CliRunner
 
 import apood
@@ -18,6 +19,8 @@ from apood.data.inputs import Request, read_records
 from apood.data.parts import find_parts, read_part
 from apood.data.record import Record
 from apood.encoders.base.pretrained import find_pretrained
+from apood.scale.job import Job, Settings
+from apood.scale.scoring import ScoreWorker
 from apood.support import cloud
 from apood.support.cloud import CloudAddress, parse_place, write_file
 from apood.support.cloud_folders import find_work_folder
@@ -139,8 +142,40 @@ def test_inputs_are_read_as_streams_and_by_patterns(bucket):
     parts = find_parts(["s3://bucket/in/*/*.jsonl*", f"file://{bucket}/in/3.parquet"], 1000)
     assert [part.name.rpartition("/in/")[2] for part in parts] == ["a/1.jsonl", "b/2.jsonl.gz", "3.parquet"]
     assert [r.item for part in parts for r in read_part(part, Request())] == ["one", "two", "three"]
+    assert [part.size for part in parts][:2] == [16, (bucket / "in" / "b" / "2.jsonl.gz").stat().st_size]
     with pytest.raises(InputError, match=r"There is nothing at 's3://bucket/in/none.txt'"):
         read_records(["s3://bucket/in/none.txt"])
+    for name in ("s3://bucket/in", "s3://bucket"):
+        with pytest.raises(InputError, match=rf"'{name}' is a folder: give its objects, for example '{name}/\*.jsonl'"):
+            read_records([name])
+
+
+def test_a_bucket_may_be_a_detector(bucket, forget_copies):
+    KNN(k=1).fit([np.eye(4, dtype="f4")[:2], np.eye(4, dtype="f4")[1:]]).save("s3://bucket")
+    assert (bucket / "config.json").exists()
+    forget_copies()
+    assert isinstance(apood.load("s3://bucket"), KNN)
+
+
+@pytest.mark.usefixtures("bucket")
+def test_shards_of_a_job_are_objects_with_the_manifest_last(bucket, tmp_path):
+    make_corpus(tmp_path / "corpus")
+    make_small_detector(tmp_path)
+    written = {}
+    for out in ("s3://bucket/scores", "local"):
+        settings = Settings(out, Request(keep=("id",)), detector=str(tmp_path / "detector"), unit_records=16)
+        job = Job.plan("score", [str(tmp_path / "corpus")], settings, {})
+        worker = ScoreWorker(settings)
+        first, *_ = job.begin()
+        worker.process(first, job.parts[first])
+        assert first not in job.begin()  # it is done
+        with pytest.raises(InputError, match="5 parts of"):
+            job.finish()
+        run_here(job, worker)
+        folder = bucket / "scores" if out != "local" else tmp_path / "local"
+        written[out] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert written["s3://bucket/scores"] == written["local"]
+    assert {"_plan.json", "_manifest.json", "rows-000000-00000.parquet"} <= written["local"].keys()
 
 
 def test_a_store_is_uploaded_with_its_index_last_and_read_from_a_copy(bucket, monkeypatch, forget_copies):
@@ -260,12 +295,12 @@ def test_a_store_that_never_answers_is_given_up(monkeypatch):
     answer.set()
 
 
-def test_a_cluster_writes_to_a_shared_disk_only(tmp_path, monkeypatch):
+def test_a_cluster_embeds_to_a_shared_disk_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("x.txt").write_text("text\n")
-    for command in (["score", "detector"], ["embed", "--model", "model"]):
-        result = CliRunner().invoke(app, [*command, "x.txt", "--engine", "ray", "--out", "s3://bucket/out"])
-        assert result.exit_code == 2 and "a folder that all machines see" in result.stderr
+    command = ["embed", "--model", "model", "x.txt", "--engine", "ray", "--out", "s3://bucket/out"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2 and "give a path of a shared disk" in result.stderr
 
 
 @pytest.mark.parametrize(

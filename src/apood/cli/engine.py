@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +13,7 @@ import typer
 from apood.cli.arguments import are_sounds, refuse_occupied
 from apood.cli.output import advise_on_interrupt, echo, print_facts, print_json
 from apood.support.checks import format_count
-from apood.support.cloud import parse_place
+from apood.support.cloud import Place, parse_place
 from apood.support.errors import InputError
 from apood.support.files import reserve_path
 
@@ -90,6 +91,8 @@ class OnRay:
         if left := job.begin():
             with connect(self.address) as cluster:
                 count = cluster.count_workers(self.workers)
+                for notice in cluster.list_notices(min(count, len(left))):
+                    echo(notice, err=True)
                 for _ in run_workers(worker, job.settings, job.parts, left, cluster=cluster, workers=count):
                     pass
         return job.finish()
@@ -114,11 +117,11 @@ def score_on_ray(
     if out == "-":
         raise InputError("--engine ray writes a folder of Parquet files: name it with --out.")
     _refuse_sounds(inputs)
-    folder, place = _find_shared(out), parse_place(detector)
+    folder, place = parse_place(out), parse_place(detector)
     loaded, _ = load_detector_and_facts(detector)  # an error before there is a folder
     pairs = (loaded.encoder_ or {}).get("mode") == "reference" or fields["target_field"] is not None
     settings = Settings(
-        folder=str(folder.resolve()),
+        folder=str(folder.resolve() if isinstance(folder, Path) else folder),
         request=Request(pairs=pairs, allow_empty=True, **fields),
         detector=str(place.resolve() if isinstance(place, Path) else place),
         model=model,
@@ -129,7 +132,8 @@ def score_on_ray(
     if on_ray.dry_run:
         on_ray.show_estimate(job, ScoreWorker)
         return
-    with advise_on_interrupt(_advise(folder)), reserve_path(folder):
+    alone = reserve_path(folder) if isinstance(folder, Path) else nullcontext()
+    with advise_on_interrupt(_advise(folder)), alone:
         counts = on_ray.run(job, ScoreWorker)
     if on_ray.as_json:
         print_json({**asdict(counts), "folder": out})
@@ -204,6 +208,7 @@ def fit_on_ray(
         folder=str((work / "measured").resolve()),
         request=Request(field=field),
         detector=str((work / "detector").resolve()),
+        seed=seed,
         unit_records=MEASURED_RECORDS,
     )
     described = {"method": detector.name, "settings": repr(detector), "sample": sample}
@@ -239,7 +244,8 @@ def _find_shared(out: str) -> Path:
     place = parse_place(out)
     if not isinstance(place, Path):
         raise InputError(
-            f"--engine ray writes to a folder that all machines see: give a path of a shared disk, not {out}."
+            f"--engine ray keeps what is done in a folder beside --out: give a path of a shared disk, not {out}. "
+            "Only scores can go to a cloud store."
         )
     return place
 
@@ -249,5 +255,5 @@ def _refuse_sounds(inputs: Sequence[str]) -> None:
         raise InputError("--engine ray takes texts; leave it out for sounds.")
 
 
-def _advise(folder: Path) -> Callable[[], str]:
+def _advise(folder: Place) -> Callable[[], str]:
     return lambda: f"what is done is in {folder}; run the same command again to continue."

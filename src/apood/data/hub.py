@@ -60,10 +60,14 @@ class HubData:
         path = f"{owner}/{name}" if name else owner
         return cls(given, path, config or None, split, revision or None)
 
-    def count_files(self) -> int:
-        """Return the number of files of the split, each of which can be read alone."""
+    def measure(self) -> tuple[int, int]:
+        """Return the number of files of the split, each of which can be read alone, and the bytes of its texts.
+
+        The latter is what the data set says about itself; 0 if it says nothing.
+        """
         with self._open() as found:
-            return int(found.num_shards)
+            about = (found.info.splits or {}).get(self.split)
+            return int(found.num_shards), int(getattr(about, "num_bytes", 0) or 0)
 
     def read(self, fields: TextFields, file: int | None = None) -> Iterator[Record | BadRecord]:
         """Yield the records of the rows in order: of all files, or of the one of this number."""

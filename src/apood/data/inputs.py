@@ -158,6 +158,8 @@ def choose_readers(name: str, request: Request) -> list[Reader]:
     place = parse_place(name)
     if isinstance(place, CloudAddress):
         readers = [_choose_reader(str(address), request) for address in place.find()]
+        if not readers and place.is_dir():
+            raise InputError(f"{name!r} is a folder: give its objects, for example {str(place / '*.jsonl')!r}.")
         if not readers:
             raise InputError(f"There is nothing at {name!r}.")
         return readers

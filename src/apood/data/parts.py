@@ -55,7 +55,7 @@ def find_parts(inputs: Sequence[str], most_bytes: int) -> list[Part]:
             raise InputError("Standard input cannot be divided among workers: write the texts to a file first.")
         if isinstance(address := parse_place(name), CloudAddress):
             choose_readers(name, Request())  # raises an error if there is nothing
-            parts += [Part(str(found)) for found in address.find()]
+            parts += [Part(str(found), size=found.measure_size()) for found in address.find()]
             continue
         files = [str(file) for file in find_files(name, FOLDER_ENDINGS)]
         if not files:
@@ -72,7 +72,8 @@ def _cut_other(name: str) -> list[Part]:
     if not name.startswith(_HUB):
         choose_readers(name, Request())  # raises an error if there is no such input
         return [Part(name)]
-    return [Part(name, number, number + 1) for number in range(_parse_hub(name).count_files())]
+    files, size = _parse_hub(name).measure()
+    return [Part(name, number, number + 1, size // files) for number in range(files)]
 
 
 def _parse_hub(name: str) -> HubData:

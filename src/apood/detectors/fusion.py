@@ -1,9 +1,6 @@
 """Several detectors as one, and the recommended detector."""
 
-import contextlib
-import math
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -15,12 +12,13 @@ from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.binary_logits import BinaryLogits
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.contract.fused_explanation import explain_share, join_shares
-from apood.detectors.contract.refinable import Measured, Refinable
+from apood.detectors.contract.fused_warnings import merge_warnings, rephrase_shortage, warn_of_copies
+from apood.detectors.contract.refinable import Measured, Refinable, Remembered
 from apood.detectors.contract.unseen import (
-    HELD_OUT_SHARE,
     LEAST_HELD_OUT,
     HeldOut,
     Unseen,
+    draw_left_out,
     fit_member,
     hold_out,
 )
@@ -32,9 +30,10 @@ from apood.detectors.shared.mean_pooling import describe_shortage
 from apood.detectors.shared.token_lengths import lengths_outweigh
 from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_flag, check_integer
-from apood.support.errors import DataWarning, InputError
+from apood.support.device import resolve_device
+from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
-from apood.tokens.documents import find_worst
+from apood.tokens.documents import find_documents, find_worst
 from apood.tokens.source import TokenSource
 
 __all__ = ["Fusion", "default_detector", "list_untrained_members"]
@@ -42,7 +41,6 @@ __all__ = ["Fusion", "default_detector", "list_untrained_members"]
 _LEAST_KNOWN = 5  # distances that a scale needs
 _FLOOR = 6.0  # in units of median minus lower quartile: 4 standard deviations of a normal distribution
 _SUMMARY = "summary"
-_FEW_COPIES = 0.05  # share of the compared ID sequences that is not worth a warning
 _CONSTANT = 1e-9  # relative spread of equal scores by rounding alone
 
 
@@ -126,7 +124,7 @@ class Fusion(Refinable, Detector):
             apood made the tokens, AP-OOD also sees their lengths, unless the variance of these is more than five times
             the mean variance along a coordinate.
         seed: seed of the split, and of the recommended members.
-        device: device of the recommended members: "auto" (a GPU if there is one), "cpu", "cuda", ...
+        device: device of the recommended members: "auto" (a GPU if there is one), "cpu", "cuda", ...; they score there.
         beginnings: whether a_k(S) is also learnt from beginnings of the ID sequences held out. Without them, a sequence
             that is shorter than all ID sequences is far out because it is short. With them, it is compared with
             beginnings of its length, so genuine short inputs are accepted, and foreign ones are harder to tell. The
@@ -138,6 +136,7 @@ class Fusion(Refinable, Detector):
         spreads_: std_k / w_k `[members]`, float64.
         floors_: the floor of log d_k `[members]`, float64.
         length_law_: the curves a_k(S).
+        weights_: w_k `[members]`, float64.
 
     Examples:
         >>> import torch
@@ -157,6 +156,7 @@ class Fusion(Refinable, Detector):
     spreads_: Annotated[Tensor, "members"]
     floors_: Annotated[Tensor, "members"]
     length_law_: Annotated[LengthLaw, "members"]
+    weights_: Annotated[Tensor, "members"] = torch.ones(0)  # of detectors that were saved before this existed
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class Fusion(Refinable, Detector):
         members = self._choose_members(source, aux)
         names, samples = _name_members(members), []
         few = describe_shortage(len(parts.rest), source.dim)
-        with _merge_warnings({few: _rephrase_shortage(few, len(parts.rest), source)} if few is not None else {}):
+        with merge_warnings({few: rephrase_shortage(few, len(parts.rest), source)} if few is not None else {}):
             for number, member in enumerate(members):
                 own = None if checkpoint is None else checkpoint.part(number)
                 samples.append(fit_member(member, parts, aux, own))
@@ -289,8 +289,7 @@ class Fusion(Refinable, Detector):
             known = sample.find_new(copied) & (logs > compute_floored_log(logs.new_zeros(())))
             _refuse_without_distances(name, logs, known)
             columns.append((logs[known], source.lengths[sample.numbers[known]]))
-        quartiles = [logs.quantile(torch.tensor([0.25, 0.5], dtype=logs.dtype)) for logs, _ in columns]
-        self.floors_ = torch.stack([median - _FLOOR * (median - lower) for lower, median in quartiles])
+        self.floors_ = torch.stack([_find_floor(logs) for logs, _ in columns])
         columns = [(logs.clamp_min(floor), own) for (logs, own), floor in zip(columns, self.floors_, strict=True)]
         self.length_law_ = self._fit_law(columns, members, samples, parts)
         compared = [
@@ -307,7 +306,7 @@ class Fusion(Refinable, Detector):
                 )
         self.members_, self.spreads_ = members, spreads
         self._weigh_members(aux, samples, parts)
-        _warn_of_copies(int(copied.sum()), len(parts.left_out), len(source))
+        warn_of_copies(int(copied.sum()), len(parts.left_out), len(source))
 
     def _weigh_members(self, aux: TokenSource | None, samples: list[Unseen], parts: HeldOut) -> None:
         """Divide the spreads by the weights of the members, and leave out members that weigh nothing."""
@@ -323,7 +322,8 @@ class Fusion(Refinable, Detector):
         self.length_law_ = replace(law, curves=tuple(law.curves[number] for number in kept))
         self.members_ = [self.members_[number] for number in kept]
         self.means_, self.floors_ = self.means_[kept], self.floors_[kept]
-        self.spreads_ = self.spreads_[kept] / weights[kept]
+        self.weights_ = weights[kept]
+        self.spreads_ = self.spreads_[kept] / self.weights_
 
     def _fit_law(
         self,
@@ -366,15 +366,57 @@ class Fusion(Refinable, Detector):
             merged |= {f"{number}.{name}": value for name, value in own.items()}
         return merged
 
-    def refine(self, measured: Measured) -> None:
-        """Refine the members that can be refined.
+    def remember(self, tokens: TokenBatch) -> Remembered:
+        """Return what the members keep of each sequence, with its length and whether it begins a document."""
+        kept = {
+            f"{number}.{name}": value
+            for number, member in self._list_refinable()
+            for name, value in member.remember(tokens).items()
+        }
+        if not kept:
+            return {}
+        begins = torch.zeros(len(tokens), dtype=torch.int64)
+        begins[torch.from_numpy(find_documents(tokens))] = 1
+        return {**kept, "lengths": tokens.lengths, "begins": begins}
 
-        The scale of each member stays that of the sample: it is learnt from at most some thousand sequences anyway,
+    def refine(self, measured: Measured, remembered: Remembered) -> None:
+        """Refine the members that can be refined, and learn the scale of those that remember sequences again.
+
+        Weights and the scale of other members stay those of the sample: they are learnt from some thousand sequences,
         and the prototype of a sample of N sequences is off by about a standard deviation over √N.
         """
+        if not len(self.weights_):
+            raise InputError("This fusion was fitted by an earlier version of apood: fit it again to refine it.")
         for number, member in self._list_refinable():
-            member.refine(_select_member(measured, number))
+            member.refine(_select_member(measured, number), _select_member(remembered, number))
         self.members_ = list(self.members_)  # what was cached about them is out of date
+        if remembered:
+            self._rescale(remembered["lengths"], remembered["begins"].cumsum(0) - 1)
+
+    def _rescale(self, lengths: Tensor, documents: Tensor) -> None:
+        """Learn scale and law of the members that remember sequences, given the length and document of each of these.
+
+        A law that was learnt from beginnings, too, stays that of the sample, because beginnings are not remembered.
+        """
+        chosen = draw_left_out(len(lengths))
+        copied = torch.zeros(len(chosen), dtype=torch.bool)
+        floors, means, spreads = self.floors_.clone(), self.means_.clone(), self.spreads_.clone()
+        for number, (name, member) in enumerate(zip(_name_members(self.members_), self.members_, strict=True)):
+            own = member.score_training(chosen, documents)
+            if own is None:
+                continue
+            logs = member.log_distances(own.scores)
+            known = logs > compute_floored_log(logs.new_zeros(()))
+            _refuse_without_distances(name, logs, known)
+            floors[number] = _find_floor(logs[known])
+            logs, compared = logs[known].clamp_min(floors[number]), lengths[chosen[known]]
+            if not self.beginnings:
+                self.length_law_ = self.length_law_.refit(number, logs, compared)
+            logs = logs - self.length_law_.compute_allowances(compared)[:, number]
+            means[number], spreads[number] = logs.mean(), logs.std(correction=0) / self.weights_[number]
+            copied |= own.copied
+        self.floors_, self.means_, self.spreads_ = floors, means, spreads
+        warn_of_copies(int(copied.sum()), len(chosen), len(lengths))
 
     def _list_refinable(self) -> Iterator[tuple[int, Refinable]]:
         for number, member in enumerate(self._get_members()):
@@ -386,6 +428,16 @@ class Fusion(Refinable, Detector):
             member._check_batch(batch, first, where)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
+        if self.members is not None:  # they have devices of their own
+            return self._score_here(tokens)
+        try:
+            # sent once for all members: on a CPU, their means of long texts would take longer than the encoder
+            return self._score_here(tokens.to(resolve_device(self.device)))
+        except torch.OutOfMemoryError:  # an encoder may take most of the memory
+            return self._score_here(tokens)
+
+    def _score_here(self, tokens: TokenBatch) -> Tensor:
+        """Return the scores; members without a device compute on that of the tokens."""
         return _combine(self._standardize([member._score_batch(tokens) for member in self.members_], tokens.lengths))
 
     def _standardize(self, scores: list[Tensor], lengths: Tensor) -> Tensor:
@@ -402,36 +454,11 @@ def _select_member(measured: Measured, number: int) -> Measured:
     return {name.removeprefix(prefix): value for name, value in measured.items() if name.startswith(prefix)}
 
 
-def _warn_of_copies(count: int, compared: int, given: int) -> None:
-    """Issue a `DataWarning` if more than a few of the compared sequences have near copies."""
-    if count <= _FEW_COPIES * compared:
-        return
-    which = "" if compared == given else " that were compared"
-    warnings.warn(
-        f"{count} of {compared} ID sequences{which} are near copies of others. What is usual for new sequences is "
-        "learnt as if there were no copies; if new inputs are not copies, remove them.",
-        DataWarning,
-        stacklevel=4,
-    )
-
-
-@contextlib.contextmanager
-def _merge_warnings(instead: Mapping[str, str]) -> Iterator[None]:
-    """Issue each distinct warning once, at the end, with the messages in `instead` replaced by others."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    for message, category in {(str(one.message), one.category): None for one in caught}:
-        warnings.warn(instead.get(message, message), category, stacklevel=5)
-
-
-def _rephrase_shortage(message: str, learnt: int, source: TokenSource) -> str:
-    """Return the message about too few sequences with the number that the user gave."""
-    enough = max(source.dim + LEAST_HELD_OUT, math.ceil(source.dim / (1 - HELD_OUT_SHARE)))
-    return (
-        f"{message.rstrip('.')} (a fusion holds out {len(source) - learnt} of the {len(source)} given sequences to "
-        f"compare its members, so {enough} would be enough)."
-    )
+def _find_floor(logs: Tensor) -> Tensor:
+    """Return the floor of log d, from the log d of ID sequences."""
+    lower, median = logs.quantile(torch.tensor([0.25, 0.5], dtype=logs.dtype))
+    floor: Tensor = median - _FLOOR * (median - lower)
+    return floor
 
 
 def _refuse_without_distances(name: str, logs: Tensor, known: Tensor) -> None:

@@ -10,13 +10,17 @@ from torch import Tensor
 
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.held_out import LeftOut
+from apood.detectors.contract.refinable import Measured, Refinable, Remembered
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import compute_floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
     Normalize,
+    compute_covariance,
     compute_moments,
     inverse_root,
+    measure_spread,
+    merge_spreads,
     pool_means,
     share_means,
     shrink,
@@ -28,12 +32,14 @@ from apood.support.checks import check_choice, check_flag, check_integer, check_
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import TokenBatch
-from apood.tokens.source import TokenSource, Trimmed, token_budget
+from apood.tokens.source import TokenSource, Trimmed, token_budget, trim_ends
 
 __all__ = ["KNN", "MahalanobisKNN"]
 
 _CHUNK = 2**22  # numbers in any temporary of the search: 32 MB of float64
 _COPY = 0.1  # a near copy is nearer than this share of the distance to the `_CROWD`-th nearest training sequence
+_VECTORS = "vectors"
+_ROWS = 4096  # vectors converted to float64 at once
 _CROWD = 32  # more than a sequence has near copies, and fewer than there are sequences of any kind
 
 
@@ -41,7 +47,7 @@ View = Literal["tokens", "summary"]
 """What a sequence is compared by: its mean token, or the vector in its channel `summary`."""
 
 
-class KNN(Detector):
+class KNN(Refinable, Detector):
     """s(Z) = -|z̄ - z̄₍ₖ₎|, the distance of the mean token to its k-th nearest neighbour in the training set.
 
     Sun et al. 2022 (arXiv 2204.06507), who scale the features to length 1: `normalize="pooled"`. With `average`, it is
@@ -159,11 +165,29 @@ class KNN(Detector):
         return None
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
-        if len(source) < self.k:
-            raise InputError(f"k={self.k} neighbours need at least as many ID sequences, got {len(source)}.")
+        self._refuse_few(len(source))
         # any point near the vectors will do; the first vector does not depend on the batches
         self.centre_ = self._pool(source.select([0])).cpu()[0]
         self._keep(source)
+
+    def _refuse_few(self, sequences: int) -> None:
+        if sequences < self.k:
+            raise InputError(f"k={self.k} neighbours need at least as many ID sequences, got {sequences}.")
+
+    def remember(self, tokens: TokenBatch) -> Remembered:
+        """Return the pooled vectors relative to `centre_`, float32."""
+        return {_VECTORS: self._pool_centred(self._trim(tokens)).float().cpu()}
+
+    def refine(self, measured: Measured, remembered: Remembered) -> None:  # noqa: ARG002
+        """Make the sequences remembered the training set; if these are all sequences, it is the fit on all."""
+        self._refuse_few(len(remembered[_VECTORS]))
+        self.bank_ = remembered[_VECTORS]
+
+    def _trim(self, tokens: TokenBatch) -> TokenBatch:
+        """Return the sequences without sinks; with all channels if there are none."""
+        if not (self.skips_first_ or self.skips_last_):
+            return tokens
+        return trim_ends(tokens, first=self.skips_first_, last=self.skips_last_)
 
     def _keep(self, source: TokenSource) -> None:
         """Store the vectors of all training sequences."""
@@ -188,12 +212,16 @@ class KNN(Detector):
 
     def _pool_vectors(self, tokens: TokenBatch) -> Tensor:
         """Return the pooled sequences as they are compared, `[N, D]`, float32, on the device of the tokens."""
+        return self._pool_centred(tokens).float()
+
+    def _pool_centred(self, tokens: TokenBatch) -> Tensor:
+        """Return the pooled sequences minus `centre_`, `[N, D]`, float64, on the device of the tokens."""
         vectors = self._pool(tokens)
         if vectors.shape[1] != len(self.centre_):
             raise InputError(
                 f"The summary has {vectors.shape[1]} numbers, and this detector was fitted on {len(self.centre_)}."
             )
-        return (vectors - self._copy_on(vectors.device, "centre_")).float()
+        return vectors - self._copy_on(vectors.device, "centre_")
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         if self.view != "summary":
@@ -355,9 +383,29 @@ class MahalanobisKNN(KNN):
             least = max(self.k, 2)
             raise InputError(f"A covariance and {self.k} neighbours need {least} ID sequences, got {len(source)}.")
         _, self.centre_, covariance = compute_moments(source, self.normalize)
-        self.whitening_ = inverse_root(shrink(covariance, self.shrinkage), EIGENVALUE_FLOOR)
+        self.whitening_ = self._compute_whitening(covariance)
         self._keep(source)
         warn_of_few(source)
+
+    def _compute_whitening(self, covariance: Tensor) -> Tensor:
+        return inverse_root(shrink(covariance, self.shrinkage), EIGENVALUE_FLOOR)
+
+    def measure(self, tokens: TokenBatch) -> Measured:
+        """Return number, mean and scatter of the pooled vectors."""
+        return measure_spread(self._trim(tokens), self.normalize)
+
+    def merge_measured(self, first: Measured, second: Measured) -> Measured:
+        """Return number, mean and scatter of a union."""
+        return merge_spreads(first, second)
+
+    def refine(self, measured: Measured, remembered: Remembered) -> None:
+        """Replace mean and covariance by those of everything, and the training set by the sequences remembered."""
+        self._refuse_few(len(remembered[_VECTORS]))
+        _, centre, covariance = compute_covariance(measured)
+        moved, self.centre_ = self.centre_ - centre, centre
+        self.whitening_ = self._compute_whitening(covariance)
+        parts = torch.split(remembered[_VECTORS], _ROWS)
+        self.bank_ = torch.cat([((part.double() + moved) @ self.whitening_).float() for part in parts])
 
     def _find_stretches(self, vectors: Tensor) -> Tensor:
         """Return how much larger squared distances along each training vector are without its part in Σ.
@@ -373,6 +421,5 @@ class MahalanobisKNN(KNN):
         return units @ self.whitening_
 
     def _pool_vectors(self, tokens: TokenBatch) -> Tensor:
-        vectors = self._pool(tokens)
-        centre, whitening = (self._copy_on(vectors.device, name) for name in ("centre_", "whitening_"))
-        return ((vectors - centre) @ whitening).float()
+        vectors = self._pool_centred(tokens)
+        return (vectors @ self._copy_on(vectors.device, "whitening_")).float()

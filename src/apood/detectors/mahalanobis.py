@@ -5,7 +5,7 @@ from typing import Annotated, Any, get_args
 from torch import Tensor
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.contract.refinable import Measured, Refinable
+from apood.detectors.contract.refinable import Measured, Refinable, Remembered
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import compute_floored_log
 from apood.detectors.shared.mean_pooling import (
@@ -95,7 +95,7 @@ class Mahalanobis(Refinable, Detector):
         """Return number, mean and scatter of a union."""
         return merge_spreads(first, second)
 
-    def refine(self, measured: Measured) -> None:
+    def refine(self, measured: Measured, remembered: Remembered) -> None:  # noqa: ARG002
         """Replace mean and covariance by those of everything: the result is the fit on everything."""
         _, self.mean_, covariance = compute_covariance(measured)
         self.whitening_ = inverse_root(covariance, self.eigenvalue_floor)

@@ -36,6 +36,7 @@ class EmbedWorker(Worker):
 
     def make_rows(self, portion: Portion) -> list[Row]:
         """Return what was encoded of each record, and keep its tokens for `save_more`."""
+        _refuse_overflow(portion.batch, self.settings.dtype)
         self._batches.append(portion.batch)
         return describe_documents(portion)
 
@@ -61,6 +62,15 @@ class EmbedWorker(Worker):
     def discard(self) -> None:
         """Forget the tokens of a unit that failed."""
         self._batches = []
+
+
+def _refuse_overflow(batch: TokenBatch, dtype: str) -> None:
+    """Raise InputError if tokens would become infinite in the dtype in which they are stored."""
+    if not batch.values.numel():
+        return
+    largest = float(batch.values.abs().amax())
+    if torch.finfo(getattr(torch, dtype)).max < largest < float("inf"):
+        raise InputError(f"Its tokens of magnitude {largest:.4g} become infinite as {dtype}: choose another --dtype.")
 
 
 def describe_documents(portion: Portion) -> list[Row]:

@@ -5,7 +5,8 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,14 @@ from apood.data.parts import Part
 from apood.scale.job import Settings
 from apood.scale.units import make_row, read_row
 from apood.scale.worker import Worker, enter_folder
-from apood.support.checks import import_optional
+from apood.support.checks import format_count, import_optional
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 
 __all__ = ["Cluster", "connect", "map_parts", "run_workers"]
 
 _ANSWER_SECONDS = 10.0
+_FREE_SECONDS = 5.0  # until the resources of a job that has just ended are free again
 _MOST_BLOCKS = 10_000  # lists of parts that Ray holds; a part is a block of its own if there are not more
 _OWN_ERROR = re.compile(r"(?:\w+\(\w+\): )?(?:apood\.[\w.]+Error|InputError): (.+)")  # in a traceback of a worker
 _MOST_THREADS = 8  # CPU threads of a worker with a GPU
@@ -33,11 +35,13 @@ class Cluster:
 
     Attributes:
         cpus: its processors.
-        gpus: its GPUs.
+        gpus: the GPUs that workers use.
+        offered_gpus: the GPUs that it says it has. Workers use none of them if torch does not see them.
     """
 
     cpus: int
     gpus: int
+    offered_gpus: int = 0
 
     def count_workers(self, wanted: int | None) -> int:
         """Return how many workers there are: as wanted, or one per GPU or, without GPUs, per processor."""
@@ -48,6 +52,35 @@ class Cluster:
             unit = "GPU" if self.gpus else "processor"
             raise InputError(f"--workers {wanted} needs as many {unit}s, and the cluster has {most}.")
         return wanted or most
+
+    def list_notices(self, workers: int) -> Iterator[str]:
+        """Yield sentences about what the user may not expect if so many workers start now."""
+        if self.offered_gpus > self.gpus:
+            yield (
+                f"The cluster offers {format_count(self.offered_gpus, 'GPU')} that torch cannot use, so workers use "
+                "processors: install torch with CUDA on its machines."
+            )
+        if (shortage := self._describe_shortage(workers)) is not None:
+            yield shortage
+
+    def _describe_shortage(self, workers: int) -> str | None:
+        """Return a sentence if so many workers cannot start within some seconds, because others use the cluster."""
+        import ray
+
+        until = time.monotonic() + _FREE_SECONDS
+        while (free := self._count_free(ray.available_resources())) < workers:
+            if time.monotonic() > until:
+                what = "GPUs" if self.gpus else "processors"
+                return (
+                    f"The cluster has room for {free} of {workers} workers: other programs use its {what}, and the "
+                    "rest begin when these end."
+                )
+            time.sleep(0.2)
+        return None
+
+    def _count_free(self, available: Mapping[str, float]) -> int:
+        """Return how many workers the available resources are enough for."""
+        return min(int(available.get(name.removeprefix("num_")[:-1].upper(), 0) // n) for name, n in self.needs.items())
 
     @property
     def needs(self) -> dict[str, float]:
@@ -82,10 +115,25 @@ def connect(address: str | None) -> Iterator[Cluster]:
             raise InputError(f"There is no Ray cluster at {address or 'this machine'} ({error}).") from error
     try:
         found = ray.cluster_resources()
-        yield Cluster(int(found.get("CPU", 0)), int(found.get("GPU", 0)))
+        gpus = int(found.get("GPU", 0))
+        yield Cluster(int(found.get("CPU", 0)), gpus if gpus and _sees_gpu(ray) else 0, offered_gpus=gpus)
     finally:
         if ours:
             ray.shutdown()
+
+
+def _sees_gpu(ray: Any) -> bool:
+    """Return whether torch on a machine with a GPU can use it; also if all GPUs are busy, so that nobody can say."""
+    try:
+        return bool(ray.get(ray.remote(num_gpus=1, num_cpus=0)(_is_gpu_usable).remote(), timeout=_ANSWER_SECONDS * 6))
+    except ray.exceptions.GetTimeoutError:
+        return True
+
+
+def _is_gpu_usable() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @contextmanager

@@ -1,12 +1,14 @@
-"""Fit a detector on more than fits: train on a sample, and learn from everything what is a sum over documents.
+"""Fit a detector on more than fits: train on a sample, and learn from everything what needs no training.
 
 What is learnt from which documents:
 
 - The sample trains. AP-OOD finds its queries, the space they live in (centring, whitening, beta) and the law of the
-  length; neighbours remember the sample, because their number is what scoring costs; a classifier is trained with it.
-  A fusion learns its scale from a few thousand sequences of it, which is all that it uses of any corpus.
-- Everything gives the means and covariances of `mahalanobis`, which is then the fit on everything, and the prototype of
-  AP-OOD. These are sums, merged exactly from parts of any size. After the pass nothing of a document is kept.
+  length; a classifier is trained with it. A fusion learns the scale of these members from a few thousand sequences of
+  it, which is all that it uses of any corpus.
+- Everything gives the means and covariances of `mahalanobis` and `mahalanobis-knn`, and the prototype of AP-OOD. These
+  are sums, merged exactly from parts of any size.
+- Neighbours remember one vector of each document: of all, or of a uniform sample of 100,000, because their number is
+  what scoring costs. A fusion learns their scale again, from a few thousand of these documents.
 - Documents held out, drawn with the sample and in no other part of it, set the threshold: they are scored by the
   detector as it is at the end.
 
@@ -31,7 +33,7 @@ from apood.scale.engine import map_parts
 from apood.scale.estimating import count_documents_about
 from apood.scale.job import Job
 from apood.scale.measuring import merge_units
-from apood.scale.sampling import Drawn, choose_bound, draw_rows, take_smallest
+from apood.scale.sampling import Drawn, choose_bound, count_by_keys, draw_rows, take_smallest
 from apood.scale.shards import Counts
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
@@ -41,6 +43,7 @@ __all__ = ["Sample", "draw_sample", "fit_sample", "refine_and_calibrate"]
 
 _HELD_OUT = 0.25  # documents that set the threshold, per document of the sample
 _ACCEPT = 0.95
+_REMEMBERED = 100_000  # documents that neighbours remember, or as many as the sample has
 _DETECTOR = "detector"
 
 
@@ -51,14 +54,20 @@ class Sample:
     Attributes:
         training: those to learn from, in the order of the inputs.
         held_out: those that set the threshold.
+        most: the largest number of documents that may be remembered, those with the smallest keys.
+        bound: a key; they are almost surely among those whose keys are below it.
     """
 
     training: list[Record]
     held_out: list[Record]
+    most: int
+    bound: int
 
     @classmethod
     def of(cls, drawn: Sequence[Drawn], size: int) -> "Sample":
         """Return the sample in its two parts; the smaller keys learn. From a small corpus, a fifth is held out."""
+        most = max(size, _REMEMBERED)
+        bound = choose_bound(most, count_by_keys(drawn, _count_wanted(size)))
         count = min(size, round(len(drawn) / (1 + _HELD_OUT)))
         needed = count_needed(_ACCEPT)
         if len(drawn) - count < needed:
@@ -68,7 +77,12 @@ class Sample:
             )
         in_order = [sorted(part, key=lambda own: own[1:3]) for part in (drawn[:count], drawn[count:])]
         training, held_out = ([Record(own.text, own.place) for own in part] for part in in_order)
-        return cls(training, held_out)
+        return cls(training, held_out, most, bound)
+
+
+def _count_wanted(size: int) -> int:
+    """Return how many documents are drawn for a sample of this size, with those to hold out."""
+    return size + max(round(_HELD_OUT * size), count_needed(_ACCEPT))
 
 
 def draw_sample(job: Job, size: int, seed: int, path: Path) -> Sample:
@@ -79,7 +93,7 @@ def draw_sample(job: Job, size: int, seed: int, path: Path) -> Sample:
     if path.exists():
         drawn = [Drawn(**row) for row in pyarrow.parquet.read_table(path).to_pylist()]
         return Sample.of(drawn, size)
-    wanted = size + max(round(_HELD_OUT * size), count_needed(_ACCEPT))
+    wanted = _count_wanted(size)
     bound = choose_bound(wanted, count_documents_about(job)[0])
     drawn = _draw(job.parts, job.settings.request, wanted, seed, bound)
     if len(drawn) < wanted:  # there are fewer documents, or fewer below the bound
@@ -121,8 +135,8 @@ def refine_and_calibrate(
     counts = None
     if isinstance(detector, Refinable) and detector.refines:
         places = frozenset(record.place for record in sample.held_out)
-        counts = measure(replace(job, settings=replace(job.settings, left_out=places)))
-        detector.refine(merge_units(job.folder, detector))
+        counts = measure(replace(job, settings=replace(job.settings, left_out=places, remembered=sample.bound)))
+        detector.refine(*merge_units(job.folder, detector, sample.most))
     training, held_out = (
         TokenStore(cache.find_store(records, skip_bad=True)) for records in (sample.training, sample.held_out)
     )

@@ -13,9 +13,11 @@ from apood.data.inputs import Request
 from apood.data.parts import Part, find_parts
 from apood.data.record import BadRecord, MissingField
 from apood.scale.shards import Counts, find_committed, list_finished, read_counts
+from apood.scale.tries import delete_marks
 from apood.scale.units import PART_BYTES, UNIT_RECORDS, read_safely
+from apood.support.cloud import Place, list_names, parse_place, write_file
 from apood.support.errors import InputError
-from apood.support.files import is_temporary, read_json, refuse_unwritable, write_json
+from apood.support.files import is_temporary, parse_json, read_json, refuse_unwritable, write_json
 from apood.support.version import __version__
 
 __all__ = ["MANIFEST", "Job", "Settings"]
@@ -29,13 +31,15 @@ class Settings:
     """What a worker is told. It is sent to every worker, so it holds plain values only.
 
     Attributes:
-        folder: the folder of the job, which all machines of the cluster see.
+        folder: the folder of the job, which all machines of the cluster see: a path, or an address.
         request: the fields to read.
         encoder: the model and the options of the encoder, for workers that have no detector.
         detector: the folder of the detector.
         model: the folder of the encoder's model, if it has moved.
         dtype: the dtype of stored tokens.
         left_out: the places of documents that are not measured.
+        seed: the seed of the keys of documents.
+        remembered: a key; documents whose keys are below it may be remembered.
         unit_records: the largest number of documents of a unit.
         cwd: the folder of the command, from which relative paths of inputs and models begin.
         version: the version of apood of the command; workers must have the same.
@@ -48,6 +52,8 @@ class Settings:
     model: str | None = None
     dtype: str = "float16"
     left_out: frozenset[str] = frozenset()
+    seed: int = 0
+    remembered: int = 0
     unit_records: int = UNIT_RECORDS
     cwd: str = field(default_factory=lambda: str(Path.cwd()))
     version: str = __version__
@@ -91,12 +97,18 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """The folder that keeps what is done."""
+        """The folder that keeps what is done, of a job that needs a disk."""
         return Path(self.settings.folder)
+
+    @property
+    def place(self) -> Place:
+        """Where what is done is kept: a folder on a disk or in a cloud store."""
+        return parse_place(self.settings.folder)
 
     @cached_property
     def _plan(self) -> dict[str, Any]:
-        times = {part.name: Path(part.name).stat().st_mtime_ns for part in self.parts if part.size}
+        files = {part.name for part in self.parts if Path(part.name).is_file()}
+        times = {name: Path(name).stat().st_mtime_ns for name in files}
         described = [[*asdict(part).values(), times.get(part.name)] for part in self.parts]
         request = asdict(self.settings.request)
         return {
@@ -114,21 +126,23 @@ class Job:
         Raises:
             InputError: if the folder holds something else, or the work of another job.
         """
-        path = self.folder / _PLAN
+        place = self.place
+        path = place / _PLAN
         if path.exists():
-            before = read_json(path)
+            before = read_json(path) if isinstance(path, Path) else parse_json(path.read_bytes())
             if wrong := [key for key, value in self._plan.items() if before.get(key) != value]:
                 raise InputError(
-                    f"{self.folder} holds the work of another command, whose {wrong[0]} differ"
+                    f"{place} holds the work of another command, whose {wrong[0]} differ"
                     f"{'' if wrong[0].endswith('s') else 's'}: repeat that command to continue it, or choose another "
                     "folder."
                 )
         else:
-            if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-                raise InputError(f"{self.folder} already exists and is not empty: choose another folder.")
-            refuse_unwritable(self.folder)
-            write_json(path, self._plan)
-        finished = list_finished(find_committed(self.folder))
+            if place.exists() and (not place.is_dir() or list_names(place)):
+                raise InputError(f"{place} already exists and is not empty: choose another folder.")
+            if isinstance(place, Path):
+                refuse_unwritable(place)
+            _write_json(path, self._plan)
+        finished = list_finished(find_committed(place))
         return [number for number in range(len(self.parts)) if number not in finished]
 
     def finish(self) -> Counts:
@@ -137,9 +151,10 @@ class Job:
         Raises:
             InputError: if a shard is missing.
         """
-        committed = find_committed(self.folder)
+        place = self.place
+        committed = find_committed(place)
         if missing := set(range(len(self.parts))) - list_finished(committed):
-            raise InputError(f"{len(missing)} parts of {self.folder} are missing: run the same command again.")
+            raise InputError(f"{len(missing)} parts of {place} are missing: run the same command again.")
         total, shards = Counts(), []
         for part in sorted(committed):
             for path in committed[part]:
@@ -148,8 +163,14 @@ class Job:
                     {"file": path.name, "first": total.rows, "input": self.parts[part].name, "rows": counts.rows}
                 )
                 total.add(counts)
-        for path in self.folder.iterdir():
-            if is_temporary(path):  # of a worker that was killed
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        write_json(self.folder / MANIFEST, {**self._plan, "counts": asdict(total), "shards": shards})
+        delete_marks(place)
+        if isinstance(place, Path):
+            for left in filter(is_temporary, place.iterdir()):  # of workers that were killed
+                shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+        _write_json(place / MANIFEST, {**self._plan, "counts": asdict(total), "shards": shards})
         return total
+
+
+def _write_json(place: Place, content: Mapping[str, Any]) -> None:
+    with write_file(place) as temporary:
+        write_json(temporary, content)

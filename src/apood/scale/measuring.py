@@ -1,23 +1,34 @@
-"""Workers that measure everything: the mergeable statistics that a detector learns from beside its sample."""
+"""Workers that measure everything: what a detector learns from beside its sample.
 
+That is mergeable statistics of all documents, and rows of those documents that may be remembered: the ones with the
+smallest keys (see `sampling`), so that it does not matter who reads which part. Both are committed as files.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from apood.data.parts import Part
+from apood.data.record import BadRecord, Record
 from apood.detectors.contract.artefact import load_with_facts
 from apood.detectors.contract.data_checks import find_nonempty, refuse_nonfinite
-from apood.detectors.contract.refinable import Measured, Refinable
+from apood.detectors.contract.refinable import Measured, Refinable, Remembered
 from apood.encoders.embed import Portion
 from apood.pipeline.opening import open_encoder_of
 from apood.scale.embedding import describe_documents
 from apood.scale.job import Settings
+from apood.scale.sampling import compute_key
 from apood.scale.shards import Row
 from apood.scale.units import Unit
 from apood.scale.worker import Worker
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
-from apood.tokens.documents import make_document_mask
+from apood.tokens.batch import TokenBatch
+from apood.tokens.documents import make_document_mask, number_documents
 
 __all__ = ["MEASURED_RECORDS", "MeasureWorker", "merge_units"]
 
@@ -25,11 +36,12 @@ MEASURED_RECORDS = 16_384
 """The largest number of documents of a unit: many, because a covariance may be larger than the texts."""
 
 _FILE = "measured-"
-_TOKENS = frozenset({"tokens"})
+_SUM, _ROW = "sum.", "row."  # names in a file begin like this
+_KEY = "key"
 
 
 class MeasureWorker(Worker):
-    """Measures all documents except those left out. The statistics of a unit are committed before its rows."""
+    """Measures all documents except those left out. What is measured of a unit is committed before its rows."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -38,40 +50,80 @@ class MeasureWorker(Worker):
             raise InputError(f"{detector.name} has no statistics to measure.")
         self._detector: Refinable = detector
         self.encoder = open_encoder_of(detector, settings.model)
+        self._requires = detector.requires
+        self._keys: dict[str, int] = {}  # of the documents of the part that may be remembered, by their places
         self._measured: Measured | None = None
+        self._rows: list[Remembered] = []
+
+    def read(self, number: int, part: Part) -> Iterator[Record | BadRecord]:
+        """Yield the records of a part, and note the keys of those that may be remembered."""
+        self._keys = {}
+        for place, record in enumerate(super().read(number, part)):
+            if (key := compute_key(self.settings.seed, number, place)) < self.settings.remembered:
+                self._keys[record.place] = key
+            yield record
 
     def make_rows(self, portion: Portion) -> list[Row]:
-        """Return what was encoded of each record, and add it to the statistics of the unit."""
-        encoded = [record for place, record in enumerate(portion.records) if place not in portion.refused]
-        wanted = np.array([record.place not in self.settings.left_out for record in encoded], dtype=np.bool_)
-        batch = portion.batch.select(make_document_mask(portion.batch, wanted))
-        batch = batch.select(find_nonempty(batch, _TOKENS))
-        if len(batch):
-            refuse_nonfinite(batch, _TOKENS, 0, "the unit")
-            own = self._detector.measure(batch)
-            before = self._measured
-            self._measured = own if before is None else self._detector.merge_measured(before, own)
+        """Return what was encoded of each record, and measure it."""
+        encoded = [record.place for place, record in enumerate(portion.records) if place not in portion.refused]
+        wanted = np.array([place not in self.settings.left_out for place in encoded], dtype=np.bool_)
+        keys = np.array([self._keys.get(place, -1) for place in encoded], dtype=np.int64)
+        windows = torch.from_numpy(keys[number_documents(portion.batch)])
+        chosen = make_document_mask(portion.batch, wanted) & find_nonempty(portion.batch, self._requires)
+        self._measure(portion.batch.select(chosen), windows[chosen])
         return describe_documents(portion)
 
+    def _measure(self, batch: TokenBatch, keys: Tensor) -> None:
+        """Add sequences to what is measured of the unit, given the keys of their documents; -1 for no key."""
+        if not len(batch):
+            return
+        refuse_nonfinite(batch, self._requires, 0, "the unit")
+        own = self._detector.measure(batch)
+        self._measured = own if self._measured is None else self._detector.merge_measured(self._measured, own)
+        kept = keys >= 0
+        if kept.any() and (rows := self._detector.remember(batch.select(kept))):
+            self._rows.append({**rows, _KEY: keys[kept]})
+
     def save_more(self, unit: Unit) -> None:
-        """Write the statistics of the unit."""
-        measured = self._measured
+        """Write what was measured of the unit."""
+        measured, rows = self._measured, _join_rows(self._rows)
         self.discard()
         if measured is not None:
-            with atomic_file(self.folder / f"{_FILE}{unit.name}.safetensors") as temporary:
-                save_file({name: value.contiguous() for name, value in measured.items()}, temporary)
+            named = {_SUM + name: value for name, value in measured.items()}
+            named |= {_ROW + name: value for name, value in rows.items()}
+            with atomic_file(self.folder / f"{_FILE}{unit.name}.safetensors", sweep=False) as temporary:
+                save_file({name: value.contiguous() for name, value in named.items()}, temporary)
 
     def discard(self) -> None:
-        """Forget the statistics of a unit that failed."""
-        self._measured = None
+        """Forget what was measured of a unit that failed."""
+        self._measured, self._rows = None, []
 
 
-def merge_units(folder: Path, detector: Refinable) -> Measured:
-    """Return the statistics of all units, merged in the order of the inputs, so that every digit is reproducible."""
+def merge_units(folder: Path, detector: Refinable, most: int) -> tuple[Measured, Remembered]:
+    """Return the statistics of all units, and the rows of at most so many documents: those with the smallest keys.
+
+    They are merged in the order of the inputs, so that every digit is reproducible.
+    """
     total: Measured | None = None
+    rows: list[Remembered] = []
     for path in sorted(folder.glob(f"{_FILE}*.safetensors")):
-        own = load_file(path)
+        found = load_file(path)
+        own = _select(found, _SUM)
         total = own if total is None else detector.merge_measured(total, own)
+        rows.append(_select(found, _ROW))
     if total is None:
         raise InputError("There is nothing to learn from: no document can be used.")
-    return total
+    remembered = dict(_join_rows([own for own in rows if own]))
+    if remembered:
+        keys = remembered.pop(_KEY)
+        largest = int(np.unique(keys.numpy())[:most][-1])  # windows of a document have the same key
+        remembered = {name: value[keys <= largest] for name, value in remembered.items()}
+    return total, remembered
+
+
+def _join_rows(rows: Sequence[Remembered]) -> Remembered:
+    return {name: torch.cat([own[name] for own in rows]) for name in (rows[0] if rows else ())}
+
+
+def _select(found: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}

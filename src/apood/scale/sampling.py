@@ -8,7 +8,7 @@ parts, it does not matter who reads which part, or when.
 
 import hashlib
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from apood.data.inputs import Request
@@ -16,7 +16,7 @@ from apood.data.parts import Part
 from apood.data.record import Record
 from apood.scale.units import read_safely
 
-__all__ = ["Drawn", "choose_bound", "compute_key", "draw_from_part", "draw_rows", "take_smallest"]
+__all__ = ["Drawn", "choose_bound", "compute_key", "count_by_keys", "draw_from_part", "draw_rows", "take_smallest"]
 
 _MORE = 1.2  # times the documents that are wanted, to be sure that there are enough below the bound
 _SPREAD = 6.0  # standard deviations of their number
@@ -55,6 +55,14 @@ def choose_bound(wanted: int, documents: float) -> int:
     """
     enough = _MORE * wanted + _SPREAD * wanted**0.5 + 16
     return _KEYS if enough >= documents else int(enough / documents * _KEYS)
+
+
+def count_by_keys(drawn: Sequence[Drawn], wanted: int) -> float:
+    """Return about how many documents there are, if these are the `wanted` ones with the smallest keys, or all.
+
+    Keys are uniform, so the largest of k smallest keys is about k / N of the largest possible one.
+    """
+    return len(drawn) if len(drawn) < wanted else wanted / (drawn[-1].key / _KEYS)
 
 
 def draw_from_part(number: int, part: Part, request: Request, *, seed: int, bound: int) -> Iterator[Drawn]:

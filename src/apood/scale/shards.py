@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from apood.support.cloud import Place, list_names, write_file
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
 
@@ -73,16 +74,16 @@ class Counts:
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
-def shard_path(folder: Path, name: str) -> Path:
-    """Return the file of the unit of this name."""
+def shard_path(folder: Place, name: str) -> Place:
+    """Return the file or object of the unit of this name."""
     return folder / f"rows-{name}.parquet"
 
 
-def write_shard(path: Path, rows: Sequence[Row], columns: Sequence[str], kept: Sequence[str], *, last: bool) -> Counts:
+def write_shard(path: Place, rows: Sequence[Row], columns: Sequence[str], kept: Sequence[str], *, last: bool) -> Counts:
     """Write the rows of a unit in one step, and return their counts.
 
     Args:
-        path: the file.
+        path: the file or object.
         rows: the rows; a column that a row lacks is null in it.
         columns: the names of the columns of apood.
         kept: the names of the fields that are kept, as texts: values of other kinds as JSON, so that all shards have
@@ -101,7 +102,8 @@ def write_shard(path: Path, rows: Sequence[Row], columns: Sequence[str], kept: S
         metadata={_KEY: about},
     )
     texts = [{**row, **{name: _as_text(row.get(name)) for name in kept}} for row in rows]
-    with atomic_file(path) as temporary:
+    # On a disk, a job sweeps once, at its end. In a cloud store, an object appears when all of it is there.
+    with atomic_file(path, sweep=False) if isinstance(path, Path) else write_file(path) as temporary:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(texts, schema), temporary, compression="zstd")
     return counts
 
@@ -110,29 +112,30 @@ def _as_text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def read_counts(path: Path) -> tuple[Counts, bool]:
+def read_counts(path: Place) -> tuple[Counts, bool]:
     """Return the counts of a shard, and whether its unit is the last one of its part."""
     import pyarrow
     import pyarrow.parquet
 
     try:
-        about = json.loads(pyarrow.parquet.read_schema(path).metadata[_KEY])
+        file = path if isinstance(path, Path) else path.open_anywhere()
+        about = json.loads(pyarrow.parquet.read_schema(file).metadata[_KEY])
         last = bool(about.pop("last"))
         return Counts(**about), last
     except (pyarrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged, or apood did not write it ({error}): delete it.") from error
 
 
-def find_committed(folder: Path) -> dict[int, list[Path]]:
+def find_committed(folder: Place) -> dict[int, list[Place]]:
     """Return the shards in a folder by the numbers of their parts, each part in the order of its units."""
-    found: dict[int, list[Path]] = {}
-    matches = [match for path in folder.iterdir() if (match := _SHARD.fullmatch(path.name))]
+    found: dict[int, list[Place]] = {}
+    matches = [match for name in list_names(folder) if (match := _SHARD.fullmatch(name))]
     for match in sorted(matches, key=lambda match: (int(match[1]), int(match[2]))):
         found.setdefault(int(match[1]), []).append(folder / match[0])
     return found
 
 
-def list_finished(committed: Mapping[int, Sequence[Path]]) -> set[int]:
+def list_finished(committed: Mapping[int, Sequence[Place]]) -> set[int]:
     """Return the parts of which all units are committed."""
     finished = set()
     for part, paths in committed.items():

@@ -80,7 +80,7 @@ def read_safely(part: Part, request: Request) -> Iterator[Record | BadRecord]:
     try:
         yield from read_part(part, request)
     except InputError as error:
-        if not part.size or not Path(part.name).is_file() or _is_of_system(error.__cause__):
+        if not Path(part.name).is_file() or _is_of_system(error.__cause__):
             raise
         yield BadRecord(part.name, str(error))
 

@@ -14,13 +14,16 @@ from apood.encoders.base.encoder import Encoder
 from apood.encoders.embed import Portion, cut_portions, encode_cut
 from apood.scale.job import Settings
 from apood.scale.shards import Counts, Row, read_counts, shard_path, write_shard
+from apood.scale.tries import Tries
 from apood.scale.units import Unit, cut_units, read_row, read_safely
+from apood.support.cloud import parse_place
 from apood.support.errors import InputError
 from apood.support.version import __version__
 
 __all__ = ["Worker", "enter_folder"]
 
 _PLAIN = "a text"
+_UNUSABLE = "It cannot be encoded or scored: "
 
 
 @dataclass
@@ -56,7 +59,11 @@ class Worker:
             )
         enter_folder(settings.cwd)
         self.settings = settings
-        self.folder = Path(settings.folder)
+        self.folder, self.place = Path(settings.folder), parse_place(settings.folder)
+
+    def read(self, number: int, part: Part) -> Iterator[Record | BadRecord]:  # noqa: ARG002
+        """Yield the records of the part of this number."""
+        return read_safely(part, self.settings.request)
 
     def make_rows(self, portion: Portion) -> list[Row]:
         """Return one row per record of the portion."""
@@ -79,6 +86,8 @@ class Worker:
             try:
                 return self._process(number, part, waiting)
             except Exception as error:
+                for own in waiting:  # nobody died
+                    Tries(self.place, own.unit).forget()
                 if not waiting:  # it was not a unit
                     raise
                 self.discard()
@@ -86,14 +95,19 @@ class Worker:
 
     def _process(self, number: int, part: Part, waiting: deque[_OpenUnit]) -> Counts:
         total = Counts()
+        suspicious: list[Unit] = []
 
         def list_portions() -> Iterator[Sequence[Record]]:
-            records = read_safely(part, self.settings.request)
-            for unit in cut_units(number, records, self.settings.unit_records):
-                path = shard_path(self.folder, unit.name)
+            for unit in cut_units(number, self.read(number, part), self.settings.unit_records):
+                path = shard_path(self.place, unit.name)
                 if path.exists():
                     total.add(read_counts(path)[0])
                     continue
+                tries = Tries(self.place, unit)
+                if tries.suspicious:
+                    suspicious.append(unit)
+                    continue
+                tries.mark()
                 waiting.append(_OpenUnit(unit))
                 yield from cut_portions(unit.good, self.encoder)
 
@@ -109,7 +123,29 @@ class Worker:
                 waiting[0].add(self.make_rows(portion))
                 commit_complete()
         commit_complete()
+        for unit in suspicious:  # when nothing else is at work that could be to blame
+            total.add(self._commit(unit, self._encode_one_by_one(unit)))
         return total
+
+    def _encode_one_by_one(self, unit: Unit) -> list[Row]:
+        """Return the rows of a unit that has killed several workers; a document that kills one alone is an error."""
+        tries = Tries(self.place, unit)
+        rows: list[Row] = []
+        for number, record in enumerate(unit.good):
+            if number in tries.deadly:
+                rows.append({"error": "It was given up: each worker that tried to encode or score it died."})
+                continue
+            tries.mark(number)
+            rows += self._encode_or_explain(record)
+        self._refuse_if_all_failed(unit, rows)
+        return rows
+
+    def _encode_or_explain(self, record: Record) -> list[Row]:
+        """Return the row of one document; that of its error if it cannot be used."""
+        try:
+            return self._encode_alone([record])
+        except Exception as error:
+            return [{"error": f"{_UNUSABLE}{error}"}]
 
     def _save_good(self, unit: Unit, error: Exception) -> None:
         """Commit a unit that failed: portion by portion and, of one that fails again, document by document.
@@ -118,20 +154,19 @@ class Worker:
         it is not the documents, and the first error is raised.
         """
         rows: list[Row] = []
-        failed = 0
         for portion in cut_portions(unit.good, self.encoder):
             try:
                 rows += self._encode_alone(portion)
             except Exception:
                 for record in portion:
-                    try:
-                        rows += self._encode_alone([record])
-                    except Exception as own:
-                        failed += 1
-                        rows.append({"error": f"It cannot be encoded or scored: {own}"})
-        if failed and failed == len(unit.good) and (failed > 1 or not self._can_work(unit.good[0])):
-            raise error
+                    rows += self._encode_or_explain(record)
+        self._refuse_if_all_failed(unit, rows, error)
         self._commit(unit, rows)
+
+    def _refuse_if_all_failed(self, unit: Unit, rows: Sequence[Row], error: Exception | None = None) -> None:
+        failed = [row["error"] for row in rows if str(row.get("error")).startswith(_UNUSABLE)]
+        if failed and len(failed) == len(unit.good) and (len(failed) > 1 or not self._can_work(unit.good[0])):
+            raise error or InputError(failed[0])
 
     def _can_work(self, record: Record) -> bool:
         """Return whether a plain text works in the place of a record that failed."""
@@ -154,10 +189,12 @@ class Worker:
             own: Row = {"error": record.reason} if isinstance(record, BadRecord) else {**record.kept, **next(left)}
             rows.append({"place": record.place, **own})
         self.save_more(unit)
-        path, kept = shard_path(self.folder, unit.name), self.settings.request.keep
-        if not path.parent.is_dir():
+        path, kept = shard_path(self.place, unit.name), self.settings.request.keep
+        if isinstance(path, Path) and not path.parent.is_dir():
             raise InputError(f"This machine does not see {path.parent}, which all machines of the cluster share.")
-        return write_shard(path, rows, self.columns, kept, last=unit.last)
+        counts = write_shard(path, rows, self.columns, kept, last=unit.last)
+        Tries(self.place, unit).forget()
+        return counts
 
 
 def enter_folder(folder: str) -> None:

@@ -25,7 +25,7 @@ from apood.support.checks import import_optional, shorten
 from apood.support.errors import CloudError, InputError
 from apood.support.files import atomic_file, open_regular
 
-__all__ = ["CloudAddress", "Place", "name_locally", "open_stream", "parse_place", "write_file"]
+__all__ = ["CloudAddress", "Place", "list_names", "name_locally", "open_stream", "parse_place", "write_file"]
 
 _ALLOWED = "s3://BUCKET/KEY, gs://BUCKET/KEY or file:///PATH"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -97,6 +97,10 @@ class CloudAddress:
     def is_dir(self) -> bool:
         """Return whether there are objects below this address."""
         return bool(self._ask().type == self._fs.FileType.Directory)
+
+    def measure_size(self) -> int:
+        """Return the number of bytes of an object; 0 if there is none."""
+        return int(self._ask().size or 0)
 
     def _ask(self) -> Any:
         with self._explained("read"):
@@ -246,6 +250,13 @@ def parse_place(given: str | Path) -> Place:
 def name_locally(given: str) -> str:
     """Return a name with `file://` as the path it stands for, and any other name as it is."""
     return str(parse_place(given)) if given.lower().startswith("file:") else given
+
+
+def list_names(place: Place) -> list[str]:
+    """Return the names of what is in a folder; none if there is no such folder."""
+    if isinstance(place, CloudAddress):
+        return place.list_names()
+    return sorted(path.name for path in place.iterdir()) if place.exists() else []
 
 
 def open_stream(place: Place) -> BinaryIO:

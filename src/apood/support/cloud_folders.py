@@ -131,7 +131,7 @@ def publish_folder(place: Place, manifest: str, check: Callable[[Place], None]) 
     cache = find_user_cache("cloud")
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="@new-", dir=cache) as temporary:
-        folder = Path(temporary, place.name)
+        folder = Path(temporary, place.name or place.bucket)
         folder.mkdir()
         yield folder
         upload_folder(folder, place, manifest)

@@ -106,15 +106,16 @@ def _is_running(process: int) -> bool:
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path, *, sweep: bool = True) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` in one step if the block ends without an error.
 
-    Missing parent folders are created. An OSError without a file name gets that of `path`. Temporary files of `path`
-    that killed processes left are deleted.
+    Missing parent folders are created. An OSError without a file name gets that of `path`. With `sweep`, temporary
+    files of `path` that killed processes left are deleted, for which the whole folder is listed.
     """
     temporary = _temporary(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path)
+    if sweep:
+        _sweep(path)
     try:
         yield temporary
         _flush_file(temporary)

@@ -33,7 +33,7 @@ from apood.detectors.ap_ood.training import (
 )
 from apood.detectors.contract.base import Detector, name_renamed
 from apood.detectors.contract.held_out import HeldOutFit
-from apood.detectors.contract.refinable import Measured, Refinable
+from apood.detectors.contract.refinable import Measured, Refinable, Remembered
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.detectors.shared.mean_pooling import merge_spreads
@@ -390,7 +390,7 @@ class APOOD(Refinable, Detector):
         value, log_mass = merge(*(Pooled(own["value"], own["log_mass"]) for own in (first, second)))
         return {**merge_spreads(first, second), "value": value, "log_mass": log_mass}
 
-    def refine(self, measured: Measured) -> None:
+    def refine(self, measured: Measured, remembered: Remembered) -> None:  # noqa: ARG002
         """Replace the prototype by that of everything. Queries and the space they live in stay as they were trained."""
         mean, variance = measured["mean"], measured["scatter"] / measured["count"]
         mu = mean if self._resolve_recipe().mean_prototype else measured["value"]

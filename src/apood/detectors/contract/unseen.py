@@ -12,7 +12,16 @@ from apood.support.errors import DataWarning, InputError
 from apood.tokens.documents import count_documents, number_documents
 from apood.tokens.source import Beginnings, Subset, TokenSource, split
 
-__all__ = ["HELD_OUT_SHARE", "LEAST_HELD_OUT", "HeldOut", "Unseen", "count_held_out", "fit_member", "hold_out"]
+__all__ = [
+    "HELD_OUT_SHARE",
+    "LEAST_HELD_OUT",
+    "HeldOut",
+    "Unseen",
+    "count_held_out",
+    "draw_left_out",
+    "fit_member",
+    "hold_out",
+]
 
 HELD_OUT_SHARE = 0.1
 """Share of the ID sequences that is held out, if there are not too few or too many."""
@@ -64,14 +73,15 @@ def hold_out(source: TokenSource, seed: int, *, beginnings: bool) -> HeldOut:
             f"with at least {LEAST_HELD_OUT} sequences, which leaves {len(rest)} to learn from, and it needs "
             f"{LEAST_HELD_OUT}; give more documents, or fit one of its members alone instead."
         )
-    left_out = _draw_left_out(len(source), held.indices)
+    left_out = draw_left_out(len(source), held.indices)
     return HeldOut(source, rest, held, left_out, _draw_beginnings(held) if beginnings else None)
 
 
-def _draw_left_out(count: int, held_out: Tensor) -> Tensor:
+def draw_left_out(count: int, held_out: Tensor | None = None) -> Tensor:
     """Return the training sequences that members score as if they had not seen them: those held out, and others."""
     chosen = torch.zeros(count, dtype=torch.bool)
-    chosen[held_out] = True
+    if held_out is not None:
+        chosen[held_out] = True
     chosen[torch.linspace(0, count - 1, min(count, _LEFT_OUT)).long()] = True
     return chosen.nonzero().flatten()
 

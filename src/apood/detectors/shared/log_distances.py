@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -75,6 +75,16 @@ class LengthLaw:
     def make_flat(cls, distances: int) -> Self:
         """Return a law by which no distance depends on the length."""
         return cls(curves=((0.0, 0.0, 0.0),) * distances)
+
+    def refit(self, number: int, logs: Tensor, lengths: Tensor) -> Self:
+        """Return the law with another curve for one distance, learnt from log d and lengths of ID sequences.
+
+        A flat law stays flat.
+        """
+        if self.is_flat:
+            return self
+        curve = self._fit_curve((logs, lengths), None)
+        return replace(self, curves=(*self.curves[:number], curve, *self.curves[number + 1 :]))
 
     def __len__(self) -> int:
         """Return the number of distances."""

@@ -1,0 +1,67 @@
+"""What neighbours remember of a corpus that is read in parts: all documents, or those with the smallest keys."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scaled import plan_scores, run_here
+
+from apood.data.inputs import Request
+from apood.detectors.contract.artefact import load_with_facts
+from apood.detectors.contract.refinable import Refinable
+from apood.scale.fitting import Sample
+from apood.scale.job import Job
+from apood.scale.measuring import MeasureWorker, merge_units
+from apood.scale.sampling import choose_bound, count_by_keys, draw_from_part, take_smallest
+
+
+def measure(root: Path, out: Path, *, remembered: int, left_out: frozenset[str] = frozenset()) -> Job:
+    job = plan_scores(root / "corpus", root / "detector", out)
+    settings = replace(job.settings, request=Request(), remembered=remembered, left_out=left_out)
+    job = replace(job, settings=settings)
+    run_here(job, MeasureWorker(job.settings))
+    return job
+
+
+def draw(job: Job, wanted: int):
+    parts = enumerate(job.parts)
+    options = {"request": Request(), "seed": 0, "bound": choose_bound(wanted, 0)}
+    return take_smallest((own for number, part in parts for own in draw_from_part(number, part, **options)), wanted)
+
+
+def load_neighbours(root: Path) -> Refinable:
+    detector, _ = load_with_facts(root / "detector")
+    assert isinstance(detector, Refinable)
+    return detector
+
+
+def test_neighbours_remember_every_document_but_those_held_out(root: Path, tmp_path: Path):
+    everything = measure(root, tmp_path / "all", remembered=choose_bound(1, 0))
+    detector = load_neighbours(root)
+    _, rows = merge_units(everything.folder, detector, 10**6)
+    assert len(rows["vectors"]) == 242  # 239 texts that are not empty, one of which has four windows
+    held_out = frozenset(own.place for own in draw(everything, 20))
+    job = measure(root, tmp_path / "rest", remembered=choose_bound(1, 0), left_out=held_out)
+    _, rest = merge_units(job.folder, detector, 10**6)
+    assert len(rest["vectors"]) == 222
+    detector.refine({}, rest)
+    assert detector.bank_.equal(rest["vectors"])
+
+
+def test_the_smallest_keys_are_remembered_if_there_are_too_many(root: Path, tmp_path: Path):
+    detector = load_neighbours(root)
+    job = measure(root, tmp_path / "out", remembered=choose_bound(1, 0))
+    drawn = draw(job, 50)
+    bound = measure(root, tmp_path / "bound", remembered=drawn[-1].key + 1)  # what a worker writes is bounded, too
+    (_, first), (_, second) = (merge_units(own.folder, detector, 50) for own in (job, bound))
+    assert 50 <= len(first["vectors"]) <= 53 and first["vectors"].equal(second["vectors"])
+    sizes = [sum(path.stat().st_size for path in own.folder.glob("*.safetensors")) for own in (job, bound)]
+    assert sizes[1] < sizes[0] / 2
+
+
+def test_the_number_of_documents_follows_from_the_keys(root: Path):
+    job = plan_scores(root / "corpus", root / "detector", root / "unused")
+    assert count_by_keys(draw(job, 100), 100) == pytest.approx(251, rel=0.3)
+    assert count_by_keys(draw(job, 1000), 1000) == 239
+    sample = Sample.of(draw(job, 125), 100)
+    assert sample.bound == choose_bound(1, 0)  # all may be remembered, for there are fewer than the bound
