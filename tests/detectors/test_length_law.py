@@ -224,3 +224,12 @@ def test_ordinary_short_sequences_are_no_longer_the_strangest_ones():
     alone, fused = (detector.fit(train).score_samples(test) for detector in (member, Fusion([member])))
     assert auroc(alone[long], alone[short]).value > 0.99
     assert abs(auroc(fused[long], fused[short]).value - 0.5) < 0.2
+
+
+@pytest.mark.parametrize(("count", "dim"), [(300, 8), (70, 64)])
+def test_ap_ood_learns_no_law_from_sequences_that_it_knows_by_heart(count, dim):
+    """Few sequences of many dimensions end at a distance of almost 0, and how near they are shows nothing."""
+    detector = APOOD(device="cpu", steps=100, learning_rate=0.005)
+    detector.fit(correlated_sequences(count, dim, lengths=(4, 40)))
+    by_heart = count < 2 * dim
+    assert (detector.mean_distance_ < 0.1) == detector.length_law_.is_flat == by_heart

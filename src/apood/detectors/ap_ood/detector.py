@@ -66,6 +66,7 @@ _SHARP = 2.0  # sharpness that can fail, in long sequences
 _FEW_DIRECTIONS = 16  # good fits have 30 or more
 _EXPLAINED = 2**23  # similarities that an explanation holds at once, 64 MB of float64
 _FEW_AUX = 64  # AUX sequences with half the weight of many
+_BY_HEART = 0.1  # mean d² per head of sequences that heads have learnt by heart; it is 0.4 or more in good fits
 
 
 class APOOD(Refinable, Detector):
@@ -152,7 +153,8 @@ class APOOD(Refinable, Detector):
         unit_tokens_: whether tokens are scaled to length 1.
         score_: how the score reduces d² over heads: "sum", "student" or "min".
         mean_distance_: mean d² per head over the ID sequences; about 1 after a good fit.
-        length_law_: how log distances of ID sequences depend on their length.
+        length_law_: how log distances of ID sequences depend on their length; flat if `mean_distance_` is below 0.1,
+            because training sequences that heads have learnt by heart do not show it.
         training_curve_: the loss, and the mean d² per head of its batch, at up to 100 steps.
         fit_warnings_: the warnings that `fit` issued.
 
@@ -363,7 +365,8 @@ class APOOD(Refinable, Detector):
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
         self.training_curve_ = outcome.curve
         self.length_law_ = LengthLaw()
-        if recipe.adapted:
+        if recipe.adapted and self.mean_distance_ > _BY_HEART:
+            # What heads know by heart is at a distance of almost 0, which says nothing about new sequences.
             shortfall = Shortfall(recipe.score, self.prototype_, self.log_norms_)
             distances = shortfall.from_values(corpus.sample.cpu()).double()
             self.length_law_ = LengthLaw.fit([(compute_floored_log(distances), source.lengths[sample])])
