@@ -168,3 +168,18 @@ def test_short_sequences_and_a_given_sharpness_are_fitted_once(long_sequences, m
     APOOD(steps=2, sharpness=3.0).fit(long_sequences)
     APOOD(steps=2, beta=1.0).fit(long_sequences)
     assert len(fits) == 3
+
+
+def test_few_long_sequences_are_fitted_once_with_half_the_sharpness(monkeypatch):
+    """Fewer than T D / 8, here 64: heads learn them by heart, so that they do not show whether attention fails."""
+    fits = []
+    original = APOOD._train
+    monkeypatch.setattr(APOOD, "_train", lambda *arguments: fits.append(arguments[0]) or original(*arguments))
+    monkeypatch.setattr("apood.detectors.ap_ood.detector._FEW_DIRECTIONS", 0.01)  # never too sharp
+    long = correlated_sequences(64, 16, lengths=(64, 64))
+    few, many = long.select(slice(0, 63)), long
+    for tokens, factor in ((few, 0.5), (many, 1.0)):
+        found = APOOD(steps=2, queries=32, device="cpu").fit(tokens)
+        expected = APOOD(steps=2, queries=32, device="cpu", sharpness=factor * math.log(64) / 2).fit(tokens)
+        assert found.beta_ == expected.beta_
+    assert len(fits) == 4

@@ -64,6 +64,7 @@ _SPARE, _BATCHES = 2**31, 4  # bytes, and batches, that a corpus in GPU memory l
 _COMPARED = 512  # ID sequences whose distances show whether attention is too sharp
 _SHARP = 2.0  # sharpness that can fail, in long sequences
 _FEW_DIRECTIONS = 16  # good fits have 30 or more
+_FEW_FOR_QUERIES = 8  # with fewer than T D / 8 sequences, sharp attention is not tried: milder attention is as good
 _EXPLAINED = 2**23  # similarities that an explanation holds at once, 64 MB of float64
 _FEW_AUX = 64  # AUX sequences with half the weight of many
 _BY_HEART = 0.1  # mean d² per head of sequences that heads have learnt by heart; it is 0.4 or more in good fits
@@ -115,7 +116,8 @@ class APOOD(Refinable, Detector):
     The more tokens a sequence averages over, the nearer it is: log d falls with log S. The robust recipe learns how
     from the training sequences and compares each sequence with ID sequences of its length; otherwise long foreign
     documents look more ordinary than short ID ones. Attention is sharp for long sequences, in which few tokens may be
-    foreign, and mild for short ones. More heads and queries find more, but take a CPU eight times as long.
+    foreign, and mild for short ones; a sharpness of 2 or more is halved for fewer than T D / 8 sequences. More heads
+    and queries find more, but take a CPU eight times as long.
 
     The euclidean similarity attends by -|z - w|²/2; its robust start is at random tokens, without whitening. W and its
     norms live in the space of the tokens after preprocessing.
@@ -306,10 +308,17 @@ class APOOD(Refinable, Detector):
         recipe = self._resolve_recipe(supervised=aux is not None)
         if recipe.adapted and aux is not None:
             recipe = replace(recipe, aux_weight=recipe.aux_weight * len(aux) / (len(aux) + _FEW_AUX))
-        found = self._train(source, aux, recipe, checkpoint)
-        if recipe.beta is None and recipe.sharpness == "length" and self._is_too_sharp(source):
-            part = None if checkpoint is None else checkpoint.part(1)
-            found = self._train(source, aux, replace(recipe, sharpness=choose_sharpness(source.lengths) / 2), part)
+        sharpness = choose_sharpness(source.lengths)
+        milder = replace(recipe, sharpness=sharpness / 2)
+        may_fail = recipe.beta is None and recipe.sharpness == "length" and sharpness >= _SHARP
+        if may_fail and len(source) < recipe.queries * source.dim / _FEW_FOR_QUERIES:
+            # Heads will know these sequences by heart, whose distances then do not show whether attention has failed.
+            found = self._train(source, aux, milder, checkpoint)
+        else:
+            found = self._train(source, aux, recipe, checkpoint)
+            if may_fail and self._is_too_sharp(source):
+                part = None if checkpoint is None else checkpoint.part(1)
+                found = self._train(source, aux, milder, part)
         self.fit_warnings_ = [str(one) for one in found]
         for one in found:
             warnings.warn(one, stacklevel=3)
@@ -321,8 +330,6 @@ class APOOD(Refinable, Detector):
         the vocabulary in which a model parks its own attention. All heads then see the same few tokens, and the
         logarithm of the sum of their d² spreads like that of k squares: about √(2/k).
         """
-        if choose_sharpness(source.lengths) < _SHARP:
-            return False
         some = Subset(source, torch.linspace(0, len(source) - 1, min(len(source), _COMPARED)).long())
         scores = [self._score(batch).cpu().double() for batch in some.batches(token_budget(source.dim))]
         return float(self.log_distances(torch.cat(scores)).std()) > math.sqrt(2 / _FEW_DIRECTIONS)
