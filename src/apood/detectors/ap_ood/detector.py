@@ -155,8 +155,8 @@ class APOOD(Refinable, Detector):
         unit_tokens_: whether tokens are scaled to length 1.
         score_: how the score reduces d² over heads: "sum", "student" or "min".
         mean_distance_: mean d² per head over the ID sequences; about 1 after a good fit.
-        length_law_: how log distances of ID sequences depend on their length; flat if `mean_distance_` is below 0.1,
-            because training sequences that heads have learnt by heart do not show it.
+        length_law_: how log distances of ID sequences depend on their length; flat if tokens are whitened and
+            `mean_distance_` is below 0.1: training sequences that heads have learnt by heart do not show it.
         training_curve_: the loss, and the mean d² per head of its batch, at up to 100 steps.
         fit_warnings_: the warnings that `fit` issued.
 
@@ -372,8 +372,10 @@ class APOOD(Refinable, Detector):
         self.mean_distance_ = float((corpus.variance + (corpus.mean - mu).square()).mean())
         self.training_curve_ = outcome.curve
         self.length_law_ = LengthLaw()
-        if recipe.adapted and self.mean_distance_ > _BY_HEART:
-            # What heads know by heart is at a distance of almost 0, which says nothing about new sequences.
+        # What heads know by heart is at a distance of almost 0, which says nothing about new sequences. Only in the
+        # whitened space is d² about 1 otherwise.
+        whitened = recipe.similarity == "dot" and recipe.start == "mahalanobis"
+        if recipe.adapted and not (whitened and self.mean_distance_ < _BY_HEART):
             shortfall = Shortfall(recipe.score, self.prototype_, self.log_norms_)
             distances = shortfall.from_values(corpus.sample.cpu()).double()
             self.length_law_ = LengthLaw.fit([(compute_floored_log(distances), source.lengths[sample])])
