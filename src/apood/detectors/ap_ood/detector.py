@@ -53,7 +53,7 @@ from apood.pooling.algebra import similarities_and_logits
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import check_device, resolve_device
 from apood.support.errors import FitWarning, InputError
-from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.batch import Ragged, TokenBatch, upload
 from apood.tokens.loader import Resident, place_on_device
 from apood.tokens.source import Subset, TokenSource, token_budget, trim_ends
 
@@ -400,7 +400,7 @@ class APOOD(Refinable, Detector):
     def _score(self, tokens: TokenBatch) -> Tensor:
         distances = self._pool(tokens.dtype).finish(tokens)
         best, factors = self._best_score(), self._length_factors(tokens.lengths)  # computed while the GPU is busy
-        return best - distances.cpu() * factors
+        return best - distances * upload(factors, distances.device)  # still there: whoever reads it waits
 
     def _explain(self, tokens: TokenBatch) -> Explanation:
         """Return the contributions of tokens, c_s = Σ_j c_sj with c_sj = (h_j - μ_j) Σ_t p_jts (a_jts - μ_j).
