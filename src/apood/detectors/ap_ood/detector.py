@@ -278,7 +278,7 @@ class APOOD(Refinable, Detector):
         return [{"beta": beta} | size | weight for beta in betas for size in sizes for weight in weights]
 
     def held_out_fit(self, tokens: TokenSource) -> HeldOutFit:
-        """Return the paper's loss and the mean d² per head of held-out ID sequences, windows included."""
+        """Return the paper's loss and the mean d² per head of held-out ID sequences. Each window counts as one."""
         summed = copy.copy(self)
         summed.score_ = "sum"
         # The score is s = Σ_j (log |W_j|² - d²_j). Windows count alone, as in `mean_distance_`.
