@@ -152,12 +152,13 @@ def _read_times(process: int) -> dict[int, float]:
 
 def drive(corpus: str, detector: str, out: str, address: str, workers: str, unit: str) -> None:
     """Run a job on the cluster, in a process of its own, which may be killed."""
-    from apood.scale.engine import connect, run_workers
+    from apood.scale.engine import connect, find_resources, run_workers
 
     settings = Settings(out, Request(allow_empty=True), detector=detector, unit_records=int(unit))
     job = Job.plan("score", [corpus], settings, {}, part_bytes=1 << 16)
-    with connect(address) as cluster:
-        for _ in run_workers(CountingWorker, settings, job.parts, job.begin(), cluster=cluster, workers=int(workers)):
+    with connect(address):
+        left, cluster = job.begin(), find_resources()
+        for _ in run_workers(CountingWorker, settings, job.parts, left, cluster=cluster, workers=int(workers)):
             pass
     job.finish()
 

@@ -291,6 +291,18 @@ def test_another_command_does_not_continue_the_work(root: Path, tmp_path: Path):
         plan_scores(root / "corpus", root / "detector", tmp_path).begin()
 
 
+def test_a_job_does_not_finish_what_another_command_began_at_the_same_time(root: Path, tmp_path: Path):
+    one = plan_scores(root / "corpus" / "0.jsonl", root / "detector", tmp_path / "one")
+    other = plan_scores(root / "corpus" / "1.jsonl", root / "detector", tmp_path / "other")
+    run_here(other, ScoreWorker(other.settings))
+    for number in one.begin():
+        ScoreWorker(one.settings).process(number, one.parts[number])
+    shutil.copy(tmp_path / "other" / "_plan.json", tmp_path / "one")
+    with pytest.raises(InputError, match="holds the work of another command, whose inputs differ"):
+        one.finish()
+    assert not (tmp_path / "one" / "_manifest.json").exists()
+
+
 def test_a_job_is_refused_before_there_is_a_folder(root: Path, tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"words": "a"}\n')
     with pytest.raises(InputError, match="name it with --field"):
@@ -381,4 +393,4 @@ def test_tokens_that_float16_cannot_hold_are_rows_with_the_error(root: Path, tmp
     run_here(job, worker)
     rows = read_rows(tmp_path / "parts")
     assert [row["error"] is None for row in rows] == [True, False, True]
-    assert "become infinite as float16: choose another --dtype" in rows[1]["error"]
+    assert "become infinite as float16, in which they are stored" in rows[1]["error"]

@@ -129,13 +129,7 @@ class Job:
         place = self.place
         path = place / _PLAN
         if path.exists():
-            before = read_json(path) if isinstance(path, Path) else parse_json(path.read_bytes())
-            if wrong := [key for key, value in self._plan.items() if before.get(key) != value]:
-                raise InputError(
-                    f"{place} holds the work of another command, whose {wrong[0]} differ"
-                    f"{'' if wrong[0].endswith('s') else 's'}: repeat that command to continue it, or choose another "
-                    "folder."
-                )
+            self._refuse_other_plan(path)
         else:
             if place.exists() and (not place.is_dir() or list_names(place)):
                 raise InputError(f"{place} already exists and is not empty: choose another folder.")
@@ -145,13 +139,23 @@ class Job:
         finished = list_finished(find_committed(place))
         return [number for number in range(len(self.parts)) if number not in finished]
 
+    def _refuse_other_plan(self, path: Place) -> None:
+        before = read_json(path) if isinstance(path, Path) else parse_json(path.read_bytes())
+        if wrong := [key for key, value in self._plan.items() if before.get(key) != value]:
+            raise InputError(
+                f"{self.place} holds the work of another command, whose {wrong[0]} differ"
+                f"{'' if wrong[0].endswith('s') else 's'}: repeat that command to continue it, or choose another "
+                "folder."
+            )
+
     def finish(self) -> Counts:
         """Write the manifest, which lists all shards in the order of the inputs, and return the counts of all rows.
 
         Raises:
-            InputError: if a shard is missing.
+            InputError: if a shard is missing, or if another job began in the same place at the same time.
         """
         place = self.place
+        self._refuse_other_plan(place / _PLAN)  # a cloud store has no locks: the other one may have replaced the plan
         committed = find_committed(place)
         if missing := set(range(len(self.parts))) - list_finished(committed):
             raise InputError(f"{len(missing)} parts of {place} are missing: run the same command again.")
