@@ -24,7 +24,7 @@ PICTURE = Path(__file__).with_name("packages.png")
 WIDTH, HEIGHT = 2.3, 0.62
 
 
-def read_rooms() -> tuple[dict[str, set[str]], dict[str, tuple[int, int]]]:
+def read_packages() -> tuple[dict[str, set[str]], dict[str, tuple[int, int]]]:
     """Return the packages that each package imports, and the number of modules and lines of each package."""
     imports: dict[str, set[str]] = defaultdict(set)
     sizes: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
@@ -43,7 +43,7 @@ def read_rooms() -> tuple[dict[str, set[str]], dict[str, tuple[int, int]]]:
 
 def draw(path: Path) -> None:
     """Draw the packages into `path`."""
-    imports, sizes = read_rooms()
+    imports, sizes = read_packages()
 
     @cache
     def reached(package: str) -> frozenset[str]:

@@ -72,7 +72,7 @@ def test_names_and_calls_of_tools_are_judged_in_the_whole_conversation() -> None
     whole = choose_text(read_responses_input({"input": items}, "whole"), "whole")
     assert whole == 'user: find\n\nassistant: f\n{"q": 1}\n\nassistant: because'
     items.append({"type": "reasoning", "summary": [], "encrypted_content": "gAAA"})
-    with pytest.raises(UnjudgedError, match="no text"):
+    with pytest.raises(UnjudgedError, match="not text"):
         choose_text(read_responses_input({"input": items}, "whole"), "whole")
 
 
@@ -83,7 +83,7 @@ def test_parts_without_text_are_refused_or_ignored_in_judged_messages_alone() ->
         {"role": "user", "content": [{"type": "text", "text": "look"}, image]},
     ]
     for chat in ("last-user", "all-user", "whole"):
-        with pytest.raises(UnjudgedError, match="no text"):
+        with pytest.raises(UnjudgedError, match="not text"):
             choose_text(read_messages(messages), chat)
     assert choose_text(read_messages(messages), "last-user", "ignore") == "look"
     messages[1] = {"role": "user", "content": "plain"}

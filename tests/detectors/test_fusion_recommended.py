@@ -303,3 +303,18 @@ def test_fewer_than_forty_are_refused(train, supervised):
     with pytest.raises(InputError, match=r"needs 40, got 39"):
         Fusion().fit(train[:39], aux=aux)
     Fusion().fit(train[:40], aux=aux)
+
+
+def test_scores_without_room_on_the_device_are_computed_on_the_cpu(train, monkeypatch):
+    detector = Fusion().fit(train)
+    expected, tries, score = detector.score_samples(train), [], Fusion._score_here
+
+    def run_out_of_memory_once(self, tokens):
+        tries.append(tokens.values.device.type)
+        if len(tries) == 1:
+            raise torch.OutOfMemoryError("no room")
+        return score(self, tokens)
+
+    monkeypatch.setattr(Fusion, "_score_here", run_out_of_memory_once)
+    assert np.array_equal(detector.score_samples(train), expected)
+    assert tries == ["cpu", "cpu"]

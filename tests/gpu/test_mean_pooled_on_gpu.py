@@ -17,7 +17,7 @@ from apood.detectors.mahalanobis import Mahalanobis
 from apood.detectors.relative_mahalanobis import RelativeMahalanobis
 from apood.pooling import Preprocessing, mean_pool
 from apood.support.errors import InputError
-from apood.tokens.batch import TokenBatch
+from apood.tokens.batch import Ragged, TokenBatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::apood.support.errors.FitWarning")]
 
@@ -153,6 +153,19 @@ def test_the_recommended_fusion_waits_once_for_each_member():
     detector.fit(sequences(200, dtype=torch.bfloat16))
     batch = sequences(32, seed=3, dtype=torch.bfloat16).to("cuda")
     assert waits(lambda: detector.score_samples(batch)) == 3
+
+
+def test_the_default_scores_tokens_of_the_cpu_alike_on_both_devices():
+    def with_summary(batch):
+        means = torch.stack([z.float().mean(0) for z in batch])
+        return batch.with_channels(summary=Ragged.from_lengths(means, torch.ones(len(batch), dtype=torch.int64)))
+
+    detector = Fusion(device="cuda").fit(with_summary(sequences(200)))
+    assert len(detector.members_) == 4
+    batch = with_summary(sequences(32, seed=3))
+    there = detector.score_samples(batch)
+    detector.device = "cpu"
+    np.testing.assert_allclose(detector.score_samples(batch), there, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("preprocessing", [None, Preprocessing(unit=True)], ids=["as they are", "unit"])

@@ -1,5 +1,6 @@
 """The command line and trainings in separate processes, some of which are killed."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -68,6 +69,8 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # with the processes that it started
         self._process.kill()
         self._process.join()
         for pipe in (self.stdin, self.stdout, self.stderr):

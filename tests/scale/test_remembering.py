@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from scaled import plan_scores, run_here
 
 from apood.data.inputs import Request
@@ -57,6 +59,39 @@ def test_the_smallest_keys_are_remembered_if_there_are_too_many(root: Path, tmp_
     assert 50 <= len(first["vectors"]) <= 53 and first["vectors"].equal(second["vectors"])
     sizes = [sum(path.stat().st_size for path in own.folder.glob("*.safetensors")) for own in (job, bound)]
     assert sizes[1] < sizes[0] / 2
+
+
+@pytest.mark.parametrize(("most", "rows"), [(50, 60), (60, 60), (61, 80), (10**6, 200)])
+def test_the_bound_counts_windows_and_documents_stay_whole(root: Path, tmp_path: Path, most: int, rows: int):
+    keys = torch.tensor([7, 3, 9, 1, 5, 0, 8, 2, 6, 4])  # ten documents of 20 windows, one per unit
+    for number, key in enumerate(keys.repeat_interleave(20).split(20)):
+        vectors = key[:, None] + torch.arange(20)[:, None] / 100
+        save_file({"row.key": key, "row.vectors": vectors}, tmp_path / f"measured-000000-{number:05d}.safetensors")
+    _, remembered = merge_units(tmp_path, load_neighbours(root), most)
+    expected = [key + n / 100 for key in keys[keys < rows // 20].tolist() for n in range(20)]
+    assert list(remembered) == ["vectors"]
+    assert remembered["vectors"].flatten().tolist() == pytest.approx(expected)
+
+
+def test_documents_that_are_tried_again_are_measured_once(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    job = plan_scores(root / "corpus", root / "detector", tmp_path / "out")
+    job = replace(job, settings=replace(job.settings, request=Request(), remembered=choose_bound(1, 0)))
+    worker = MeasureWorker(job.settings)
+    detector, failures = worker._detector, iter(range(2))  # the unit fails, and then its first portion again
+    remember = detector.remember
+
+    def remember_later(batch):
+        if next(failures, None) is not None:
+            raise ValueError("not yet")
+        return remember(batch)
+
+    monkeypatch.setattr(detector, "remember", remember_later)
+    monkeypatch.setattr(detector, "measure", lambda batch: {"sequences": torch.tensor(len(batch))})
+    monkeypatch.setattr(detector, "merge_measured", lambda one, two: {"sequences": one["sequences"] + two["sequences"]})
+    run_here(job, worker)
+    measured, rows = merge_units(job.folder, detector, 10**6)
+    assert next(failures, None) is None
+    assert measured["sequences"] == len(rows["vectors"]) == 242
 
 
 def test_the_number_of_documents_follows_from_the_keys(root: Path):

@@ -21,6 +21,7 @@ from apood.data.record import Record
 from apood.encoders.base.pretrained import find_pretrained
 from apood.scale.job import Job, Settings
 from apood.scale.scoring import ScoreWorker
+from apood.scale.shards import Counts, read_counts, write_shard
 from apood.support import cloud
 from apood.support.cloud import CloudAddress, parse_place, write_file
 from apood.support.cloud_folders import find_work_folder
@@ -176,6 +177,28 @@ def test_shards_of_a_job_are_objects_with_the_manifest_last(bucket, tmp_path):
         written[out] = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert written["s3://bucket/scores"] == written["local"]
     assert {"_plan.json", "_manifest.json", "rows-000000-00000.parquet"} <= written["local"].keys()
+
+
+def test_a_store_that_fails_is_not_a_damaged_shard(bucket, monkeypatch):
+    import pyarrow.parquet
+
+    shard = parse_place("s3://bucket/scores/rows-000000-00000.parquet")
+    write_shard(shard, [{"place": "line 1", "score": 0.5}], ["score"], [], last=True)
+    assert read_counts(shard) == (Counts(rows=1), True)
+    opened = list[Any]()
+
+    def time_out(file: Any) -> None:
+        opened.append(file)
+        raise OSError("AWS Error NETWORK_CONNECTION during GetObject operation: curlCode: 28, Timeout was reached")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pyarrow.parquet, "read_schema", time_out)
+        with pytest.raises(CloudError, match=r"rows-000000-00000\.parquet cannot be read: the store does not answer"):
+            read_counts(shard)
+    assert opened[0].closed
+    (bucket / "scores" / shard.name).write_bytes(b"no Parquet")
+    with pytest.raises(InputError, match="is damaged, or apood did not write it"):
+        read_counts(shard)
 
 
 def test_a_store_is_uploaded_with_its_index_last_and_read_from_a_copy(bucket, monkeypatch, forget_copies):

@@ -463,8 +463,12 @@ def test_tokens_beyond_the_range_of_the_dtype_are_refused(tmp_path):
     with TokenStoreWriter(tmp_path / "store", dim=2, dtype=torch.float16) as writer:
         with pytest.raises(InputError, match=r"magnitude 7e\+04 become infinite as float16"):
             writer.append(TokenBatch.from_sequences([torch.tensor([[0.0, -7e4]])]))
+        with pytest.raises(InputError, match="become infinite as float16"):
+            writer.append(TokenBatch.from_sequences([torch.tensor([[0.0, 65520.0]])]))
         writer.append(TokenBatch.from_sequences([torch.tensor([[65504.0, float("nan")]])]))
-    assert len(TokenStore(tmp_path / "store")) == 1
+        writer.append(TokenBatch.from_sequences([torch.tensor([[-65519.0, 0.0]])]))  # it is rounded down
+    store = TokenStore(tmp_path / "store")
+    assert len(store) == 2 and store.select([1]).values.tolist() == [[-65504.0, 0.0]]
 
 
 def test_a_batch_may_be_changed_after_it_was_appended(tmp_path):

@@ -86,10 +86,11 @@ class OnRay:
 
     def run(self, job: "Job", worker: "type[Worker]") -> "Counts":
         """Do what is left of a job, and return the counts of all rows."""
-        from apood.scale.engine import connect, run_workers
+        from apood.scale.engine import connect, find_resources, run_workers
 
         if left := job.begin():
-            with connect(self.address) as cluster:
+            with connect(self.address):
+                cluster = find_resources()
                 count = cluster.count_workers(self.workers)
                 for notice in cluster.list_notices(min(count, len(left))):
                     echo(notice, err=True)

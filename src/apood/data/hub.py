@@ -61,7 +61,7 @@ class HubData:
         return cls(given, path, config or None, split, revision or None)
 
     def measure(self) -> tuple[int, int]:
-        """Return the number of files of the split, each of which can be read alone, and the bytes of its texts.
+        """Return the number of files of the split, each of which can be read alone, and the bytes of all its columns.
 
         The latter is what the data set says about itself; 0 if it says nothing.
         """

@@ -32,7 +32,7 @@ from apood.fitting.optimise import Checkpoint
 from apood.support.checks import check_flag, check_integer
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
-from apood.tokens.batch import TokenBatch
+from apood.tokens.batch import TokenBatch, upload
 from apood.tokens.documents import find_documents, find_worst
 from apood.tokens.source import TokenSource
 
@@ -205,7 +205,7 @@ class Fusion(Refinable, Detector):
                     member.device = value
 
     def member_scores(self, tokens: Any) -> dict[str, Scores]:
-        """Return -z_k of each member by its name (`knn-1`, `knn-2` if a method repeats); they sum to the score.
+        """Return -w_k z_k of each member by its name (`knn-1`, `knn-2` if a method repeats); they sum to the score.
 
         There is one per document, that of the window with the lowest score. They are about 0 for an ordinary sequence;
         the most unusual one for a member is the most negative.
@@ -217,7 +217,7 @@ class Fusion(Refinable, Detector):
         return dict(zip(_name_members(self.members_), -z.numpy()[worst].T, strict=True))
 
     def explain(self, X: Any) -> Explanation:
-        """Return what each member adds to minus the score, z_k, and what each token adds to the z_k of its sequence.
+        """Return what each member adds to minus the score, w_k z_k, and what each token adds to that of its sequence.
 
         `members` of the result has the share of each member and its own explanation. The contributions of tokens are
         those to the sum of z_k over the members that explain theirs; `explained` says how much that is.
@@ -299,11 +299,7 @@ class Fusion(Refinable, Detector):
         self.means_ = torch.stack([one.mean() for one in compared])
         spreads = torch.stack([one.std(correction=0) for one in compared])
         for name, mean, spread in zip(names, self.means_.tolist(), spreads.tolist(), strict=True):
-            if spread <= _CONSTANT * abs(mean):
-                raise InputError(
-                    f"The member {name} gives all held-out ID sequences the same score, so there is no scale to "
-                    "compare it with the others; leave it out."
-                )
+            _refuse_constant(name, mean, spread)
         self.members_, self.spreads_ = members, spreads
         self._weigh_members(aux, samples, parts)
         warn_of_copies(int(copied.sum()), len(parts.left_out), len(source))
@@ -413,7 +409,9 @@ class Fusion(Refinable, Detector):
             if not self.beginnings:
                 self.length_law_ = self.length_law_.refit(number, logs, compared)
             logs = logs - self.length_law_.compute_allowances(compared)[:, number]
-            means[number], spreads[number] = logs.mean(), logs.std(correction=0) / self.weights_[number]
+            means[number], spread = logs.mean(), logs.std(correction=0)
+            _refuse_constant(name, float(means[number]), float(spread))
+            spreads[number] = spread / self.weights_[number]
             copied |= own.copied
         self.floors_, self.means_, self.spreads_ = floors, means, spreads
         warn_of_copies(int(copied.sum()), len(chosen), len(lengths))
@@ -430,11 +428,17 @@ class Fusion(Refinable, Detector):
     def _score(self, tokens: TokenBatch) -> Tensor:
         if self.members is not None:  # they have devices of their own
             return self._score_here(tokens)
+        device = resolve_device(self.device)
         try:
             # sent once for all members: on a CPU, their means of long texts would take longer than the encoder
-            return self._score_here(tokens.to(resolve_device(self.device)))
-        except torch.OutOfMemoryError:  # an encoder may take most of the memory
-            return self._score_here(tokens)
+            sent = tokens.to(device)
+            if (summary := tokens.channels.get(_SUMMARY)) is not None:
+                sent = sent.with_channels(summary=replace(summary, values=upload(summary.values, device)))
+            return self._score_here(sent)
+        except torch.OutOfMemoryError:
+            pass  # An encoder may take most of the memory. What this try holds is freed when the block is left.
+        torch.cuda.empty_cache()
+        return self._score_here(tokens.to("cpu"))
 
     def _score_here(self, tokens: TokenBatch) -> Tensor:
         """Return the scores; members without a device compute on that of the tokens."""
@@ -459,6 +463,15 @@ def _find_floor(logs: Tensor) -> Tensor:
     lower, median = logs.quantile(torch.tensor([0.25, 0.5], dtype=logs.dtype))
     floor: Tensor = median - _FLOOR * (median - lower)
     return floor
+
+
+def _refuse_constant(name: str, mean: float, spread: float) -> None:
+    """Raise `InputError` if the log distances of a member hardly spread."""
+    if spread <= _CONSTANT * abs(mean):
+        raise InputError(
+            f"The member {name} gives all held-out ID sequences the same score, so there is no scale to compare it "
+            "with the others; leave it out."
+        )
 
 
 def _refuse_without_distances(name: str, logs: Tensor, known: Tensor) -> None:

@@ -19,7 +19,7 @@ from apood.tokens.batch import TokenBatch
 from apood.tokens.documents import find_documents
 from apood.tokens.joining import write_joined
 from apood.tokens.store import TokenStore
-from apood.tokens.writer import TokenStoreWriter
+from apood.tokens.writer import TokenStoreWriter, refuse_overflow
 
 __all__ = ["EmbedWorker", "describe_documents", "join_units"]
 
@@ -36,7 +36,7 @@ class EmbedWorker(Worker):
 
     def make_rows(self, portion: Portion) -> list[Row]:
         """Return what was encoded of each record, and keep its tokens for `save_more`."""
-        _refuse_overflow(portion.batch, self.settings.dtype)
+        refuse_overflow(portion.batch.values, getattr(torch, self.settings.dtype))
         self._batches.append(portion.batch)
         return describe_documents(portion)
 
@@ -62,15 +62,6 @@ class EmbedWorker(Worker):
     def discard(self) -> None:
         """Forget the tokens of a unit that failed."""
         self._batches = []
-
-
-def _refuse_overflow(batch: TokenBatch, dtype: str) -> None:
-    """Raise InputError if tokens would become infinite in the dtype in which they are stored."""
-    if not batch.values.numel():
-        return
-    largest = float(batch.values.abs().amax())
-    if torch.finfo(getattr(torch, dtype)).max < largest < float("inf"):
-        raise InputError(f"Its tokens of magnitude {largest:.4g} become infinite as {dtype}: choose another --dtype.")
 
 
 def describe_documents(portion: Portion) -> list[Row]:

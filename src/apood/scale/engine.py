@@ -20,9 +20,10 @@ from apood.support.checks import format_count, import_optional
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 
-__all__ = ["Cluster", "connect", "map_parts", "run_workers"]
+__all__ = ["Cluster", "connect", "find_resources", "map_parts", "run_workers"]
 
 _ANSWER_SECONDS = 10.0
+_PROBE_SECONDS = 60.0  # until a machine has started a process and imported torch
 _FREE_SECONDS = 5.0  # until the resources of a job that has just ended are free again
 _MOST_BLOCKS = 10_000  # lists of parts that Ray holds; a part is a block of its own if there are not more
 _OWN_ERROR = re.compile(r"(?:\w+\(\w+\): )?(?:apood\.[\w.]+Error|InputError): (.+)")  # in a traceback of a worker
@@ -91,7 +92,7 @@ class Cluster:
 
 
 @contextmanager
-def connect(address: str | None) -> Iterator[Cluster]:
+def connect(address: str | None) -> Iterator[None]:
     """Connect to the cluster at `address` during the block: host:port, or "auto" for the one on this machine.
 
     Without an address it is that in the variable RAY_ADDRESS or, if there is none, Ray is started on this machine and
@@ -114,20 +115,37 @@ def connect(address: str | None) -> Iterator[Cluster]:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise InputError(f"There is no Ray cluster at {address or 'this machine'} ({error}).") from error
     try:
-        found = ray.cluster_resources()
-        gpus = int(found.get("GPU", 0))
-        yield Cluster(int(found.get("CPU", 0)), gpus if gpus and _sees_gpu(ray) else 0, offered_gpus=gpus)
+        yield
     finally:
         if ours:
             ray.shutdown()
 
 
+def find_resources() -> Cluster:
+    """Return the resources of the cluster of `connect`.
+
+    Raises:
+        InputError: if a machine with a GPU cannot run apood.
+    """
+    import ray
+
+    found = ray.cluster_resources()
+    gpus = int(found.get("GPU", 0))
+    return Cluster(int(found.get("CPU", 0)), gpus if gpus and _sees_gpu(ray) else 0, offered_gpus=gpus)
+
+
 def _sees_gpu(ray: Any) -> bool:
-    """Return whether torch on a machine with a GPU can use it; also if all GPUs are busy, so that nobody can say."""
-    try:
-        return bool(ray.get(ray.remote(num_gpus=1, num_cpus=0)(_is_gpu_usable).remote(), timeout=_ANSWER_SECONDS * 6))
-    except ray.exceptions.GetTimeoutError:
+    """Return whether torch on a machine with a GPU can use it; True if all GPUs are busy, so that nobody can say."""
+    if ray.available_resources().get("GPU", 0) < 1:
         return True
+    answer = ray.remote(num_gpus=1, num_cpus=0)(_is_gpu_usable).remote()
+    try:
+        return bool(ray.get(answer, timeout=_PROBE_SECONDS))
+    except ray.exceptions.GetTimeoutError:  # another program was faster
+        ray.cancel(answer)
+        return True
+    except ray.exceptions.RayError as error:
+        raise _explain(error) from error
 
 
 def _is_gpu_usable() -> bool:

@@ -7,8 +7,9 @@ What is learnt from which documents:
   it, which is all that it uses of any corpus.
 - Everything gives the means and covariances of `mahalanobis` and `mahalanobis-knn`, and the prototype of AP-OOD. These
   are sums, merged exactly from parts of any size.
-- Neighbours remember one vector of each document: of all, or of a uniform sample of 100,000, because their number is
-  what scoring costs. A fusion learns their scale again, from a few thousand of these documents.
+- Neighbours remember one vector per window: of all documents, or of a uniform sample of them that has about 100,000
+  windows, because the number of vectors is what scoring costs. A fusion learns their scale again, from a few thousand
+  of these documents.
 - Documents held out, drawn with the sample and in no other part of it, set the threshold: they are scored by the
   detector as it is at the end.
 
@@ -43,7 +44,7 @@ __all__ = ["Sample", "draw_sample", "fit_sample", "refine_and_calibrate"]
 
 _HELD_OUT = 0.25  # documents that set the threshold, per document of the sample
 _ACCEPT = 0.95
-_REMEMBERED = 100_000  # documents that neighbours remember, or as many as the sample has
+_REMEMBERED = 100_000  # windows that neighbours remember, or as many as the sample has documents
 _DETECTOR = "detector"
 
 
@@ -54,8 +55,8 @@ class Sample:
     Attributes:
         training: those to learn from, in the order of the inputs.
         held_out: those that set the threshold.
-        most: the largest number of documents that may be remembered, those with the smallest keys.
-        bound: a key; they are almost surely among those whose keys are below it.
+        most: about how many windows may be remembered, those of the documents with the smallest keys.
+        bound: a key; these documents are almost surely among those whose keys are below it.
     """
 
     training: list[Record]

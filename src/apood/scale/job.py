@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,7 @@ from apood.scale.tries import delete_marks
 from apood.scale.units import PART_BYTES, UNIT_RECORDS, read_safely
 from apood.support.cloud import Place, list_names, parse_place, write_file
 from apood.support.errors import InputError
-from apood.support.files import is_temporary, parse_json, read_json, refuse_unwritable, write_json
+from apood.support.files import is_temporary, parse_json, read_json, refuse_unwritable, source_digest, write_json
 from apood.support.version import __version__
 
 __all__ = ["MANIFEST", "Job", "Settings"]
@@ -43,6 +43,7 @@ class Settings:
         unit_records: the largest number of documents of a unit.
         cwd: the folder of the command, from which relative paths of inputs and models begin.
         version: the version of apood of the command; workers must have the same.
+        plan: a hash of the plan of the job, which tells it from another one with the same folder.
     """
 
     folder: str
@@ -57,6 +58,7 @@ class Settings:
     unit_records: int = UNIT_RECORDS
     cwd: str = field(default_factory=lambda: str(Path.cwd()))
     version: str = __version__
+    plan: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ class Job:
             raise InputError(f"{first.reason.rstrip('.')}; name it with --field.")
         if isinstance(first, BadRecord) and len(parts) == 1 and first.place == parts[0].name:
             raise InputError(first.reason)
-        return cls(kind, settings, parts, identity)
+        job = cls(kind, settings, parts, identity)
+        digest = hashlib.sha256(json.dumps(job._plan).encode()).hexdigest()
+        return replace(job, settings=replace(settings, plan=digest))
 
     @property
     def folder(self) -> Path:
@@ -114,6 +118,7 @@ class Job:
         return {
             "kind": self.kind,
             "apood": __version__,
+            "source": source_digest(),
             "parts": len(self.parts),
             "inputs": hashlib.sha256(json.dumps(described).encode()).hexdigest(),
             "request": json.loads(json.dumps(request)),
@@ -129,13 +134,7 @@ class Job:
         place = self.place
         path = place / _PLAN
         if path.exists():
-            before = read_json(path) if isinstance(path, Path) else parse_json(path.read_bytes())
-            if wrong := [key for key, value in self._plan.items() if before.get(key) != value]:
-                raise InputError(
-                    f"{place} holds the work of another command, whose {wrong[0]} differ"
-                    f"{'' if wrong[0].endswith('s') else 's'}: repeat that command to continue it, or choose another "
-                    "folder."
-                )
+            self._refuse_other_plan(path)
         else:
             if place.exists() and (not place.is_dir() or list_names(place)):
                 raise InputError(f"{place} already exists and is not empty: choose another folder.")
@@ -145,13 +144,23 @@ class Job:
         finished = list_finished(find_committed(place))
         return [number for number in range(len(self.parts)) if number not in finished]
 
+    def _refuse_other_plan(self, path: Place) -> None:
+        before = read_json(path) if isinstance(path, Path) else parse_json(path.read_bytes())
+        if wrong := [key for key, value in self._plan.items() if before.get(key) != value]:
+            raise InputError(
+                f"{self.place} holds the work of another command, whose {wrong[0]} differ"
+                f"{'' if wrong[0].endswith('s') else 's'}: repeat that command to continue it, or choose another "
+                "folder."
+            )
+
     def finish(self) -> Counts:
         """Write the manifest, which lists all shards in the order of the inputs, and return the counts of all rows.
 
         Raises:
-            InputError: if a shard is missing.
+            InputError: if a shard is missing, or if another job began in the same place at the same time.
         """
         place = self.place
+        self._refuse_other_plan(place / _PLAN)  # a cloud store has no locks: the other one may have replaced the plan
         committed = find_committed(place)
         if missing := set(range(len(self.parts))) - list_finished(committed):
             raise InputError(f"{len(missing)} parts of {place} are missing: run the same command again.")
@@ -163,7 +172,7 @@ class Job:
                     {"file": path.name, "first": total.rows, "input": self.parts[part].name, "rows": counts.rows}
                 )
                 total.add(counts)
-        delete_marks(place)
+        delete_marks(place, self.settings.plan)
         if isinstance(place, Path):
             for left in filter(is_temporary, place.iterdir()):  # of workers that were killed
                 shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)

@@ -70,18 +70,23 @@ class MeasureWorker(Worker):
         keys = np.array([self._keys.get(place, -1) for place in encoded], dtype=np.int64)
         windows = torch.from_numpy(keys[number_documents(portion.batch)])
         chosen = make_document_mask(portion.batch, wanted) & find_nonempty(portion.batch, self._requires)
+        rows = describe_documents(portion)
         self._measure(portion.batch.select(chosen), windows[chosen])
-        return describe_documents(portion)
+        return rows
 
     def _measure(self, batch: TokenBatch, keys: Tensor) -> None:
-        """Add sequences to what is measured of the unit, given the keys of their documents; -1 for no key."""
+        """Add sequences to what is measured of the unit, given the keys of their documents; -1 for no key.
+
+        If anything fails, nothing is added, because the documents will then be measured again.
+        """
         if not len(batch):
             return
         refuse_nonfinite(batch, self._requires, 0, "the unit")
         own = self._detector.measure(batch)
-        self._measured = own if self._measured is None else self._detector.merge_measured(self._measured, own)
         kept = keys >= 0
-        if kept.any() and (rows := self._detector.remember(batch.select(kept))):
+        rows = self._detector.remember(batch.select(kept)) if kept.any() else {}
+        self._measured = own if self._measured is None else self._detector.merge_measured(self._measured, own)
+        if rows:
             self._rows.append({**rows, _KEY: keys[kept]})
 
     def save_more(self, unit: Unit) -> None:
@@ -100,9 +105,10 @@ class MeasureWorker(Worker):
 
 
 def merge_units(folder: Path, detector: Refinable, most: int) -> tuple[Measured, Remembered]:
-    """Return the statistics of all units, and the rows of at most so many documents: those with the smallest keys.
+    """Return the statistics of all units, and the rows of the documents with the smallest keys, about `most` rows.
 
-    They are merged in the order of the inputs, so that every digit is reproducible.
+    A document has a row per window, and all of them are taken: documents are added until there are `most` rows. Units
+    are merged in the order of the inputs, so that every digit is reproducible.
     """
     total: Measured | None = None
     rows: list[Remembered] = []
@@ -110,15 +116,22 @@ def merge_units(folder: Path, detector: Refinable, most: int) -> tuple[Measured,
         found = load_file(path)
         own = _select(found, _SUM)
         total = own if total is None else detector.merge_measured(total, own)
-        rows.append(_select(found, _ROW))
+        if remembered := _select(found, _ROW):
+            rows.append(remembered)
+        if sum(len(one[_KEY]) for one in rows) > 2 * most:  # more need not be held
+            rows = [_take_smallest(_join_rows(rows), most)]
     if total is None:
         raise InputError("There is nothing to learn from: no document can be used.")
-    remembered = dict(_join_rows([own for own in rows if own]))
-    if remembered:
-        keys = remembered.pop(_KEY)
-        largest = int(np.unique(keys.numpy())[:most][-1])  # windows of a document have the same key
-        remembered = {name: value[keys <= largest] for name, value in remembered.items()}
-    return total, remembered
+    joined = _take_smallest(_join_rows(rows), most)
+    return total, {name: value for name, value in joined.items() if name != _KEY}
+
+
+def _take_smallest(rows: Remembered, most: int) -> Remembered:
+    """Return the rows of the documents with the smallest keys, as many as give `most` rows; all if there are fewer."""
+    if not rows or len(rows[_KEY]) <= most:
+        return rows
+    largest = rows[_KEY].kthvalue(most).values  # windows of a document have the same key
+    return {name: value[rows[_KEY] <= largest] for name, value in rows.items()}
 
 
 def _join_rows(rows: Sequence[Remembered]) -> Remembered:

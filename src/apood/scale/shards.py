@@ -115,15 +115,23 @@ def _as_text(value: Any) -> str | None:
 def read_counts(path: Place) -> tuple[Counts, bool]:
     """Return the counts of a shard, and whether its unit is the last one of its part."""
     import pyarrow
-    import pyarrow.parquet
 
     try:
-        file = path if isinstance(path, Path) else path.open_anywhere()
-        about = json.loads(pyarrow.parquet.read_schema(file).metadata[_KEY])
+        about = json.loads(_read_schema(path).metadata[_KEY])
         last = bool(about.pop("last"))
         return Counts(**about), last
     except (pyarrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged, or apood did not write it ({error}): delete it.") from error
+
+
+def _read_schema(path: Place) -> Any:
+    """Return the schema of a shard. A cloud store that does not give it raises CloudError: the shard may be good."""
+    import pyarrow.parquet
+
+    if isinstance(path, Path):
+        return pyarrow.parquet.read_schema(path)
+    with path.explain_errors("read"), path.open_anywhere() as file:
+        return pyarrow.parquet.read_schema(file)
 
 
 def find_committed(folder: Place) -> dict[int, list[Place]]:

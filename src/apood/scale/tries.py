@@ -2,17 +2,19 @@
 
 A worker that dies cannot say why. So it makes a mark before it begins, in a file beside the shards, and the file is
 deleted when the unit is committed. If several workers have died, the next one encodes the documents of the unit one by
-one, with a mark before each: the document of the last mark is then the one that kills.
+one, with a mark before each and one after the last. If such a pass ends with the mark of a document, the worker died
+with it.
 """
 
 import hashlib
-import tempfile
+from collections import Counter
 from pathlib import Path
 
 from apood.scale.units import Unit
 from apood.support.cloud import Place
+from apood.support.files import find_user_cache
 
-__all__ = ["PATIENCE", "Tries", "delete_marks"]
+__all__ = ["PATIENCE", "PATIENCE_ALONE", "Tries", "delete_marks"]
 
 PATIENCE = 4
 """Workers that may die before the documents of a unit are encoded one by one.
@@ -20,8 +22,11 @@ PATIENCE = 4
 It is more than chance would kill, because a document alone may have other last digits than among others.
 """
 
+PATIENCE_ALONE = 2
+"""Workers that may die with a document alone before it is given up: one death may have any other reason."""
+
 _NAME = "_tries-"  # readers of Parquet folders skip names that begin like this
-_BEGUN = "-"
+_BEGUN, _PASS, _END = "-", "+", "."
 
 
 class Tries:
@@ -29,40 +34,63 @@ class Tries:
 
     Attributes:
         count: how often its documents were begun together.
-        deadly: the numbers of the documents that were begun alone, and not finished: each killed its worker.
+        deadly: the numbers of the documents that are given up, because workers died with each of them alone.
     """
 
-    def __init__(self, folder: Place, unit: Unit) -> None:
-        self._path = _find_folder(folder) / f"{_NAME}{unit.name}"
-        marks = self._path.read_text().split() if self._path.exists() else []
+    def __init__(self, place: Place, plan: str, unit: Unit) -> None:
+        prefix = _find_prefix(place, plan)
+        self._path = prefix.with_name(prefix.name + unit.name)
+        marks = self._path.read_text() if self._path.exists() else ""
         self.count = marks.count(_BEGUN)
-        alone = [int(mark) for mark in marks if mark != _BEGUN]
-        self.deadly = {number for number, after in zip(alone, [*alone, -1][1:], strict=True) if after <= number}
+        last = [own.split()[-1] for own in marks.split(_PASS)[1:] if own.split()]
+        deaths = Counter(int(mark) for mark in last if mark.isdecimal())
+        self.deadly = {number for number, count in deaths.items() if count >= PATIENCE_ALONE}
 
     @property
     def suspicious(self) -> bool:
         """Whether so many workers have died that documents are to be encoded one by one."""
         return self.count >= PATIENCE
 
-    def mark(self, document: int | None = None) -> None:
-        """Note that all documents are begun, or the one of this number."""
+    def begin(self) -> None:
+        """Note that all documents are begun together."""
+        self._mark(_BEGUN)
+
+    def begin_pass(self) -> None:
+        """Note that the documents will be begun one by one."""
+        self._mark(_PASS)
+
+    def begin_alone(self, document: int) -> None:
+        """Note that the document of this number is begun."""
+        self._mark(str(document))
+
+    def end_pass(self) -> None:
+        """Note that no document of the pass killed: what happens from here on is none's fault."""
+        self._mark(_END)
+
+    def _mark(self, mark: str) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:  # what is written outlives the process, if not the machine
-            file.write(f"{_BEGUN if document is None else document}\n")
+            file.write(f"{mark}\n")
 
     def forget(self) -> None:
-        """Delete the marks, because the unit is committed."""
+        """Delete the marks, because the unit is committed, or because it failed and nobody died."""
         self._path.unlink(missing_ok=True)
 
 
-def delete_marks(folder: Place) -> None:
-    """Delete all marks of a job: those of workers that were killed after they had committed."""
-    for path in _find_folder(folder).glob(f"{_NAME}*"):
+def delete_marks(place: Place, plan: str) -> None:
+    """Delete all marks of a job that this machine sees: those of workers that were killed after they had committed."""
+    prefix = _find_prefix(place, plan)
+    for path in prefix.parent.glob(f"{prefix.name}*"):
         path.unlink(missing_ok=True)
 
 
-def _find_folder(folder: Place) -> Path:
-    """Return where the marks of a job are. Nothing is deleted in a cloud store, so each machine has its own then."""
-    if isinstance(folder, Path):
-        return folder
-    return Path(tempfile.gettempdir(), f"apood{_NAME}{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}")
+def _find_prefix(place: Place, plan: str) -> Path:
+    """Return how the paths of a job's marks begin, given a hash of its plan.
+
+    Nothing is deleted in a cloud store, so each machine has its own marks then. Their names depend on the plan, because
+    another job may have the same address later.
+    """
+    if isinstance(place, Path):
+        return place / _NAME
+    job = hashlib.sha256(f"{place}\n{plan}".encode()).hexdigest()[:16]
+    return find_user_cache("tries") / f"{_NAME}{job}-"

@@ -45,7 +45,8 @@ class _OpenUnit:
 class Worker:
     """Does the work of one process of the cluster. A subclass opens `encoder`, and makes rows of encoded records.
 
-    Nothing that is written depends on which worker does it, in which order, or how often.
+    Nothing that is written depends on which worker does it, in which order, or how often. There is one exception: after
+    several deaths with a unit its documents are encoded one by one, so that last digits may differ (see `tries`).
     """
 
     columns: ClassVar[tuple[str, ...]] = ("tokens", "windows", "truncated", "note", "error")
@@ -86,12 +87,20 @@ class Worker:
             try:
                 return self._process(number, part, waiting)
             except Exception as error:
-                for own in waiting:  # nobody died
-                    Tries(self.place, own.unit).forget()
                 if not waiting:  # it was not a unit
                     raise
+                failed, *others = [own.unit for own in waiting]
+                for unit in others:  # nobody died
+                    self._find_tries(unit).forget()
                 self.discard()
-                self._save_good(waiting[0].unit, error)
+                try:
+                    self._save_good(failed, error)
+                except Exception:
+                    self._find_tries(failed).forget()
+                    raise
+
+    def _find_tries(self, unit: Unit) -> Tries:
+        return Tries(self.place, self.settings.plan, unit)
 
     def _process(self, number: int, part: Part, waiting: deque[_OpenUnit]) -> Counts:
         total = Counts()
@@ -103,11 +112,11 @@ class Worker:
                 if path.exists():
                     total.add(read_counts(path)[0])
                     continue
-                tries = Tries(self.place, unit)
+                tries = self._find_tries(unit)
                 if tries.suspicious:
                     suspicious.append(unit)
                     continue
-                tries.mark()
+                tries.begin()
                 waiting.append(_OpenUnit(unit))
                 yield from cut_portions(unit.good, self.encoder)
 
@@ -128,15 +137,17 @@ class Worker:
         return total
 
     def _encode_one_by_one(self, unit: Unit) -> list[Row]:
-        """Return the rows of a unit that has killed several workers; a document that kills one alone is an error."""
-        tries = Tries(self.place, unit)
+        """Return the rows of a unit that has killed several workers; a document that kills alone is an error."""
+        tries = self._find_tries(unit)
+        tries.begin_pass()
         rows: list[Row] = []
         for number, record in enumerate(unit.good):
             if number in tries.deadly:
                 rows.append({"error": "It was given up: each worker that tried to encode or score it died."})
                 continue
-            tries.mark(number)
+            tries.begin_alone(number)
             rows += self._encode_or_explain(record)
+        tries.end_pass()
         self._refuse_if_all_failed(unit, rows)
         return rows
 
@@ -193,7 +204,7 @@ class Worker:
         if isinstance(path, Path) and not path.parent.is_dir():
             raise InputError(f"This machine does not see {path.parent}, which all machines of the cluster share.")
         counts = write_shard(path, rows, self.columns, kept, last=unit.last)
-        Tries(self.place, unit).forget()
+        self._find_tries(unit).forget()
         return counts
 
 

@@ -103,7 +103,7 @@ class CloudAddress:
         return int(self._ask().size or 0)
 
     def _ask(self) -> Any:
-        with self._explained("read"):
+        with self.explain_errors("read"):
             return self._connect().get_file_info(self._path)
 
     def list_names(self) -> list[str]:
@@ -130,7 +130,7 @@ class CloudAddress:
 
     def _list(self, *, recursive: bool) -> list[Any]:
         selector = self._fs.FileSelector(self._path, allow_not_found=True, recursive=recursive)
-        with self._explained("listed"):
+        with self.explain_errors("listed"):
             return list(self._connect().get_file_info(selector))
 
     def read_bytes(self) -> bytes:
@@ -140,14 +140,17 @@ class CloudAddress:
 
     def open(self) -> BinaryIO:
         """Return an object as a stream; raise FileNotFoundError if there is none."""
-        with self._explained("read"):
+        with self.explain_errors("read"):
             # Without `compression=None`, pyarrow would unpack what ends in .gz, and pack it below.
             stream = self._connect().open_input_stream(self._path, compression=None)
             return io.BufferedReader(_Stream(self, stream), _BUFFER_BYTES)
 
     def open_anywhere(self) -> Any:
-        """Return an object as a file of pyarrow that is read at any place; raise FileNotFoundError if there is none."""
-        with self._explained("read"):
+        """Return an object as a file of pyarrow that is read at any place; raise FileNotFoundError if there is none.
+
+        Reading it raises errors of pyarrow: do it in the block of `explain_errors("read")`.
+        """
+        with self.explain_errors("read"):
             return self._connect().open_input_file(self._path)
 
     def download(self, file: Path) -> None:
@@ -159,7 +162,7 @@ class CloudAddress:
         """Replace the object at this address by the content of a file, in one step: readers find either one."""
         import pyarrow
 
-        with self._explained("written"):
+        with self.explain_errors("written"):
             content = pyarrow.memory_map(str(file)).read_buffer() if file.stat().st_size else b""
             # Everything is handed over in one call: a stream that is closed after a part of it would be an object.
             with self._connect().open_output_stream(self._path, compression=None) as target:
@@ -176,7 +179,7 @@ class CloudAddress:
         return _connect(type(self)(self.scheme, self.bucket, ""))
 
     @contextlib.contextmanager
-    def _explained(self, done: str) -> Iterator[None]:
+    def explain_errors(self, done: str) -> Iterator[None]:
         """Turn errors of pyarrow into sentences; that an object to be read is missing stays a FileNotFoundError."""
         try:
             yield
@@ -200,7 +203,7 @@ class _Stream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with self._address._explained("read"):
+        with self._address.explain_errors("read"):
             return int(self._file.readinto(buffer))
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ from apood.tokens.store import (
     shard_file,
 )
 
-__all__ = ["COMMIT_SECONDS", "TokenStoreWriter"]
+__all__ = ["COMMIT_SECONDS", "TokenStoreWriter", "refuse_overflow"]
 
 COMMIT_SECONDS = 30.0
 """The time after which a shard is committed even if it is not full."""
@@ -241,14 +241,7 @@ class TokenStoreWriter:
         dim, dtype = self._index.dim, self._index.dtype
         if batch.dim != dim:
             raise InputError(f"The token store {self._folder} takes tokens of D={dim}, got D={batch.dim}.")
-        limit = torch.finfo(dtype).max
-        if torch.finfo(batch.dtype).max > limit and batch.values.numel():
-            lowest, highest = batch.values.aminmax()
-            if limit < (largest := max(-float(lowest), float(highest))) < float("inf"):
-                raise InputError(
-                    f"Tokens of magnitude {largest:.4g} become infinite as {dtype_name(dtype)}, in which "
-                    f"the token store {self._folder} keeps them; choose a dtype with a wider range."
-                )
+        refuse_overflow(batch.values, dtype)
 
     def _check_channels(self, batch: TokenBatch) -> Mapping[str, RowKind]:
         """Return the channels of `batch`; raise InputError if they are not those of the sequences before it."""
@@ -346,6 +339,19 @@ class TokenStoreWriter:
             self.close()
         else:
             self._release()
+
+
+def refuse_overflow(values: Tensor, dtype: torch.dtype) -> None:
+    """Raise InputError if finite tokens become infinite in the dtype in which a store keeps them."""
+    if torch.finfo(values.dtype).max <= torch.finfo(dtype).max or not values.numel():
+        return
+    lowest, highest = values.aminmax()
+    largest = torch.maximum(-lowest, highest)
+    if largest.isfinite() and largest.to(dtype).isinf():
+        raise InputError(
+            f"Tokens of magnitude {float(largest):.4g} become infinite as {dtype_name(dtype)}, in which they are "
+            "stored: choose a dtype with a wider range."
+        )
 
 
 def _write_shard(folder: Path, index: StoreIndex, number: int, ragged: Mapping[str, Sequence[Ragged]]) -> ShardRecord:

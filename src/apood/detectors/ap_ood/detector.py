@@ -53,7 +53,7 @@ from apood.pooling.algebra import similarities_and_logits
 from apood.support.checks import check_choice, check_integer
 from apood.support.device import check_device, resolve_device
 from apood.support.errors import FitWarning, InputError
-from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.batch import Ragged, TokenBatch, upload
 from apood.tokens.loader import Resident, place_on_device
 from apood.tokens.source import Subset, TokenSource, token_budget, trim_ends
 
@@ -282,7 +282,7 @@ class APOOD(Refinable, Detector):
         return [{"beta": beta} | size | weight for beta in betas for size in sizes for weight in weights]
 
     def held_out_fit(self, tokens: TokenSource) -> HeldOutFit:
-        """Return the paper's loss and the mean d² per head of held-out ID sequences, windows included."""
+        """Return the paper's loss and the mean d² per head of held-out ID sequences. Each window counts as one."""
         summed = copy.copy(self)
         summed.score_ = "sum"
         # The score is s = Σ_j (log |W_j|² - d²_j). Windows count alone, as in `mean_distance_`.
@@ -412,7 +412,7 @@ class APOOD(Refinable, Detector):
     def _score(self, tokens: TokenBatch) -> Tensor:
         distances = self._pool(tokens.dtype).finish(tokens)
         best, factors = self._best_score(), self._length_factors(tokens.lengths)  # computed while the GPU is busy
-        return best - distances.cpu() * factors
+        return best - distances * upload(factors, distances.device)  # still there: whoever reads it waits
 
     def _explain(self, tokens: TokenBatch) -> Explanation:
         """Return the contributions of tokens, c_s = Σ_j c_sj with c_sj = (h_j - μ_j) Σ_t p_jts (a_jts - μ_j).

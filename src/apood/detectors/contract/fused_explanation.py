@@ -12,7 +12,7 @@ __all__ = ["explain_share", "join_shares"]
 
 
 def explain_share(name: str, member: Detector, share: Tensor, spread: float, source: TokenSource) -> MemberShare:
-    """Return what each token adds to the share z_k of a member in minus the score of a fusion.
+    """Return what each token adds to the share w_k z_k of a member in minus the score of a fusion.
 
     z = (log d - log d₀) / σ, where d₀ is the distance of a typical ID sequence of the same length. The contributions
     c_s to d become g c_s with g = z / (d - d₀), which is positive, and the rest, -g d₀, belongs to all tokens alike.

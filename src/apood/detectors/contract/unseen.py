@@ -55,7 +55,7 @@ class HeldOut(NamedTuple):
 
 
 def count_held_out(sequences: int) -> int:
-    """Return about how many of `count` ID sequences are held out."""
+    """Return about how many of so many ID sequences are held out."""
     return max(LEAST_HELD_OUT, min(_MOST_HELD_OUT, round(HELD_OUT_SHARE * sequences)))
 
 

@@ -46,8 +46,8 @@ def weigh_members(members: Sequence[Detector], inside: Tensor, outside: Tensor |
     """Return a weight per member from the z-scores `[N, members]` of ID, and `[N', members]` of AUX sequences.
 
     Members that agree tell the same thing several times. So a member weighs 1 / r_k³, where r_k is the mean of its
-    correlations with all members over the ID sequences, as if there were 100 sequences more on which all agree. Weights
-    are relative to their mean.
+    correlations with all members over the ID sequences, as if there were 100 sequences more on which all agree. r_k is
+    at least 1 / members, that of a member that agrees with itself alone. Weights are relative to their mean.
 
     With AUX sequences, this is divided by the error e_k of the member: the share of pairs of an ID and an AUX sequence
     that it puts into the wrong order, as if it got a quarter of an AUX sequence more wrong. A member that needs AUX
@@ -82,7 +82,7 @@ def _weigh_by_agreement(inside: Tensor) -> Tensor:
 
 
 def _estimate_error(inside: Tensor, outside: Tensor) -> Tensor:
-    """Return the share of pairs in the wrong order, as if a quarter of an AUX sequence more were wrong to all."""
+    """Return the share of pairs in the wrong order, counted with a quarter of a further AUX sequence that is wrong."""
     foreign = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
     order = torch.cat([inside.flatten(), outside.flatten()]).nan_to_num()  # scikit-learn refuses infinite numbers
     wrong = 1 - roc_auc_score(foreign.numpy(), order.numpy())

@@ -1,0 +1,105 @@
+"""What a command asks a cluster before its workers start, with a stand-in for Ray that answers at once."""
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from apood.scale import engine
+from apood.support.errors import InputError
+
+
+class _RayError(Exception):
+    pass
+
+
+class _GetTimeoutError(_RayError):
+    pass
+
+
+class FakeRay:
+    """A cluster of 4 processors and 2 GPUs. A task runs when its answer is asked for, or fails as it is told."""
+
+    exceptions = SimpleNamespace(RayError=_RayError, GetTimeoutError=_GetTimeoutError)
+
+    def __init__(self, free: float = 2.0, failure: Exception | None = None) -> None:
+        self.free, self.failure = free, failure
+        self.asked: list[Any] = []
+        self.cancelled: list[Any] = []
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 4.0, "GPU": 2.0}
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": 4.0} | ({"GPU": self.free} if self.free else {})
+
+    def remote(self, **needs: float) -> Callable[..., Any]:
+        assert needs == {"num_gpus": 1, "num_cpus": 0}
+        return lambda function: SimpleNamespace(remote=lambda: function)
+
+    def get(self, answer: Callable[[], Any], timeout: float) -> Any:
+        assert timeout > 0
+        self.asked.append(answer)
+        if self.failure is not None:
+            raise self.failure
+        return answer()
+
+    def cancel(self, answer: Any) -> None:
+        self.cancelled.append(answer)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeRay], FakeRay]:
+    """A function that puts a stand-in in the place of Ray."""
+
+    def replace_ray(fake: FakeRay) -> FakeRay:
+        monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "ray.data", SimpleNamespace())  # type: ignore[arg-type]
+        return fake
+
+    return replace_ray
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_workers_ask_for_gpus_that_torch_can_use(use, monkeypatch: pytest.MonkeyPatch, usable: bool):
+    use(FakeRay())
+    monkeypatch.setattr("torch.cuda.is_available", lambda: usable)
+    found = engine.find_resources()
+    assert found.needs == ({"num_gpus": 1, "num_cpus": 2} if usable else {"num_cpus": 1})
+    assert found.count_workers(None) == (2 if usable else 4)
+    notices = list(found.list_notices(1))
+    assert len(notices) == (not usable)
+    assert usable or "offers 2 GPUs that torch cannot use, so workers use processors" in notices[0]
+
+
+def test_busy_gpus_are_not_waited_for(use, monkeypatch: pytest.MonkeyPatch):
+    ray = use(FakeRay(free=0.0))
+    monkeypatch.setattr(engine, "_FREE_SECONDS", 0.0)
+    found = engine.find_resources()
+    assert found.gpus == 2 and ray.asked == []
+    (notice,) = found.list_notices(2)
+    assert notice.startswith("The cluster has room for 0 of 2 workers: other programs use its GPUs")
+
+
+def test_a_machine_that_does_not_answer_is_not_asked_any_longer(use):
+    ray = use(FakeRay(failure=_GetTimeoutError("no answer")))
+    assert engine.find_resources().gpus == 2
+    assert ray.cancelled == ray.asked and len(ray.asked) == 1
+
+
+def test_a_machine_that_cannot_run_apood_is_an_error_in_one_sentence(use):
+    use(FakeRay(failure=_RayError("Traceback:\n  line 1\nModuleNotFoundError: No module named 'torch'\n")))
+    with pytest.raises(InputError, match=r"^A worker failed: ModuleNotFoundError: No module named 'torch'$"):
+        engine.find_resources()
+
+
+def test_a_connection_alone_asks_nothing(use):
+    ray = use(FakeRay())
+    with engine.connect(None):
+        pass
+    assert ray.asked == []
