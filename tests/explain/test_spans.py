@@ -30,6 +30,11 @@ def test_sentences_end_in_marks_or_line_breaks():
     assert find_sentences(" \n ") == []
 
 
+def test_long_runs_of_white_space_take_no_longer_than_words():
+    run = " " * 300_000
+    assert cut(f"a{run}b. {run}\n{run}c", find_sentences(f"a{run}b. {run}\n{run}c")) == [f"a{run}b.", "c"]
+
+
 def test_a_token_belongs_to_the_word_where_it_begins():
     text = "odd words"
     places = np.array([[-1, -1], [0, 2], [2, 3], [3, 9]])  # the last one begins with its space

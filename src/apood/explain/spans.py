@@ -13,7 +13,8 @@ __all__ = ["Sentence", "Span", "find_owners", "find_sentences", "find_words", "s
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # written without spaces between words
 _LONGEST = 64  # characters of a word; longer runs without a space are cut
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]{{1,{_LONGEST}}}")
-_SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？])|\s*\n\s*")
+# A line break is looked for from the start of white space only: from every space, a long run would take quadratic time.
+_SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？])|(?<!\s)\s*\n\s*")
 
 
 @dataclass(frozen=True)
