@@ -89,4 +89,5 @@ def sum_tokens(spans: Sequence[S], owners: npt.NDArray[np.int64], contributions:
     sums = np.bincount(owners[owned], contributions[owned], len(spans)).tolist()
     counts = np.bincount(owners[owned], minlength=len(spans)).tolist()
     rows = zip(spans, sums, counts, strict=True)
-    return [replace(span, contribution=total, tokens=count) for span, total, count in rows]
+    # A copy takes long, and a text can have a hundred thousand words without a token.
+    return [replace(span, contribution=total, tokens=count) if count else span for span, total, count in rows]
