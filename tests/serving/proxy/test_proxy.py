@@ -334,6 +334,15 @@ def test_a_refusal_can_be_an_ordinary_completion(served: Served, upstream: str, 
     assert len(model.seen) == before
 
 
+@pytest.mark.parametrize(("given", "named"), [("\ud800", "\ud800"), (["m"], ""), (None, "")])
+def test_any_name_of_a_model_gets_a_refusal(served: Served, upstream: str, given: Any, named: str) -> None:
+    body = json.dumps(ask(FOREIGN_TEXT) | {"model": given})  # half a surrogate pair is valid JSON
+    with run_proxy(served, upstream, refusal_text="Ask about trains.") as proxy:
+        answer = proxy.client.post(CHAT, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
+        assert json.loads(answer.text)["model"] == named
+
+
 def test_in_shadow_mode_everything_passes_with_a_tag(served: Served, upstream: str) -> None:
     with run_proxy(served, upstream, settings={"shadow": True}) as proxy:
         answer = proxy.client.post(CHAT, json=ask(FOREIGN_TEXT))

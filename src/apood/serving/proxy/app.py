@@ -1,5 +1,6 @@
 """The application of the proxy: it judges inputs, refuses or tags them, and passes the rest on."""
 
+import json
 import re
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -84,7 +85,8 @@ def make_proxy(
             return StreamingResponse(
                 events, headers={**tags, "cache-control": "no-cache"}, media_type="text/event-stream"
             )
-        return JSONResponse(completion, headers=tags)
+        # The name of the model comes from the client, and may have half a surrogate pair, which JSONResponse cannot write.
+        return Response(json.dumps(completion), headers=tags, media_type="application/json")
 
     async def pass_on(request: Request) -> Response:
         # Dots would reach other paths of the upstream server, which may decode what is decoded here already.

@@ -13,7 +13,7 @@ Completion = Mapping[str, Any]
 
 def make_completion(path: str, model: Any, text: str) -> Completion:
     """Return an ordinary completion of the endpoint `path` that says `text`, as JSON."""
-    return ENDPOINTS[path][0](str(model or ""), text)
+    return ENDPOINTS[path][0](model if isinstance(model, str) else "", text)
 
 
 def stream_completion(path: str, completion: Completion) -> Iterator[bytes]:
