@@ -10,7 +10,7 @@ import torch
 from http_server import FOREIGN, KNOWN, Running, make_texts, run_service
 from safetensors.torch import save
 
-from apood import TextDetector, TokenBatch, load
+from apood import KNN, TextDetector, TextEncoder, TokenBatch, load
 from apood.decisions.conformal import Calibration
 from apood.pipeline.facts import Facts
 from apood.pipeline.seen import Seen
@@ -157,6 +157,14 @@ def test_shadow_mode_refuses_nothing_and_counts_what_would_be_refused(served: Se
         assert at[0.9] == counts["ood"] and at[0.8] >= at[0.9] >= at[0.99]
         assert f'apood_would_refuse_total{{accept_rate="0.9"}} {at[0.9]}.0' in server.client.get("/metrics").text
         assert counts["minutes"][-1]["judged"] == len(NEW)
+
+
+@pytest.mark.parametrize("on_long", ["windows", "beginning", "refuse"])
+def test_every_service_is_warmed_up(detector_folder: Path, on_long: str) -> None:
+    encoder = TextEncoder(detector_folder.parent / "bert", max_tokens=24, on_long=on_long)
+    train, held_out = (encoder.encode(make_texts(60, KNOWN, seed)) for seed in (1, 2))
+    served = Served(KNN().fit(train).calibrate(held_out), encoder, "digest")
+    assert sum(served.make_warm_up().sizes) >= served.batch_tokens / 2
 
 
 def test_a_detector_without_an_encoder_takes_token_arrays_only() -> None:

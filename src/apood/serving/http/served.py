@@ -182,8 +182,12 @@ class Served:
         """Return the work of a full batch, whose results mean nothing; without an encoder, it is empty."""
         if self.encoder is None:
             return Work(self.run_tokens, [], [], [], 0, {})
-        longest = self.encoder.max_tokens
-        return self.prepare_texts([" ".join(["a"] * longest)] * max(1, self.batch_tokens // longest))
+        longest = words = self.encoder.max_tokens
+        while True:
+            work = self.prepare_texts([" ".join(["a"] * words)] * max(1, self.batch_tokens // longest))
+            if work.pieces or words == 1:
+                return work
+            words //= 2  # with its special tokens, the text is too long for an encoder that refuses long texts
 
 
 def load_served(folder: str | Path, model: str | None = None, chat: Chat | None = None) -> Served:
