@@ -23,6 +23,12 @@ def test_what_cannot_be_served_is_refused(
     assert sentence in refused("proxy", calibrated, "--upstream", "http://127.0.0.1:1", *options)
 
 
+@pytest.mark.parametrize(("command", "option"), [("serve", "--deadline"), ("proxy", "--upstream-timeout")])
+def test_a_time_without_an_end_is_refused(refused: Any, calibrated: Path, command: str, option: str) -> None:
+    upstream = ("--upstream", "http://127.0.0.1:1") if command == "proxy" else ()
+    assert "86400" in refused(command, calibrated, *upstream, option, "inf")
+
+
 def test_detectors_that_cannot_decide_are_refused(refused: Any, fitted: Path, tmp_path: Path) -> None:
     assert "has no threshold yet" in refused("serve", fitted)
     assert "nothing" in refused("serve", tmp_path / "nothing")

@@ -23,6 +23,7 @@ __all__ = [
     "DetectorFolder",
     "EncoderFolder",
     "Host",
+    "LONGEST",
     "MostBytes",
     "MostTextTokens",
     "MostTokens",
@@ -40,6 +41,9 @@ _TOKENS = "APOOD_TOKENS"  # the environment variable with bearer tokens, one per
 
 DEFAULTS = Settings()
 """The settings of a service for which no options are given."""
+
+LONGEST = 86_400
+"""The largest number of seconds that can be waited for: a day."""
 
 # Options that `apood proxy` has, too.
 DetectorFolder = Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")]
@@ -68,7 +72,9 @@ OtherPartsOption = Annotated[
 EncoderFolder = Annotated[
     str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved, or its server.")
 ]
-Deadline = Annotated[float, typer.Option(min=0.01, help="Seconds after which a request is answered with 504.")]
+Deadline = Annotated[
+    float, typer.Option(min=0.01, max=LONGEST, help="Seconds after which a request is answered with 504.")
+]
 MostBytes = Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.")]
 MostTextTokens = Annotated[int, typer.Option(min=1, help="Largest number of tokens of a text.")]
 MostTokens = Annotated[int, typer.Option(min=1, help="Largest number of tokens in flight, of all requests together.")]
