@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULTS",
+    "LONGEST",
     "ChatOption",
     "Deadline",
     "DetectorFolder",
     "EncoderFolder",
     "Host",
-    "LONGEST",
     "MostBytes",
     "MostTextTokens",
     "MostTokens",

@@ -85,7 +85,7 @@ def make_proxy(
             return StreamingResponse(
                 events, headers={**tags, "cache-control": "no-cache"}, media_type="text/event-stream"
             )
-        # The name of the model comes from the client, and may have half a surrogate pair, which JSONResponse cannot write.
+        # The client names the model, perhaps with half a surrogate pair, which JSONResponse cannot write.
         return Response(json.dumps(completion), headers=tags, media_type="application/json")
 
     async def pass_on(request: Request) -> Response:
