@@ -183,6 +183,18 @@ def test_an_error_fails_only_its_own_request():
     use(test)
 
 
+def test_after_an_error_the_pieces_of_a_late_request_are_not_tried_one_by_one():
+    async def test(batcher: Batcher, model: Model) -> None:
+        model.free.clear()
+        with pytest.raises(LateError):
+            await ask(batcher, model, [-1, 1, 2], seconds=0.05)
+        model.free.set()
+        assert await ask(batcher, model, [4]) == [8]
+        assert model.batches == [[-1, 1, 2], [4]]
+
+    use(test)
+
+
 class Wrong(Model):
     """Returns too few results, or raises what a future refuses."""
 

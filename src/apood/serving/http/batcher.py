@@ -204,16 +204,20 @@ def _run_batch(taken: Sequence[tuple[_Job, int]]) -> tuple[list[Any], float]:
         if len(outcomes) != len(pieces):
             raise RuntimeError("A batch has another number of results than of pieces.")
     except Exception:
-        outcomes = []
-        for piece in pieces:  # one piece that cannot be run must not fail its neighbours
-            try:
-                (outcome,) = run([piece])
-                outcomes.append(outcome)
-            except StopIteration as error:
-                outcomes.append(RuntimeError(f"The work raised {error!r}."))  # a future refuses StopIteration
-            except Exception as error:
-                outcomes.append(error)
+        # One piece that cannot be run must not fail its neighbours. Nobody waits for those of a late request.
+        outcomes = [LateError() if job.answer.done() else _run_alone(run, job.pieces[at]) for job, at in taken]
     return outcomes, time.perf_counter() - started
+
+
+def _run_alone(run: Run, piece: Any) -> Any:
+    """Return the result of one piece, or the error."""
+    try:
+        (outcome,) = run([piece])
+    except StopIteration as error:
+        return RuntimeError(f"The work raised {error!r}.")  # a future refuses StopIteration
+    except Exception as error:
+        return error
+    return outcome
 
 
 def _deliver(job: _Job, index: int, outcome: Any) -> None:
