@@ -95,7 +95,7 @@ class TokenCache:
 
     def find_store(self, records: Sequence[Record | BadRecord], *, skip_bad: bool = False) -> Path:
         """Return the folder of the token store of these texts, which are embedded if they are not in the cache."""
-        place = self._name_place(records)
+        place = self._name_place(records, skip_bad=skip_bad)
         store = place / "store"
         if not _is_finished(store):
             refuse_unwritable(store)
@@ -108,7 +108,7 @@ class TokenCache:
 
     def find_or_sample(self, records: Sequence[Record | BadRecord]) -> Path | Sample:
         """Return the folder of the token store of these texts or, if they are not in the cache, a sample of them."""
-        store = self._name_place(records) / "store"
+        store = self._name_place(records, skip_bad=False) / "store"
         if _is_finished(store):
             return store
         texts = [str(record.item) for record in keep_good(records, None)]
@@ -121,9 +121,11 @@ class TokenCache:
         numbers = [documents[number % len(documents)] for number in range(len(texts))]
         return Sample(Subset(batch, np.concatenate(numbers)), seconds)
 
-    def _name_place(self, records: Sequence[Record | BadRecord]) -> Path:
+    def _name_place(self, records: Sequence[Record | BadRecord], *, skip_bad: bool) -> Path:
         """Return the folder for the store of these texts, named by a digest."""
         digest = hashlib.sha256(json.dumps(self._settings, sort_keys=True).encode())
+        if skip_bad:  # such a store may lack texts, for which other callers get an error
+            digest.update(b"skip")
         for record in records:
             if not isinstance(record, Record):
                 text = record.place
