@@ -383,13 +383,14 @@ def test_tokens_are_required_where_they_are_set(served: Served) -> None:
         assert server.client.get("/v1/detector", headers=named).status_code == 200
 
 
-def test_too_many_requests_at_once_are_429_but_the_process_still_says_that_it_lives(
+def test_too_many_requests_at_once_are_429_but_the_process_still_says_how_it_is(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("apood.serving.http.access._MOST_REQUESTS", 0)
     answer = server.client.get("/v1/detector")
     assert "full" in error_of(answer, 429) and answer.headers["retry-after"] == "1"
     assert server.client.get("/readyz").status_code == 204
+    assert server.client.get("/metrics").status_code == 200
     monkeypatch.undo()
     assert server.client.get("/v1/detector").status_code == 200
 
