@@ -6,6 +6,7 @@ import pkgutil
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -433,6 +434,29 @@ def test_an_answer_that_ends_too_early_is_cut_and_no_error_of_the_proxy(served: 
             assert "apood_upstream_failures_total 1.0" in metrics and "apood_errors_total 0.0" in metrics
 
 
+def test_no_request_meets_a_connection_that_the_upstream_server_is_closing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(listening: socket.socket) -> None:
+        """Answer one request per connection, and close it when another one comes, as a server that has waited does."""
+        for _ in range(2):
+            connection, _ = listening.accept()
+            with connection:
+                while not connection.recv(65536).endswith(b"}"):  # the body may come after the headers
+                    pass
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+                connection.recv(65536)
+
+    monkeypatch.setattr("apood.serving.proxy.upstream._IDLE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        listening.settimeout(20)
+        pool.submit(answer, listening)
+        with run_proxy(served, f"http://127.0.0.1:{listening.getsockname()[1]}") as proxy:
+            assert proxy.client.post(CHAT, json=ask(KNOWN_TEXT)).status_code == 200
+            time.sleep(0.2)
+            assert proxy.client.post(CHAT, json=ask(KNOWN_TEXT)).status_code == 200
+
+
 class Signalled(NamedTuple):
     """A server in a thread that gets signals: a client for it, its address, its end, and what a signal calls."""
 
@@ -462,6 +486,20 @@ def signalled(served: Served, upstream: str, monkeypatch: pytest.MonkeyPatch) ->
             wait_until(lambda: client.get("/readyz").status_code == 204)
             yield Signalled(client, found[0], end, lambda number: handlers[number]())
         end.result(20)
+
+
+def test_idle_connections_stay_open_for_longer_than_a_reverse_proxy_keeps_them(
+    signalled: Signalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    kept, respond = [], H11Protocol.on_response_complete
+    monkeypatch.setattr(
+        H11Protocol, "on_response_complete", lambda self: (kept.append(self.timeout_keep_alive), respond(self))
+    )
+    assert signalled.client.get("/healthz").status_code == 204
+    signalled.send(signal.SIGTERM)
+    assert min(kept) > 60
 
 
 def test_sigterm_lets_a_stream_end(signalled: Signalled, model: Model) -> None:

@@ -14,6 +14,7 @@ __all__ = ["run_server"]
 
 _SPARE = 5  # seconds beyond the longest time of an answer, for those on their way
 _PAUSE = 0.1  # seconds
+_IDLE = 75  # seconds, more than the 60 for which reverse proxies keep a connection: they must not meet a closed one
 
 
 def run_server(
@@ -78,6 +79,7 @@ async def _serve(
         access_log=False,  # paths may hold what a client should not have put there
         server_header=False,
         date_header=True,
+        timeout_keep_alive=_IDLE,
         timeout_graceful_shutdown=int(longest) + _SPARE,
         ws="none",
     )

@@ -22,6 +22,7 @@ _HOP_BY_HOP = frozenset(
 )
 _OWN = b"x-apood-"  # headers of the proxy itself, which neither side may forge
 _CONNECT_SECONDS = 5.0
+_IDLE_SECONDS = 2.0  # fewer than the 5 after which model servers close a connection: no request must meet that moment
 
 
 def check_upstream(url: str) -> str:
@@ -54,7 +55,7 @@ class Upstream:
         self.note_failure: Callable[[], None] = lambda: None
         self._base, self._seconds = check_upstream(url), seconds
         timeout = httpx2.Timeout(seconds, connect=_CONNECT_SECONDS)
-        limits = httpx2.Limits(max_connections=None)
+        limits = httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_SECONDS)
         cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # one client's cookies must not reach another one
         # Variables of the environment must not send inputs to yet another server.
         self._client = httpx2.AsyncClient(
