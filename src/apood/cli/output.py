@@ -5,7 +5,6 @@ import csv
 import errno
 import inspect
 import json
-import math
 import os
 import platform
 import re
@@ -24,7 +23,7 @@ from typer.core import TyperGroup
 from apood.support.checks import import_optional
 from apood.support.cloud import Place, write_file
 from apood.support.errors import ApoodError, DataWarning, FitWarning, InputError
-from apood.support.files import refuse_unwritable
+from apood.support.files import refuse_unwritable, replace_nonfinite
 from apood.support.version import __version__
 
 if TYPE_CHECKING:
@@ -85,20 +84,12 @@ def print_table(table: "RenderableType", *, highlight: bool = False) -> None:
 
 def print_json(content: Any) -> None:
     """Print indented JSON. NaN and infinities become null, because JSON has neither."""
-    echo(json.dumps(_replace_nonfinite(content), indent=2, allow_nan=False, ensure_ascii=False))
+    echo(json.dumps(replace_nonfinite(content), indent=2, allow_nan=False, ensure_ascii=False))
 
 
 def format_json(content: Any, indent: int | None = None) -> str:
     """Return JSON of ASCII characters. NaN and infinities become null, because JSON has neither."""
-    return json.dumps(_replace_nonfinite(content), indent=indent, allow_nan=False)
-
-
-def _replace_nonfinite(content: Any) -> Any:
-    if isinstance(content, Mapping):
-        return {key: _replace_nonfinite(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_replace_nonfinite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+    return json.dumps(replace_nonfinite(content), indent=indent, allow_nan=False)
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:

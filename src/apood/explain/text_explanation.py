@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from apood.explain.spans import Sentence, Span
+from apood.support.files import replace_nonfinite
 
 __all__ = ["HeadPart", "MemberPart", "TextExplanation"]
 
@@ -123,11 +124,11 @@ class TextExplanation:
         return ranked[0] if len(ranked) > 1 else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the explanation as JSON values; places count characters of the text."""
+        """Return the explanation as JSON values, null for an infinite number; places count characters of the text."""
         return {
             "text": self.text,
-            "score": self.score,
-            "threshold": self.threshold,
+            "score": replace_nonfinite(self.score),
+            "threshold": replace_nonfinite(self.threshold),
             "p_value": self.p_value,
             "accepted": self.accepted,
             "decided": self.decided,

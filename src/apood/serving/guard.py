@@ -1,6 +1,5 @@
 """A generator behind a detector: out-of-distribution inputs are refused before anything is generated."""
 
-import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +13,7 @@ from apood.encoders.text.encoder import TextEncoder
 from apood.serving.generators import Failed, Guardable, GuardedCallable, GuardedModel, Reading
 from apood.serving.shared.verdicts import Judged, Verdict, decide
 from apood.support.errors import InputError
+from apood.support.files import replace_nonfinite
 
 __all__ = ["Guard", "Guarded", "guard"]
 
@@ -53,8 +53,7 @@ class Guarded:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for JSON: a score of -inf, which JSON lacks, becomes None, and an error its text."""
         values = asdict(replace(self, error=None)) | {"error": None if self.error is None else repr(self.error)}
-        infinite = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
-        return values | dict.fromkeys(infinite)
+        return {key: replace_nonfinite(value) for key, value in values.items()}
 
 
 def guard(

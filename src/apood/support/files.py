@@ -9,6 +9,7 @@ import errno
 import glob
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -17,7 +18,7 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from io import BufferedReader
 from pathlib import Path
@@ -41,6 +42,7 @@ __all__ = [
     "read_toml",
     "refuse_irregular",
     "refuse_unwritable",
+    "replace_nonfinite",
     "reserve_path",
     "sha256_of",
     "source_digest",
@@ -284,6 +286,15 @@ def write_json(path: Path, content: Any) -> None:
     text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
     with atomic_file(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def replace_nonfinite(content: Any) -> Any:
+    """Return JSON values with null in the place of NaN and infinities, because JSON has neither."""
+    if isinstance(content, Mapping):
+        return {key: replace_nonfinite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [replace_nonfinite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def read_json(path: Path) -> Any:

@@ -1,5 +1,6 @@
 """The service answers as offline scoring does, whatever the batch, and describes itself."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +133,17 @@ def test_the_detector_describes_itself(server: Running, offline: TextDetector) -
     assert server.client.get("/healthz").status_code == 204
     schema = server.client.get("/openapi.json").json()
     assert {"/v1/score", "/v1/detector", "/v1/shadow", "/healthz", "/readyz", "/metrics"} <= schema["paths"].keys()
+
+
+def test_a_threshold_of_minus_infinity_is_null(served: Served) -> None:
+    detector = copy.copy(served.detector)
+    detector.calibration = Calibration.from_scores([-np.inf] * 20 + [0.0] * 20, 0.9)
+    with run_service(Served(detector, served.encoder, "digest")) as server:
+        for answer in (
+            server.client.get("/v1/detector"),
+            server.client.post("/v1/explain", json={"text": "word1 word2"}),
+        ):
+            assert answer.status_code == 200 and answer.json()["threshold"] is None
 
 
 def test_metrics_count_and_hold_no_input(server: Running) -> None:

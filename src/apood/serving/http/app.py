@@ -21,6 +21,7 @@ from apood.serving.http.schema import (
 )
 from apood.serving.http.service import Service
 from apood.serving.http.status import make_status_router
+from apood.support.files import replace_nonfinite
 from apood.support.version import __version__
 from apood.tokens.identity import FOLDER
 
@@ -174,7 +175,7 @@ def _describe_service(service: Service) -> dict[str, Any]:
         "requires": sorted(served.detector.requires),
         "dim": served.detector.dim_,
         "accept": calibration.accept,
-        "threshold": calibration.threshold,
+        "threshold": replace_nonfinite(calibration.threshold),
         "calibration_texts": len(calibration.scores),
         "chat": served.chat,
         "shadow": settings.shadow,
