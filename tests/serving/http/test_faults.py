@@ -25,7 +25,7 @@ from apood import MSP, TokenBatch
 from apood.serving.http.access import check_exposure, read_tokens
 from apood.serving.http.app import make_app
 from apood.serving.http.batcher import LateError
-from apood.serving.http.served import Served, load_served
+from apood.serving.http.served import Scored, Served, load_served
 from apood.serving.http.server import run_server
 from apood.serving.http.service import Service
 from apood.serving.http.settings import Settings
@@ -159,7 +159,7 @@ class Held(Served):
         self.free.set()
         self.ran: list[int] = []
 
-    def run_texts(self, pieces: Sequence[Any]) -> list[tuple[float, str | None]]:
+    def run_texts(self, pieces: Sequence[Any]) -> list[Scored]:
         assert self.free.wait(20)
         self.ran.append(len(pieces))
         if any(len(piece) == 3 and int(piece[1]) == 1 for piece in pieces):  # [A] [UNK] [B]

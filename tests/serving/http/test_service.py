@@ -51,6 +51,18 @@ def test_a_list_is_judged_as_offline(server: Running, offline: TextDetector) -> 
     assert {own["decision"] for own in results} == {"ID", "OOD"} and max(own["windows"] for own in results) > 1
 
 
+def test_tokens_are_counted_as_offline_if_special_ones_are_left_out(detector_folder: Path, tmp_path: Path) -> None:
+    encoder = TextEncoder(detector_folder.parent / "bert", max_tokens=24, special_tokens=False)
+    TextDetector(encoder, KNN(k=3), accept=0.9).fit(make_texts(200, KNOWN, 1)).save(tmp_path / "detector")
+    offline = load(tmp_path / "detector")
+    assert isinstance(offline, TextDetector)
+    with run_service(load_served(tmp_path / "detector")) as server:
+        results = score(server, NEW)
+    check_same(results, NEW, offline)
+    rows = zip(results, offline.judge(NEW), strict=True)
+    assert all(own["note"] == row.note for own, row in rows if row.accepted), "a usual length has no note"
+
+
 def test_concurrent_single_texts_are_judged_as_offline(server: Running, offline: TextDetector) -> None:
     def ask(text: str) -> dict:
         answer = server.client.post("/v1/score", json={"text": text})

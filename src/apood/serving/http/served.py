@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,9 +30,23 @@ from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.documents import number_documents
 
-__all__ = ["Served", "Work", "load_served", "read_tokens"]
+__all__ = ["Scored", "Served", "Work", "load_served", "read_tokens"]
 
 _CHANNEL = "channel."  # the names of the tensors of a body are those of a shard of a token store
+
+
+class Scored(NamedTuple):
+    """What a detector says about one piece.
+
+    Attributes:
+        score: its score.
+        problem: what is wrong with it; None if nothing is.
+        tokens: the number of tokens that were scored; an encoder may leave out special tokens.
+    """
+
+    score: float
+    problem: str | None
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -57,11 +71,11 @@ class Work:
     problems: Mapping[int, str]
     cut: frozenset[int] = frozenset()
 
-    def count_tokens(self) -> list[int]:
-        """Return the number of tokens of each text, in all of its windows."""
-        counts = np.zeros(self.count, dtype=np.int64)
-        np.add.at(counts, np.array(self.owners, dtype=np.int64), np.array(self.sizes, dtype=np.int64))
-        return [int(count) for count in counts]
+    def sum_by_text(self, numbers: Sequence[int]) -> list[int]:
+        """Return the sum of the numbers of the pieces of each text, given one number per piece."""
+        sums = np.zeros(self.count, dtype=np.int64)
+        np.add.at(sums, np.array(self.owners, dtype=np.int64), np.array(numbers, dtype=np.int64))
+        return [int(total) for total in sums]
 
 
 class Served:
@@ -140,8 +154,8 @@ class Served:
             found.append(content)
         return found
 
-    def run_texts(self, pieces: Sequence[Tensor]) -> list[tuple[float, str | None]]:
-        """Return the score of each piece, or what is wrong with it."""
+    def run_texts(self, pieces: Sequence[Tensor]) -> list[Scored]:
+        """Return the score of each piece."""
         assert self.encoder is not None
         count = len(pieces)
         ids = Ragged.from_lengths(torch.cat([*pieces]), [len(piece) for piece in pieces])
@@ -150,26 +164,27 @@ class Served:
         prepared = PreparedTexts([""] * count, ids, [], None, frozenset(), windows)
         return self._score(self.encoder.run(prepared))
 
-    def run_tokens(self, pieces: Sequence[TokenBatch]) -> list[tuple[float, str | None]]:
-        """Return the score of each piece, or what is wrong with it."""
+    def run_tokens(self, pieces: Sequence[TokenBatch]) -> list[Scored]:
+        """Return the score of each piece."""
         return self._score(TokenBatch.concatenate(pieces))
 
-    def _score(self, tokens: TokenBatch) -> list[tuple[float, str | None]]:
+    def _score(self, tokens: TokenBatch) -> list[Scored]:
         judged = score_states(self.detector, tokens)
-        return list(zip(judged.scores.tolist(), judged.problems, strict=True))
+        return [*map(Scored, judged.scores.tolist(), judged.problems, tokens.lengths.tolist())]
 
-    def judge(self, work: Work, outcomes: Sequence[tuple[float, str | None]]) -> list[Judgement]:
+    def judge(self, work: Work, outcomes: Sequence[Scored]) -> list[Judgement]:
         """Return the decisions on the texts of a request from the scores of its pieces."""
-        scores, problems = np.array([score for score, _ in outcomes]), [problem for _, problem in outcomes]
-        part = Judged(scores, problems, [1] * len(outcomes))
+        scores = np.array([own.score for own in outcomes])
+        part = Judged(scores, [own.problem for own in outcomes], [1] * len(outcomes))
         judged = Judged.gather(work.count, work.owners, [part], dict(work.problems))
         verdicts = decide(self.detector, judged, "input")
+        counts = work.sum_by_text([own.tokens for own in outcomes])
         return [
             Judgement(
                 verdict.score, verdict.p_value, verdict.accepted, tokens, verdict.windows, index in work.cut,
                 self._describe(verdict, tokens),
             )
-            for index, (verdict, tokens) in enumerate(zip(verdicts, work.count_tokens(), strict=True))
+            for index, (verdict, tokens) in enumerate(zip(verdicts, counts, strict=True))
         ]  # fmt: skip
 
     def _describe(self, verdict: Verdict, tokens: int) -> str | None:

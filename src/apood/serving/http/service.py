@@ -178,7 +178,7 @@ class Service:
                     work = await loop.run_in_executor(self._preparing, prepare)
             except TimeoutError as error:
                 raise LateError from error
-        self._check_tokens(work.count_tokens())
+        self._check_tokens(work.sum_by_text(work.sizes))
         return work, await batcher.submit(work.run, work.pieces, work.sizes, end - loop.time())
 
     async def _judge(self, served: Served, prepare: Callable[[], Work], guessed: int, end: float) -> list[Judgement]:
