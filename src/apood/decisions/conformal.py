@@ -3,11 +3,13 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Self, TypeAlias
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from apood.support.checks import shorten
 from apood.support.errors import InputError
 
 if TYPE_CHECKING:  # this module needs numpy alone, and importing torch is slow
@@ -54,13 +56,14 @@ def as_scores(scores: Scores, name: str) -> NDArray[np.float64]:
     return vector
 
 
-def check_level(level: float, name: str) -> Fraction:
+def check_level(level: Any, name: str) -> Fraction:
     """Return a level between 0 and 1 as the exact fraction that was meant, or raise `InputError`.
 
     In floating point 100 * (1 - 0.93) is 6.999999999999995, and its floor would be one too low.
     """
-    if not 1e-9 <= level <= 1 - 1e-9:
-        raise InputError(f"{name} must lie strictly between 0 and 1, by at least 1e-9, got {level}.")
+    real = isinstance(level, Real)
+    if not (real and 1e-9 <= level <= 1 - 1e-9):
+        raise InputError(f"{name} must lie strictly between 0 and 1, by at least 1e-9, got {shorten(level)}.")
     return Fraction(float(level)).limit_denominator(10**9)
 
 
