@@ -62,7 +62,11 @@ _MAY_LACK = ("pooler", *_COMPUTED)
 _SEQ2SEQ_HEADS = ("ForConditionalGeneration", "LMHeadModel", "MTModel")
 _CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
 # Language models that attend to both sides of a token, or to tokens in another order.
-_NOT_LEFT_TO_RIGHT = {"bert", "roberta", "electra", "xlnet", "xlm", "flaubert"}
+_NOT_LEFT_TO_RIGHT = {
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "flaubert",
+    "megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta",
+    "xlm-roberta-xl", "xlnet", "xmod",
+}  # fmt: skip
 # Implementations that are part of transformers. The default of attention is sdpa if the model supports it, else eager.
 _ATTENTIONS = ("eager", "sdpa")
 _EXPERTS = ("eager", "batched_mm", "grouped_mm")
@@ -254,8 +258,18 @@ class LoadedTextModel:
     @property
     def padding_id(self) -> int:
         """The id to pad with: the model's own, because some models look for it, or else 0."""
-        known = getattr(self.config, "pad_token_id", None)
+        known = getattr(self.text_config, "pad_token_id", None)
         return known if known is not None and known >= 0 else 0
+
+    @property
+    def pads(self) -> bool:
+        """Whether the model knows its padding, so that a classifier finds the last token of each row."""
+        return getattr(self.text_config, "pad_token_id", None) == self.padding_id
+
+    @property
+    def text_config(self) -> Any:
+        """The configuration of the part that reads texts: the whole, unless the model also takes images or sounds."""
+        return self.config.get_text_config()
 
     @property
     def context(self) -> int:
@@ -265,7 +279,8 @@ class LoadedTextModel:
             is_positions = name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
             if is_positions and module.padding_idx is not None:
                 return int(module.num_embeddings - module.padding_idx - 1)
-        return int(getattr(self.config, "max_position_embeddings", None) or 1 << 62)
+        known = getattr(self.text_config, "max_position_embeddings", None)
+        return int(known) if known is not None and known > 0 else 1 << 62  # XLNet has -1
 
 
 def load_text_model(pretrained: Pretrained, dtype: torch.dtype, *, generates: bool, logprobs: bool) -> LoadedTextModel:
@@ -369,15 +384,21 @@ def find_kind(config: Any) -> Kind:
     """
     from transformers.models.auto import modeling_auto
 
-    saved = (config.architectures or [""])[0]
+    saved = _get_saved_class(config)
     if saved.endswith("ForSequenceClassification"):
         return "classifier"
     if config.is_encoder_decoder:
         known = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
         return "encoder-decoder" if known and saved.endswith(_SEQ2SEQ_HEADS) else "encoder"
     known = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
-    left_to_right = known and config.model_type not in _NOT_LEFT_TO_RIGHT
-    return "causal" if left_to_right and saved.endswith(_CAUSAL_HEADS) else "encoder"
+    if known is None or config.model_type in _NOT_LEFT_TO_RIGHT:
+        return "encoder"
+    # Models that also take images have another name for their head.
+    return "causal" if saved.endswith(_CAUSAL_HEADS) or saved == known else "encoder"
+
+
+def _get_saved_class(config: Any) -> str:
+    return str((config.architectures or [""])[0])
 
 
 def _choose_auto_class(config: Any, kind: Kind, with_head: bool) -> Any:
@@ -388,8 +409,11 @@ def _choose_auto_class(config: Any, kind: Kind, with_head: bool) -> Any:
         return transformers.AutoModelForCausalLM
     if with_head and kind == "encoder-decoder":
         return transformers.AutoModelForSeq2SeqLM
-    if config.is_encoder_decoder and type(config) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING:
-        return transformers.AutoModelForTextEncoding  # it does not load the decoder
+    # A decoder that is not needed is not loaded, and one that was not saved, as in sentence-t5, cannot be.
+    if (config.is_encoder_decoder or _get_saved_class(config).endswith("EncoderModel")) and (
+        type(config) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+    ):
+        return transformers.AutoModelForTextEncoding
     return transformers.AutoModel
 
 

@@ -385,11 +385,13 @@ def _get_number(config: Any, name: str, default: int) -> int:
     return found if isinstance(found, int) and found > 0 else default
 
 
-def batch_by_length(lengths: Tensor, padded_tokens: int, max_sequences: int | None = None) -> Iterator[Tensor]:
+def batch_by_length(
+    lengths: Tensor, padded_tokens: int, max_sequences: int | None = None, alike: Tensor | None = None
+) -> Iterator[Tensor]:
     """Yield the indices of sequences of similar length, batch by batch.
 
     The longest sequences come first, so that a batch that is too large fails at the start. Indices within a batch
-    are sorted. Sequences without tokens are left out.
+    are sorted. Sequences without tokens are left out. Sequences of a batch have the same number in `alike`.
     """
     order = lengths.argsort(descending=True, stable=True)
     order = order[: int((lengths > 0).sum())]
@@ -397,6 +399,9 @@ def batch_by_length(lengths: Tensor, padded_tokens: int, max_sequences: int | No
     while start < len(order):
         count = max(1, padded_tokens // int(lengths[order[start]]))
         count = count if max_sequences is None else min(count, max_sequences)
+        if alike is not None:
+            own = alike[order[start : start + count]]
+            count = int((own == own[0]).long().cumprod(0).sum())
         yield order[start : start + count].sort().values
         start += count
 
