@@ -523,3 +523,14 @@ def test_semicolons_divide_a_table_if_the_header_says_so(tmp_path: Path) -> None
     assert [r.item for r in read_records([str(path)]) if isinstance(r, Record)] == ["one; two, three"]
     path.write_text("text,note\none; two,three\n")
     assert [r.item for r in read_records([str(path)]) if isinstance(r, Record)] == ["one; two"]
+
+
+def test_a_table_with_two_columns_of_the_name_is_refused(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    for name in (write(tmp_path / "a.csv", "text,text\na,b\n"), str(tmp_path / "a.parquet")):
+        with pytest.raises(InputError, match="has 2 columns 'text': rename all but one"):
+            list(read_records([name]))
+    assert items(write(tmp_path / "b.csv", "label,text,label\n1,a,2\n")) == ["a"]

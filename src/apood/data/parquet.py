@@ -48,6 +48,7 @@ def read_parquet(
         with pyarrow.parquet.ParquetFile(source) as file:
             schema, metadata = file.schema_arrow, file.metadata
             fields.refuse_missing({field.name: _list_fields(field.type) for field in schema}, repr(path))
+            fields.refuse_doubled(schema.names, repr(path))
             for name in fields.read:
                 _refuse_lists(_find_type(schema, name), name, path)
             first, stop = groups or (0, metadata.num_row_groups)

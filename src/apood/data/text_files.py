@@ -354,6 +354,7 @@ def _read_csv(lines: Iterable[_Line], file: str, fields: TextFields, delimiter: 
             yield bad
         elif row and not width:
             fields.refuse_missing(dict.fromkeys(row), f"the header of {file}")
+            fields.refuse_doubled(row, f"the header of {file}")
             width, columns = len(row), {name: row.index(name) for name in fields.read}
         elif row and len(row) == width:
             yield fields.make_record({name: row[column] for name, column in columns.items()}, place)
