@@ -534,3 +534,15 @@ def test_a_table_with_two_columns_of_the_name_is_refused(tmp_path: Path) -> None
         with pytest.raises(InputError, match="has 2 columns 'text': rename all but one"):
             list(read_records([name]))
     assert items(write(tmp_path / "b.csv", "label,text,label\n1,a,2\n")) == ["a"]
+
+
+def test_an_empty_parquet_file_holds_no_texts(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    table = pyarrow.table({"text": pyarrow.array([], pyarrow.string())})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert items(str(tmp_path / "a.parquet")) == []
+    with pyarrow.parquet.ParquetWriter(tmp_path / "b.parquet", table.schema) as writer:
+        for rows in (table, pyarrow.table({"text": ["one"]})):
+            writer.write_table(rows)
+    assert items(str(tmp_path / "b.parquet")) == ["one"]

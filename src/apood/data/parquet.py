@@ -54,7 +54,8 @@ def read_parquet(
             first, stop = groups or (0, metadata.num_row_groups)
             number = sum(metadata.row_group(group).num_rows for group in range(first))
             for group in range(first, stop):
-                rows = metadata.row_group(group).num_rows
+                if not (rows := metadata.row_group(group).num_rows):  # as of an empty table
+                    continue
                 size, compressed = _measure_group(metadata.row_group(group), fields)
                 if size > rows * most_bytes:
                     raise InputError(f"The rows of {path!r} have on average {too_long} them.")
