@@ -434,6 +434,15 @@ def test_bytes_that_are_not_utf8_spoil_only_their_line(tmp_path: Path) -> None:
     assert "Line 2 of" in bad and "is not UTF-8: byte 4 of the line" in bad
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_utf16_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    content = ("\ufeff" * (encoding != "utf-16") + "one\ntwo\n").encode(encoding)
+    for name in ("a.txt", "a.jsonl", "a.txt.gz"):
+        assert "is not UTF-8, but UTF-16: write it in UTF-8." in refused(write(tmp_path / name, content))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert refused("-") == "Standard input is not UTF-8, but UTF-16: write it in UTF-8."
+
+
 def test_bad_archives_and_parquet_files_are_refused(tmp_path: Path) -> None:
     whole = gzip.compress(json_lines(TEXTS * 100).encode())
     for name, content in [("a.jsonl.gz", b"not gzip"), ("b.jsonl.gz", whole[: len(whole) // 2])]:
