@@ -522,6 +522,9 @@ def test_an_array_of_objects_or_texts_is_read(tmp_path: Path) -> None:
     path.write_text('[{"text": "one"}')
     with pytest.raises(InputError, match="is not valid JSON"):
         list(read_records([str(path)]))
+    path.write_text(json.dumps({"data": [{"text": "one"}]}, indent=2))
+    with pytest.raises(InputError, match="begins with an object of several lines: give one array"):
+        list(read_records([str(path)]))
     path.write_text('{"text": "one"}\n{"text": "two"}\n')  # JSON lines under another name
     assert len(list(read_records([str(path)]))) == 2
 

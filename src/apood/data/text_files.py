@@ -290,6 +290,10 @@ def _read_json(lines: Iterable[_Line], file: str, fields: TextFields) -> Records
     if first is None:
         return
     lines = itertools.chain([first], lines)
+    if first.text.strip() == "{":
+        raise InputError(
+            f"{file} begins with an object of several lines: give one array of objects, or one object per line."
+        )
     if not first.text.lstrip().startswith("["):
         yield from _read_json_lines(lines, file, fields)
         return
