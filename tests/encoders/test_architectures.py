@@ -186,3 +186,17 @@ def test_the_message_about_other_models_says_what_fails(save: Save) -> None:
     folder = save(transformers.DPRQuestionEncoder, transformers.DPRConfig(**STACK))
     with pytest.raises(InputError, match=r"no hidden states for token ids \(.*'last_hidden_state'\): allowed are"):
         TextEncoder(folder, device="cpu")
+
+
+def test_a_model_of_other_sounds_is_refused_by_what_it_lacks(save: Save) -> None:
+    config = transformers.Wav2Vec2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, conv_dim=(16, 16),
+        conv_stride=(5, 2), conv_kernel=(10, 3), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        num_codevectors_per_group=320,
+    )  # fmt: skip
+    folder = save(transformers.Wav2Vec2Model, config)
+    with pytest.raises(InputError, match=r"\(Wav2Vec2Model\) gives no hidden .* for sounds, audio spectrogram"):
+        TextEncoder(folder, device="cpu")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match="has no tokenizer: one of tokenizer"):
+        TextEncoder(folder, device="cpu")

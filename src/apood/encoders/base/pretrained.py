@@ -215,6 +215,11 @@ def _sample_weights(file: BinaryIO) -> Iterator[bytes]:
 def load_tokenizer(pretrained: Pretrained) -> Any:
     """Return the tokenizer in the model's folder."""
     transformers = _import_transformers()
+    has_files = any(next(pretrained.folder.glob(pattern), None) for pattern in _VOCABULARY_FILES)
+    missing = InputError(
+        f"The model folder {str(pretrained.folder)!r} has no tokenizer: "
+        f"one of {', '.join(_VOCABULARY_FILES)} is needed."
+    )
     try:
         with silence_transformers(), warnings.catch_warnings():
             # Marian's tokenizer asks for a package that only unusual punctuation needs.
@@ -223,6 +228,8 @@ def load_tokenizer(pretrained: Pretrained) -> Any:
                 pretrained.folder, local_files_only=True, trust_remote_code=False
             )
     except Exception as error:  # tokenizers raise errors of many kinds
+        if not has_files:
+            raise missing from error
         raise InputError(
             f"The tokenizer in the model folder {str(pretrained.folder)!r} cannot be loaded ({_get_first_line(error)})."
         ) from error
@@ -232,12 +239,8 @@ def load_tokenizer(pretrained: Pretrained) -> Any:
             f"{tokenizer.model_max_length!r}, not a number)."
         )
     # Without its files a tokenizer may still load, with an empty vocabulary. Only one that reads bytes needs none.
-    has_files = any(next(pretrained.folder.glob(pattern), None) for pattern in _VOCABULARY_FILES)
     if not has_files and len(tokenizer) < 256:
-        raise InputError(
-            f"The model folder {str(pretrained.folder)!r} has no tokenizer: "
-            f"one of {', '.join(_VOCABULARY_FILES)} is needed."
-        )
+        raise missing
     return tokenizer
 
 

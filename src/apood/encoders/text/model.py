@@ -256,8 +256,9 @@ def probe_model(loaded: LoadedTextModel, name: str, mode: Mode, layers: LayersLi
         depth = len(hidden) - 1
     except Exception as error:  # a model for other inputs may fail in any way
         raise InputError(
-            f"The model {name!r} ({type(model).__name__}) gives no hidden states for token ids ({error}): "
-            "allowed are text encoders, causal language models and encoder-decoder models."
+            f"The model {name!r} ({type(model).__name__}) gives no hidden states for token ids ({error}): allowed are "
+            "text encoders, causal language models and encoder-decoder models, and for sounds, audio spectrogram "
+            "transformers and Whisper."
         ) from error
     resolved = resolve_layers(layers, kind, depth, name, mode)
     reader = search.find(resolved, last, hidden)
