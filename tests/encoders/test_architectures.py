@@ -1,5 +1,6 @@
 """Architectures with a peculiarity, against the models themselves, run on one text at a time."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 import transformers
 from tiny_models import ENDS, word_tokenizer
 
+from apood.backbones.corpus import train_vocabulary
 from apood.data.record import Pair
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError
@@ -200,3 +202,24 @@ def test_a_model_of_other_sounds_is_refused_by_what_it_lacks(save: Save) -> None
     (folder / "tokenizer.json").unlink()
     with pytest.raises(InputError, match="has no tokenizer: one of tokenizer"):
         TextEncoder(folder, device="cpu")
+
+
+def test_a_tokenizer_of_many_languages_needs_that_of_the_targets(tmp_path: Path) -> None:
+    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "pieces.model").write_bytes(train_vocabulary(["one two three"] * 9, 12))
+    tokenizer = transformers.M2M100Tokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "pieces.model"))
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "pieces.model").unlink()
+    transformers.M2M100ForConditionalGeneration(
+        transformers.M2M100Config(**{**BART, "vocab_size": 200, "pad_token_id": 1})
+    ).save_pretrained(tmp_path)
+    encoder = TextEncoder(tmp_path, mode="reference", device="cpu")
+    with pytest.raises(InputError, match=r"needs the language of the targets: set tgt_lang in its tokenizer_config"):
+        encoder.encode([Pair("one", "two")])
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "tgt_lang": "fr"}))
+    batch = TextEncoder(tmp_path, mode="reference", device="cpu").encode([Pair("one", "two")])
+    french = tokenizer.convert_tokens_to_ids("__fr__")
+    ids = batch.channels["input_ids"].values.tolist()
+    assert (ids[0], ids[-1]) == (french, 2)

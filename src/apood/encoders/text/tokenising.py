@@ -52,7 +52,7 @@ class Tokeniser:
     def __init__(self, tokenizer: Any, name: str, limit: int, template: str | None = None) -> None:
         if template is not None and template.count(_PLACE) != 1:
             raise InputError(f"A template must contain {_PLACE} exactly once, got {template!r}.")
-        self._tokenizer, self._limit = tokenizer, limit
+        self._tokenizer, self._name, self._limit = tokenizer, name, limit
         self._before, _, self._after = (template or _PLACE).partition(_PLACE)
         self._lock = threading.Lock()
         self._tokenizer.truncation_side = "right"
@@ -149,7 +149,15 @@ class Tokeniser:
 
     def tokenise_targets(self, texts: Sequence[str], limit: int) -> Tokenised:
         """Return the ids of targets as an encoder-decoder model learns them: with the end-of-sequence token."""
-        return self._tokenise_limited(texts, limit, "text_target")
+        try:
+            return self._tokenise_limited(texts, limit, "text_target")
+        except KeyError as error:
+            if getattr(self._tokenizer, "tgt_lang", "") is not None:
+                raise
+            raise InputError(
+                f"The tokenizer of {self._name!r} needs the language of the targets: set tgt_lang in its "
+                "tokenizer_config.json."
+            ) from error
 
     def tokenise_continuations(self, texts: Sequence[str], limit: int) -> Tokenised:
         """Return the ids of texts that follow a prompt, without special tokens."""
