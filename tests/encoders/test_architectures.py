@@ -101,6 +101,17 @@ def test_models_that_shift_targets_only_inside_a_pass_have_references(
         assert float(-logprobs.mean()) == pytest.approx(float(loss), abs=1e-5)
 
 
+def test_an_encoder_decoder_model_with_experts_generates(save: Save, texts: list[str]) -> None:
+    config = transformers.SwitchTransformersConfig(**T5, num_decoder_layers=3, num_experts=2, decoder_start_token_id=0)
+    folder = save(transformers.SwitchTransformersForConditionalGeneration, config, "", "[B]")
+    model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+    output = TextEncoder(folder, mode="output", max_new_tokens=6, device="cpu").encode(texts[:8])
+    for ids, text in zip(output.channels["input_ids"], texts[:8], strict=True):
+        with torch.no_grad():
+            new = model.generate(list_ids(folder, text), max_new_tokens=6, do_sample=False)[0, 1:].tolist()
+        assert ids.tolist() == new
+
+
 def save_gemma(save: Save, kind: str) -> Path:
     text = {**STACK, **ENDED, "head_dim": 8, "num_key_value_heads": 1, "sliding_window": 8}
     vision = {**STACK, "num_hidden_layers": 1, "image_size": 16, "patch_size": 8}

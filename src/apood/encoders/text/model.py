@@ -21,7 +21,7 @@ __all__ = ["Hidden", "Mode", "Probe", "TextModel", "compute_token_logprobs", "pr
 Mode = Literal["input", "output", "reference"]
 
 _BLOCK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 26}
-_SCALED_IF_TIED = {"t5", "longt5", "umt5"}
+_SCALED_IF_TIED = {"t5", "longt5", "switch_transformers", "umt5"}
 _CAPS = ("final_logit_softcapping", "logits_soft_cap")
 
 
