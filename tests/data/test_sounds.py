@@ -158,6 +158,11 @@ def test_archives_with_other_arrays_are_named(tmp_path: Path) -> None:
         assert message in reason(archive(tmp_path / "a.npz", **arrays))
 
 
+def test_labels_of_bytes_are_texts(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.npz", audio=np.stack([tone(0.1, 0)]), sr=RATE, label=[b"fan"])
+    assert [sound.label for sound in sounds_of(path)] == ["fan"]
+
+
 def test_arrays_by_columns_are_read_too(tmp_path: Path) -> None:
     floats = np.stack([tone(0.1, 0), noise(0.1, 1)])
     path = archive(tmp_path / "a.npz", audio=np.asfortranarray(floats), sr=RATE)

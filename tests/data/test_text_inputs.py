@@ -255,6 +255,10 @@ def test_patterns_match_files_in_sorted_order(tmp_path: Path, monkeypatch: pytes
     assert items(f"{tmp_path}/[!b]*.txt") == ["a.txt"]
     monkeypatch.chdir(tmp_path)
     assert items("**/*.txt") == ["a.txt", "b.txt", "deep/er/d.txt"]
+    (tmp_path / "deep" / "up").symlink_to("..")
+    (tmp_path / "deep" / "other").symlink_to("er")
+    assert items("**/*.txt") == ["a.txt", "b.txt", "deep/er/d.txt", "deep/er/d.txt"]
+    assert items("deep/up/a.txt", "deep/up/?.txt") == ["a.txt", "a.txt", "b.txt"]
     assert items("?.txt", "a.txt") == ["a.txt", "b.txt", "a.txt"]
     assert refused("*.csv") == "No file matches '*.csv'."
     write(tmp_path / "odd[1].txt", "itself\n")
@@ -434,6 +438,15 @@ def test_bytes_that_are_not_utf8_spoil_only_their_line(tmp_path: Path) -> None:
     assert "Line 2 of" in bad and "is not UTF-8: byte 4 of the line" in bad
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_utf16_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    content = ("\ufeff" * (encoding != "utf-16") + "one\ntwo\n").encode(encoding)
+    for name in ("a.txt", "a.jsonl", "a.txt.gz"):
+        assert "is not UTF-8, but UTF-16: write it in UTF-8." in refused(write(tmp_path / name, content))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert refused("-") == "Standard input is not UTF-8, but UTF-16: write it in UTF-8."
+
+
 def test_bad_archives_and_parquet_files_are_refused(tmp_path: Path) -> None:
     whole = gzip.compress(json_lines(TEXTS * 100).encode())
     for name, content in [("a.jsonl.gz", b"not gzip"), ("b.jsonl.gz", whole[: len(whole) // 2])]:
@@ -513,6 +526,9 @@ def test_an_array_of_objects_or_texts_is_read(tmp_path: Path) -> None:
     path.write_text('[{"text": "one"}')
     with pytest.raises(InputError, match="is not valid JSON"):
         list(read_records([str(path)]))
+    path.write_text(json.dumps({"data": [{"text": "one"}]}, indent=2))
+    with pytest.raises(InputError, match="begins with an object of several lines: give one array"):
+        list(read_records([str(path)]))
     path.write_text('{"text": "one"}\n{"text": "two"}\n')  # JSON lines under another name
     assert len(list(read_records([str(path)]))) == 2
 
@@ -523,3 +539,26 @@ def test_semicolons_divide_a_table_if_the_header_says_so(tmp_path: Path) -> None
     assert [r.item for r in read_records([str(path)]) if isinstance(r, Record)] == ["one; two, three"]
     path.write_text("text,note\none; two,three\n")
     assert [r.item for r in read_records([str(path)]) if isinstance(r, Record)] == ["one; two"]
+
+
+def test_a_table_with_two_columns_of_the_name_is_refused(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    for name in (write(tmp_path / "a.csv", "text,text\na,b\n"), str(tmp_path / "a.parquet")):
+        with pytest.raises(InputError, match="has 2 columns 'text': rename all but one"):
+            list(read_records([name]))
+    assert items(write(tmp_path / "b.csv", "label,text,label\n1,a,2\n")) == ["a"]
+
+
+def test_an_empty_parquet_file_holds_no_texts(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    table = pyarrow.table({"text": pyarrow.array([], pyarrow.string())})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert items(str(tmp_path / "a.parquet")) == []
+    with pyarrow.parquet.ParquetWriter(tmp_path / "b.parquet", table.schema) as writer:
+        for rows in (table, pyarrow.table({"text": ["one"]})):
+            writer.write_table(rows)
+    assert items(str(tmp_path / "b.parquet")) == ["one"]

@@ -79,10 +79,14 @@ def test_portions_equal_a_simple_loop_bit_for_bit(
 def test_portions_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embed, "_PORTION_BYTES", 2 * 4 * 8 * 4)
     assert [len(portion.batch) for portion in encode_portions(records(TEXTS[:5]), WordEncoder())] == [2, 2, 1]
-    monkeypatch.setattr(embed, "_SOUND_BYTES", 1000)
+    monkeypatch.setattr(embed, "_INPUT_BYTES", 1000)
     sounds = [Record(Sound(np.zeros(100, np.float32), 16000), f"sound {i}") for i in range(5)]
-    reader = embed._RecordReader(sounds, WordEncoder(), None)
-    assert [len(reader.read(100, lambda: True)) for _ in range(3)] == [3, 2, 0]
+    texts = [Record("0123456", f"text {i}") for i in range(5)]
+    pairs = [Record(Pair("0123", "456"), f"pair {i}") for i in range(5)]
+    for items in (sounds, texts, pairs):
+        reader = embed._RecordReader(items, WordEncoder(), None)
+        assert [len(reader.read(100, lambda: True)) for _ in range(3)] == [3, 2, 0]
+    assert [len(portion) for portion in embed.cut_portions(texts, WordEncoder())] == [2, 2, 1]
 
 
 def test_portions_grow_while_they_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:

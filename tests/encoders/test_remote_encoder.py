@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,6 +127,23 @@ def test_other_servers_are_refused(local: TextEncoder) -> None:
     other = ModelServer(local, "llama")
     other.answer = lambda _path, _body: (200, {"data": []})  # type: ignore[method-assign]
     with serve_model(other) as address, pytest.raises(ServerError, match="none of those that give tokens"):
+        RemoteEncoder(address)
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/tokenize", {"ids": [1]}),
+        ("/tokenize", {"tokens": [{"piece": "a"}]}),
+        ("/embeddings", {"object": "list", "data": []}),
+        ("/embeddings", [{"index": 0}] * 4),
+    ],
+)
+def test_answers_of_another_form_are_refused(local: TextEncoder, path: str, content: Any) -> None:
+    odd = ModelServer(local, "llama")
+    usual = odd.answer
+    odd.answer = lambda asked, body: (200, content) if asked == path else usual(asked, body)  # type: ignore[method-assign]
+    with serve_model(odd) as address, pytest.raises(ServerError, match=r"unknown form .*: start llama-server with"):
         RemoteEncoder(address)
 
 

@@ -48,12 +48,14 @@ def read_parquet(
         with pyarrow.parquet.ParquetFile(source) as file:
             schema, metadata = file.schema_arrow, file.metadata
             fields.refuse_missing({field.name: _list_fields(field.type) for field in schema}, repr(path))
+            fields.refuse_doubled(schema.names, repr(path))
             for name in fields.read:
                 _refuse_lists(_find_type(schema, name), name, path)
             first, stop = groups or (0, metadata.num_row_groups)
             number = sum(metadata.row_group(group).num_rows for group in range(first))
             for group in range(first, stop):
-                rows = metadata.row_group(group).num_rows
+                if not (rows := metadata.row_group(group).num_rows):  # as of an empty table
+                    continue
                 size, compressed = _measure_group(metadata.row_group(group), fields)
                 if size > rows * most_bytes:
                     raise InputError(f"The rows of {path!r} have on average {too_long} them.")

@@ -1,6 +1,6 @@
 """Records: what an input holds, item by item, and which fields of a row the texts are taken from."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -156,6 +156,14 @@ class TextFields:
         for name in self.read:
             if not _look_up(values, name)[0]:
                 raise InputError(_describe_missing(name, values, where))
+
+    def refuse_doubled(self, columns: Sequence[str], where: str) -> None:
+        """Raise an error if two of the columns of a table have the name of a field."""
+        for name in self.read:
+            if columns.count(name) > 1:
+                raise InputError(
+                    make_sentence(f"{where} has {columns.count(name)} columns {name!r}: rename all but one")
+                )
 
     def _find_problem(self, text: Any) -> str | None:
         if not isinstance(text, str):

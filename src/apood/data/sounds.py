@@ -155,7 +155,7 @@ def _read_labels(archive: Archive, count: int) -> list[str]:
     if array.ndim != 1 or len(array) != count:
         found = f"{len(array)} labels" if array.ndim == 1 else f"labels of shape {list(array.shape)}"
         raise BadFileError(f"has {found} for {count} sounds")
-    labels = [str(label) for label in array]
+    labels = [label.decode() if isinstance(label, bytes) else str(label) for label in array]
     for label in labels:
         label.encode()  # raises UnicodeEncodeError, a ValueError, for half of a surrogate pair
     return labels

@@ -3,6 +3,7 @@
 A line that cannot be used becomes a `BadRecord`, and reading goes on after it.
 """
 
+import codecs
 import csv
 import gzip
 import html
@@ -106,7 +107,7 @@ def read_line_range(path: str, fields: TextFields, start: int, stop: int) -> Rec
 
 def read_stdin(fields: TextFields) -> Records:
     """Yield the records of standard input: JSON lines if the first line looks like {...}, else one text per line."""
-    lines = _decode(sys.stdin.buffer)
+    lines = _decode(sys.stdin.buffer, _STDIN)
     head: list[_Line] = []
     for line in lines:
         head.append(line)
@@ -182,17 +183,19 @@ def _read_lines(path: str, start: int = 0, stop: int | None = None) -> Iterator[
                 while (rest := file.readline(_SKIPPED_BYTES)) and not rest.endswith(b"\n"):
                     pass  # the end of a line that begins before `start`
             if stop is not None:
-                yield from _decode(file, stop)
+                yield from _decode(file, repr(path), stop)
                 return
-            yield from _decode(cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.lower().endswith(".gz") else file)
+            plain = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.lower().endswith(".gz") else file
+            yield from _decode(plain, repr(path))
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path!r} cannot be read ({error}).") from error
 
 
-def _decode(file: BinaryIO, stop: int | None = None) -> Iterator[_Line]:
+def _decode(file: BinaryIO, name: str, stop: int | None = None) -> Iterator[_Line]:
     """Yield the lines of a file, those that begin before `stop` if it is given.
 
-    Of a line that is too long only `MOST_BYTES` are ever held in memory.
+    Of a line that is too long only `MOST_BYTES` are ever held in memory. Raise InputError if the file is UTF-16, half
+    of whose lines would look like texts.
     """
     at_start = stop is None or file.tell() == 0
     for number in itertools.count(1):
@@ -201,6 +204,8 @@ def _decode(file: BinaryIO, stop: int | None = None) -> Iterator[_Line]:
         line = file.readline(MOST_BYTES + 1)
         if not line:
             return
+        if number == 1 and at_start and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise InputError(make_sentence(f"{name} is not UTF-8, but UTF-16: write it in UTF-8"))
         if len(line) > MOST_BYTES:
             ended = line.endswith(b"\n")
             del line
@@ -285,6 +290,10 @@ def _read_json(lines: Iterable[_Line], file: str, fields: TextFields) -> Records
     if first is None:
         return
     lines = itertools.chain([first], lines)
+    if first.text.strip() == "{":
+        raise InputError(
+            f"{file} begins with an object of several lines: give one array of objects, or one object per line."
+        )
     if not first.text.lstrip().startswith("["):
         yield from _read_json_lines(lines, file, fields)
         return
@@ -354,6 +363,7 @@ def _read_csv(lines: Iterable[_Line], file: str, fields: TextFields, delimiter: 
             yield bad
         elif row and not width:
             fields.refuse_missing(dict.fromkeys(row), f"the header of {file}")
+            fields.refuse_doubled(row, f"the header of {file}")
             width, columns = len(row), {name: row.index(name) for name in fields.read}
         elif row and len(row) == width:
             yield fields.make_record({name: row[column] for name, column in columns.items()}, place)

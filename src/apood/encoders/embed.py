@@ -40,7 +40,8 @@ _PORTION_SECONDS = COMMIT_SECONDS / 2  # an interruption may cost this much, bec
 _FIRST_SEQUENCES = 16  # sequences of the first portion, before it is known how long one takes
 _CUT_SEQUENCES = 512  # of a portion whose size must not depend on the speed of the machine
 _PREPARED_AGAIN = 256  # records of an earlier run that are prepared at once, to find out how many were refused
-_SOUND_BYTES = 1 << 28
+_INPUT_BYTES = 1 << 28  # of the sounds of a portion, or of its texts while they become token ids
+_CHARACTER_BYTES = 50  # of a text while it becomes token ids
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,13 @@ def encode_portions(
 def cut_portions(records: Sequence[Record], encoder: Encoder) -> Iterator[Sequence[Record]]:
     """Yield the records in portions for `encode_cut`, whose sizes depend on the records and the encoder alone."""
     most = _limit_sequences(encoder, _CUT_SEQUENCES)
-    start = sequences = 0
+    start = sequences = size = 0
     for stop, record in enumerate(records):
-        own = _estimate_sequences(record, encoder)
-        if start < stop and sequences + own > most:
+        own, own_size = _estimate_sequences(record, encoder), _estimate_bytes(record)
+        if start < stop and (sequences + own > most or size + own_size > _INPUT_BYTES):
             yield records[start:stop]
-            start, sequences = stop, 0
-        sequences += own
+            start, sequences, size = stop, 0, 0
+        sequences, size = sequences + own, size + own_size
     if start < len(records):
         yield records[start:]
 
@@ -200,6 +201,14 @@ def _estimate_sequences(record: Record, encoder: Encoder) -> int:
     return 1 + min(len(record.item) // encoder.max_tokens, MOST_WINDOWS)
 
 
+def _estimate_bytes(record: Record) -> int:
+    """Return about how much memory a record needs before the model runs."""
+    if isinstance(record.item, Sound):
+        return record.item.samples.nbytes
+    texts = record.item if isinstance(record.item, Pair) else [record.item]
+    return _CHARACTER_BYTES * sum(len(text) for text in texts if isinstance(text, str))
+
+
 def _describe_refused(records: Sequence[Record], refused: Mapping[int, str]) -> dict[int, BadRecord]:
     return {index: make_bad_record(records[index].place, problem) for index, problem in refused.items()}
 
@@ -222,8 +231,8 @@ class _RecordReader:
         The first record is waited for, others only if they are `ready`.
         """
         found: list[Record] = []
-        sequences = sound_bytes = 0
-        while self.error is None and sequences < count and sound_bytes < _SOUND_BYTES and (not found or ready()):
+        sequences = size = 0
+        while self.error is None and sequences < count and size < _INPUT_BYTES and (not found or ready()):
             try:
                 record = next(self._good, None)
             except Exception as error:
@@ -233,8 +242,7 @@ class _RecordReader:
                 break
             found.append(record)
             sequences += _estimate_sequences(record, self._encoder)
-            if isinstance(record.item, Sound):
-                sound_bytes += record.item.samples.nbytes
+            size += _estimate_bytes(record)
         return found
 
     def _count_bad(self, records: Iterable[Record | BadRecord]) -> Iterator[Record | BadRecord]:

@@ -27,8 +27,9 @@ class Capture:
         self._states: Tensor | None = None  # of a single layer, or the sum over layers
         self._count = 0
 
-    def take(self, states: Tensor) -> None:
-        """Take the states `[sequences, longest, D]` of the next chosen layer."""
+    def take(self, output: Any) -> None:
+        """Take the states `[sequences, longest, D]` of the next chosen layer, which may be the first of its outputs."""
+        states = _get_states(output)
         self._count += 1
         if not self._layers.mixed:
             self._states = states
@@ -59,10 +60,18 @@ class LayerReader:
         layers: the layers.
         stack: the modules of all layers in their order; None if they are unknown.
         last_is_top: whether the last of the model's `hidden_states` is its last hidden state.
+        last_fits: whether its last hidden state is as long as the states of its layers, so that it can be in a mix.
     """
 
-    def __init__(self, layers: Layers = LAST, stack: Sequence[nn.Module] | None = None, *, last_is_top: bool = True):
-        self.layers, self._stack, self._last_is_top = layers, stack, last_is_top
+    def __init__(
+        self,
+        layers: Layers = LAST,
+        stack: Sequence[nn.Module] | None = None,
+        *,
+        last_is_top: bool = True,
+        last_fits: bool = True,
+    ) -> None:
+        self.layers, self._stack, self._last_is_top, self._last_fits = layers, stack, last_is_top, last_fits
 
     @property
     def needs_all(self) -> bool:
@@ -71,7 +80,9 @@ class LayerReader:
 
     def make_other(self) -> "LayerReader":
         """Return the reader of the other view of the same module, for summaries."""
-        return LayerReader(self.layers.other_view, self._stack, last_is_top=self._last_is_top)
+        return LayerReader(
+            self.layers.other_view, self._stack, last_is_top=self._last_is_top, last_fits=self._last_fits
+        )
 
     def count_kept(self) -> int:
         """Return about how many tensors of states a pass holds until its end."""
@@ -87,9 +98,9 @@ class LayerReader:
         """
         capture, owner, hooks = Capture(self.layers), threading.get_ident(), []
 
-        def take(states: Any) -> None:
+        def take(output: Any) -> None:
             if threading.get_ident() == owner:
-                capture.take(states[0] if isinstance(states, tuple) else states)
+                capture.take(output)
 
         try:
             for number in self._list_hooked():
@@ -105,7 +116,8 @@ class LayerReader:
 
     def _takes_last(self, number: int) -> bool:
         """Return whether the states of a layer are the last hidden state, which has gone through the final norm."""
-        return number == -1 or (number == self.layers.depth and (self.layers.mixed or self._last_is_top))
+        is_last = self._last_fits if self.layers.mixed else self._last_is_top
+        return number == -1 or (number == self.layers.depth and is_last)
 
     def _list_hooked(self) -> list[int]:
         if self._stack is None:
@@ -119,6 +131,11 @@ class LayerReader:
         elif self._takes_last(self.layers.numbers[-1]):
             capture.take(last)
         return capture.finish().to(last.dtype)
+
+
+def _get_states(output: Any) -> Any:
+    """Return the states among the outputs of a layer."""
+    return output[0] if isinstance(output, tuple) and output else output
 
 
 def _make_input_hook(take: Callable[[Any], None]) -> Callable[..., None]:
@@ -161,17 +178,21 @@ class StackSearch:
             self._first[module] = states.clone()
 
     def _note_output(self, module: nn.Module, _inputs: Any, output: Any) -> None:
-        states = output[0] if isinstance(output, tuple) and output else output
+        states = _get_states(output)
         if isinstance(states, Tensor):
             self._seen.setdefault(module, []).append(states.clone())  # a later layer might change it in place
 
     def find(self, layers: Layers, last: Tensor, hidden: Sequence[Tensor]) -> LayerReader:
         """Return the reader of `layers`, from the pass's `last_hidden_state` and `hidden_states`."""
+        hidden = [_get_states(states) for states in hidden]  # Pegasus-X also has states of whole texts
         last_is_top = torch.equal(hidden[-1], last)
-        for stack in self._lists:
-            if len(stack) == len(hidden) - 1 and self._shows(stack, hidden, last_is_top):
-                return LayerReader(layers, list(stack), last_is_top=last_is_top)
-        return LayerReader(layers, last_is_top=last_is_top)
+        last_fits = hidden[0].shape == last.shape  # the small OPT makes its last state shorter
+        shown = (
+            list(stack)
+            for stack in self._lists
+            if len(stack) == len(hidden) - 1 and self._shows(stack, hidden, last_is_top)
+        )
+        return LayerReader(layers, next(shown, None), last_is_top=last_is_top, last_fits=last_fits)
 
     def _shows(self, stack: nn.ModuleList, hidden: Sequence[Tensor], last_is_top: bool) -> bool:
         """Return whether each layer ran once, and the states that it took or gave are those of the model."""

@@ -23,7 +23,7 @@ _QUANTISATIONS = ("bitsandbytes", "gptq", "awq", "compressed-tensors")
 _FETCHING_MODELS = ("rwkv", "yoso", "mra")
 # Layers may share their weights, so that a small number of them needs no tensors of its own.
 _SHARED_LAYERS = 256
-_LAYER_KEYS = ("layer", "group", "block")
+_LAYER_KEYS = ("layer", "hidden_group", "inner_group", "block")
 _SIZE_KEYS = ("size", "dim", "heads", "experts", "labels", "d_model", "d_ff", "d_kv", "n_embd", "n_inner", "n_head")
 _SIZE_FACTOR = 64  # a size of the configuration is at most this times the largest size of a tensor
 _SMALL_SIZE = 256  # tensors are taken to have at least this size

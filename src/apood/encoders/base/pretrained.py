@@ -62,7 +62,11 @@ _MAY_LACK = ("pooler", *_COMPUTED)
 _SEQ2SEQ_HEADS = ("ForConditionalGeneration", "LMHeadModel", "MTModel")
 _CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
 # Language models that attend to both sides of a token, or to tokens in another order.
-_NOT_LEFT_TO_RIGHT = {"bert", "roberta", "electra", "xlnet", "xlm", "flaubert"}
+_NOT_LEFT_TO_RIGHT = {
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "flaubert",
+    "megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta",
+    "xlm-roberta-xl", "xlnet", "xmod",
+}  # fmt: skip
 # Implementations that are part of transformers. The default of attention is sdpa if the model supports it, else eager.
 _ATTENTIONS = ("eager", "sdpa")
 _EXPERTS = ("eager", "batched_mm", "grouped_mm")
@@ -211,6 +215,11 @@ def _sample_weights(file: BinaryIO) -> Iterator[bytes]:
 def load_tokenizer(pretrained: Pretrained) -> Any:
     """Return the tokenizer in the model's folder."""
     transformers = _import_transformers()
+    has_files = any(next(pretrained.folder.glob(pattern), None) for pattern in _VOCABULARY_FILES)
+    missing = InputError(
+        f"The model folder {str(pretrained.folder)!r} has no tokenizer: "
+        f"one of {', '.join(_VOCABULARY_FILES)} is needed."
+    )
     try:
         with silence_transformers(), warnings.catch_warnings():
             # Marian's tokenizer asks for a package that only unusual punctuation needs.
@@ -219,6 +228,8 @@ def load_tokenizer(pretrained: Pretrained) -> Any:
                 pretrained.folder, local_files_only=True, trust_remote_code=False
             )
     except Exception as error:  # tokenizers raise errors of many kinds
+        if not has_files:
+            raise missing from error
         raise InputError(
             f"The tokenizer in the model folder {str(pretrained.folder)!r} cannot be loaded ({_get_first_line(error)})."
         ) from error
@@ -228,12 +239,8 @@ def load_tokenizer(pretrained: Pretrained) -> Any:
             f"{tokenizer.model_max_length!r}, not a number)."
         )
     # Without its files a tokenizer may still load, with an empty vocabulary. Only one that reads bytes needs none.
-    has_files = any(next(pretrained.folder.glob(pattern), None) for pattern in _VOCABULARY_FILES)
     if not has_files and len(tokenizer) < 256:
-        raise InputError(
-            f"The model folder {str(pretrained.folder)!r} has no tokenizer: "
-            f"one of {', '.join(_VOCABULARY_FILES)} is needed."
-        )
+        raise missing
     return tokenizer
 
 
@@ -254,8 +261,18 @@ class LoadedTextModel:
     @property
     def padding_id(self) -> int:
         """The id to pad with: the model's own, because some models look for it, or else 0."""
-        known = getattr(self.config, "pad_token_id", None)
+        known = getattr(self.text_config, "pad_token_id", None)
         return known if known is not None and known >= 0 else 0
+
+    @property
+    def pads(self) -> bool:
+        """Whether the model knows its padding, so that a classifier finds the last token of each row."""
+        return getattr(self.text_config, "pad_token_id", None) == self.padding_id
+
+    @property
+    def text_config(self) -> Any:
+        """The configuration of the part that reads texts: the whole, unless the model also takes images or sounds."""
+        return self.config.get_text_config()
 
     @property
     def context(self) -> int:
@@ -265,7 +282,8 @@ class LoadedTextModel:
             is_positions = name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
             if is_positions and module.padding_idx is not None:
                 return int(module.num_embeddings - module.padding_idx - 1)
-        return int(getattr(self.config, "max_position_embeddings", None) or 1 << 62)
+        known = getattr(self.text_config, "max_position_embeddings", None)
+        return int(known) if known is not None and known > 0 else 1 << 62  # XLNet has -1
 
 
 def load_text_model(pretrained: Pretrained, dtype: torch.dtype, *, generates: bool, logprobs: bool) -> LoadedTextModel:
@@ -369,15 +387,21 @@ def find_kind(config: Any) -> Kind:
     """
     from transformers.models.auto import modeling_auto
 
-    saved = (config.architectures or [""])[0]
+    saved = _get_saved_class(config)
     if saved.endswith("ForSequenceClassification"):
         return "classifier"
     if config.is_encoder_decoder:
         known = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
         return "encoder-decoder" if known and saved.endswith(_SEQ2SEQ_HEADS) else "encoder"
     known = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
-    left_to_right = known and config.model_type not in _NOT_LEFT_TO_RIGHT
-    return "causal" if left_to_right and saved.endswith(_CAUSAL_HEADS) else "encoder"
+    if known is None or config.model_type in _NOT_LEFT_TO_RIGHT:
+        return "encoder"
+    # Models that also take images have another name for their head.
+    return "causal" if saved.endswith(_CAUSAL_HEADS) or saved == known else "encoder"
+
+
+def _get_saved_class(config: Any) -> str:
+    return str((config.architectures or [""])[0])
 
 
 def _choose_auto_class(config: Any, kind: Kind, with_head: bool) -> Any:
@@ -388,8 +412,11 @@ def _choose_auto_class(config: Any, kind: Kind, with_head: bool) -> Any:
         return transformers.AutoModelForCausalLM
     if with_head and kind == "encoder-decoder":
         return transformers.AutoModelForSeq2SeqLM
-    if config.is_encoder_decoder and type(config) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING:
-        return transformers.AutoModelForTextEncoding  # it does not load the decoder
+    # A decoder that is not needed is not loaded, and one that was not saved, as in sentence-t5, cannot be.
+    if (config.is_encoder_decoder or _get_saved_class(config).endswith("EncoderModel")) and (
+        type(config) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+    ):
+        return transformers.AutoModelForTextEncoding
     return transformers.AutoModel
 
 

@@ -1,6 +1,7 @@
 """The encoder behind a model server: from texts to the token states that the server computes."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args
 
 import numpy as np
@@ -79,11 +80,11 @@ class RemoteEncoder:
         self._server = find_dialect(self._client)
         self.on_long, self.truncated = on_long, 0
         self.max_tokens = int(min(max_tokens, self._server.context or max_tokens))
-        self._head, self._tail = _find_frame(*(self._server.tokenise(["a"], special=own)[0] for own in (True, False)))
+        self._head, self._tail = _find_frame(*(self._tokenise(["a"], special=own)[0] for own in (True, False)))
         if self.max_tokens <= self._head + self._tail:
             raise InputError(f"max_tokens must be at least {self._head + self._tail + 1}, got {self.max_tokens}.")
         self.dim = 0  # until the first answer
-        rows = self._server.tokenise(PROBE_TEXTS, special=True)
+        rows = self._tokenise(PROBE_TEXTS)
         probe = self._embed(rows)
         self.dim = probe[0].shape[1]
         self._refuse_limit(rows[0])
@@ -106,7 +107,7 @@ class RemoteEncoder:
     def prepare(self, items: Sequence[Any]) -> PreparedTexts:
         """Return the token ids of texts, which the server makes. Long texts that are refused have no sequence."""
         check_texts(items)
-        rows = self._server.tokenise([replace_surrogates(text) for text in items], special=True)
+        rows = self._tokenise([replace_surrogates(text) for text in items])
         documents, cut, refused = [[row] for row in rows], [], {}
         for index, row in enumerate(rows):
             if len(row) <= self.max_tokens:
@@ -152,10 +153,26 @@ class RemoteEncoder:
                 f"({error.reason}): give a smaller max_tokens, or {self._server.advice}."
             ) from error
 
+    def _tokenise(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
+        with self._name_server():
+            return [[int(token) for token in row] for row in self._server.tokenise(texts, special=special)]
+
+    @contextmanager
+    def _name_server(self) -> Iterator[None]:
+        """Raise ServerError if an answer has another form than the server's documentation says."""
+        try:
+            yield
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise ServerError(
+                f"The server {self._client.address} answers in an unknown form ({type(error).__name__}: {error}): "
+                f"{self._server.advice}."
+            ) from error
+
     def _embed(self, rows: list[list[int]]) -> list[npt.NDArray[np.float32]]:
         found: dict[int, npt.NDArray[np.float32]] = {}
         for chosen in self._split(rows):
-            answer = self._server.embed([rows[index] for index in chosen])
+            with self._name_server():
+                answer = self._server.embed([rows[index] for index in chosen])
             if len(answer) != len(chosen):
                 raise ServerError(f"The server {self._client.address} answers {len(chosen)} texts by {len(answer)}.")
             found |= {n: self._check(states, len(rows[n])) for n, states in zip(chosen, answer, strict=True)}

@@ -247,7 +247,7 @@ class TextEncoder:
             "input_ids": ((), torch.int32),
             **({"token_logprobs": ((), torch.float32)} if logprobs else {}),
             **({"sample_logprobs": ((2,), torch.float32)} if samples else {}),
-            **({"summary": ((self.dim,), torch.float32)} if summary else {}),
+            **({"summary": ((probe.summary_dim,), torch.float32)} if summary else {}),
             **({"logits": ((probe.classes,), torch.float32)} if probe.classes else {}),
         }
         held = probe.reader.count_kept() + (probe.reader.make_other().count_kept() if summary else 0)
@@ -255,8 +255,8 @@ class TextEncoder:
         self._budget = Budget(min(choose_batch_tokens(self.device), most), 0)
         if outputs := max(beams if beams > 1 else 0, samples + (mode == "output")):
             self._budget = estimate_generation_budget(loaded.model, outputs, self.max_new_tokens)
-        # A classifier with a causal model needs a padding id to find the last token of each row.
-        self._max_sequences = 1 if probe.classes and loaded.config.pad_token_id is None else None
+        self._max_sequences = 1 if probe.classes and not loaded.pads else None
+        self._mixes_padding = probe.mixes_padding
         chosen = str(probe.reader.layers)
         self.identity: EncoderIdentity = {
             **pretrained.identify(chosen, mode, self.max_tokens, *find_generation_files(pretrained.folder, mode)),
@@ -370,11 +370,16 @@ class TextEncoder:
         return TokenBatch(states.values, states.offsets, channels, self.identity)
 
     def _run_batch(self, sources: Ragged, targets: Ragged | None) -> Mapping[str, Rows] | None:
-        """Return the states and channels of a batch; None if it is too large for the memory of the device."""
+        """Return the states and channels of a batch; None if its texts must be read in smaller batches."""
         try:
             return self._pass.run(sources, targets)
         except torch.OutOfMemoryError:
             if len(sources) == 1:
+                raise
+        except ValueError:
+            # Classifiers like BART's refuse texts with different numbers of end-of-sequence tokens, which a text may
+            # have inside.
+            if len(sources) == 1 or self._kind != "classifier":
                 raise
         torch.cuda.empty_cache()
         return None
@@ -384,7 +389,10 @@ class TextEncoder:
         lengths, extra = prepared.sources.lengths, self._budget.extra
         targets = 0 if prepared.targets is None else prepared.targets.lengths
         return batch_by_length(
-            torch.where(lengths > 0, lengths + targets + extra, 0), self._budget.tokens, self._max_sequences
+            torch.where(lengths > 0, lengths + targets + extra, 0),
+            self._budget.tokens,
+            self._max_sequences,
+            alike=lengths if self._mixes_padding else None,
         )
 
     def locate(self, texts: Sequence[str]) -> Ragged:

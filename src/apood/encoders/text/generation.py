@@ -71,9 +71,9 @@ class Prompt:
             "attention_mask": _repeat(self.padded.full_mask, times),
         }
         if self.encoder_decoder:
-            from transformers.modeling_outputs import BaseModelOutput
+            from transformers.modeling_outputs import MoEModelOutput  # it also fits models without experts
 
-            arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=_repeat(self.hidden.last, times))
+            arguments["encoder_outputs"] = MoEModelOutput(last_hidden_state=_repeat(self.hidden.last, times))
         elif self.cache is not None:
             arguments["past_key_values"] = cache = copy.deepcopy(self.cache)
             if outputs > 1:
@@ -351,9 +351,9 @@ class _Rows:
             }
             inputs |= self._options
         else:
-            from transformers.modeling_outputs import BaseModelOutput
+            from transformers.modeling_outputs import MoEModelOutput
 
-            encoded = BaseModelOutput(last_hidden_state=self._encoded)
+            encoded = MoEModelOutput(last_hidden_state=self._encoded)
             inputs = {"encoder_outputs": encoded, "decoder_input_ids": self._ids}
         output = self._model(
             **inputs, attention_mask=self._mask, past_key_values=self._cache, use_cache=True, return_dict=True

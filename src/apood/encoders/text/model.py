@@ -14,12 +14,15 @@ from apood.encoders.base.layers import LayersLike, resolve_layers
 from apood.encoders.base.pretrained import Kind, LoadedTextModel
 from apood.encoders.text.tokenising import Padded
 from apood.support.errors import InputError
+from apood.tokens.batch import Ragged
 
 __all__ = ["Hidden", "Mode", "Probe", "TextModel", "compute_token_logprobs", "probe_model"]
 
 Mode = Literal["input", "output", "reference"]
 
 _BLOCK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 26}
+_SCALED_IF_TIED = {"t5", "longt5", "switch_transformers", "umt5"}
+_CAPS = ("final_logit_softcapping", "logits_soft_cap")
 
 
 @dataclass(frozen=True)
@@ -189,9 +192,9 @@ def compute_token_logprobs(model: Any, states: Tensor, tokens: Tensor) -> Tensor
 
 def _compute_logits(model: Any, states: Tensor) -> Tensor:
     """Return the logits `[N, vocabulary]` that the model's own forward computes from its last states `[N, D]`."""
-    config = model.config
-    # T5 scales the states if the head is the embedding matrix; transformers 5 has a setting for it.
-    tied = config.model_type in {"t5", "longt5"} and config.tie_word_embeddings
+    config = model.config.get_text_config()
+    # T5 scales the states if the head is the embedding matrix; transformers 5 has a setting for it in some models.
+    tied = config.model_type in _SCALED_IF_TIED and config.tie_word_embeddings
     if getattr(config, "scale_decoder_outputs", tied):
         states = states * config.d_model**-0.5
     logits: Tensor = model.get_output_embeddings()(states)
@@ -201,7 +204,8 @@ def _compute_logits(model: Any, states: Tensor) -> Tensor:
         logits = logits * scale
     if (divisor := getattr(config, "logits_scaling", None)) is not None:
         logits = logits / divisor
-    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+    cap = next((found for name in _CAPS if (found := getattr(config, name, None)) is not None), None)
+    if cap is not None:
         logits = cap * torch.tanh(logits / cap)
     return logits
 
@@ -224,17 +228,22 @@ class Probe:
 
     Attributes:
         dim: D of the requested layers.
+        summary_dim: the length of a summary, which is made of other layers.
         reader: makes the states of the layers.
         classes: the number of logits of a classifier; 0 for other models.
+        mixes_padding: whether the states of a text depend on the padding beside it, so that a batch must have texts of
+            one length.
     """
 
     dim: int
+    summary_dim: int
     reader: LayerReader
     classes: int
+    mixes_padding: bool
 
 
 def probe_model(loaded: LoadedTextModel, name: str, mode: Mode, layers: LayersLike, *, with_head: bool) -> Probe:
-    """Return the shape of a model, found by a pass over a few tokens, because configurations name it in many ways.
+    """Return the shape of a model, found by passes over a few tokens, because configurations name it in many ways.
 
     Raise InputError if the model has no states for token ids, or no such layers, or, `with_head`, an unknown head.
     """
@@ -247,8 +256,9 @@ def probe_model(loaded: LoadedTextModel, name: str, mode: Mode, layers: LayersLi
         depth = len(hidden) - 1
     except Exception as error:  # a model for other inputs may fail in any way
         raise InputError(
-            f"The model {name!r} ({type(model).__name__}) gives no hidden states for token ids: "
-            "allowed are text encoders, causal language models and encoder-decoder models."
+            f"The model {name!r} ({type(model).__name__}) gives no hidden states for token ids ({error}): allowed are "
+            "text encoders, causal language models and encoder-decoder models, and for sounds, audio spectrogram "
+            "transformers and Whisper."
         ) from error
     resolved = resolve_layers(layers, kind, depth, name, mode)
     reader = search.find(resolved, last, hidden)
@@ -257,7 +267,52 @@ def probe_model(loaded: LoadedTextModel, name: str, mode: Mode, layers: LayersLi
             inputs = {"input_ids": ids} if kind == "causal" else {"input_ids": ids, "decoder_input_ids": ids}
             own = model(**inputs, return_dict=True).logits
             _check_head(model, last.flatten(0, 1), own.flatten(0, 1), name)
-    return Probe(hidden[reader.layers.numbers[0]].shape[-1], reader, 0 if logits is None else logits.shape[-1])
+        try:
+            states, beside = _read_padded(loaded, mode, reader, ids)
+        except RuntimeError as error:  # such as states of different lengths, which cannot be added
+            raise InputError(
+                f"The layers {resolved} of {name!r} ({type(model).__name__}) do not give one state of one length per "
+                f"token ({error}): allowed are models whose layers do."
+            ) from error
+    assert states.other is not None
+    return Probe(
+        dim=states.states.shape[-1],
+        summary_dim=states.other.shape[-1],
+        reader=reader,
+        classes=0 if logits is None else logits.shape[-1],
+        mixes_padding=beside and not _are_alike(states.last[0], last[0]),
+    )
+
+
+def _read_padded(loaded: LoadedTextModel, mode: Mode, reader: LayerReader, ids: Tensor) -> tuple[Hidden, bool]:
+    """Return the states of `ids [1, N]`, and whether they were read beside a longer text, with padding."""
+    model, kind, (count,) = loaded.model, loaded.kind, ids.shape[1:]
+    rows = [ids[0], torch.cat([ids[0, :1].expand(count), ids[0]])]
+    if 2 * count > loaded.context or (kind == "classifier" and not loaded.pads):
+        del rows[1]
+    tokens = Ragged.from_lengths(torch.cat(rows).cpu(), [len(row) for row in rows])
+    left = kind == "causal" and mode != "input"  # as prompts are
+    padded = Padded.pad(tokens, model.device, fill=loaded.padding_id, left=left)
+    text_model = TextModel(model, kind, reader, reader.make_other())
+    width = padded.ids.shape[1]
+    if left:
+        hidden, _ = text_model.read_with_cache(padded)
+    elif mode != "input":
+        encoded = TextModel(model, kind).read(padded).last
+        hidden, width = text_model.run_decoder(encoded, padded, ids.expand(len(rows), -1)), count
+    else:
+        hidden = text_model.read(padded)
+    for states in (hidden.states, hidden.other):
+        if states is not None and states.shape[1] != width:  # Pegasus-X pads inside
+            raise RuntimeError(f"{states.shape[1]} states for {width} tokens")
+    return hidden.select((slice(None), slice(-count, None) if left else slice(count))), len(rows) > 1
+
+
+def _are_alike(states: Tensor, others: Tensor) -> bool:
+    """Return whether states `[N, D]` differ by no more than rounding."""
+    tolerance = 1e-3 if states.dtype in (torch.float32, torch.float64) else 0.05
+    differences = (states.float() - others.float()).norm(dim=-1)
+    return bool((differences <= tolerance * others.float().norm(dim=-1)).all())
 
 
 def _make_probe_ids(loaded: LoadedTextModel) -> Tensor:

@@ -138,12 +138,21 @@ class TextPass:
             found = self._continue_sources(sources, targets)
             return self._add_samples(found, self._read(sources), sources) if self._samples else found
         prompt = self._read(sources)
-        # The decoder's input is the target shifted by one, after the model's start token.
-        labels = Padded.pad(targets, self.model.device, fill=-100).ids
-        decoder_ids: Tensor = self.model.model.prepare_decoder_input_ids_from_labels(labels=labels)
+        decoder_ids = self._shift_right(targets)
         hidden = self.model.run_decoder(prompt.hidden.last, prompt.padded, decoder_ids)
         found = self._compute_targets(hidden, targets, find_places(targets.lengths, decoder_ids.shape[1]))
         return self._add_samples(found, prompt, sources) if self._samples else found
+
+    def _shift_right(self, targets: Ragged) -> Tensor:
+        """Return the decoder's input: the target shifted by one, after the model's start token, padded on the right."""
+        model = self.model.model
+        labels = Padded.pad(targets, self.model.device, fill=-100).ids
+        if hasattr(model, "prepare_decoder_input_ids_from_labels"):  # mBART's targets begin with their last token
+            shifted: Tensor = model.prepare_decoder_input_ids_from_labels(labels=labels)
+            return shifted
+        # M2M100 and Blenderbot can shift, but only inside a pass that computes the loss.
+        start = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
+        return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] < 0, self._fill)], 1)
 
     def _continue_sources(self, sources: Ragged, targets: Ragged) -> dict[str, Rows]:
         """Return the states and channels of targets after sources, all read by a causal model in one pass."""

@@ -52,7 +52,7 @@ class Tokeniser:
     def __init__(self, tokenizer: Any, name: str, limit: int, template: str | None = None) -> None:
         if template is not None and template.count(_PLACE) != 1:
             raise InputError(f"A template must contain {_PLACE} exactly once, got {template!r}.")
-        self._tokenizer, self._limit = tokenizer, limit
+        self._tokenizer, self._name, self._limit = tokenizer, name, limit
         self._before, _, self._after = (template or _PLACE).partition(_PLACE)
         self._lock = threading.Lock()
         self._tokenizer.truncation_side = "right"
@@ -149,7 +149,15 @@ class Tokeniser:
 
     def tokenise_targets(self, texts: Sequence[str], limit: int) -> Tokenised:
         """Return the ids of targets as an encoder-decoder model learns them: with the end-of-sequence token."""
-        return self._tokenise_limited(texts, limit, "text_target")
+        try:
+            return self._tokenise_limited(texts, limit, "text_target")
+        except KeyError as error:
+            if getattr(self._tokenizer, "tgt_lang", "") is not None:
+                raise
+            raise InputError(
+                f"The tokenizer of {self._name!r} needs the language of the targets: set tgt_lang in its "
+                "tokenizer_config.json."
+            ) from error
 
     def tokenise_continuations(self, texts: Sequence[str], limit: int) -> Tokenised:
         """Return the ids of texts that follow a prompt, without special tokens."""
@@ -385,11 +393,13 @@ def _get_number(config: Any, name: str, default: int) -> int:
     return found if isinstance(found, int) and found > 0 else default
 
 
-def batch_by_length(lengths: Tensor, padded_tokens: int, max_sequences: int | None = None) -> Iterator[Tensor]:
+def batch_by_length(
+    lengths: Tensor, padded_tokens: int, max_sequences: int | None = None, alike: Tensor | None = None
+) -> Iterator[Tensor]:
     """Yield the indices of sequences of similar length, batch by batch.
 
     The longest sequences come first, so that a batch that is too large fails at the start. Indices within a batch
-    are sorted. Sequences without tokens are left out.
+    are sorted. Sequences without tokens are left out. Sequences of a batch have the same number in `alike`.
     """
     order = lengths.argsort(descending=True, stable=True)
     order = order[: int((lengths > 0).sum())]
@@ -397,6 +407,9 @@ def batch_by_length(lengths: Tensor, padded_tokens: int, max_sequences: int | No
     while start < len(order):
         count = max(1, padded_tokens // int(lengths[order[start]]))
         count = count if max_sequences is None else min(count, max_sequences)
+        if alike is not None:
+            own = alike[order[start : start + count]]
+            count = int((own == own[0]).long().cumprod(0).sum())
         yield order[start : start + count].sort().values
         start += count
 
