@@ -105,7 +105,7 @@ def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[st
     The annotations of the constructor decide how a value is read.
     """
     allowed = default_parameters(method)
-    annotations = get_type_hints(method.__init__)
+    annotations = _read_annotations(method)
     parsed: dict[str, Any] = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
@@ -118,8 +118,20 @@ def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[st
             raise InputError(f"The method {method.name} has no parameter {key!r}{hint}: {choice}.")
         if key in parsed:
             raise InputError(f"The parameter {key!r} is set twice.")
+        if key not in annotations:
+            raise InputError(
+                f"The parameter {key!r} of {method.name} can be set in Python only, because the constructor does not "
+                f"say what it is: annotate it, as in `{key}: int`."
+            )
         parsed[key] = _parse_value(key, text, annotations[key])
     return parsed
+
+
+def _read_annotations(method: "type[Detector]") -> dict[str, Any]:
+    try:
+        return get_type_hints(method.__init__)
+    except (NameError, AttributeError, TypeError) as error:  # of a class from elsewhere
+        raise InputError(f"The constructor of {method.name} has an annotation that cannot be read: {error}.") from error
 
 
 def _parse_value(key: str, text: str, annotation: Any) -> Any:
