@@ -60,6 +60,28 @@ def test_options_and_plan_say_the_same(apood, options, plan, tmp_path):
     assert [method["name"] for method in printed["methods"]] == ["knn", "length"]
 
 
+def test_named_methods_learn_from_outliers_as_well_if_there_are_some(apood, stores, options, tmp_path):
+    options = [*options, "--aux", stores / "held-out", "--method", "deep-sad"]
+    printed = json.loads(apood("compare", *options, "--out", tmp_path, "--json").stdout)
+    assert [method["name"] for method in printed["methods"]] == ["knn", "length", "deep-sad", "deep-sad, AUX"]
+
+
+def test_outliers_that_no_method_learns_from_are_noticed(apood, stores, options, tmp_path):
+    shown = apood("compare", *options, "--aux", stores / "held-out", "--out", tmp_path)
+    assert "Warning: --aux is for methods that learn from outliers, and knn and length do not." in shown.stderr
+
+
+def test_texts_are_not_embedded_for_a_comparison_that_is_refused(refused, model, files, tmp_path):
+    options = ["--model", model, "--cache", tmp_path / "cache", "--out", tmp_path / "out"]
+    options += ["--id-train", files / "train.jsonl", "--id-test", files / "test.jsonl"]
+    for wrong, named in (
+        (["--splits", 1], "ood"),
+        (["--ood", f"other={files / 'other.jsonl'}", "--method", "kn"], "kn"),
+    ):
+        assert named in refused("compare", *options, *wrong)
+        assert not (tmp_path / "cache").exists()
+
+
 def test_the_best_method_can_be_reported_by_the_commands_that_are_shown(apood, stores, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = f"""

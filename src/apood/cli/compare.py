@@ -1,7 +1,9 @@
 """`apood compare`."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +14,12 @@ from apood.cli.costs import DryRun, make_announcer
 from apood.cli.next_steps import suggest_report
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
 from apood.cli.stores import StoreFinder, TextField, TextModel
-from apood.support.errors import InputError, StoreError
+from apood.support.errors import DataWarning, InputError, StoreError
 from apood.support.files import refuse_unwritable, reserve_path
 
 if TYPE_CHECKING:
     from apood.evaluation.comparison import Comparison, ComparisonPlan
+    from apood.evaluation.entry import Entry
 
 __all__ = ["compare"]
 
@@ -175,13 +178,24 @@ def _suggest_report(comparison: "Comparison") -> None:
 
 
 def _read_options(given: dict[str, Any], find: Callable[[str], Any]) -> "ComparisonPlan":
-    from apood.evaluation.comparison import ComparisonPlan
+    from apood.evaluation.comparison import ComparisonPlan, find_sets
+
+    methods = _list_entries(given.pop("methods", ()), with_aux="aux" in given)
+    ood = parse_named_stores(given.pop("ood", ()))
+    return find_sets(ComparisonPlan(ood=ood, methods=methods, **given), find)
+
+
+def _list_entries(names: Sequence[str], *, with_aux: bool) -> "list[Entry]":
+    """Return the entries of the named methods; with AUX sequences, those that can learn from them do so as well."""
     from apood.evaluation.entry import Entry
 
-    methods = tuple(Entry(name) for name in given.pop("methods", ()))
-    ood = {name: find(given_store) for name, given_store in parse_named_stores(given.pop("ood", ())).items()}
-    sets = {key: find(value) for key, value in given.items() if isinstance(value, str)}
-    return ComparisonPlan(ood=ood, methods=methods, **given | sets)
+    alone = [Entry(name) for name in names]
+    learning = [replace(entry, aux="all") for entry in alone if with_aux and entry.make_detector().aux == "optional"]
+    if with_aux and alone and not (learning or any(entry.uses_aux for entry in alone)):
+        verb = "does" if len(names) == 1 else "do"
+        notice = f"--aux is for methods that learn from outliers, and {' and '.join(names)} {verb} not."
+        warnings.warn(notice, DataWarning, stacklevel=2)
+    return alone + learning
 
 
 def _name_option(key: str) -> str:
