@@ -81,7 +81,7 @@ def format_parameter(value: Any) -> str:
 def make_detector(
     method: str, settings: Sequence[str], *, with_aux: bool, fast: bool = False, beginnings: bool = False
 ) -> "Detector":
-    """Return a new detector, after a check of its parameters and of the options that only some methods have."""
+    """Return a new detector, after a check of its parameters and of the options that only some methods have or need."""
     from apood.detectors.contract.registry import detector_class
     from apood.detectors.fusion import list_untrained_members
 
@@ -96,6 +96,8 @@ def make_detector(
     detector.check_parameters()
     if with_aux and detector.aux == "unused":
         raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
+    if not with_aux and detector.aux == "required":
+        raise InputError(f"The method {chosen.name} learns from auxiliary outliers: give some with --aux.")
     return detector
 
 

@@ -101,14 +101,16 @@ def build(
     from apood.tokens.store import StoreIndex
 
     detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast, beginnings=beginnings)
+    built = TextDetector(model, detector, accept=accept, hold_out=hold_out, seed=seed)
+    built.check_parameters()
+    place = parse_place(out)
+    refuse_occupied(place, force)  # before the texts are read, which a pipe gives only once
     if keep_stores is not None:
         refuse_occupied(keep_stores)
     with advise_to_skip():
         texts = _read(inputs, field, chat, skip_bad)
         outliers = None if aux is None else _read([aux], field, chat, skip_bad)
-        built = TextDetector(model, detector, accept=accept, hold_out=hold_out, seed=seed)
         built.check(sum(not isinstance(record, BadRecord) for record in texts))
-        place = parse_place(out)
         target = find_work_folder(place)
         work = target.parent / f"{target.name}.building"
         with advise_on_interrupt(_advise(work)), reserve_path(target):

@@ -37,17 +37,18 @@ def calibrate(
     A new in-distribution input is then accepted with at least the probability --accept. Calibration can be repeated at
     any time, with other sequences or another share, without a new fit.
     """
-    from apood.decisions.conformal import find_rank
+    from apood.decisions.conformal import check_level, find_rank
     from apood.pipeline.checks import warn_of_misuse
     from apood.pipeline.facts import load_detector_and_facts
     from apood.tokens.documents import count_documents
 
+    check_level(accept, "accept")
     detector, facts = load_detector_and_facts(detector_folder)
     stores = StoreFinder.of_detector(detector, model, cache, field)
     sequences = open_store(stores.find(store), detector, verify=not no_verify)
     stores.refuse_unused_options()
     count = count_documents(sequences)
-    find_rank(count, accept)  # fails early if the share is invalid or the sequences are too few
+    find_rank(count, accept)  # fails early if the sequences are too few
     facts = facts.after_calibration(sequences, accept)
     detector.calibrate(sequences, accept).save(detector_folder, facts=facts.to_json())
     promise = f"at least {accept:.10g} of in-distribution inputs are accepted"
