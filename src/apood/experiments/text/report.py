@@ -94,10 +94,10 @@ def _group(results: Sequence[MethodResult]) -> list[_Task]:
     for result in results:
         by_task.setdefault(result.task, []).append(result)
     for name, own in by_task.items():
-        texts = [one.content["manifest"].get("texts") for one in own]
-        if any(other != texts[0] for other in texts):
-            other = next(one for one, given in zip(own, texts, strict=True) if given != texts[0])
-            raise InputError(f"{other.path} was measured on other texts of {name} than {own[0].path}.")
+        for what, said in (("texts", f"on other texts of {name}"), ("model", f"with another model for {name}")):
+            for other in own:
+                if other.content["manifest"].get(what) != own[0].content["manifest"].get(what):
+                    raise InputError(f"{other.path} was measured {said} than {own[0].path}.")
     return [_Task(own) for own in by_task.values()]
 
 
