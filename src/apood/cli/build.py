@@ -19,7 +19,7 @@ from apood.support.checks import format_count
 from apood.support.cloud import parse_place
 from apood.support.cloud_folders import find_work_folder
 from apood.support.errors import InputError
-from apood.support.files import atomic_folder, reserve_path
+from apood.support.files import atomic_folder, find_user_cache, reserve_path
 
 if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record
@@ -187,7 +187,8 @@ def _fit(
     reads = sorted(built.detector.requires | built.detector.welcomes)
     settings = describe_source(str(built.model), lambda: built.encoder)  # an error before there is a folder
     _prepare_work(work)
-    cache = TokenCache(work, {**settings, "reads": reads}, lambda: built.encoder)
+    # Texts that another command has embedded need not be embedded again.
+    cache = TokenCache(work, {**settings, "reads": reads}, lambda: built.encoder, others=find_user_cache("tokens"))
     stores = {name: cache.find_store(records, skip_bad=skip_bad) for name, records in sets.items()}
     tokens = {name: TokenStore(store) for name, store in stores.items()}
     rest, _ = split(tokens["id"], built.hold_out, built.seed)
