@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from inspect import signature
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from apood.cli.output import echo
 from apood.support.checks import format_count, suggest_name
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
     from apood.tokens.store import StoreIndex, TokenStore
 
 __all__ = [
-    "Fast",
-    "NoVerify",
     "advise_to_skip",
     "are_sounds",
     "check_input_kind",
@@ -44,16 +40,6 @@ __all__ = [
     "report_skipped",
     "warn_if_unfinished",
 ]
-
-NoVerify = Annotated[
-    bool, typer.Option("--no-verify", help="Do not compute the hashes of token stores, so damage is not noticed.")
-]
-"""An option of the commands that read token stores."""
-
-Fast = Annotated[
-    bool, typer.Option("--fast", help="Train nothing, for a first look: the default method without AP-OOD.")
-]
-"""An option of the commands that fit one detector."""
 
 _LINE_FORMATS = (".jsonl", ".ndjson", ".txt")
 _TRUTH = {"true": True, "false": False}

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apood.cli.arguments import Fast, advise_to_skip, make_detector, read_text_records, refuse_occupied, report_skipped
+from apood.cli.arguments import advise_to_skip, make_detector, read_text_records, refuse_occupied, report_skipped
 from apood.cli.costs import FAST_ADVICE, announce
+from apood.cli.options import MODELS, Accept, AsJson, Fast, Force, Method, Settings, SkipBad, TextField
 from apood.cli.output import advise_on_interrupt, echo, print_json
-from apood.cli.stores import MODELS, TextField
 from apood.data.conversations import Chat
 from apood.support.checks import format_count
 from apood.support.cloud import parse_place
@@ -46,30 +46,18 @@ def build(
         ),
     ],
     out: Annotated[str, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="A method that `apood methods` lists, or module:Class of your own.",
-            show_default="a fusion",
-        ),
-    ] = "default",
+    method: Method = "default",
     fast: Fast = False,
     beginnings: Annotated[
         bool,
         typer.Option("--beginnings", help="Accept short texts that are like beginnings of the training texts."),
     ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter of the method; may be repeated."),
-    ] = None,
+    settings: Settings = None,
     aux: Annotated[
         str | None,
         typer.Option(metavar="TEXTS", help="Texts of auxiliary outliers, for methods that learn from them."),
     ] = None,
-    accept: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of new in-distribution texts to accept.")
-    ] = 0.95,
+    accept: Accept = 0.95,
     hold_out: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of the texts that only set the threshold.")
     ] = 0.2,
@@ -87,9 +75,9 @@ def build(
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder to keep the token stores of the texts in: id and aux."),
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records that cannot be used.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    skip_bad: SkipBad = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Build a detector from in-distribution texts, in one step: embed, hold out a part, fit, and set the threshold.
 

@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 
-from apood.cli.arguments import NoVerify, open_store
+from apood.cli.arguments import open_store
+from apood.cli.options import Accept, AsJson, CacheFolder, NoVerify, TextField, TextModel
 from apood.cli.output import echo, print_json
-from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel
+from apood.cli.stores import StoreFinder
 from apood.support.checks import format_count
 
 __all__ = ["calibrate"]
@@ -23,14 +24,12 @@ def calibrate(
             help="Token store of in-distribution sequences that were not used in the fit, or such texts.",
         ),
     ],
-    accept: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of new in-distribution inputs to accept.")
-    ] = 0.95,
+    accept: Accept = 0.95,
     model: TextModel = None,
     field: TextField = None,
     cache: CacheFolder = None,
     no_verify: NoVerify = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Set the threshold of a detector, from held-out in-distribution sequences.
 

@@ -12,8 +12,9 @@ import typer
 from apood.cli.arguments import format_parameter, parse_named_stores, warn_if_unfinished
 from apood.cli.costs import DryRun, make_announcer
 from apood.cli.next_steps import suggest_report
+from apood.cli.options import AsJson, EveryCache, Methods, OodSets, TextField, TextModel
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
-from apood.cli.stores import StoreFinder, TextField, TextModel
+from apood.cli.stores import StoreFinder
 from apood.support.errors import DataWarning, InputError, StoreError
 from apood.support.files import refuse_unwritable, reserve_path
 
@@ -52,22 +53,12 @@ def compare(
             help="In-distribution sequences for a threshold; the table then shows how many test sequences it accepts.",
         ),
     ] = None,
-    ood: Annotated[
-        list[str] | None,
-        typer.Option("--ood", metavar="NAME=STORE_OR_TEXTS", help="Name and sequences of an OOD set; may be repeated."),
-    ] = None,
+    ood: OodSets = None,
     aux: Annotated[
         str | None,
         typer.Option(metavar="STORE_OR_TEXTS", help="Auxiliary outliers, for methods that learn from them."),
     ] = None,
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--method",
-            metavar="NAME",
-            help="A method that `apood methods` lists, or module:Class of your own; may be repeated.",
-        ),
-    ] = None,
+    methods: Methods = None,
     splits: Annotated[
         int | None,
         typer.Option(metavar="N", help="Number of repetitions, each on a random draw of the data; 5 by default."),
@@ -85,20 +76,13 @@ def compare(
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the first split; 0 by default.")] = None,
     model: TextModel = None,
     field: TextField = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Folder that keeps fits and scores, and embedded texts.",
-            show_default="cache in --out, and ~/.cache/apood for texts",
-        ),
-    ] = None,
+    cache: EveryCache = None,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Number of processes that fit at the same time.")] = 1,
     no_costs: Annotated[
         bool, typer.Option("--no-costs", help="Leave seconds and sizes out of the tables, for a narrow page.")
     ] = False,
     dry_run: DryRun = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit and evaluate many methods on your token stores, or on texts, which are embedded first.
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from apood.cli.arguments import NoVerify, open_store, parse_named_stores
+from apood.cli.arguments import open_store, parse_named_stores
+from apood.cli.options import CacheFolder, NoVerify, TextField, TextModel
 from apood.cli.output import echo, print_json, print_table
-from apood.cli.stores import STDIN, CacheFolder, StoreFinder, TextField, TextModel
+from apood.cli.stores import STDIN, StoreFinder
 from apood.support.cloud import parse_place
 from apood.support.errors import InputError
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apood.cli.arguments import NoVerify, format_parameter, open_store, parse_settings, refuse_occupied
+from apood.cli.arguments import format_parameter, open_store, parse_settings, refuse_occupied
 from apood.cli.costs import DryRun, make_announcer
+from apood.cli.options import AsJson, EveryCache, Force, NoVerify, TextField, TextModel
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
-from apood.cli.stores import StoreFinder, TextField, TextModel, are_texts
+from apood.cli.stores import StoreFinder, are_texts
 from apood.support.errors import FitWarning, InputError
 from apood.support.files import read_json, refuse_unwritable, reserve_path, write_json
 
@@ -77,22 +78,15 @@ def select(
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds to average over.")] = 1,
     model: TextModel = None,
     field: TextField = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Folder that keeps every fit, and embedded texts.",
-            show_default="cache in --out, and ~/.cache/apood for texts",
-        ),
-    ] = None,
+    cache: EveryCache = None,
     jobs: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Number of processes.", show_default="all cores, or 1 with a GPU"),
     ] = None,
     dry_run: DryRun = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
+    force: Force = False,
     no_verify: NoVerify = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search the settings of a method on token stores, or on texts, which are embedded first; save the best detector.
 

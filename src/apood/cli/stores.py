@@ -4,9 +4,7 @@ import glob
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
-
-import typer
+from typing import TYPE_CHECKING, Self
 
 from apood.cli.arguments import are_sounds, read_text_records
 from apood.cli.output import echo
@@ -19,29 +17,9 @@ if TYPE_CHECKING:
     from apood.pipeline.token_cache import TokenCache
     from apood.tokens.source import TokenSource
 
-__all__ = ["MODELS", "STDIN", "CacheFolder", "StoreFinder", "TextField", "TextModel", "are_texts"]
+__all__ = ["STDIN", "StoreFinder", "are_texts"]
 
 STDIN = "-"
-
-MODELS = "a folder, a hub id (owner/name@revision), minilm, or the address of a model server"
-"""What the option --model of commands that embed texts can name."""
-
-TextModel = Annotated[
-    str | None,
-    typer.Option("--model", metavar="MODEL", help=f"Model that embeds texts: {MODELS}. Not for token stores."),
-]
-"""An option of commands that take texts or token stores."""
-
-TextField = Annotated[
-    str | None, typer.Option("--field", metavar="NAME", help="Field or column of the text, called text by default.")
-]
-"""An option of commands that take texts."""
-
-CacheFolder = Annotated[
-    Path | None,
-    typer.Option("--cache", metavar="FOLDER", help="Folder that keeps embedded texts.", show_default="~/.cache/apood"),
-]
-"""An option of commands that embed texts first."""
 
 
 def are_texts(given: str | Path) -> bool:
