@@ -172,7 +172,7 @@ def select(
             announce=make_announcer(dry_run, as_json, stores),
         )
         write_json(out / "results.json", found.to_json())
-        _draw(found, out / "heatmap.png")
+        _draw(found, detector, out / "heatmap.png")
         write_json(saving, search_of)
         if found.detector is not None:
             found.detector.save(target)
@@ -214,17 +214,26 @@ def _parse_grid(method: "type[Detector]", axes: Sequence[str]) -> dict[str, list
     return grid
 
 
-def _draw(found: "Selection", path: Path) -> None:
+def _list_searched(found: "Selection") -> list[str]:
+    """Return the parameters that differ between settings; some settings may lack some of them."""
+    return list(dict.fromkeys(name for point in found.points for name in point.settings))
+
+
+def _draw(found: "Selection", detector: "Detector", path: Path) -> None:
     from apood.report.heatmap import HeatCell, plot_heatmap
 
-    with_outliers = found.with_outliers
-    cells = [HeatCell(point.settings, _get_criterion(point)) for point in found.points if point.settings]
+    with_outliers, names, own = found.with_outliers, _list_searched(found), detector.get_params(deep=False)
+
+    def complete(point: "Point") -> dict[str, Any]:
+        return {name: (own | point.settings)[name] for name in names}
+
+    cells = [HeatCell(complete(point), _get_criterion(point)) for point in found.points if point.settings]
     plot_heatmap(
         path,
         cells,
         title=f"{found.method}: " + ("AUROC of ID against AUX" if with_outliers else "disasters, not a ranking"),
         label="AUROC in percent" if with_outliers else "held-out / training distance",
-        best=None if found.best is None else found.best.settings,
+        best=None if found.best is None else complete(found.best),
         higher_is_better=with_outliers,
     )
 
@@ -240,7 +249,7 @@ def _show(found: "Selection", detector: "Detector", target: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    names = list(dict.fromkeys(name for point in found.points for name in point.settings))
+    names = _list_searched(found)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
     for name in names:
