@@ -340,3 +340,8 @@ def test_no_text_is_embedded_for_a_command_that_is_refused(
 def test_a_pipe_is_not_read_by_a_build_that_is_refused(refused, calibrated, model, tmp_path, monkeypatch, wrong):
     monkeypatch.setattr("apood.cli.build._read", lambda *_: pytest.fail("the texts were read"))
     assert refused("build", "-", "--model", model, "--out", tmp_path / "new" if wrong else calibrated, *wrong)
+
+
+@pytest.mark.parametrize("option", [["--field", "x"], ["--model", "m"], ["--skip-bad"], ["--target-field", "y"]])
+def test_options_of_texts_are_refused_for_scores_of_a_store(refused, calibrated, stores, option):
+    assert f"{option[0]} is for texts and sounds" in refused("score", calibrated, stores / "test", *option)

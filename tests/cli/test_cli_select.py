@@ -56,6 +56,8 @@ def test_settings_may_change_different_parameters(apood, stores, tmp_path, monke
     options = ("--aux", stores / "other", "--method", "own_search:Own", "--jobs", 1, "--out", tmp_path / "search")
     found = json.loads(apood("select", stores / "train", *options, "--json").stdout)
     sys.modules.pop("own_search")
+    assert (found["method"], found["parameters"], found["seeds"]) == ("own", {"k": 5, "other": 1.0}, 1)
+    assert found["stores"] == {"id": str(stores / "train"), "aux": str(stores / "other")}
     assert len(found["points"]) == 3 and {"detector", "heatmap.png"} < {p.name for p in (tmp_path / "search").iterdir()}
 
 

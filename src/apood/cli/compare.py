@@ -14,7 +14,7 @@ from apood.cli.costs import DryRun, make_announcer
 from apood.cli.next_steps import suggest_report
 from apood.cli.options import AsJson, EveryCache, Methods, OodSets, TextField, TextModel
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
-from apood.cli.stores import StoreFinder
+from apood.cli.stores import STDIN, StoreFinder
 from apood.support.errors import DataWarning, InputError, StoreError
 from apood.support.files import refuse_unwritable, reserve_path
 
@@ -101,6 +101,10 @@ def compare(
         raise InputError(
             f"A plan replaces the options: leave out {_name_option(next(iter(given)))}, or write it into {plan_file}."
         )
+    if test_share is not None and id_store is None:
+        raise InputError(
+            "--test-share is for --id, which a split divides: leave it out beside --id-train and --id-test."
+        )
     if plan_file is None and not given:
         raise InputError("There is nothing to compare: give a plan file, or --id-train, --id-test and --ood.")
     kept = out / "cache" if cache is None else cache
@@ -133,31 +137,34 @@ def compare(
         return
     print_table(TerminalTable(make_comparison_grid(comparison, costs=not no_costs)), highlight=True)
     echo(f"\nWritten to {out}: {', '.join(path.name for path in written)}.")
-    _suggest_report(comparison)
+    _suggest_report(comparison, model, field)
 
 
-def _suggest_report(comparison: "Comparison") -> None:
+def _suggest_report(comparison: "Comparison", model: str | None, field: str | None) -> None:
     """Print how to write a report about the method that is best on average."""
     from apood.evaluation.result import MEAN
 
     whole = [result for result in comparison.results if not result.failures]
     if not whole:
         return
-    best, stores = max(whole, key=lambda result: result.summarize(MEAN, "auroc").mean).entry, comparison.plan.stores
+    best, plan = max(whole, key=lambda result: result.summarize(MEAN, "auroc").mean).entry, comparison.plan
+    given = {key: plan.names[key] if plan.names[key] != STDIN else str(folder) for key, folder in plan.stores.items()}
     method = best.method if isinstance(best.method, str) else best.kind.name
     options = ["--method", method]
     options += [
         word for name, value in best.parameters.items() for word in ("--set", f"{name}={format_parameter(value)}")
     ]
-    options += ["--aux", str(stores["aux"])] if best.uses_aux else []
+    options += ["--aux", given["aux"]] if best.uses_aux else []
     suggest_report(
         f"{best.label}, the best on average",
         options,
-        train=stores["id" if "id" in stores else "id_train"],
-        held_out=stores.get("id_validation"),
-        test=stores.get("id_test"),
-        ood={name: stores[f"ood.{name}"] for name in comparison.plan.ood},
+        train=given["id" if "id" in given else "id_train"],
+        held_out=given.get("id_validation"),
+        test=given.get("id_test"),
+        ood={name: given[f"ood.{name}"] for name in plan.ood},
         own_class=method if ":" in method else None,
+        model=model,
+        field=field,
     )
 
 

@@ -112,8 +112,15 @@ def score(
     seen = facts.training
     tally = _Tally()
     if len(inputs) == 1 and _is_store(inputs[0]):
-        if keep:
-            raise InputError("--keep is for files with fields: a token store has none.")
+        of_texts = {
+            "--keep": keep,
+            "--field": field,
+            "--target-field": target_field,
+            "--model": model,
+            "--skip-bad": skip_bad,
+        }
+        if unused := [option for option, value in of_texts.items() if value]:
+            raise InputError(f"{unused[0]} is for texts and sounds, and {inputs[0]!r} is a token store: leave it out.")
         rows = _judge_store(open_store(inputs[0], detector, verify=not no_verify), detector, seen)
     else:
         rows = _judge_inputs(inputs, detector, seen, model, field, target_field, keep or [], skip_bad, tally)

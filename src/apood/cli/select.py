@@ -171,7 +171,9 @@ def select(
             jobs=jobs or "auto",
             announce=make_announcer(dry_run, as_json, stores),
         )
-        write_json(out / "results.json", found.to_json())
+        sets = {"id": store, "id_validation": validation, "aux": aux}
+        results = found.to_json() | {"stores": {key: given_set for key, given_set in sets.items() if given_set}}
+        write_json(out / "results.json", results)
         _draw(found, detector, out / "heatmap.png")
         write_json(saving, search_of)
         if found.detector is not None:
@@ -180,7 +182,7 @@ def select(
     for warning in shown.warnings:
         warnings.warn(warning, FitWarning, stacklevel=1)
     if as_json:
-        print_json(found.to_json())
+        print_json(results)
     else:
         _show(found, detector, target)
     saving.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Comparisons of methods: the plan, in Python or from a TOML file, its checks, and the results."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from apood.support.errors import ApoodError, InputError
 from apood.support.files import read_toml
 from apood.support.version import __version__
 from apood.tokens.documents import count_documents
+from apood.tokens.identity import FOLDER
 from apood.tokens.source import TokenSource, as_source, split
 from apood.tokens.store import TokenStore, find_store
 
@@ -73,6 +74,7 @@ class ComparisonPlan:
         share: share of every set that a split draws at random. With 1 the splits differ in the seed of the training
             alone.
         seed: seed of the first split; each further split adds 1. It determines both the draw and the training.
+        names: what the sets were found by, by their keys, for the results; texts are found as stores of their tokens.
     """
 
     ood: Mapping[str, Any]
@@ -86,6 +88,7 @@ class ComparisonPlan:
     splits: int = 5
     share: float = 0.8
     seed: int = 0
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def sets(self) -> dict[str, Any]:
@@ -124,12 +127,14 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """Return all figures as plain JSON; metrics are in percent."""
         plan = self.plan
+        encoder = _open_set(plan.id_train if plan.id is None else plan.id).encoder
         return {
             "apood": __version__,
             "splits": plan.splits,
             "share": plan.share,
             "seed": plan.seed,
-            "stores": {key: _describe_set(data) for key, data in plan.sets.items()},
+            "stores": {key: _describe_set(plan.names.get(key, data)) for key, data in plan.sets.items()},
+            "encoder": None if encoder is None else {name: encoder[name] for name in encoder if name != FOLDER},
             **({} if plan.id is None else {"test_share": plan.test_share}),
             "methods": [result.to_json() for result in self.results],
         }
@@ -208,7 +213,7 @@ def find_sets(plan: ComparisonPlan, find: Callable[[str], Any]) -> ComparisonPla
     """Return a plan of names with the sets that `find` returns for them, after all checks that need no data."""
     _check_declared(plan)
     found = {key: find(name) for key, name in plan.sets.items()}
-    return _replace_sets(plan, found)
+    return replace(_replace_sets(plan, found), names=plan.sets)
 
 
 def _replace_sets(plan: ComparisonPlan, sets: Mapping[str, Any]) -> ComparisonPlan:
@@ -228,6 +233,8 @@ def _parse_plan(content: dict[str, Any], folder: Path) -> ComparisonPlan:
     methods = content.get("methods", [])
     if "methods" in content and not methods:
         raise InputError("methods is empty: name some as [[methods]], or leave it out to compare all methods.")
+    if "test_share" in data and "id" not in data:
+        raise InputError("test_share is for id, which a split divides: leave it out beside id_train and id_test.")
     numbers = {key: table[key] for table in (content, data) for key in _NUMBER_KEYS if key in table}
     sets: dict[str, Any] = {key: resolve_input(data[key], folder) for key in _SET_KEYS if key in data}
     return ComparisonPlan(

@@ -24,6 +24,7 @@ from apood.evaluation.study import Jobs, fit_entry, run_study
 from apood.pipeline.checks import refuse_same_data
 from apood.support.checks import check_integer, shorten
 from apood.support.errors import InputError
+from apood.support.version import __version__
 from apood.tokens.source import TokenSource, as_source, split
 
 __all__ = ["HELD_OUT_PROMISE", "Point", "Selection", "check_search", "select"]
@@ -86,7 +87,9 @@ class Selection:
 
     Attributes:
         method: name of the method.
+        parameters: its parameters as given, which settings replace.
         supervised: whether the fits learnt from AUX sequences.
+        seeds: number of seeds that figures are averaged over.
         sequences: number of sequences by their use.
         points: ranked by AUROC; without outliers, by how much farther held-out sequences are than training sequences.
         best: the chosen point; None if all points are disasters.
@@ -94,7 +97,9 @@ class Selection:
     """
 
     method: str
+    parameters: dict[str, Any]
     supervised: bool
+    seeds: int
     sequences: dict[str, int]
     points: list[Point]
     best: Point | None
@@ -118,8 +123,11 @@ class Selection:
     def to_json(self) -> dict[str, Any]:
         """Return everything but the detector as plain JSON."""
         return {
+            "apood": __version__,
             "method": self.method,
+            "parameters": _to_json(self.parameters),
             "supervised": self.supervised,
+            "seeds": self.seeds,
             "sequences": self.sequences,
             "promise": self.promise,
             "best": None if self.best is None else _to_json(self.best.settings),
@@ -208,7 +216,9 @@ def select(
         fitted = None if chosen is None else fit_entry(chosen, data, Path(folder)).fit_or_load()
     return Selection(
         method=detector.name,
+        parameters=detector.get_params(deep=False),
         supervised=learns,
+        seeds=seeds,
         sequences={
             "train": len(data.train),
             "validation": len(data.test),
