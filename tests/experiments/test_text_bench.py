@@ -226,6 +226,14 @@ def test_without_its_scores_a_result_has_figures_but_no_intervals(measured: Path
     assert rows[0] == rows[1]
 
 
+def test_names_with_signs_of_markdown_stay_in_their_cells(measured: Path) -> None:
+    kept = [one for one in list_results([measured]) if one.task == "tiny-small"]
+    content = json.loads(json.dumps(kept[0].content))
+    content["method"]["label"], content["figures"] = "a|b*", {"ood.x|y": content["figures"]["ood.other"]}
+    page = make_page([replace(kept[0], content=content)])
+    assert r"| a\|b\* |" in page and r"| x\|y (far) |" in page
+
+
 def test_results_on_other_texts_are_not_compared(measured: Path) -> None:
     kept = list_results([measured])
     content = json.loads(json.dumps(kept[0].content))

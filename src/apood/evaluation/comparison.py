@@ -20,7 +20,7 @@ from apood.support.errors import ApoodError, InputError
 from apood.support.files import read_toml
 from apood.support.version import __version__
 from apood.tokens.documents import count_documents
-from apood.tokens.identity import FOLDER
+from apood.tokens.identity import FOLDER, EncoderIdentity
 from apood.tokens.source import TokenSource, as_source, split
 from apood.tokens.store import TokenStore, find_store
 
@@ -114,10 +114,12 @@ class Comparison:
     Attributes:
         plan: the checked plan.
         results: one for each entry of the plan, in its order.
+        encoder: what made the tokens; None if it is unknown.
     """
 
     plan: ComparisonPlan
     results: list[Result]
+    encoder: EncoderIdentity | None = None
 
     @property
     def datasets(self) -> list[str]:
@@ -126,8 +128,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return all figures as plain JSON; metrics are in percent."""
-        plan = self.plan
-        encoder = _open_set(plan.id_train if plan.id is None else plan.id).encoder
+        plan, encoder = self.plan, self.encoder
         return {
             "apood": __version__,
             "splits": plan.splits,
@@ -162,7 +163,7 @@ def compare(
     results = run_study(
         entries, cache=cache, jobs=jobs if jobs > 1 else None, what="methods", label="compare", announce=announce
     )
-    return Comparison(plan, results)
+    return Comparison(plan, results, splits[0].train.encoder)
 
 
 def draw_splits(plan: ComparisonPlan) -> list[Split]:

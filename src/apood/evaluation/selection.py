@@ -25,6 +25,7 @@ from apood.pipeline.checks import refuse_same_data
 from apood.support.checks import check_integer, shorten
 from apood.support.errors import InputError
 from apood.support.version import __version__
+from apood.tokens.documents import count_documents
 from apood.tokens.source import TokenSource, as_source, split
 
 __all__ = ["HELD_OUT_PROMISE", "Point", "Selection", "check_search", "select"]
@@ -90,7 +91,7 @@ class Selection:
         parameters: its parameters as given, which settings replace.
         supervised: whether the fits learnt from AUX sequences.
         seeds: number of seeds that figures are averaged over.
-        sequences: number of sequences by their use.
+        sequences: number of sequences by their use; those of a long text count as one, because it has one score.
         points: ranked by AUROC; without outliers, by how much farther held-out sequences are than training sequences.
         best: the chosen point; None if all points are disasters.
         detector: the detector of the chosen point, fitted with the first seed on the sequences of the search.
@@ -220,10 +221,10 @@ def select(
         supervised=learns,
         seeds=seeds,
         sequences={
-            "train": len(data.train),
-            "validation": len(data.test),
-            "aux_train": 0 if data.aux is None else len(data.aux),
-            "aux_validation": sum(map(len, data.ood.values())),
+            "train": count_documents(data.train),
+            "validation": count_documents(data.test),
+            "aux_train": 0 if data.aux is None else count_documents(data.aux),
+            "aux_validation": sum(map(count_documents, data.ood.values())),
         },
         points=sorted(points, key=_rank),
         best=best,
