@@ -74,6 +74,33 @@ def test_what_cannot_be_read_is_refused_with_what_is_allowed(setting, sentence):
     assert str(refusal.value).endswith(sentence)
 
 
+class Unsaid(Detector):
+    """A detector from elsewhere whose constructor does not say of what kind its parameter is."""
+
+    name = "unsaid"
+
+    def __init__(self, k=5):
+        self.k = k
+
+
+class Unreadable(Detector):
+    """A detector from elsewhere with an annotation that names nothing."""
+
+    name = "unreadable"
+
+    def __init__(self, k: "Nothing" = 5) -> None:  # noqa: F821
+        self.k = k
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [(Unsaid, "'k' of unsaid .* annotate it, as in `k: int`"), (Unreadable, "unreadable has an annotation .*Nothing")],
+)
+def test_a_constructor_that_does_not_say_what_a_parameter_is_is_named(method, sentence):
+    with pytest.raises(InputError, match=sentence):
+        parse_settings(method, ["k=3"])
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_default_can_be_set_to_itself(method):
     own = default_parameters(detector_class(method))

@@ -218,6 +218,34 @@ class TestTexts:
         )
         apood("compare", plan, "--model", model, "--cache", cache, "--out", tmp_path / "planned")
 
+    def test_commands_share_what_is_embedded(self, apood, model, files, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+        train, test, other = (files / f"{name}.jsonl" for name in ("train", "test", "other"))
+        apood("build", train, "--model", model, "--method", "knn", "--out", tmp_path / "first")
+        sets = ["--id", test, "--ood", f"other={other}", "--json"]
+        evaluated = apood("evaluate", tmp_path / "first", *sets).stdout
+        compared = ["--id-train", train, "--id-test", test, "--ood", f"other={other}", "--method", "knn"]
+        compared += ["--model", model, "--splits", 1]
+        embedded = []
+        run = TextEncoder.run
+        monkeypatch.setattr(TextEncoder, "run", lambda self, given: embedded.append(run(self, given)) or embedded[-1])
+        apood("compare", *compared, "--out", tmp_path / "comparison")
+        assert sum(map(len, embedded)) <= 120 + 2, "of the sets of evaluate, none is embedded again"
+        monkeypatch.setattr(
+            TextEncoder, "run", lambda self, given: run(self, given) if len(given.texts) == 1 else 1 / 0
+        )
+        apood("build", train, "--model", model, "--method", "knn", "--out", tmp_path / "second")
+        assert apood("evaluate", tmp_path / "second", *sets).stdout == evaluated
+        assert apood("calibrate", tmp_path / "second", test)
+
+    def test_a_store_without_a_channel_is_not_shared(self, apood, models, files, tmp_path):
+        tokens, model = ("--cache", tmp_path / "kept" / "tokens"), ("--model", models("llama"))
+        apood("fit", files / "train.jsonl", *model, *tokens, "--method", "knn", "--out", tmp_path / "knn")
+        sets = ("--id", files / "test.jsonl", "--ood", f"other={files / 'other.jsonl'}")
+        apood("evaluate", tmp_path / "knn", *sets, *tokens)
+        options = ("--method", "perplexity", "--splits", 1, "--cache", tmp_path / "kept", "--out", tmp_path / "out")
+        apood("compare", *sets, *model, *options)
+
     @pytest.mark.usefixtures("quick_processes")
     @pytest.mark.parametrize("command", ["compare", "select"])
     def test_a_dry_run_embeds_a_few_texts_and_keeps_nothing(self, apood, model, files, tmp_path, monkeypatch, command):
@@ -243,6 +271,28 @@ class TestTexts:
         assert "name a model, as in --model minilm." in refused("fit", texts, "--out", out)
         assert "--model is for texts" in refused("fit", stores / "train", "--out", out, "--model", model)
         assert "There is no token store" in refused("fit", tmp_path / "nothing", "--out", out)
+
+    def test_standard_input_is_read_once(self, refused, model, detector, files, tmp_path):
+        once = "Standard input (-) can be read only once"
+        texts = (files / "test.jsonl").read_text()
+        copy = shutil.copytree(detector, tmp_path / "copy")
+        cache = ("--cache", tmp_path / "cache")
+        assert once in refused("evaluate", detector, "--id", "-", "--ood", "other=-", *cache, input=texts)
+        assert once in refused("evaluate", detector, copy, "--id", "-", "--ood", f"other={files / 'other.jsonl'}")
+        assert once in refused(
+            "fit",
+            "-",
+            "--aux",
+            "-",
+            "--method",
+            "deep-sad",
+            "--model",
+            model,
+            "--out",
+            tmp_path / "d",
+            *cache,
+            input=texts,
+        )
 
     def test_a_model_that_moved_is_named_by_its_new_folder(self, apood, model, files, tmp_path):
         options = (files / "train.jsonl", "--cache", tmp_path / "cache", "--method", "knn")

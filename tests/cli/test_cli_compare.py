@@ -60,6 +60,58 @@ def test_options_and_plan_say_the_same(apood, options, plan, tmp_path):
     assert [method["name"] for method in printed["methods"]] == ["knn", "length"]
 
 
+def test_named_methods_learn_from_outliers_as_well_if_there_are_some(apood, stores, options, tmp_path):
+    options = [*options, "--aux", stores / "held-out", "--method", "deep-sad"]
+    printed = json.loads(apood("compare", *options, "--out", tmp_path, "--json").stdout)
+    assert [method["name"] for method in printed["methods"]] == ["knn", "length", "deep-sad", "deep-sad, AUX"]
+
+
+def test_outliers_that_no_method_learns_from_are_noticed(apood, stores, options, tmp_path):
+    shown = apood("compare", *options, "--aux", stores / "held-out", "--out", tmp_path)
+    assert "Warning: --aux is for methods that learn from outliers, and knn and length do not." in shown.stderr
+
+
+def test_results_and_next_steps_name_the_texts_that_were_given(apood, model, files, tmp_path, monkeypatch):
+    monkeypatch.chdir(files)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    options = ["--id-train", "train.jsonl", "--id-test", "test.jsonl", "--id-validation", "held-out.jsonl"]
+    options += ["--ood", "other=other.jsonl", "--method", "knn", "--splits", 1, "--model", model, "--field", "text"]
+    shown = apood("compare", *options, "--out", tmp_path / "out").stdout
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    names = {"id_train": "train", "id_test": "test", "id_validation": "held-out", "ood.other": "other"}
+    assert results["stores"] == {key: f"{name}.jsonl" for key, name in names.items()}
+    assert results["encoder"]["model"] == model.name and "folder" not in results["encoder"]
+    monkeypatch.chdir(tmp_path)
+    for name in ("train", "test", "held-out", "other"):
+        shutil.copy(files / f"{name}.jsonl", tmp_path)
+    commands = [shlex.split(line)[1:] for line in shown.splitlines() if line.startswith("  apood ")]
+    assert "cache" not in " ".join(map(" ".join, commands))
+    for command in commands:
+        apood(*command)
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("plan", [False, True])
+def test_a_test_share_is_for_one_set_of_id_sequences(refused, stores, options, tmp_path, plan):
+    given = [*options, "--test-share", 0.3]
+    if plan:
+        sets = f'id_train = "{stores / "train"}"\nid_test = "{stores / "test"}"\nood.other = "{stores / "other"}"'
+        (tmp_path / "plan.toml").write_text(f"[data]\ntest_share = 0.3\n{sets}\n")
+        given = [tmp_path / "plan.toml"]
+    assert "share is for" in refused("compare", *given, "--out", tmp_path / "out")
+
+
+def test_texts_are_not_embedded_for_a_comparison_that_is_refused(refused, model, files, tmp_path):
+    options = ["--model", model, "--cache", tmp_path / "cache", "--out", tmp_path / "out"]
+    options += ["--id-train", files / "train.jsonl", "--id-test", files / "test.jsonl"]
+    for wrong, named in (
+        (["--splits", 1], "ood"),
+        (["--ood", f"other={files / 'other.jsonl'}", "--method", "kn"], "kn"),
+    ):
+        assert named in refused("compare", *options, *wrong)
+        assert not (tmp_path / "cache").exists()
+
+
 def test_the_best_method_can_be_reported_by_the_commands_that_are_shown(apood, stores, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = f"""

@@ -173,6 +173,20 @@ def test_an_error_of_the_system_names_the_file(break_methods):
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_half_a_surrogate_pair_is_escaped(tmp_path, ending):
+    file = tmp_path / f"rows.{ending}"
+    write_rows([{"id": "\ud800 x", "more": [{"a": "\udfff"}]}], file, as_json=False)
+    assert b"\\ud800 x" in file.read_bytes() and b"\\udfff" in file.read_bytes()
+
+
+def test_parquet_of_values_of_different_kinds_is_refused(tmp_path):
+    pytest.importorskip("pyarrow")
+    with pytest.raises(InputError, match=r"must be of one kind.*Write \.jsonl or \.csv"):
+        write_rows([{"id": 1}, {"id": {"a": 2}}], tmp_path / "rows.parquet", as_json=False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 def test_score_writes_every_format_into_new_folders(apood, calibrated, stores, tmp_path, ending):
     file = tmp_path / "new" / f"scores.{ending}"
     result = apood("score", calibrated, stores / "other", "--out", file)

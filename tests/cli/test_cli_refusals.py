@@ -295,3 +295,53 @@ def test_inspect_refuses_damaged_things(refused, stores, fitted, tmp_path):
     detector = shutil.copytree(fitted, tmp_path / "detector")
     (detector / "model.safetensors").write_bytes(b"")
     assert "sha256" in refused("inspect", detector)
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("calibrate {detector} {texts}/held-out.jsonl --accept 2", "accept must lie"),
+        ("fit {texts}/train.jsonl --model {model} --out {new}/d --method binary-logits", "with --aux"),
+        ("build {texts}/train.jsonl --model {model} --out {new}/d --method binary-logits", "with --aux"),
+        ("select {texts}/train.jsonl --model {model} --out {new}/s --method knn", "AUX"),
+        ("select {texts}/train.jsonl --model {model} --out {new}/s --method ap-ood --supervised", "AUX"),
+        ("select {texts}/train.jsonl --model {model} --out {new}/s --method ap-ood --validation-share 1", "share"),
+        (
+            "select {texts}/train.jsonl --model {model} --out {new}/s --method knn --aux {texts}/other.jsonl --seeds 2",
+            "knn has no seed",
+        ),
+        (
+            "select {texts}/train.jsonl --model {model} --out {new}/s --method ap-ood --grid seed=1,2 --seeds 2",
+            "leaves nothing to average",
+        ),
+        (
+            "select {texts}/train.jsonl --model {model} --out {new}/s --method ap-ood --aux-share 0.5",
+            "add --supervised",
+        ),
+        (
+            "select {texts}/train.jsonl --model {model} --out {new}/s --method ap-ood --validation {texts}/test.jsonl "
+            "--validation-share 0.5",
+            "--validation",
+        ),
+    ],
+)
+def test_no_text_is_embedded_for_a_command_that_is_refused(
+    refused, calibrated, model, files, tmp_path, monkeypatch, command, named
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    new = tmp_path / "new"
+    new.mkdir()
+    places = {"detector": calibrated, "texts": files, "model": model, "new": new}
+    assert named in refused(*command.format(**places).split())
+    assert not (tmp_path / "cache").exists() and not list(new.glob("**/*.safetensors"))
+
+
+@pytest.mark.parametrize("wrong", [["--accept", "2"], ["--hold-out", "1"], []])
+def test_a_pipe_is_not_read_by_a_build_that_is_refused(refused, calibrated, model, tmp_path, monkeypatch, wrong):
+    monkeypatch.setattr("apood.cli.build._read", lambda *_: pytest.fail("the texts were read"))
+    assert refused("build", "-", "--model", model, "--out", tmp_path / "new" if wrong else calibrated, *wrong)
+
+
+@pytest.mark.parametrize("option", [["--field", "x"], ["--model", "m"], ["--skip-bad"], ["--target-field", "y"]])
+def test_options_of_texts_are_refused_for_scores_of_a_store(refused, calibrated, stores, option):
+    assert f"{option[0]} is for texts and sounds" in refused("score", calibrated, stores / "test", *option)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -32,6 +33,32 @@ def test_a_dry_run_fits_nothing(apood, stores, tmp_path):
     given = ("select", stores / "train", "--aux", stores / "other", *KNN_GRID, "--out", tmp_path / "search")
     assert json.loads(apood(*given, "--dry-run", "--json").stdout)["fits"] == 7, "six settings, and the default"
     assert "fits" in apood(*given, "--dry-run").stdout and not (tmp_path / "search" / "results.json").exists()
+
+
+OWN = """
+from apood import KNN
+
+class Own(KNN):
+    name = "own"
+
+    def __init__(self, k: int = 5, other: float = 1.0) -> None:
+        super().__init__(k=k)
+        self.other = other
+
+    def hyperparameter_space(self, dim, *, supervised):
+        return [{"k": 1}, {"other": 2.0}]
+"""
+
+
+def test_settings_may_change_different_parameters(apood, stores, tmp_path, monkeypatch):
+    (tmp_path / "own_search.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ("--aux", stores / "other", "--method", "own_search:Own", "--jobs", 1, "--out", tmp_path / "search")
+    found = json.loads(apood("select", stores / "train", *options, "--json").stdout)
+    sys.modules.pop("own_search")
+    assert (found["method"], found["parameters"], found["seeds"]) == ("own", {"k": 5, "other": 1.0}, 1)
+    assert found["stores"] == {"id": str(stores / "train"), "aux": str(stores / "other")}
+    assert len(found["points"]) == 3 and {"detector", "heatmap.png"} < {p.name for p in (tmp_path / "search").iterdir()}
 
 
 @pytest.mark.usefixtures("quick_processes")

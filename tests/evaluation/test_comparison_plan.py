@@ -111,6 +111,37 @@ def test_a_plan_with_everything(toml, stores):
     assert [method.label for method in plan.methods] == ["AP-OOD, T = 1", "knn, k=3"]
 
 
+def test_mistakes_are_refused_before_any_set_is_found(stores):
+    path = stores / "plan.toml"
+    for mistake in ('[[methods]]\nmethod = "kn"', '[[methods]]\nmethod = "binary-logits"'):
+        path.write_text(f"{DATA}{mistake}")
+        with pytest.raises(InputError, match="Method 1"):
+            read_plan(path, lambda name: pytest.fail(f"{name} was looked for"))
+    path.write_text(DATA.replace("[data]", "splits = 0\n[data]"))
+    with pytest.raises(InputError, match="splits"):
+        read_plan(path, lambda name: pytest.fail(f"{name} was looked for"))
+
+
+def test_names_of_inputs_are_relative_to_the_plan_where_they_are_files(stores):
+    names = {
+        "id_train": "files:train", "id_test": "hf:someone/news:test", "id_validation": "s3://bucket/held-out.jsonl",
+        "aux": "-",
+    }  # fmt: skip
+    lines = "\n".join(f'{key} = "{name}"' for key, name in names.items())
+    (stores / "inputs.toml").write_text(f'[data]\n{lines}\nood = {{near = "near", far = "opus-it:opus/Ubuntu.en-fr"}}')
+    found = []
+
+    def find(name):
+        found.append(name)
+        return correlated_sequences(40, 4, seed=len(found))
+
+    read_plan(stores / "inputs.toml", find)
+    assert found == [
+        f"files:{stores / 'train'}", "hf:someone/news:test", "s3://bucket/held-out.jsonl", "-", str(stores / "near"),
+        f"opus-it:{stores / 'opus/Ubuntu.en-fr'}",
+    ]  # fmt: skip
+
+
 def by_default(plan):
     return {method.label: method for method in plan.methods}
 

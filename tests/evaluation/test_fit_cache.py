@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -17,6 +18,8 @@ from processes import context
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.artefact import load_detector
 from apood.detectors.contract.base import Detector
+from apood.detectors.contract.registry import detector_class
+from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN
 from apood.detectors.mahalanobis import Mahalanobis
 from apood.evaluation.fit_cache import CachedFit, _begin
@@ -186,6 +189,38 @@ def test_other_code_fits_anew(work, tmp_path, monkeypatch):
     monkeypatch.setattr("apood.evaluation.fit_cache.source_digest", lambda: "other code")
     run(KNN(), TRAIN, None, {}, tmp_path)
     assert work.done()[0] == ["knn", "knn"]
+
+
+OWN = """
+from apood import KNN
+
+class Base(KNN):
+    name = "base"
+"""
+DERIVED = """
+from own_base import Base
+
+class Own(Base):
+    name = "own"
+"""
+
+
+@pytest.mark.parametrize("file", ["own_base.py", "own_derived.py"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_change_of_code_from_elsewhere_makes_a_new_fit(tmp_path, monkeypatch, file, inside):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, content in (("own_base.py", OWN), ("own_derived.py", DERIVED)):
+        (tmp_path / name).write_text(content)
+    own = detector_class("own_derived:Own")()
+    detector = Fusion([own, KNN()]) if inside else own
+    before = CachedFit(detector, TRAIN, None, tmp_path / "cache").folder
+    with (tmp_path / file).open("a") as code:
+        code.write("# another method\n")
+    try:
+        assert CachedFit(detector, TRAIN, None, tmp_path / "cache").folder != before
+    finally:
+        for module in ("own_base", "own_derived"):
+            sys.modules.pop(module)
 
 
 class Nearest(KNN):

@@ -20,6 +20,7 @@ from apood.evaluation.metrics import auroc
 from apood.evaluation.selection import HELD_OUT_PROMISE, select
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.documents import WINDOW
 from apood.tokens.source import split
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
@@ -258,3 +259,14 @@ def test_nothing_is_done_twice(tmp_path):
     assert len(list(cache.iterdir())) == 7
     seconds = {str(point.settings): point.fit_seconds for point in more.points}
     assert all(seconds[str(point.settings)] == point.fit_seconds for point in first.points)
+
+
+def test_windows_of_a_text_are_judged_and_counted_as_one():
+    windows = Ragged.from_lengths(torch.arange(40, dtype=torch.int32) % 2, [1] * 40)
+    train, validation, aux = (
+        correlated_sequences(40, DIM, seed=seed, shift=shift).with_channels(**{WINDOW: windows})
+        for seed, shift in ((3, 0.0), (4, 0.0), (5, 1.5))
+    )
+    found = select(KNN(), train, validation, aux, grid={"k": [1]})
+    assert found.sequences == {"train": 20, "validation": 20, "aux_train": 0, "aux_validation": 20}
+    assert found.promise.startswith("Chosen by AUROC of 20 ID against 20 AUX")

@@ -53,6 +53,32 @@ def test_a_method_that_requires_aux_sequences_learns_from_all():
         replace(SPLIT, aux=None).read_for(Entry("binary-logits"))
 
 
+class Seeded(KNN):
+    """A method from elsewhere whose seed is not 0 by default."""
+
+    name = "seeded"
+
+    def __init__(self, k: int = 5, seed: int = 42) -> None:
+        super().__init__(k)
+        self.seed = seed
+
+
+class Other(Seeded):
+    """Another method of that name."""
+
+
+def test_the_seed_of_a_split_is_added_to_the_default():
+    assert Entry(Seeded).make_detector(3).seed == 45
+    assert Entry.from_method(Seeded(seed=42)).make_detector().seed == 42
+    assert Entry.from_method(Seeded(seed=7)).make_detector(1).seed == 8
+    assert Entry("ap-ood").make_detector(3).seed == 3
+
+
+def test_two_classes_of_one_name_are_not_the_same_method():
+    assert Entry(Seeded).identity != Entry(Other).identity
+    assert Entry("knn").identity == Entry(KNN, name="ours").identity
+
+
 def test_an_entry_without_a_seed_runs_once_on_splits_that_differ_in_their_seeds():
     splits = [replace(SPLIT, seed=seed) for seed in (0, 1)]
     others = [SPLIT, replace(SPLIT, train=correlated_sequences(40, seed=7), seed=1)]

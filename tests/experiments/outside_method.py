@@ -7,7 +7,7 @@ from torch import Tensor
 
 from apood.detectors.contract.base import Detector
 
-__all__ = ["FirstToken"]
+__all__ = ["FirstToken", "LastToken"]
 
 
 class FirstToken(Detector):
@@ -23,3 +23,7 @@ class FirstToken(Detector):
     def _score(self, tokens: Any) -> Tensor:
         first = torch.stack([sequence[0].double() for sequence in tokens])
         return -(first - self.mean_).norm(dim=1)
+
+
+class LastToken(FirstToken):
+    """A class that forgot to give itself a name of its own."""

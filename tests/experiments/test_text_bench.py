@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from apood.evaluation.metrics import auroc, fpr95
 from apood.experiments.text import rows as rows_module
 from apood.experiments.text.bootstrap import estimate_difference, resample
 from apood.experiments.text.report import make_page
-from apood.experiments.text.results import list_results, read_result
+from apood.experiments.text.results import list_results, make_key, read_result
 from apood.experiments.text.runner import TextBenchOptions, check_result, prepare
 from apood.experiments.text.tasks import _Held, open_sets, parse_view
 from apood.support.errors import InputError
@@ -225,6 +226,14 @@ def test_without_its_scores_a_result_has_figures_but_no_intervals(measured: Path
     assert rows[0] == rows[1]
 
 
+def test_names_with_signs_of_markdown_stay_in_their_cells(measured: Path) -> None:
+    kept = [one for one in list_results([measured]) if one.task == "tiny-small"]
+    content = json.loads(json.dumps(kept[0].content))
+    content["method"]["label"], content["figures"] = "a|b*", {"ood.x|y": content["figures"]["ood.other"]}
+    page = make_page([replace(kept[0], content=content)])
+    assert r"| a\|b\* |" in page and r"| x\|y (far) |" in page
+
+
 def test_results_on_other_texts_are_not_compared(measured: Path) -> None:
     kept = list_results([measured])
     content = json.loads(json.dumps(kept[0].content))
@@ -244,6 +253,34 @@ def test_a_method_from_outside_is_one_file(measured: Path, options: TextBenchOpt
     assert check_result(path, asked, 0.01) == []
     page = make_page(list_results([measured, tmp_path]))
     assert "| first-token | last |" in page.partition("## tiny-small")[2]
+
+
+def test_a_result_belongs_to_the_code_of_its_method(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own_code.py"
+    own.write_text("from apood import Length\n\nclass Own(Length):\n    name = 'own'\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    row = Entry("own_code:Own")
+    described = find(measured, "tiny-small", "last", "length")["manifest"]
+    before = make_key(row, described)
+    own.write_text(own.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
+    assert make_key(row, described) != before
+    sys.modules.pop("own_code")
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_results_of_another_model_do_not_join(
+    options: TextBenchOptions, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    asked = replace(options, corpora=("whole",), views=(-1,), out=tmp_path, methods=("default", "length"))
+    prepare(asked).run()
+    other = replace(asked, models=[f"tiny={models('roberta')}"], methods=("length",))
+    prepare(other).run()
+    page = (tmp_path / "report.md").read_text(encoding="utf-8").partition("## tiny-whole")[2]
+    assert "| length | any |" in page and "| default |" not in page, "the default was measured with the other model"
+    with pytest.raises(InputError, match="was measured with another model for tiny-whole"):
+        make_page(list_results([tmp_path]))
 
 
 @pytest.mark.usefixtures("few_rows")
@@ -322,6 +359,28 @@ def test_a_row_that_fails_stops_no_other(
 def test_bad_options_are_refused(options: TextBenchOptions, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         prepare(replace(options, **changes))
+
+
+@pytest.mark.parametrize("method", ["binary-logits", "perplexity"])
+def test_methods_that_cannot_work_are_refused_before_anything_is_embedded(
+    options: TextBenchOptions, tmp_path: Path, method: str
+) -> None:
+    asked = replace(options, methods=(method,), corpora=("whole",), out=tmp_path / "out")  # an encoder, without AUX
+    with pytest.raises(InputError, match=f"nothing to measure: {method.replace('-', ' ')} cannot work.*at least 8"):
+        prepare(asked)
+    assert not (tmp_path / "out").exists()
+    assert prepare(replace(asked, methods=("msp",))), "whether there are logits is known once texts are embedded"
+
+
+def test_methods_of_one_name_are_not_one_row(options: TextBenchOptions) -> None:
+    with pytest.raises(InputError, match="FirstToken and outside_method:LastToken are both called first-token"):
+        prepare(replace(options, methods=("outside_method:FirstToken", "outside_method:LastToken")))
+
+
+def test_a_hub_id_stays_whole_in_the_command(options: TextBenchOptions) -> None:
+    models = [*options.models, "mini=sentence-transformers/all-MiniLM-L6-v2"]
+    command = replace(options, models=models).command
+    assert "--model tiny=bert --model mini=sentence-transformers/all-MiniLM-L6-v2" in command
 
 
 def test_one_name_is_one_model(options: TextBenchOptions) -> None:

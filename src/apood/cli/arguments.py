@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from inspect import signature
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from apood.cli.output import echo
 from apood.support.checks import format_count, suggest_name
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
     from apood.tokens.store import StoreIndex, TokenStore
 
 __all__ = [
-    "Fast",
-    "NoVerify",
     "advise_to_skip",
     "are_sounds",
     "check_input_kind",
@@ -44,16 +40,6 @@ __all__ = [
     "report_skipped",
     "warn_if_unfinished",
 ]
-
-NoVerify = Annotated[
-    bool, typer.Option("--no-verify", help="Do not compute the hashes of token stores, so damage is not noticed.")
-]
-"""An option of the commands that read token stores."""
-
-Fast = Annotated[
-    bool, typer.Option("--fast", help="Train nothing, for a first look: the default method without AP-OOD.")
-]
-"""An option of the commands that fit one detector."""
 
 _LINE_FORMATS = (".jsonl", ".ndjson", ".txt")
 _TRUTH = {"true": True, "false": False}
@@ -81,7 +67,7 @@ def format_parameter(value: Any) -> str:
 def make_detector(
     method: str, settings: Sequence[str], *, with_aux: bool, fast: bool = False, beginnings: bool = False
 ) -> "Detector":
-    """Return a new detector, after a check of its parameters and of the options that only some methods have."""
+    """Return a new detector, after a check of its parameters and of the options that only some methods have or need."""
     from apood.detectors.contract.registry import detector_class
     from apood.detectors.fusion import list_untrained_members
 
@@ -96,6 +82,8 @@ def make_detector(
     detector.check_parameters()
     if with_aux and detector.aux == "unused":
         raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
+    if not with_aux and detector.aux == "required":
+        raise InputError(f"The method {chosen.name} learns from auxiliary outliers: give some with --aux.")
     return detector
 
 
@@ -105,7 +93,7 @@ def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[st
     The annotations of the constructor decide how a value is read.
     """
     allowed = default_parameters(method)
-    annotations = get_type_hints(method.__init__)
+    annotations = _read_annotations(method)
     parsed: dict[str, Any] = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
@@ -118,8 +106,20 @@ def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[st
             raise InputError(f"The method {method.name} has no parameter {key!r}{hint}: {choice}.")
         if key in parsed:
             raise InputError(f"The parameter {key!r} is set twice.")
+        if key not in annotations:
+            raise InputError(
+                f"The parameter {key!r} of {method.name} can be set in Python only, because the constructor does not "
+                f"say what it is: annotate it, as in `{key}: int`."
+            )
         parsed[key] = _parse_value(key, text, annotations[key])
     return parsed
+
+
+def _read_annotations(method: "type[Detector]") -> dict[str, Any]:
+    try:
+        return get_type_hints(method.__init__)
+    except (NameError, AttributeError, TypeError) as error:  # of a class from elsewhere
+        raise InputError(f"The constructor of {method.name} has an annotation that cannot be read: {error}.") from error
 
 
 def _parse_value(key: str, text: str, annotation: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from apood.cli.next_steps import suggest_report
+from apood.cli.options import Methods
 from apood.cli.output import PlainGroup, advise_on_interrupt, echo, print_facts, print_json
 from apood.support.errors import InputError
 
@@ -61,15 +62,7 @@ def run(
         list[str] | None,
         typer.Option("--corpus", metavar="NAME", help="Only this corpus; may be repeated.", show_default="all"),
     ] = None,
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--method",
-            metavar="NAME",
-            help="Only this method, or module:Class of your own; may be repeated.",
-            show_default="all",
-        ),
-    ] = None,
+    methods: Methods = None,
     no_aux: Annotated[bool, typer.Option("--no-aux", help="Leave out the methods that learn from AUX texts.")] = False,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds.")] = 3,
     out: _Out = Path("text-bench"),

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apood.cli.arguments import Fast, advise_to_skip, make_detector, read_text_records, refuse_occupied, report_skipped
+from apood.cli.arguments import advise_to_skip, make_detector, read_text_records, refuse_occupied, report_skipped
 from apood.cli.costs import FAST_ADVICE, announce
+from apood.cli.options import MODELS, Accept, AsJson, Fast, Force, Method, Settings, SkipBad, TextField
 from apood.cli.output import advise_on_interrupt, echo, print_json
-from apood.cli.stores import MODELS, TextField
 from apood.data.conversations import Chat
 from apood.support.checks import format_count
 from apood.support.cloud import parse_place
 from apood.support.cloud_folders import find_work_folder
 from apood.support.errors import InputError
-from apood.support.files import atomic_folder, reserve_path
+from apood.support.files import atomic_folder, find_user_cache, reserve_path
 
 if TYPE_CHECKING:
     from apood.data.record import BadRecord, Record
@@ -46,30 +46,18 @@ def build(
         ),
     ],
     out: Annotated[str, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="A method that `apood methods` lists, or module:Class of your own.",
-            show_default="a fusion",
-        ),
-    ] = "default",
+    method: Method = "default",
     fast: Fast = False,
     beginnings: Annotated[
         bool,
         typer.Option("--beginnings", help="Accept short texts that are like beginnings of the training texts."),
     ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter of the method; may be repeated."),
-    ] = None,
+    settings: Settings = None,
     aux: Annotated[
         str | None,
         typer.Option(metavar="TEXTS", help="Texts of auxiliary outliers, for methods that learn from them."),
     ] = None,
-    accept: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of new in-distribution texts to accept.")
-    ] = 0.95,
+    accept: Accept = 0.95,
     hold_out: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of the texts that only set the threshold.")
     ] = 0.2,
@@ -87,9 +75,9 @@ def build(
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder to keep the token stores of the texts in: id and aux."),
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records that cannot be used.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    skip_bad: SkipBad = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Build a detector from in-distribution texts, in one step: embed, hold out a part, fit, and set the threshold.
 
@@ -101,14 +89,16 @@ def build(
     from apood.tokens.store import StoreIndex
 
     detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast, beginnings=beginnings)
+    built = TextDetector(model, detector, accept=accept, hold_out=hold_out, seed=seed)
+    built.check_parameters()
+    place = parse_place(out)
+    refuse_occupied(place, force)  # before the texts are read, which a pipe gives only once
     if keep_stores is not None:
         refuse_occupied(keep_stores)
     with advise_to_skip():
         texts = _read(inputs, field, chat, skip_bad)
         outliers = None if aux is None else _read([aux], field, chat, skip_bad)
-        built = TextDetector(model, detector, accept=accept, hold_out=hold_out, seed=seed)
         built.check(sum(not isinstance(record, BadRecord) for record in texts))
-        place = parse_place(out)
         target = find_work_folder(place)
         work = target.parent / f"{target.name}.building"
         with advise_on_interrupt(_advise(work)), reserve_path(target):
@@ -185,7 +175,8 @@ def _fit(
     reads = sorted(built.detector.requires | built.detector.welcomes)
     settings = describe_source(str(built.model), lambda: built.encoder)  # an error before there is a folder
     _prepare_work(work)
-    cache = TokenCache(work, {**settings, "reads": reads}, lambda: built.encoder)
+    # Texts that another command has embedded need not be embedded again.
+    cache = TokenCache(work, {**settings, "reads": reads}, lambda: built.encoder, others=find_user_cache("tokens"))
     stores = {name: cache.find_store(records, skip_bad=skip_bad) for name, records in sets.items()}
     tokens = {name: TokenStore(store) for name, store in stores.items()}
     rest, _ = split(tokens["id"], built.hold_out, built.seed)

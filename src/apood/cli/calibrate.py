@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 
-from apood.cli.arguments import NoVerify, open_store
+from apood.cli.arguments import open_store
+from apood.cli.options import Accept, AsJson, CacheFolder, NoVerify, TextField, TextModel
 from apood.cli.output import echo, print_json
-from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel
+from apood.cli.stores import StoreFinder
 from apood.support.checks import format_count
 
 __all__ = ["calibrate"]
@@ -23,31 +24,30 @@ def calibrate(
             help="Token store of in-distribution sequences that were not used in the fit, or such texts.",
         ),
     ],
-    accept: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of new in-distribution inputs to accept.")
-    ] = 0.95,
+    accept: Accept = 0.95,
     model: TextModel = None,
     field: TextField = None,
     cache: CacheFolder = None,
     no_verify: NoVerify = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Set the threshold of a detector, from held-out in-distribution sequences.
 
     A new in-distribution input is then accepted with at least the probability --accept. Calibration can be repeated at
     any time, with other sequences or another share, without a new fit.
     """
-    from apood.decisions.conformal import find_rank
+    from apood.decisions.conformal import check_level, find_rank
     from apood.pipeline.checks import warn_of_misuse
     from apood.pipeline.facts import load_detector_and_facts
     from apood.tokens.documents import count_documents
 
+    check_level(accept, "accept")
     detector, facts = load_detector_and_facts(detector_folder)
     stores = StoreFinder.of_detector(detector, model, cache, field)
     sequences = open_store(stores.find(store), detector, verify=not no_verify)
     stores.refuse_unused_options()
     count = count_documents(sequences)
-    find_rank(count, accept)  # fails early if the share is invalid or the sequences are too few
+    find_rank(count, accept)  # fails early if the sequences are too few
     facts = facts.after_calibration(sequences, accept)
     detector.calibrate(sequences, accept).save(detector_folder, facts=facts.to_json())
     promise = f"at least {accept:.10g} of in-distribution inputs are accepted"

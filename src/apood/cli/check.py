@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from apood.cli.arguments import NoVerify, open_store
+from apood.cli.arguments import open_store
+from apood.cli.options import CacheFolder, HeldOutInputs, NoVerify, TextField, TextModel
 from apood.cli.output import echo, print_json
-from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel
+from apood.cli.stores import StoreFinder
 from apood.support.checks import format_count
 
 __all__ = ["check"]
@@ -15,14 +16,7 @@ __all__ = ["check"]
 
 def check(
     detector_folder: Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
-    id_store: Annotated[
-        str,
-        typer.Option(
-            "--id",
-            metavar="STORE_OR_TEXTS",
-            help="In-distribution inputs that neither the fit nor the calibration has seen.",
-        ),
-    ],
+    id_store: HeldOutInputs,
     model: TextModel = None,
     field: TextField = None,
     cache: CacheFolder = None,

@@ -1,7 +1,9 @@
 """`apood compare`."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +12,15 @@ import typer
 from apood.cli.arguments import format_parameter, parse_named_stores, warn_if_unfinished
 from apood.cli.costs import DryRun, make_announcer
 from apood.cli.next_steps import suggest_report
+from apood.cli.options import AsJson, EveryCache, Methods, OodSets, TextField, TextModel
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
-from apood.cli.stores import StoreFinder, TextField, TextModel
-from apood.support.errors import InputError, StoreError
+from apood.cli.stores import STDIN, StoreFinder
+from apood.support.errors import DataWarning, InputError, StoreError
 from apood.support.files import refuse_unwritable, reserve_path
 
 if TYPE_CHECKING:
     from apood.evaluation.comparison import Comparison, ComparisonPlan
+    from apood.evaluation.entry import Entry
 
 __all__ = ["compare"]
 
@@ -49,22 +53,12 @@ def compare(
             help="In-distribution sequences for a threshold; the table then shows how many test sequences it accepts.",
         ),
     ] = None,
-    ood: Annotated[
-        list[str] | None,
-        typer.Option("--ood", metavar="NAME=STORE_OR_TEXTS", help="Name and sequences of an OOD set; may be repeated."),
-    ] = None,
+    ood: OodSets = None,
     aux: Annotated[
         str | None,
         typer.Option(metavar="STORE_OR_TEXTS", help="Auxiliary outliers, for methods that learn from them."),
     ] = None,
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--method",
-            metavar="NAME",
-            help="A method that `apood methods` lists, or module:Class of your own; may be repeated.",
-        ),
-    ] = None,
+    methods: Methods = None,
     splits: Annotated[
         int | None,
         typer.Option(metavar="N", help="Number of repetitions, each on a random draw of the data; 5 by default."),
@@ -82,20 +76,13 @@ def compare(
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the first split; 0 by default.")] = None,
     model: TextModel = None,
     field: TextField = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Folder that keeps fits and scores, and embedded texts.",
-            show_default="cache in --out, and ~/.cache/apood for texts",
-        ),
-    ] = None,
+    cache: EveryCache = None,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Number of processes that fit at the same time.")] = 1,
     no_costs: Annotated[
         bool, typer.Option("--no-costs", help="Leave seconds and sizes out of the tables, for a narrow page.")
     ] = False,
     dry_run: DryRun = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit and evaluate many methods on your token stores, or on texts, which are embedded first.
 
@@ -113,6 +100,10 @@ def compare(
     if plan_file is not None and given:
         raise InputError(
             f"A plan replaces the options: leave out {_name_option(next(iter(given)))}, or write it into {plan_file}."
+        )
+    if test_share is not None and id_store is None:
+        raise InputError(
+            "--test-share is for --id, which a split divides: leave it out beside --id-train and --id-test."
         )
     if plan_file is None and not given:
         raise InputError("There is nothing to compare: give a plan file, or --id-train, --id-test and --ood.")
@@ -146,42 +137,56 @@ def compare(
         return
     print_table(TerminalTable(make_comparison_grid(comparison, costs=not no_costs)), highlight=True)
     echo(f"\nWritten to {out}: {', '.join(path.name for path in written)}.")
-    _suggest_report(comparison)
+    _suggest_report(comparison, model, field)
 
 
-def _suggest_report(comparison: "Comparison") -> None:
+def _suggest_report(comparison: "Comparison", model: str | None, field: str | None) -> None:
     """Print how to write a report about the method that is best on average."""
     from apood.evaluation.result import MEAN
 
     whole = [result for result in comparison.results if not result.failures]
     if not whole:
         return
-    best, stores = max(whole, key=lambda result: result.summarize(MEAN, "auroc").mean).entry, comparison.plan.stores
+    best, plan = max(whole, key=lambda result: result.summarize(MEAN, "auroc").mean).entry, comparison.plan
+    given = {key: plan.names[key] if plan.names[key] != STDIN else str(folder) for key, folder in plan.stores.items()}
     method = best.method if isinstance(best.method, str) else best.kind.name
     options = ["--method", method]
     options += [
         word for name, value in best.parameters.items() for word in ("--set", f"{name}={format_parameter(value)}")
     ]
-    options += ["--aux", str(stores["aux"])] if best.uses_aux else []
+    options += ["--aux", given["aux"]] if best.uses_aux else []
     suggest_report(
         f"{best.label}, the best on average",
         options,
-        train=stores["id" if "id" in stores else "id_train"],
-        held_out=stores.get("id_validation"),
-        test=stores.get("id_test"),
-        ood={name: stores[f"ood.{name}"] for name in comparison.plan.ood},
+        train=given["id" if "id" in given else "id_train"],
+        held_out=given.get("id_validation"),
+        test=given.get("id_test"),
+        ood={name: given[f"ood.{name}"] for name in plan.ood},
         own_class=method if ":" in method else None,
+        model=model,
+        field=field,
     )
 
 
 def _read_options(given: dict[str, Any], find: Callable[[str], Any]) -> "ComparisonPlan":
-    from apood.evaluation.comparison import ComparisonPlan
+    from apood.evaluation.comparison import ComparisonPlan, find_sets
+
+    methods = _list_entries(given.pop("methods", ()), with_aux="aux" in given)
+    ood = parse_named_stores(given.pop("ood", ()))
+    return find_sets(ComparisonPlan(ood=ood, methods=methods, **given), find)
+
+
+def _list_entries(names: Sequence[str], *, with_aux: bool) -> "list[Entry]":
+    """Return the entries of the named methods; with AUX sequences, those that can learn from them do so as well."""
     from apood.evaluation.entry import Entry
 
-    methods = tuple(Entry(name) for name in given.pop("methods", ()))
-    ood = {name: find(given_store) for name, given_store in parse_named_stores(given.pop("ood", ())).items()}
-    sets = {key: find(value) for key, value in given.items() if isinstance(value, str)}
-    return ComparisonPlan(ood=ood, methods=methods, **given | sets)
+    alone = [Entry(name) for name in names]
+    learning = [replace(entry, aux="all") for entry in alone if with_aux and entry.make_detector().aux == "optional"]
+    if with_aux and alone and not (learning or any(entry.uses_aux for entry in alone)):
+        verb = "does" if len(names) == 1 else "do"
+        notice = f"--aux is for methods that learn from outliers, and {' and '.join(names)} {verb} not."
+        warnings.warn(notice, DataWarning, stacklevel=2)
+    return alone + learning
 
 
 def _name_option(key: str) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from apood.cli.options import AsJson
 from apood.cli.output import print_facts, print_json
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError
@@ -19,7 +20,7 @@ def datasets(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Show the details of this set.", show_default="list all sets")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the data sets of the paper, which all commands that read texts know by name.
 

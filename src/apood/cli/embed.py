@@ -27,8 +27,8 @@ from apood.cli.engine import (
     refuse_plain_options,
     refuse_ray_options,
 )
+from apood.cli.options import MODELS, SkipBad, TextField
 from apood.cli.output import advise_on_interrupt, echo, print_json
-from apood.cli.stores import MODELS, TextField
 from apood.support.checks import format_count
 from apood.support.cloud import parse_place
 from apood.support.cloud_folders import find_work_folder
@@ -186,9 +186,7 @@ def embed(
     seed: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Seed of --shuffle and --samples; 0 by default.")
     ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Skip records that cannot be used, and count them.")
-    ] = False,
+    skip_bad: SkipBad = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a store after an interruption.")] = False,
     engine: Engine = "plain",
     address: Address = None,

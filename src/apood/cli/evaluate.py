@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from apood.cli.arguments import NoVerify, open_store, parse_named_stores
+from apood.cli.arguments import open_store, parse_named_stores
+from apood.cli.options import CacheFolder, NoVerify, TextField, TextModel
 from apood.cli.output import echo, print_json, print_table
-from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel
+from apood.cli.stores import STDIN, StoreFinder
 from apood.support.cloud import parse_place
 from apood.support.errors import InputError
 
@@ -53,6 +54,8 @@ def evaluate(
     if as_json and markdown:
         raise InputError("Choose one of --json and --markdown.")
     named = parse_named_stores(ood_stores)
+    if len(detector_folders) > 1 and STDIN in (id_store, *named.values()):
+        raise InputError("Standard input (-) can be read only once, and each detector reads all sets: give a file.")
     from apood.evaluation.health import describe_passing
     from apood.evaluation.result import compute_mean_row, compute_rows
     from apood.pipeline.checks import refuse_same_data, warn_of_misuse

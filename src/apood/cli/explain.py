@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from apood.cli.arguments import read_text_records
+from apood.cli.options import EncoderFolder, TextField
 from apood.cli.output import check_file, echo, format_json, print_table
-from apood.cli.stores import TextField, are_texts
+from apood.cli.stores import are_texts
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
@@ -46,12 +47,7 @@ def explain(
             help="The texts that `apood build` was given, to show those of the nearest neighbours.",
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER", help="Folder of the encoder, if it has moved.", show_default="where it was found"
-        ),
-    ] = None,
+    model: EncoderFolder = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Show why texts have their scores: which words and sentences are suspicious, and which member says so.

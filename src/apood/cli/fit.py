@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from apood.cli.arguments import Fast, NoVerify, make_detector, open_store, refuse_occupied
+from apood.cli.arguments import make_detector, open_store, refuse_occupied
 from apood.cli.costs import FAST_ADVICE, announce
 from apood.cli.engine import (
     Address,
@@ -16,8 +16,9 @@ from apood.cli.engine import (
     refuse_plain_options,
     refuse_ray_options,
 )
+from apood.cli.options import AsJson, CacheFolder, Fast, Force, Method, NoVerify, Settings, TextField, TextModel
 from apood.cli.output import advise_on_interrupt, echo, print_json
-from apood.cli.stores import CacheFolder, StoreFinder, TextField, TextModel, are_texts
+from apood.cli.stores import StoreFinder, are_texts
 from apood.support.checks import format_count
 from apood.support.cloud import parse_place
 from apood.support.cloud_folders import find_work_folder
@@ -34,14 +35,7 @@ def fit(
         ),
     ],
     out: Annotated[str, typer.Option(metavar="DETECTOR", help="Folder to write the detector to.")],
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="A method that `apood methods` lists, or module:Class of your own.",
-            show_default="a fusion",
-        ),
-    ] = "default",
+    method: Method = "default",
     aux: Annotated[
         str | None,
         typer.Option(
@@ -52,12 +46,7 @@ def fit(
     field: TextField = None,
     cache: CacheFolder = None,
     fast: Fast = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Set a parameter of the method, as in `--set k=5`; may be repeated."
-        ),
-    ] = None,
+    settings: Settings = None,
     checkpoint_seconds: Annotated[
         float,
         typer.Option(
@@ -66,7 +55,7 @@ def fit(
             help="Seconds between two checkpoints; an interruption loses at most this much work.",
         ),
     ] = 5.0,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
+    force: Force = False,
     no_verify: NoVerify = False,
     engine: Engine = "plain",
     sample: Annotated[
@@ -76,7 +65,7 @@ def fit(
     address: Address = None,
     workers: Workers = None,
     dry_run: DryRunRay = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit a detector on in-distribution sequences, or on texts, which are embedded first.
 

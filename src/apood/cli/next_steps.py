@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from apood.cli.output import echo
+from apood.cli.stores import are_texts
 
 __all__ = ["suggest_report"]
 
@@ -16,29 +17,43 @@ def suggest_report(
     about: str,
     options: Sequence[str],
     *,
-    train: Path,
-    held_out: Path | None,
-    test: Path | None,
-    ood: Mapping[str, Path],
+    train: str | Path,
+    held_out: str | Path | None,
+    test: str | Path | None,
+    ood: Mapping[str, str | Path],
     own_class: str | None = None,
+    model: str | None = None,
+    field: str | None = None,
 ) -> None:
     """Print the commands that fit a detector, set its threshold and write a report about it.
 
     Args:
         about: which detector it is.
         options: the options of `apood fit` that make it.
-        train: the sequences to fit on.
+        train: the sequences to fit on: a token store, or texts.
         held_out: the sequences that set the threshold, if there are any.
         test: the ID sequences to report about, if there are any.
         ood: the OOD sets by name.
         own_class: the class of the detector if it is not one of apood, as for `apood --import`.
+        model: the model that embeds texts to fit on.
+        field: the field of texts.
     """
     apood = ["apood"] if own_class is None else ["apood", "--import", own_class]
     sets = [word for name, folder in ood.items() for word in ("--ood", f"{name}={folder}")]
+    if are_texts(train) and model is not None:
+        options = [*options, "--model", model]
+
+    def name_field(*given: str | Path | None) -> list[str]:
+        needed = field is not None and any(one is not None and are_texts(one) for one in given)
+        return ["--field", str(field)] if needed else []
+
     commands = [
-        ["apood", "fit", str(train), *options, "--out", _DETECTOR],
-        [*apood, "calibrate", _DETECTOR, str(held_out or _HELD_OUT)],
-        [*apood, "report", _DETECTOR, "--id", str(test or _TEST), *sets, "--out", _PAGE],
+        ["apood", "fit", str(train), *options, *name_field(train), "--out", _DETECTOR],
+        [*apood, "calibrate", _DETECTOR, str(held_out or _HELD_OUT), *name_field(held_out)],
+        [
+            *[*apood, "report", _DETECTOR, "--id", str(test or _TEST), *sets],
+            *[*name_field(test, *ood.values()), "--out", _PAGE],
+        ],
     ]
     echo(f"\nTo write a report about {about}, a page to send:\n")
     for command in commands:

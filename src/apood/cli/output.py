@@ -45,6 +45,7 @@ __all__ = [
 Row = Mapping[str, Any]
 
 _FORMATS = (".jsonl", ".csv", ".parquet")
+_HALF_PAIRS = "backslashreplace"  # what becomes of half a surrogate pair, which a kept field may have
 
 _BAD_INPUT, _UNEXPECTED, _INTERRUPTED = 2, 70, 130
 _START_AGAIN = "Interrupted: run the same command again to start over."
@@ -148,10 +149,9 @@ def write_rows(rows: Iterable[Row], path: Place | None, *, as_json: bool) -> Non
         return
     with write_file(path) as temporary:
         if path.suffix.lower() == ".parquet":
-            pyarrow = _import_pyarrow(path)
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), temporary)
+            _write_parquet(rows, temporary, path)
             return
-        with temporary.open("w", encoding="utf-8", newline="") as file:
+        with temporary.open("w", encoding="utf-8", errors=_HALF_PAIRS, newline="") as file:
             if path.suffix.lower() == ".csv":
                 writer = csv.writer(file, lineterminator="\n")
                 for number, row in enumerate(rows):
@@ -160,6 +160,28 @@ def write_rows(rows: Iterable[Row], path: Place | None, *, as_json: bool) -> Non
                     writer.writerow(row.values())
             else:
                 _write_json_lines(rows, file)
+
+
+def _write_parquet(rows: Iterable[Row], file: Path, path: Place) -> None:
+    pyarrow = _import_pyarrow(path)
+    content = [{name: _replace_half_pairs(value) for name, value in row.items()} for row in rows]
+    try:
+        table = pyarrow.Table.from_pylist(content)
+    except pyarrow.ArrowException as error:
+        raise InputError(
+            f"{path} cannot hold these rows, because the values of a column must be of one kind: {error}. "
+            "Write .jsonl or .csv, or keep other fields."
+        ) from error
+    pyarrow.parquet.write_table(table, file)
+
+
+def _replace_half_pairs(value: Any) -> Any:
+    r"""Return a value; half a surrogate pair in its texts, which is no Unicode, is written like \ud800."""
+    if isinstance(value, str):
+        return value.encode("utf-8", _HALF_PAIRS).decode("utf-8")
+    if isinstance(value, Mapping):
+        return {_replace_half_pairs(key): _replace_half_pairs(part) for key, part in value.items()}
+    return [_replace_half_pairs(part) for part in value] if isinstance(value, list) else value
 
 
 def _write_json_lines(rows: Iterable[Row], file: Any) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from apood.cli.arguments import refuse_occupied, report_skipped
+from apood.cli.options import AsJson, Force, SkipBadRows
 from apood.cli.output import echo, print_json
 from apood.support.checks import format_count
 from apood.support.cloud import parse_place
@@ -44,9 +45,9 @@ def recalibrate(
             "--random-sample", help="Trust that the rows were chosen at random, even if they do not look like it."
         ),
     ] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip rows that cannot be used.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    skip_bad: SkipBadRows = False,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Set the threshold of a detector from reviewed traffic: scores and verdicts, no texts.
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from apood.cli.arguments import NoVerify, open_store, parse_named_stores
+from apood.cli.arguments import open_store, parse_named_stores
+from apood.cli.options import CacheFolder, EncoderFolder, HeldOutInputs, NoVerify, OodSets, TextField
 from apood.cli.output import check_file, echo, format_json
-from apood.cli.stores import CacheFolder, StoreFinder, TextField
+from apood.cli.stores import StoreFinder
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
 
@@ -32,19 +33,9 @@ _SHOWN_FIRST: tuple["Role", ...] = ("new", "OOD", "ID")  # the roles of sets by 
 
 def report(
     detector_folder: Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
-    id_store: Annotated[
-        str,
-        typer.Option(
-            "--id",
-            metavar="STORE_OR_TEXTS",
-            help="In-distribution inputs that neither the fit nor the calibration has seen.",
-        ),
-    ],
+    id_store: HeldOutInputs,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Page to write: .html. A .json file is written beside it.")],
-    ood_stores: Annotated[
-        list[str] | None,
-        typer.Option("--ood", metavar="NAME=STORE_OR_TEXTS", help="Name and inputs of an OOD set; may be repeated."),
-    ] = None,
+    ood_stores: OodSets = None,
     new_stores: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,12 +48,7 @@ def report(
             min=0, max=100, metavar="N", help="Number of the most foreign inputs to show with marks, of all sets."
         ),
     ] = 10,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER", help="Folder of the encoder, if it has moved.", show_default="where it was found"
-        ),
-    ] = None,
+    model: EncoderFolder = None,
     field: TextField = None,
     cache: CacheFolder = None,
     no_verify: NoVerify = False,

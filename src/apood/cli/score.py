@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apood.cli.arguments import (
-    NoVerify,
     advise_to_skip,
     are_sounds,
     check_input_kind,
@@ -28,8 +27,9 @@ from apood.cli.engine import (
     refuse_ray_options,
     score_on_ray,
 )
+from apood.cli.options import AsJsonLines, EncoderFolder, NoVerify, SkipBad, TextField
 from apood.cli.output import check_rows_file, echo, write_rows
-from apood.cli.stores import TextField, are_texts
+from apood.cli.stores import are_texts
 from apood.support.checks import format_count
 from apood.support.cloud import CloudAddress, Place, parse_place
 from apood.support.errors import InputError
@@ -67,26 +67,19 @@ def score(
         str | None,
         typer.Option(metavar="NAME", help="Field or column of the target, for an encoder of mode reference."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Folder of the encoder, if it has moved.",
-            show_default="where `apood embed` found it",
-        ),
-    ] = None,
+    model: EncoderFolder = None,
     keep: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Field or column of the input to keep in the rows; may be repeated."),
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip records that cannot be used.")] = False,
+    skip_bad: SkipBad = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     no_verify: NoVerify = False,
     engine: Engine = "plain",
     address: Address = None,
     workers: Workers = None,
     dry_run: DryRunRay = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines even on a terminal.")] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Score sequences, and decide which are out-of-distribution. A higher score is more in-distribution.
 
@@ -119,8 +112,15 @@ def score(
     seen = facts.training
     tally = _Tally()
     if len(inputs) == 1 and _is_store(inputs[0]):
-        if keep:
-            raise InputError("--keep is for files with fields: a token store has none.")
+        of_texts = {
+            "--keep": keep,
+            "--field": field,
+            "--target-field": target_field,
+            "--model": model,
+            "--skip-bad": skip_bad,
+        }
+        if unused := [option for option, value in of_texts.items() if value]:
+            raise InputError(f"{unused[0]} is for texts and sounds, and {inputs[0]!r} is a token store: leave it out.")
         rows = _judge_store(open_store(inputs[0], detector, verify=not no_verify), detector, seen)
     else:
         rows = _judge_inputs(inputs, detector, seen, model, field, target_field, keep or [], skip_bad, tally)

@@ -2,16 +2,17 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apood.cli.arguments import NoVerify, format_parameter, open_store, parse_settings, refuse_occupied
+from apood.cli.arguments import format_parameter, open_store, parse_settings, refuse_occupied
 from apood.cli.costs import DryRun, make_announcer
+from apood.cli.options import AsJson, EveryCache, Force, NoVerify, TextField, TextModel
 from apood.cli.output import advise_on_interrupt, echo, print_json, print_table
-from apood.cli.stores import StoreFinder, TextField, TextModel
+from apood.cli.stores import StoreFinder, are_texts
 from apood.support.errors import FitWarning, InputError
 from apood.support.files import read_json, refuse_unwritable, reserve_path, write_json
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from apood.tokens.source import TokenSource
 
 __all__ = ["select"]
+
+_VALIDATION, _AUX = 0.2, 0.25  # shares to judge by
 
 
 def select(
@@ -49,11 +52,17 @@ def select(
         typer.Option(metavar="STORE_OR_TEXTS", help="In-distribution sequences to judge by."),
     ] = None,
     validation_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of the first to judge by, without --validation.")
-    ] = 0.2,
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Share of the first to judge by, without --validation.", show_default=str(_VALIDATION)
+        ),
+    ] = None,
     aux_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of the outliers to judge by, with --supervised.")
-    ] = 0.25,
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Share of the outliers to judge by, with --supervised.", show_default=str(_AUX)
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -69,22 +78,15 @@ def select(
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds to average over.")] = 1,
     model: TextModel = None,
     field: TextField = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Folder that keeps every fit, and embedded texts.",
-            show_default="cache in --out, and ~/.cache/apood for texts",
-        ),
-    ] = None,
+    cache: EveryCache = None,
     jobs: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Number of processes.", show_default="all cores, or 1 with a GPU"),
     ] = None,
     dry_run: DryRun = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing detector.")] = False,
+    force: Force = False,
     no_verify: NoVerify = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search the settings of a method on token stores, or on texts, which are embedded first; save the best detector.
 
@@ -101,6 +103,7 @@ def select(
             "The default method of `apood fit` has no settings to search."
         )
     from apood.detectors.contract.registry import detector_class
+    from apood.evaluation.selection import check_search
     from apood.evaluation.selection import select as search
     from apood.report.canvas import refuse_without_matplotlib
 
@@ -109,12 +112,21 @@ def select(
     detector = chosen(**given)
     detector.check_parameters()
     grid = _parse_grid(chosen, axes) if axes else None
+    _refuse_both(given, grid or {})
+    learns = supervised or detector.aux == "required"
+    if validation is not None and validation_share is not None:
+        raise InputError("--validation-share is for a search without --validation: leave one of them out.")
+    if not learns and aux_share is not None:
+        raise InputError(
+            "--aux-share is for fits that also learn from the outliers: add --supervised, or leave it out."
+        )
+    validation_share = _VALIDATION if validation_share is None else validation_share
+    aux_share = _AUX if aux_share is None else aux_share
     refuse_without_matplotlib()  # now rather than after hours
     target, kept, saving = out / "detector", cache or out / "cache", out / "saving.json"
-    learns = supervised or detector.aux == "required"
     # What was searched: whoever repeats a command that was killed after saving wants the same detector.
-    search_of = [str(part) for part in (store, aux, validation, method, learns, settings, axes, seeds)]
-    search_of += [str(share) for share in (validation_share, aux_share)]
+    searched_with = (store, aux, validation, method, learns, settings, axes, seeds, validation_share, aux_share)
+    search_of = [str(part) for part in (*searched_with, model, field)]
     with (
         advise_on_interrupt(lambda: f"finished fits are kept in {kept}; run the same command again to continue."),
         reserve_path(out),
@@ -128,19 +140,28 @@ def select(
             found = stores.find_or_sample(given_set) if dry_run else stores.find(given_set)
             return open_store(found, detector, verify=not no_verify) if isinstance(found, Path) else found
 
-        train = open_set(store)
-        held_out, outliers = (None if given_set is None else open_set(given_set) for given_set in (validation, aux))
+        given_sets = [one for one in (store, validation, aux) if one is not None]
+        opened = {one: open_set(one) for one in given_sets if not are_texts(one)}
+        check_search(
+            detector,
+            supervised=supervised,
+            with_aux=aux is not None,
+            grid=grid,
+            seeds=seeds,
+            validation_share=validation_share,
+            aux_share=aux_share,
+        )
+        opened |= {one: open_set(one) for one in given_sets if one not in opened}
+        train = opened[store]
         stores.refuse_unused_options()
-        searched = detector.hyperparameter_space(train.dim, supervised=learns) if grid is None else [grid]
-        if both := sorted(given.keys() & {name for space in searched for name in space}):
-            raise InputError(
-                f"{both[0]} is both set and searched: leave it out of --set, or name what to search with --grid."
-            )
+        if grid is None:
+            space = detector.hyperparameter_space(train.dim, supervised=learns)
+            _refuse_both(given, [name for searched in space for name in searched])
         found = search(
             detector,
             train,
-            held_out,
-            outliers,
+            None if validation is None else opened[validation],
+            None if aux is None else opened[aux],
             supervised=supervised,
             grid=grid,
             seeds=seeds,
@@ -150,8 +171,10 @@ def select(
             jobs=jobs or "auto",
             announce=make_announcer(dry_run, as_json, stores),
         )
-        write_json(out / "results.json", found.to_json())
-        _draw(found, out / "heatmap.png")
+        sets = {"id": store, "id_validation": validation, "aux": aux}
+        results = found.to_json() | {"stores": {key: given_set for key, given_set in sets.items() if given_set}}
+        write_json(out / "results.json", results)
+        _draw(found, detector, out / "heatmap.png")
         write_json(saving, search_of)
         if found.detector is not None:
             found.detector.save(target)
@@ -159,7 +182,7 @@ def select(
     for warning in shown.warnings:
         warnings.warn(warning, FitWarning, stacklevel=1)
     if as_json:
-        print_json(found.to_json())
+        print_json(results)
     else:
         _show(found, detector, target)
     saving.unlink(missing_ok=True)
@@ -171,6 +194,13 @@ def _read_saving(path: Path) -> Any:
         return read_json(path)
     except (OSError, ValueError):
         return None
+
+
+def _refuse_both(given: Collection[str], searched: Collection[str]) -> None:
+    if both := sorted({*given} & {*searched}):
+        raise InputError(
+            f"{both[0]} is both set and searched: leave it out of --set, or name what to search with --grid."
+        )
 
 
 def _parse_grid(method: "type[Detector]", axes: Sequence[str]) -> dict[str, list[Any]]:
@@ -186,17 +216,26 @@ def _parse_grid(method: "type[Detector]", axes: Sequence[str]) -> dict[str, list
     return grid
 
 
-def _draw(found: "Selection", path: Path) -> None:
+def _list_searched(found: "Selection") -> list[str]:
+    """Return the parameters that differ between settings; some settings may lack some of them."""
+    return list(dict.fromkeys(name for point in found.points for name in point.settings))
+
+
+def _draw(found: "Selection", detector: "Detector", path: Path) -> None:
     from apood.report.heatmap import HeatCell, plot_heatmap
 
-    with_outliers = found.with_outliers
-    cells = [HeatCell(point.settings, _get_criterion(point)) for point in found.points if point.settings]
+    with_outliers, names, own = found.with_outliers, _list_searched(found), detector.get_params(deep=False)
+
+    def complete(point: "Point") -> dict[str, Any]:
+        return {name: (own | point.settings)[name] for name in names}
+
+    cells = [HeatCell(complete(point), _get_criterion(point)) for point in found.points if point.settings]
     plot_heatmap(
         path,
         cells,
         title=f"{found.method}: " + ("AUROC of ID against AUX" if with_outliers else "disasters, not a ranking"),
         label="AUROC in percent" if with_outliers else "held-out / training distance",
-        best=None if found.best is None else found.best.settings,
+        best=None if found.best is None else complete(found.best),
         higher_is_better=with_outliers,
     )
 
@@ -212,7 +251,7 @@ def _show(found: "Selection", detector: "Detector", target: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    names = list(dict.fromkeys(name for point in found.points for name in point.settings))
+    names = _list_searched(found)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
     for name in names:

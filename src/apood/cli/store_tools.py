@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from apood.cli.options import AsJson, AsJsonLines
 from apood.cli.output import echo, print_json, write_rows
 from apood.support.checks import format_count
 from apood.support.errors import InputError, StoreError
@@ -25,7 +26,7 @@ def _store() -> None:
 def merge(
     folders: Annotated[list[str], typer.Argument(metavar="STORE", help="Token stores, two or more.")],
     out: Annotated[str, typer.Option(metavar="STORE", help="Folder of the token store to write.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the sequences of several token stores to one, in the order given.
 
@@ -54,7 +55,7 @@ def split(
     ],
     out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder to write the parts to, one token store each.")],
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed that decides which documents a part has.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Split a token store at random into several, without common documents.
 
@@ -75,7 +76,7 @@ def split(
 @store.command(epilog="Example: apood store verify train held-out")
 def verify(
     folders: Stores,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines even on a terminal.")] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Read token stores whole and compare the hash of every shard with the index.
 
@@ -104,7 +105,7 @@ def verify(
 @store.command(epilog="Example: apood store stats train held-out")
 def stats(
     folders: Stores,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines even on a terminal.")] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Show numbers about token stores, one row each: counts, lengths, and the norm of the tokens.
 

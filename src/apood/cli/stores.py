@@ -4,9 +4,7 @@ import glob
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
-
-import typer
+from typing import TYPE_CHECKING, Self
 
 from apood.cli.arguments import are_sounds, read_text_records
 from apood.cli.output import echo
@@ -19,27 +17,9 @@ if TYPE_CHECKING:
     from apood.pipeline.token_cache import TokenCache
     from apood.tokens.source import TokenSource
 
-__all__ = ["MODELS", "CacheFolder", "StoreFinder", "TextField", "TextModel", "are_texts"]
+__all__ = ["STDIN", "StoreFinder", "are_texts"]
 
-MODELS = "a folder, a hub id (owner/name@revision), minilm, or the address of a model server"
-"""What the option --model of commands that embed texts can name."""
-
-TextModel = Annotated[
-    str | None,
-    typer.Option("--model", metavar="MODEL", help=f"Model that embeds texts: {MODELS}. Not for token stores."),
-]
-"""An option of commands that take texts or token stores."""
-
-TextField = Annotated[
-    str | None, typer.Option("--field", metavar="NAME", help="Field or column of the text, called text by default.")
-]
-"""An option of commands that take texts."""
-
-CacheFolder = Annotated[
-    Path | None,
-    typer.Option("--cache", metavar="FOLDER", help="Folder that keeps embedded texts.", show_default="~/.cache/apood"),
-]
-"""An option of commands that embed texts first."""
+STDIN = "-"
 
 
 def are_texts(given: str | Path) -> bool:
@@ -51,7 +31,7 @@ def are_texts(given: str | Path) -> bool:
         return glob.has_magic(place.key) or place.suffix.lower() in TEXT_ENDINGS
     name = str(place)
     return not Path(name).is_dir() and (
-        Path(name).is_file() or name == "-" or ":" in name or glob.has_magic(name) or bool(Path(name).suffix)
+        Path(name).is_file() or name == STDIN or ":" in name or glob.has_magic(name) or bool(Path(name).suffix)
     )
 
 
@@ -76,7 +56,7 @@ class StoreFinder:
     def __init__(self, make_cache: "Callable[[], TokenCache] | None", options: Mapping[str, str | None]) -> None:
         self._make_cache, self._options = make_cache, options
         self._cache: TokenCache | None = None
-        self._found_texts = False
+        self._read: set[str] = set()
         self.texts_to_embed, self.seconds_to_embed = 0, 0.0
 
     @classmethod
@@ -130,7 +110,9 @@ class StoreFinder:
 
     def _read_texts(self, given: str | Path) -> "tuple[TokenCache, list[Record | BadRecord]]":
         """Return the cache, and the texts in a file or a data set."""
-        self._found_texts = True
+        if given == STDIN and STDIN in self._read:
+            raise InputError("Standard input (-) can be read only once: write the texts to a file, and give its name.")
+        self._read.add(str(given))
         if self._make_cache is None:
             raise InputError(
                 f"{str(given)!r} is not the folder of a token store; texts in it can be embedded: name a model, as in "
@@ -153,5 +135,5 @@ class StoreFinder:
     def refuse_unused_options(self, used: Collection[str] = ()) -> None:
         """Raise InputError if an option for texts was given, and only token stores were found; not for `used` ones."""
         for option, value in self._options.items():
-            if value is not None and option not in used and not self._found_texts:
+            if value is not None and option not in used and not self._read:
                 raise InputError(f"{option} is for texts, and there are only token stores: leave it out.")

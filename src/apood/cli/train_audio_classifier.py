@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from apood.cli.arguments import refuse_occupied
+from apood.cli.options import AsJson, Resume
 from apood.cli.training import collect_items, open_checkpoint, print_report
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError
@@ -57,12 +58,12 @@ def audio_classifier(
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Number of sounds per batch.")] = 32,
     learning_rate: Annotated[float, typer.Option(metavar="RATE", help="Peak of the learning rate.")] = 3e-3,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of weights, batches and validation set.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted training.")] = False,
+    resume: Resume = False,
     checkpoint_seconds: Annotated[
         float,
         typer.Option(min=0, metavar="SECONDS", help="Time between two checkpoints."),
     ] = 30.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a classifier of sounds, a spectrogram transformer (AST) that all other commands accept.
 

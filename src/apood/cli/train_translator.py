@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from apood.cli.arguments import refuse_occupied
+from apood.cli.options import AsJson, Resume
 from apood.cli.training import collect_items, open_checkpoint, print_report
 
 __all__ = ["translator"]
@@ -88,12 +89,12 @@ def translator(
         WeightDtype, typer.Option("--dtype", metavar="DTYPE", help="Dtype of the saved weights: float16 or float32.")
     ] = WeightDtype.float16,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of weights, batches and dropout.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted training.")] = False,
+    resume: Resume = False,
     checkpoint_seconds: Annotated[
         float,
         typer.Option(min=0, metavar="SECONDS", help="Time between two checkpoints."),
     ] = 120.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a translator on pairs of texts, a Marian model that all other commands accept.
 

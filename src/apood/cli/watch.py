@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from apood.cli.arguments import report_skipped
+from apood.cli.options import SkipBadRows
 from apood.cli.output import advise_on_interrupt, echo, write_rows
 from apood.support.checks import format_count
 from apood.support.errors import InputError
@@ -47,7 +48,7 @@ def watch(
         typer.Option(metavar="FILE", help="File to continue from, if it exists, and to write the new state to."),
     ] = None,
     every: Annotated[int, typer.Option(metavar="N", min=1, help="Print the state after every N inputs.")] = 10_000,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip rows that cannot be used.")] = False,
+    skip_bad: SkipBadRows = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the states as JSON lines.")] = False,
 ) -> None:
     """Watch a stream of scores for drift towards lower ones, and say when the alarm goes off.

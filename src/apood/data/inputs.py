@@ -25,7 +25,7 @@ from apood.support.errors import InputError
 
 __all__ = [
     "AUDIO_ENDINGS", "SOUND_ENDINGS", "Request", "choose_readers", "find_files", "holds_sounds", "read_records",
-    "shuffle_records",
+    "resolve_input", "shuffle_records",
 ]  # fmt: skip
 
 AUDIO_ENDINGS = (".wav", ".flac")
@@ -130,6 +130,25 @@ def _walk(root: Path, inside: Collection[str]) -> Iterator[Path]:
                 f"None of the first {_MOST_OTHERS:,} files and folders in {str(root)!r} ends in "
                 f"{' or '.join(sorted(inside))}: give the folder that holds the files."
             )
+
+
+def resolve_input(name: str, folder: Path) -> str:
+    """Return an input whose files lie below a folder; standard input, addresses and sets of the hub stay as they are.
+
+    A file that declares inputs names them like this, relative to its own folder.
+    """
+    place = parse_place(name)
+    if name == _STDIN or isinstance(place, CloudAddress):
+        return name
+    kind, colon, rest = name.partition(":")
+    if colon:
+        from apood.data.presets import PRESETS
+
+        if kind == "hf" or (kind in PRESETS and PRESETS[kind].hub_id is not None):
+            return name
+        if kind in ("files", "moses") or kind in PRESETS:
+            return f"{kind}:{folder / rest}"
+    return str(folder / place)
 
 
 def holds_sounds(name: str) -> bool:

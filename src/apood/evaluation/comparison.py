@@ -1,10 +1,11 @@
 """Comparisons of methods: the plan, in Python or from a TOML file, its checks, and the results."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from apood.data.inputs import resolve_input
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_incompatible
 from apood.detectors.contract.registry import list_methods
@@ -15,15 +16,15 @@ from apood.evaluation.split import Split, draw_share
 from apood.evaluation.study import run_study
 from apood.pipeline.checks import refuse_same_data
 from apood.support.checks import check_integer, format_count, suggest_name
-from apood.support.cloud import parse_place
 from apood.support.errors import ApoodError, InputError
 from apood.support.files import read_toml
 from apood.support.version import __version__
 from apood.tokens.documents import count_documents
+from apood.tokens.identity import FOLDER, EncoderIdentity
 from apood.tokens.source import TokenSource, as_source, split
 from apood.tokens.store import TokenStore, find_store
 
-__all__ = ["Comparison", "ComparisonPlan", "check_plan", "compare", "draw_splits", "read_plan"]
+__all__ = ["Comparison", "ComparisonPlan", "check_plan", "compare", "draw_splits", "find_sets", "read_plan"]
 
 _FEWEST_TO_CALIBRATE = 19  # for a threshold that accepts 95%
 _RAW_AND_NORMALIZED = ({"normalize": "none"}, {"normalize": "pooled"})
@@ -73,6 +74,7 @@ class ComparisonPlan:
         share: share of every set that a split draws at random. With 1 the splits differ in the seed of the training
             alone.
         seed: seed of the first split; each further split adds 1. It determines both the draw and the training.
+        names: what the sets were found by, by their keys, for the results; texts are found as stores of their tokens.
     """
 
     ood: Mapping[str, Any]
@@ -86,6 +88,7 @@ class ComparisonPlan:
     splits: int = 5
     share: float = 0.8
     seed: int = 0
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def sets(self) -> dict[str, Any]:
@@ -111,10 +114,12 @@ class Comparison:
     Attributes:
         plan: the checked plan.
         results: one for each entry of the plan, in its order.
+        encoder: what made the tokens; None if it is unknown.
     """
 
     plan: ComparisonPlan
     results: list[Result]
+    encoder: EncoderIdentity | None = None
 
     @property
     def datasets(self) -> list[str]:
@@ -123,13 +128,14 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return all figures as plain JSON; metrics are in percent."""
-        plan = self.plan
+        plan, encoder = self.plan, self.encoder
         return {
             "apood": __version__,
             "splits": plan.splits,
             "share": plan.share,
             "seed": plan.seed,
-            "stores": {key: _describe_set(data) for key, data in plan.sets.items()},
+            "stores": {key: _describe_set(plan.names.get(key, data)) for key, data in plan.sets.items()},
+            "encoder": None if encoder is None else {name: encoder[name] for name in encoder if name != FOLDER},
             **({} if plan.id is None else {"test_share": plan.test_share}),
             "methods": [result.to_json() for result in self.results],
         }
@@ -157,7 +163,7 @@ def compare(
     results = run_study(
         entries, cache=cache, jobs=jobs if jobs > 1 else None, what="methods", label="compare", announce=announce
     )
-    return Comparison(plan, results)
+    return Comparison(plan, results, splits[0].train.encoder)
 
 
 def draw_splits(plan: ComparisonPlan) -> list[Split]:
@@ -187,10 +193,10 @@ def draw_splits(plan: ComparisonPlan) -> list[Split]:
 # plans from files
 
 
-def read_plan(path: Path, find: Callable[[str | Path], Any] = find_store) -> ComparisonPlan:
-    """Return the checked plan of a TOML file; paths of stores are relative to the file.
+def read_plan(path: Path, find: Callable[[str], Any] = find_store) -> ComparisonPlan:
+    """Return the checked plan of a TOML file; paths are relative to the file.
 
-    `find` returns the set for a path or an address, which may lead to something else than a store.
+    `find` returns the set for a name, which may be that of something else than a store, such as texts.
     """
     try:
         content = read_toml(path)
@@ -199,18 +205,25 @@ def read_plan(path: Path, find: Callable[[str | Path], Any] = find_store) -> Com
     except ValueError as error:  # of TOML and of UTF-8
         raise InputError(f"The plan {path} is not TOML: {error}.") from error
     try:
-        return check_plan(_parse_plan(content, lambda given: find(_find_beside(path, given))))
+        return check_plan(find_sets(_parse_plan(content, path.parent), find))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 
-def _find_beside(path: Path, given: str) -> str | Path:
-    """Return a path relative to the folder of a file; an address in a cloud store is returned as it is."""
-    place = parse_place(given)
-    return path.parent / place if isinstance(place, Path) else given
+def find_sets(plan: ComparisonPlan, find: Callable[[str], Any]) -> ComparisonPlan:
+    """Return a plan of names with the sets that `find` returns for them, after all checks that need no data."""
+    _check_declared(plan)
+    found = {key: find(name) for key, name in plan.sets.items()}
+    return replace(_replace_sets(plan, found), names=plan.sets)
 
 
-def _parse_plan(content: dict[str, Any], find: Callable[[str], Any]) -> ComparisonPlan:
+def _replace_sets(plan: ComparisonPlan, sets: Mapping[str, Any]) -> ComparisonPlan:
+    ood = {name: sets[f"ood.{name}"] for name in plan.ood}
+    return replace(plan, ood=ood, **{key: sets[key] for key in _SET_KEYS if key in sets})
+
+
+def _parse_plan(content: dict[str, Any], folder: Path) -> ComparisonPlan:
+    """Return the plan with the names of its sets, whose files lie below a folder."""
     _check_table("the plan", content, _TOP_KEYS)
     data = content.get("data")
     if data is None:
@@ -221,10 +234,12 @@ def _parse_plan(content: dict[str, Any], find: Callable[[str], Any]) -> Comparis
     methods = content.get("methods", [])
     if "methods" in content and not methods:
         raise InputError("methods is empty: name some as [[methods]], or leave it out to compare all methods.")
+    if "test_share" in data and "id" not in data:
+        raise InputError("test_share is for id, which a split divides: leave it out beside id_train and id_test.")
     numbers = {key: table[key] for table in (content, data) for key in _NUMBER_KEYS if key in table}
-    sets: dict[str, Any] = {key: find(data[key]) for key in _SET_KEYS if key in data}
+    sets: dict[str, Any] = {key: resolve_input(data[key], folder) for key in _SET_KEYS if key in data}
     return ComparisonPlan(
-        ood={name: find(store) for name, store in ood.items()},
+        ood={name: resolve_input(given, folder) for name, given in ood.items()},
         methods=tuple(_parse_entry(number, table) for number, table in enumerate(methods, start=1)),
         **sets,
         **numbers,
@@ -260,21 +275,26 @@ def _check_table(where: str, table: dict[str, Any], allowed: dict[str, type]) ->
 
 def check_plan(plan: ComparisonPlan) -> ComparisonPlan:
     """Return the plan with its entries and arrays as batches; raise an InputError if it cannot be carried out."""
-    _check_numbers(plan)
-    _check_roles(plan)
+    _check_declared(plan)
     stores = {key: _open_named_set(key, data) for key, data in plan.sets.items()}
-    kept: dict[str, Any] = {key: plan.stores.get(key, source) for key, source in stores.items()}
-    plan = replace(
-        plan,
-        ood={name: kept[f"ood.{name}"] for name in plan.ood},
-        **{key: kept[key] for key in _SET_KEYS if key in kept},
-    )
+    plan = _replace_sets(plan, {key: plan.stores.get(key, source) for key, source in stores.items()})
     _check_stores(plan, stores)
     entries = plan.entries or _list_all_entries(plan, stores)
     for number, entry in enumerate(entries, start=1):
-        _check_entry(number, entry, entries[: number - 1], plan, stores)
+        if lacking := _find_lacking(entry, stores):
+            part, key = lacking
+            raise InputError(f"Method {number}, {entry.label}, needs {part}, which the {_name_set(plan, key)} lacks.")
     _refuse_empty_sequences(plan, entries, stores)
     return replace(plan, methods=entries)
+
+
+def _check_declared(plan: ComparisonPlan) -> None:
+    """Raise an InputError for what is wrong with a plan whatever its data are."""
+    _check_numbers(plan)
+    _check_roles(plan)
+    entries = plan.entries
+    for number, entry in enumerate(entries, start=1):
+        _check_entry(number, entry, entries[: number - 1], plan)
 
 
 def _check_numbers(plan: ComparisonPlan) -> None:
@@ -338,9 +358,7 @@ def _check_stores(plan: ComparisonPlan, stores: Mapping[str, TokenSource]) -> No
     refuse_same_data(stores)
 
 
-def _check_entry(
-    number: int, entry: Entry, earlier: Sequence[Entry], plan: ComparisonPlan, stores: Mapping[str, TokenSource]
-) -> None:
+def _check_entry(number: int, entry: Entry, earlier: Sequence[Entry], plan: ComparisonPlan) -> None:
     where = f"Method {number}"
     try:
         entry.check()
@@ -353,9 +371,6 @@ def _check_entry(
             raise InputError(f"{where}, {entry.label}, is method {place}, {other.label}, under another name.")
     if entry.uses_aux and plan.aux is None:
         raise InputError(f"{where}, {entry.label}, learns from AUX sequences, and aux is not given.")
-    if lacking := _find_lacking(entry, stores):
-        part, key = lacking
-        raise InputError(f"{where}, {entry.label}, needs {part}, which the {_name_set(plan, key)} lacks.")
 
 
 def _find_lacking(entry: Entry, stores: Mapping[str, TokenSource]) -> tuple[str, str] | None:

@@ -19,7 +19,7 @@ class Entry:
 
     Attributes:
         method: name in the registry, `module:Class`, or class, of the detector.
-        parameters: arguments of its constructor. A `seed` is added to the seed of each split.
+        parameters: arguments of its constructor. The `seed`, or its default, is added to the seed of each split.
         name: label in the results. None makes one from the method and its parameters.
         aux: how many AUX sequences it learns from: "all", or a number n for the first n. A method that requires AUX
             sequences learns from all of them if this is 0.
@@ -78,16 +78,18 @@ class Entry:
         return "seed" in signature(self.kind).parameters
 
     @property
-    def identity(self) -> tuple[str, dict[str, Any], int | str]:
+    def identity(self) -> tuple[type[Detector], dict[str, Any], int | str]:
         """Equal for two entries that give the same fit on the same data, whatever their labels."""
         detector = self.make_detector()
-        return detector.name, detector.get_params(deep=False), self.aux or ("all" if self.uses_aux else 0)
+        return type(detector), detector.get_params(deep=False), self.aux or ("all" if self.uses_aux else 0)
 
     def make_detector(self, seed: int = 0) -> Detector:
         """Return the unfitted detector, with `seed` added to its own."""
         parameters = dict(self.parameters)
         if self.seeded:
-            parameters["seed"] = parameters.get("seed", 0) + seed
+            default = signature(self.kind).parameters["seed"].default
+            own = parameters.get("seed", default if isinstance(default, int) else 0)
+            parameters["seed"] = own + seed
         return self.kind(**parameters)
 
     def check(self) -> None:

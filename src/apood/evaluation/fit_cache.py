@@ -17,6 +17,7 @@ import json
 import shutil
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from apood.tokens.digests import content_digest
 from apood.tokens.documents import count_documents
 from apood.tokens.source import TokenSource
 
-__all__ = ["CachedFit"]
+__all__ = ["CachedFit", "describe_code"]
 
 
 class CachedFit:
@@ -159,15 +160,34 @@ def _make_key(detector: Detector, train: TokenSource, aux: TokenSource | None) -
     content = {
         "class": f"{type(detector).__module__}.{type(detector).__qualname__}",
         "detector": describe_detector(detector),
-        "code": [__version__, source_digest(), _hash_source(type(detector))],
+        "code": describe_code(detector),
         "data": [None if source is None else content_digest(source) for source in (train, aux)],
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=_refuse_value).encode()).hexdigest()
     return f"{detector.name}-{digest[:24]}"
 
 
-def _hash_source(kind: type[Detector]) -> str | None:
-    """Return the sha256 of the file of a class, which may belong to another package; None if it has no file."""
+def describe_code(detector: Detector) -> list[Any]:
+    """Return JSON that changes with the code of a detector, of the classes that it is derived from, and of its members.
+
+    A class from elsewhere is known by its file. What that file imports is not looked at.
+    """
+    kinds = {kind for part in _list_parts(detector) for kind in type(part).__mro__ if issubclass(kind, Detector)}
+    files = {f"{kind.__module__}:{kind.__qualname__}": _hash_file(kind) for kind in kinds}
+    return [__version__, source_digest(), files]
+
+
+def _list_parts(detector: Detector) -> Iterator[Detector]:
+    """Yield the detector and those among its parameters, such as the members of a fusion."""
+    yield detector
+    for value in detector.get_params(deep=False).values():
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, Detector):
+                yield from _list_parts(part)
+
+
+def _hash_file(kind: type[Detector]) -> str | None:
+    """Return the sha256 of the file of a class; None if it has no file, as in a notebook."""
     try:
         return sha256_of(Path(inspect.getfile(kind)))
     except (OSError, TypeError, InputError):

@@ -3,7 +3,7 @@
 import itertools
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,9 +24,11 @@ from apood.evaluation.study import Jobs, fit_entry, run_study
 from apood.pipeline.checks import refuse_same_data
 from apood.support.checks import check_integer, shorten
 from apood.support.errors import InputError
+from apood.support.version import __version__
+from apood.tokens.documents import count_documents
 from apood.tokens.source import TokenSource, as_source, split
 
-__all__ = ["HELD_OUT_PROMISE", "Point", "Selection", "select"]
+__all__ = ["HELD_OUT_PROMISE", "Point", "Selection", "check_search", "select"]
 
 _AUX = "AUX"
 HELD_OUT_PROMISE = (
@@ -86,15 +88,19 @@ class Selection:
 
     Attributes:
         method: name of the method.
+        parameters: its parameters as given, which settings replace.
         supervised: whether the fits learnt from AUX sequences.
-        sequences: number of sequences by their use.
+        seeds: number of seeds that figures are averaged over.
+        sequences: number of sequences by their use; those of a long text count as one, because it has one score.
         points: ranked by AUROC; without outliers, by how much farther held-out sequences are than training sequences.
         best: the chosen point; None if all points are disasters.
         detector: the detector of the chosen point, fitted with the first seed on the sequences of the search.
     """
 
     method: str
+    parameters: dict[str, Any]
     supervised: bool
+    seeds: int
     sequences: dict[str, int]
     points: list[Point]
     best: Point | None
@@ -118,8 +124,11 @@ class Selection:
     def to_json(self) -> dict[str, Any]:
         """Return everything but the detector as plain JSON."""
         return {
+            "apood": __version__,
             "method": self.method,
+            "parameters": _to_json(self.parameters),
             "supervised": self.supervised,
+            "seeds": self.seeds,
             "sequences": self.sequences,
             "promise": self.promise,
             "best": None if self.best is None else _to_json(self.best.settings),
@@ -171,12 +180,21 @@ def select(
         announce: called before the work with what the fits will cost; an error that it raises stops everything.
     """
     learns = supervised or detector.aux == "required"
+    check_search(
+        detector,
+        supervised=supervised,
+        with_aux=aux is not None,
+        grid=grid,
+        seeds=seeds,
+        validation_share=validation_share if validation is None else None,
+        aux_share=aux_share if learns else None,
+    )
     given = {"ID": train, "ID validation": validation, _AUX: aux}
     opened = {role: as_source(data) for role, data in given.items() if data is not None}
     sources = {role: narrow_channels(source, detector.requires | detector.welcomes) for role, source in opened.items()}
     candidates = _list_candidates(detector, grid, sources["ID"].dim, learns)
-    _check_seeds(detector, candidates, seeds)
-    _refuse_useless(detector, sources, learns)
+    _check_seeds(seeds, [name for candidate in candidates for name in candidate.settings])
+    _refuse_useless(detector, sources)
     data = _divide(sources, learns, validation_share, aux_share)
     for role, source in sources.items():
         refuse_unfit(source, detector.requires, role)
@@ -199,12 +217,14 @@ def select(
         fitted = None if chosen is None else fit_entry(chosen, data, Path(folder)).fit_or_load()
     return Selection(
         method=detector.name,
+        parameters=detector.get_params(deep=False),
         supervised=learns,
+        seeds=seeds,
         sequences={
-            "train": len(data.train),
-            "validation": len(data.test),
-            "aux_train": 0 if data.aux is None else len(data.aux),
-            "aux_validation": sum(map(len, data.ood.values())),
+            "train": count_documents(data.train),
+            "validation": count_documents(data.test),
+            "aux_train": 0 if data.aux is None else count_documents(data.aux),
+            "aux_validation": sum(map(count_documents, data.ood.values())),
         },
         points=sorted(points, key=_rank),
         best=best,
@@ -212,15 +232,54 @@ def select(
     )
 
 
-def _refuse_useless(detector: Detector, sources: Mapping[str, TokenSource], learns: bool) -> None:
-    """Raise an InputError for data that the method cannot be fitted on or judged by, before any of it is read."""
-    if learns and _AUX not in sources:
+def check_search(
+    detector: Detector,
+    *,
+    supervised: bool,
+    with_aux: bool,
+    grid: Mapping[str, Sequence[Any]] | None,
+    seeds: int,
+    validation_share: float | None,
+    aux_share: float | None,
+) -> None:
+    """Raise an InputError for what is wrong with a search whatever its data are; a share that is not used is None."""
+    detector.check_parameters()
+    if grid is None and type(detector).hyperparameter_space is Detector.hyperparameter_space:
+        raise _make_no_settings_error(detector)
+    if (supervised or detector.aux == "required") and not with_aux:
         raise InputError(f"To learn from AUX sequences, {detector.name} has to be given some.")
-    if _AUX not in sources and not detector.has_held_out_fit:
+    if not with_aux and not detector.has_held_out_fit:
         raise InputError(
             f"Settings of {detector.name} can only be chosen with AUX sequences: "
             "it has no criterion for held-out ID sequences alone, as ap-ood has."
         )
+    for name, share in (("validation_share", validation_share), ("aux_share", aux_share)):
+        if share is not None and not 0 < share < 1:
+            raise InputError(f"{name} must lie between 0 and 1, got {share}.")
+    check_integer("seeds", seeds, least=1)
+    if seeds > 1 and not Entry(type(detector)).seeded:
+        raise InputError(f"{detector.name} has no seed: it gives the same result each time, so seeds must be 1.")
+    if grid is not None:
+        empty = [f"no value for {name}" for name, values in grid.items() if not len(values)]
+        if empty or not grid:
+            raise InputError(f"The grid is empty: it has {empty[0] if empty else 'no parameter'}.")
+        _check_seeds(seeds, grid)
+
+
+def _make_no_settings_error(detector: Detector) -> InputError:
+    return InputError(
+        f"{detector.name} has no settings that are usually searched: name some in a grid, "
+        "or choose a method that has, such as ap-ood."
+    )
+
+
+def _check_seeds(seeds: int, searched: Collection[str]) -> None:
+    if seeds > 1 and "seed" in searched:
+        raise InputError("A grid that searches the seed leaves nothing to average over: seeds must be 1.")
+
+
+def _refuse_useless(detector: Detector, sources: Mapping[str, TokenSource]) -> None:
+    """Raise an InputError for data that the method cannot be fitted on or judged by, before any of it is read."""
     for role, source in sources.items():
         if not len(source):
             raise InputError(f"There are no {role} sequences.")
@@ -234,16 +293,14 @@ def _divide(sources: Mapping[str, TokenSource], learns: bool, validation_share: 
     train, validation, outliers = (sources.get(role) for role in ("ID", "ID validation", _AUX))
     assert train is not None
     if validation is None:
-        train, validation = _split_off(train, validation_share, "ID", "validation_share")
+        train, validation = _split_off(train, validation_share, "ID")
     learnt = None
     if outliers is not None and learns:
-        learnt, outliers = _split_off(outliers, aux_share, _AUX, "aux_share")
+        learnt, outliers = _split_off(outliers, aux_share, _AUX)
     return Split(train, validation, {} if outliers is None else {_AUX: outliers}, aux=learnt)
 
 
-def _split_off(source: TokenSource, share: float, role: str, name: str) -> tuple[TokenSource, TokenSource]:
-    if not 0 < share < 1:
-        raise InputError(f"{name} must lie between 0 and 1, got {share}.")
+def _split_off(source: TokenSource, share: float, role: str) -> tuple[TokenSource, TokenSource]:
     rest, taken = split(source, share, seed=0)
     if not len(rest) or not len(taken):
         raise InputError(
@@ -257,14 +314,10 @@ def _list_candidates(
     detector: Detector, grid: Mapping[str, Sequence[Any]] | None, dim: int, learns: bool
 ) -> list[_Candidate]:
     """Return the detector as it is and with each setting of the grid, each once, after checking their parameters."""
-    detector.check_parameters()
     if grid is None:
         space = detector.hyperparameter_space(dim, supervised=learns)
         if not any(space):
-            raise InputError(
-                f"{detector.name} has no settings that are usually searched: name some in a grid, "
-                "or choose a method that has, such as ap-ood."
-            )
+            raise _make_no_settings_error(detector)
         for name, value in ((name, value) for settings in space for name, value in settings.items()):
             if isinstance(value, list | tuple | dict):
                 raise InputError(
@@ -272,9 +325,6 @@ def _list_candidates(
                     f"as in [{{{name!r}: 1}}, {{{name!r}: 2}}], got {shorten(value)}."
                 )
     else:
-        empty = [f"no value for {name}" for name, values in grid.items() if not len(values)]
-        if empty or not grid:
-            raise InputError(f"The grid is empty: it has {empty[0] if empty else 'no parameter'}.")
         space = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     own = detector.get_params(deep=False)
     if not any(own | settings == own for settings in space):
@@ -287,14 +337,6 @@ def _list_candidates(
         if not any(entry.parameters == candidate.entry.parameters for candidate in found):
             found.append(_Candidate(settings, entry.parameters == own, entry))
     return found
-
-
-def _check_seeds(detector: Detector, candidates: Sequence[_Candidate], seeds: int) -> None:
-    check_integer("seeds", seeds, least=1)
-    if seeds > 1 and not candidates[0].entry.seeded:
-        raise InputError(f"{detector.name} has no seed: it gives the same result each time, so seeds must be 1.")
-    if seeds > 1 and any("seed" in candidate.settings for candidate in candidates):
-        raise InputError("A grid that searches the seed leaves nothing to average over: seeds must be 1.")
 
 
 def _make_point(candidate: _Candidate, result: Result) -> Point:

@@ -39,18 +39,18 @@ class SavedEncoder:
 
 
 def open_encoder_of(
-    detector: Detector, model: str | Path | None = None, *, role: str = "detector"
+    detector: Detector, model: str | Path | None = None, *, role: str = "detector", also: Collection[str] = ()
 ) -> "AnyTextEncoder | AudioEncoder":
     """Return the encoder that the detector was fitted with; `model` is its folder if that has moved.
 
-    `role` is what the detector is called in messages.
+    `role` is what the detector is called in messages, and `also` are channels beside those that it needs.
     """
     if detector.encoder_ is None:
         raise InputError(
             f"The {role} does not know which encoder made its tokens, so it cannot score texts: embed the texts with "
             "that encoder, and give a token store."
         )
-    return reopen_encoder(detector.encoder_, model, channels=detector.requires)
+    return reopen_encoder(detector.encoder_, model, channels={*detector.requires, *also})
 
 
 def open_text_encoder_of(

@@ -164,21 +164,26 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
             warn_of_misuse(tokens, self.facts, "calibration")
         return self
 
-    def check(self, count: int) -> None:
-        """Raise InputError if a parameter is not allowed, or if `count` texts are too few for the accept rate."""
+    def check_parameters(self) -> None:
+        """Raise InputError if a parameter is not allowed."""
         check_number("hold_out", self.hold_out, above=0, below=1)
         check_integer("seed", self.seed, 0)
+        count_needed(self.accept)
+        if not isinstance(self.detector, Detector):
+            raise InputError(
+                f"detector must be a detector, such as KNN(), or None for the default, got {self.detector!r}."
+            )
+        self.detector.check_parameters()
+
+    def check(self, count: int) -> None:
+        """Raise InputError if a parameter is not allowed, or if `count` texts are too few for the accept rate."""
+        self.check_parameters()
         needed = count_needed(self.accept)
         if (held_out := round(self.hold_out * count)) < needed:
             raise InputError(
                 f"{held_out} of {count} texts would be held out, and an accept rate of {self.accept:g} needs {needed}: "
                 f"give at least {int(np.ceil(needed / self.hold_out))} texts, hold out a larger share, or accept less."
             )
-        if not isinstance(self.detector, Detector):
-            raise InputError(
-                f"detector must be a detector, such as KNN(), or None for the default, got {self.detector!r}."
-            )
-        self.detector.check_parameters()
 
     def _refuse_unfitted(self) -> None:
         if not hasattr(self.detector, "dim_"):

@@ -23,13 +23,14 @@ from apood.support.errors import InputError
 from apood.support.files import find_user_cache, lock_folder, refuse_unwritable
 from apood.support.version import __version__
 from apood.tokens.documents import find_documents
-from apood.tokens.identity import drop_location
+from apood.tokens.identity import drop_location, same_encoder
 from apood.tokens.source import Subset
 from apood.tokens.store import INDEX_FILE, StoreIndex
 
 __all__ = ["Sample", "TokenCache", "describe_source"]
 
 _SAMPLED = 16  # texts that tell how long all take
+_BY_TEXTS = "by-texts"  # a folder of folders, named by digests of texts, of empty files, named like their stores
 
 
 def describe_source(model: str | Path, open_encoder: Callable[[], Encoder]) -> dict[str, Any]:
@@ -58,23 +59,35 @@ class Sample(NamedTuple):
 class TokenCache:
     """A folder of token stores, each named after its texts and its encoder.
 
-    Texts that were embedded before are not embedded again, and no model is opened for them. An interrupted store is
-    continued. Nothing is ever deleted from the folder; whoever deletes it loses time alone.
+    Texts that were embedded before are not embedded again, and no model is opened for them. A store of the same texts
+    that was made with other settings is taken if it holds the same tokens, and all channels that are needed. An
+    interrupted store is continued. Nothing is ever deleted from the folder; whoever deletes it loses time alone.
 
     Args:
         folder: the folder; None for that of the user.
         settings: what decides the tokens, besides the texts.
         open_encoder: opens the encoder with these settings.
+        suits: whether a store of other settings can be taken; None if it has all that the encoder gives.
+        others: the folder of such stores; None for the same folder.
 
     Attributes:
         folder: the folder.
         made: the number of stores that were made, and not found.
     """
 
-    def __init__(self, folder: Path | None, settings: Mapping[str, Any], open_encoder: Callable[[], Encoder]) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        settings: Mapping[str, Any],
+        open_encoder: Callable[[], Encoder],
+        suits: Callable[[StoreIndex], bool] | None = None,
+        others: Path | None = None,
+    ) -> None:
         self.folder = find_user_cache("tokens") if folder is None else folder
         self.made = 0
         self._settings, self._open = {"apood": __version__, **settings}, open_encoder
+        self._suits = self._has_all if suits is None else suits
+        self._others = self.folder if others is None else others
 
     @classmethod
     def of_model(cls, folder: Path | None, model: str | Path) -> Self:
@@ -85,8 +98,16 @@ class TokenCache:
     @classmethod
     def of_detector(cls, folder: Path | None, detector: Detector, model: str | Path | None = None) -> Self:
         """Return the cache for the encoder of a fitted detector; `model` is its folder if that has moved."""
-        settings = {"encoder": dict(drop_location(detector.encoder_ or {})), "channels": sorted(detector.requires)}
-        return cls(folder, settings, lambda: open_encoder_of(detector, model))
+        known = detector.encoder_ or {}
+        settings = {"encoder": dict(drop_location(known)), "channels": sorted(detector.requires)}
+
+        def suits(index: StoreIndex) -> bool:
+            if index.encoder is None or not same_encoder(known, index.encoder, same_samples=True):
+                return False
+            return detector.requires <= {"tokens", *index.channels}
+
+        # With the summary, which costs little, most stores have all that the other commands need.
+        return cls(folder, settings, lambda: open_encoder_of(detector, model, also=["summary"]), suits)
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -95,22 +116,47 @@ class TokenCache:
 
     def find_store(self, records: Sequence[Record | BadRecord], *, skip_bad: bool = False) -> Path:
         """Return the folder of the token store of these texts, which are embedded if they are not in the cache."""
-        place = self._name_place(records, skip_bad=skip_bad)
+        texts = _digest_texts(records, skip_bad=skip_bad)
+        if (found := self._find_finished(texts)) is not None:
+            return found
+        place = self._name_place(texts)
         store = place / "store"
-        if not _is_finished(store):
-            refuse_unwritable(store)
-            place.mkdir(parents=True, exist_ok=True)
-            with lock_folder(place):
-                if not _is_finished(store):  # another process may have embedded the same texts meanwhile
-                    embed_to_store(records, self.encoder, store, resume=True, skip_bad=skip_bad)
-                    self.made += 1
+        refuse_unwritable(store)
+        place.mkdir(parents=True, exist_ok=True)
+        with lock_folder(place):
+            if not _is_finished(store):  # another process may have embedded the same texts meanwhile
+                embed_to_store(records, self.encoder, store, resume=True, skip_bad=skip_bad)
+                self.made += 1
+                note = self.folder / _BY_TEXTS / texts / place.name
+                note.parent.mkdir(parents=True, exist_ok=True)
+                note.touch()
         return store
+
+    def _name_place(self, texts: str) -> Path:
+        """Return the folder for the store of some texts, named by a digest of their digest and the settings."""
+        known = json.dumps([self._settings, texts], sort_keys=True)
+        return self.folder / hashlib.sha256(known.encode()).hexdigest()[:32]
+
+    def _find_finished(self, texts: str) -> Path | None:
+        """Return the folder of a store of these texts that can be used; None if there is none."""
+        if _is_finished(own := self._name_place(texts) / "store"):
+            return own
+        for note in sorted((self._others / _BY_TEXTS / texts).glob("*")):
+            other = self._others / note.name / "store"
+            if _is_finished(other) and self._suits(StoreIndex.read(other)):
+                return other
+        return None
+
+    def _has_all(self, index: StoreIndex) -> bool:
+        """Return whether a store has the tokens and channels of the encoder."""
+        if index.encoder is None or dict(index.encoder) != dict(self.encoder.identity):
+            return False
+        return self.encoder.encode(["a"]).channels.keys() <= index.channels.keys()
 
     def find_or_sample(self, records: Sequence[Record | BadRecord]) -> Path | Sample:
         """Return the folder of the token store of these texts or, if they are not in the cache, a sample of them."""
-        store = self._name_place(records, skip_bad=False) / "store"
-        if _is_finished(store):
-            return store
+        if (found := self._find_finished(_digest_texts(records, skip_bad=False))) is not None:
+            return found
         texts = [str(record.item) for record in keep_good(records, None)]
         few = texts[:: -(-len(texts) // _SAMPLED)]
         self.encoder.encode(few[:1])  # starts threads and loads kernels
@@ -121,22 +167,6 @@ class TokenCache:
         numbers = [documents[number % len(documents)] for number in range(len(texts))]
         return Sample(Subset(batch, np.concatenate(numbers)), seconds)
 
-    def _name_place(self, records: Sequence[Record | BadRecord], *, skip_bad: bool) -> Path:
-        """Return the folder for the store of these texts, named by a digest."""
-        digest = hashlib.sha256(json.dumps(self._settings, sort_keys=True).encode())
-        if skip_bad:  # such a store may lack texts, for which other callers get an error
-            digest.update(b"skip")
-        for record in records:
-            if not isinstance(record, Record):
-                text = record.place
-            elif isinstance(record.item, str):
-                text = record.item
-            else:
-                raise InputError(f"Only texts are embedded here, got {type(record.item).__name__}: embed it first.")
-            content = text.encode("utf-8", "surrogatepass")
-            digest.update(f"{len(content)}:".encode() + content)
-        return self.folder / digest.hexdigest()[:32]
-
     def count_bytes(self) -> int:
         """Return the size of all stores in the folder."""
         size = 0
@@ -144,6 +174,21 @@ class TokenCache:
             with contextlib.suppress(FileNotFoundError):  # another process may be writing a store
                 size += file.stat().st_size if file.is_file() else 0
         return size
+
+
+def _digest_texts(records: Sequence[Record | BadRecord], *, skip_bad: bool) -> str:
+    # a store without bad records lacks texts, for which other callers get an error
+    digest = hashlib.sha256(b"skip" if skip_bad else b"")
+    for record in records:
+        if not isinstance(record, Record):
+            text = record.place
+        elif isinstance(record.item, str):
+            text = record.item
+        else:
+            raise InputError(f"Only texts are embedded here, got {type(record.item).__name__}: embed it first.")
+        content = text.encode("utf-8", "surrogatepass")
+        digest.update(f"{len(content)}:".encode() + content)
+    return digest.hexdigest()[:32]
 
 
 def _is_finished(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from rich.text import Text
 from apood.report.grid import Cell, Figure, Grid
 from apood.support.checks import import_optional
 
-__all__ = ["TerminalTable", "format_html", "format_latex", "format_markdown", "refuse_without_jinja"]
+__all__ = ["TerminalTable", "escape_markdown", "format_html", "format_latex", "format_markdown", "refuse_without_jinja"]
 
 _NAME_WIDTH = 16
 _CELL_WIDTH, _WIDEST_CELL = len("100.0 ±0.4"), 40
@@ -179,19 +179,20 @@ def format_markdown(grid: Grid) -> str:
 
     def format_cell(method: str, column: str) -> str:
         figures = grid.cells.get((method, column), _NO_CELL)
-        return " / ".join(_MARKDOWN_STYLES[figure.mark].format(_escape_markdown(figure.text)) for figure in figures)
+        return " / ".join(_MARKDOWN_STYLES[figure.mark].format(escape_markdown(figure.text)) for figure in figures)
 
-    lines = [["method", *map(_escape_markdown, grid.columns)], ["---", *("---:" for _ in grid.columns)]]
+    lines = [["method", *map(escape_markdown, grid.columns)], ["---", *("---:" for _ in grid.columns)]]
     for block in grid.blocks:
         if block.title:
             lines.append([f"*{block.title}*", *("" for _ in grid.columns)])
         for method in block.methods:
-            lines.append([_escape_markdown(method), *(format_cell(method, column) for column in grid.columns)])
+            lines.append([escape_markdown(method), *(format_cell(method, column) for column in grid.columns)])
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return "\n\n".join([table, *map(_escape_markdown, grid.notes), grid.legend]) + "\n"
+    return "\n\n".join([table, *map(escape_markdown, grid.notes), grid.legend]) + "\n"
 
 
-def _escape_markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Return a text that Markdown shows as it is, also in a cell of a table."""
     return re.sub(r"([\\`*\[\]<>|])", r"\\\1", text)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from apood.data.declared_sets import ID_KEYS, check_keys, read_common
-from apood.data.presets import PRESETS
+from apood.data.inputs import resolve_input
 from apood.support.checks import check_choice, check_integer
 from apood.support.errors import InputError
 from apood.support.files import read_toml
@@ -168,14 +168,4 @@ def _parse_input(where: str, value: Any, folder: Path, own_field: Any) -> Input:
         raise InputError(f"{where} must be a file, a hub name, or a list of them, got {value!r}.")
     if own_field is not None and not isinstance(own_field, str):
         raise InputError(f"The field of {where} must be a text, got {own_field!r}.")
-    return Input(tuple(_resolve(name, folder) for name in names), own_field)
-
-
-def _resolve(name: str, folder: Path) -> str:
-    """Return an input with its file below `folder`; names of the hub stay as they are."""
-    kind, colon, rest = name.partition(":")
-    if not colon or (kind not in ("hf", "moses") and kind not in PRESETS):
-        return str(folder / name)
-    if kind == "hf" or (kind in PRESETS and PRESETS[kind].hub_id is not None):
-        return name
-    return f"{kind}:{folder / rest}"
+    return Input(tuple(resolve_input(name, folder) for name in names), own_field)

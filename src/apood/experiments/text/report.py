@@ -11,6 +11,7 @@ from apood.evaluation.metrics import Estimate
 from apood.experiments.text.bootstrap import Floats, estimate_difference
 from apood.experiments.text.results import ALL, EQUAL, PLAIN, SPLICED, MethodResult
 from apood.experiments.text.rows import AUX_COUNTS, CONTROL, DEFAULT, PRIOR_ART
+from apood.report.tables import escape_markdown
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
 
@@ -94,10 +95,10 @@ def _group(results: Sequence[MethodResult]) -> list[_Task]:
     for result in results:
         by_task.setdefault(result.task, []).append(result)
     for name, own in by_task.items():
-        texts = [one.content["manifest"].get("texts") for one in own]
-        if any(other != texts[0] for other in texts):
-            other = next(one for one, given in zip(own, texts, strict=True) if given != texts[0])
-            raise InputError(f"{other.path} was measured on other texts of {name} than {own[0].path}.")
+        for what, said in (("texts", f"on other texts of {name}"), ("model", f"with another model for {name}")):
+            for other in own:
+                if other.content["manifest"].get(what) != own[0].content["manifest"].get(what):
+                    raise InputError(f"{other.path} was measured {said} than {own[0].path}.")
     return [_Task(own) for own in by_task.values()]
 
 
@@ -196,7 +197,7 @@ def _make_task_tables(task: _Task) -> list[str]:
 def _make_task_table(task: _Task, names: Sequence[str], kinds: dict[str, str], of: str) -> str:
     head = ["method", "view"]
     for name in names:
-        shown = name.split(".", 1)[1]
+        shown = escape_markdown(name.split(".", 1)[1])
         head += [shown if of == SPLICED else f"{shown} ({kinds[name]})", "at equal lengths"]
     head += ["mean", "mean at equal lengths"]
     if of == ALL:
@@ -226,7 +227,7 @@ def _make_task_table(task: _Task, names: Sequence[str], kinds: dict[str, str], o
 
 
 def _name(row: Row) -> Row:
-    return PRIOR_ART.get(row, row[0]), row[1]
+    return escape_markdown(PRIOR_ART.get(row, row[0])), row[1]
 
 
 def _value(task: _Task, row: Row, of: str) -> float:
@@ -285,7 +286,7 @@ def _make_aux_tables(tasks: Sequence[_Task], figure: str | None) -> list[str]:
                 found = [curves[row][count][:, 0] for curves in group if count in curves[row]]
                 complete = len(found) == len(group)
                 cells.append(" / ".join(f"{value:.1f}" for value in np.mean(found, axis=0)) if complete else "-")
-            lines.append([*row, *cells])
+            lines.append([escape_markdown(row[0]), row[1], *cells])
         parts.append(f"### AUX, {title}\n\n{_to_markdown(lines, words=2)}")
     return parts
 

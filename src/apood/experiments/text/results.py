@@ -17,6 +17,7 @@ from safetensors.numpy import load, save
 
 from apood.detectors.contract.artefact import describe_detector
 from apood.evaluation.entry import Entry
+from apood.evaluation.fit_cache import describe_code
 from apood.evaluation.result import Result
 from apood.experiments.text.bootstrap import Floats, Lengths, average, estimate, resample
 from apood.support.errors import InputError
@@ -82,9 +83,9 @@ def find_result(out: Path, task: str, view: str, label: str) -> Path:
 
 
 def make_key(entry: Entry, described: Mapping[str, Any]) -> str:
-    """Return a digest of the method, its settings and all that its figures depend on."""
+    """Return a digest of the method, its code and settings, and all that its figures depend on."""
     detector = entry.make_detector()
-    known = [describe_detector(detector), entry.aux, described]
+    known = [describe_detector(detector), describe_code(detector), entry.aux, described]
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -93,6 +93,13 @@ def choose_rows(names: Sequence[str]) -> Rows:
             own = [[entry] if use != "required" else [], [entry] if use != "unused" else []]
         alone += [entry for entry in own[0] if entry not in alone]
         learning += [entry for entry in own[1] if entry not in learning]
+    for rows in (alone, learning):
+        known: dict[str, Entry] = {}
+        for entry in rows:
+            if (other := known.setdefault(entry.label, entry)) is not entry:
+                raise InputError(
+                    f"{other.method} and {entry.method} are both called {entry.label}: give each class its own `name`."
+                )
     return Rows(tuple(alone), tuple(learning))
 
 

@@ -1,7 +1,7 @@
 """Runs the benchmark from its options to its report: checks everything first, then embeds, fits and writes."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -9,11 +9,12 @@ from typing import Any, get_args
 from apood.data.inputs import holds_sounds
 from apood.encoders.base.layers import check_layers
 from apood.encoders.base.pretrained import find_kind, find_pretrained, load_config
+from apood.evaluation.entry import Entry
 from apood.experiments.text.declaration import Corpus, read_declaration
 from apood.experiments.text.measure import Assignment, Measured, Measurer
 from apood.experiments.text.report import write_report
 from apood.experiments.text.results import MethodResult, compare_results, list_results, read_result
-from apood.experiments.text.rows import choose_rows, list_rows
+from apood.experiments.text.rows import AUX_COUNTS, choose_rows, list_rows
 from apood.experiments.text.tasks import AUTO, Mode, Model, Task, View, is_complete, parse_view
 from apood.experiments.text.texts import AUX, CorpusSets, make_sets
 from apood.support.checks import check_choice, check_integer, format_count, suggest_name
@@ -59,11 +60,10 @@ class TextBenchOptions:
 
     @property
     def command(self) -> str:
-        """The command line that reproduces the figures; of paths it has the last part alone."""
+        """The command line that reproduces the figures; of paths it has the last part alone, and hub ids whole."""
         words = [("--data", self.data.name)] if self.data is not None else []
-        words += [
-            ("--model", f"{given.partition('=')[0]}={Path(given.partition('=')[2]).name}") for given in self.models
-        ]
+        for name, _, model in (given.partition("=") for given in self.models):
+            words.append(("--model", f"{name}={Path(model).name if Path(model).exists() else model}"))
         words += [("--mode", mode) for mode in self.modes if tuple(self.modes) != ("input",)]
         words += [("--layers", str(view)) for view in self.views]
         words += [("--corpus", name) for name in self.corpora]
@@ -113,14 +113,27 @@ class PreparedBench:
         found = [(task, task.find_stores(sets, self.measurer.out)) for task, sets in self.assignments]
         return [(task, stores) for task, stores in found if all(map(is_complete, stores.values()))]
 
-    def _list_rows(self, task: Task, sets: CorpusSets) -> list[Any]:
+    def _list_rows(self, task: Task, sets: CorpusSets, others: Collection[str] = ()) -> list[Entry]:
+        """Return the rows of a task with the channels that its stores will surely have, and `others`."""
         predicts = task.mode == "output" or (
             not task.model.takes_sounds and find_kind(load_config(task.model.found)) == "causal"
         )
         channels = [] if task.model.takes_sounds else ["summary"]
         channels += ["token_logprobs"] if predicts and task.first_view else []
         aux = len(sets.items.get(AUX, ())) if self.measurer.with_aux else 0
-        return list_rows(self.measurer.chosen, channels, aux, first_view=task.first_view)
+        return list_rows(self.measurer.chosen, [*channels, *others], aux, first_view=task.first_view)
+
+    def refuse_nothing(self) -> None:
+        """Raise InputError if no row can be measured, whatever is embedded."""
+        rows = [*self.measurer.chosen.alone, *self.measurer.chosen.learning]
+        # Only these two are known before anything is embedded; a classifier, for example, also gives logits.
+        unknown = {name for row in rows for name in row.requires} - {"tokens", "summary", "token_logprobs"}
+        if not any(self._list_rows(task, sets, unknown) for task, sets in self.assignments):
+            raise InputError(
+                f"There is nothing to measure: {', '.join(dict.fromkeys(row.label for row in rows))} cannot work with "
+                "what these models and corpora give. `apood methods` lists what a method reads, and whether it needs "
+                f"AUX texts, of which there must be at least {min(AUX_COUNTS)}."
+            )
 
     def run(self, on_done: Callable[[str], object] | None = None) -> tuple[list[Path], list[str]]:
         """Embed, fit, score, and write results and the report; return these files and what failed.
@@ -145,17 +158,19 @@ class PreparedBench:
         share = None if self.jobs == 1 else share_cores(len(self.assignments), self.jobs)
         run_tasks(self.measurer, list(self.assignments), share, "bench", collect)
         if not written:
-            raise InputError(f"Nothing could be measured; the first failure: {failures[0] if failures else 'none'}")
+            reason = failures[0] if failures else "no method can work with the channels of the token stores."
+            raise InputError(f"Nothing could be measured; the first failure: {reason}")
         return [*written, *write_report(self._list_results(), out / REPORT)], failures
 
     def _list_results(self) -> list[MethodResult]:
-        """Return all results in the folder, but none of texts that the corpora do not have any more."""
-        texts = {task.name: dict(sets.digests) for task, sets in self.assignments}
-        found = list_results([self.measurer.out])
+        """Return all results in the folder, but none of texts or models that the names do not stand for any more."""
+        today = {
+            task.name: {"texts": dict(sets.digests), "model": task.model.identity} for task, sets in self.assignments
+        }
         return [
             one
-            for one in found
-            if one.content["manifest"].get("texts") == texts.get(one.task, one.content["manifest"].get("texts"))
+            for one in list_results([self.measurer.out])
+            if all(one.content["manifest"].get(key) == value for key, value in today.get(one.task, {}).items())
         ]
 
 
@@ -193,7 +208,9 @@ def prepare(options: TextBenchOptions) -> PreparedBench:
     sets = {name: make_sets(corpus, declaration.salt, declaration.limits) for name, corpus in wanted.items()}
     assignments = [Assignment(task, sets[task.corpus.name]) for task in tasks]
     measurer = Measurer(chosen, options.with_aux, options.seeds, declaration.salt, options.out, options.command)
-    return PreparedBench(sorted(assignments, key=_estimate_work, reverse=True), measurer, options.jobs)
+    prepared = PreparedBench(sorted(assignments, key=_estimate_work, reverse=True), measurer, options.jobs)
+    prepared.refuse_nothing()
+    return prepared
 
 
 def _estimate_work(assignment: Assignment) -> float:
