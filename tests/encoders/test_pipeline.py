@@ -162,7 +162,7 @@ def test_an_error_is_raised_after_the_records_before_it(stage: str, place: int, 
         embed_to_store(reading(), WordEncoder(max_tokens=9), tmp_path / "store")
     count = place if stage in ("read", "bad") else place // 4 * 4
     assert held(tmp_path / "store") == TEXTS[:count]
-    assert not [t for t in threading.enumerate() if t.name.startswith(("prepare", "write"))]
+    assert not [t for t in threading.enumerate() if t.name.startswith(("prepare", "background"))]
     counts = embed_to_store(records(TEXTS), WordEncoder(max_tokens=9), tmp_path / "store", resume=True)
     assert (counts.skipped, counts.sequences) == (count, 40 - count) and held(tmp_path / "store") == TEXTS
 

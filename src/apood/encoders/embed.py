@@ -7,13 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 
 from apood.data.record import BadRecord, Pair, Record, Skipped, Sound, keep_good, make_bad_record, refuse_or_skip
 from apood.encoders.base.encoder import Encoder
 from apood.encoders.text.windows import MOST_WINDOWS
+from apood.support.background import BackgroundCalls
 from apood.support.checks import format_count
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
@@ -31,6 +32,7 @@ __all__ = [
     "embed_to_store",
     "encode_cut",
     "encode_portions",
+    "follow_encoder",
     "limit_records",
 ]
 
@@ -188,6 +190,16 @@ def encode_cut(portions: Iterator[Sequence[Record]], encoder: Encoder) -> Genera
             del batch, prepared, preparing, found  # free the memory of this portion before the next one
 
 
+def follow_encoder(encoder: Encoder) -> BackgroundCalls:
+    """Return what runs calls about encoded portions, such as their scoring, while the encoder runs the next portion.
+
+    A model on a GPU leaves the processor to them. A model on the processor needs it itself, so that two threads would
+    only slow each other down: then the calls are run at once, in between.
+    """
+    on_gpu = encoder.device.type == "cuda"
+    return BackgroundCalls(on_gpu=on_gpu, at_once=not on_gpu)
+
+
 def _limit_sequences(encoder: Encoder, most: int) -> int:
     """Return how many sequences a portion may have: `most`, or fewer if long ones would not fit into memory."""
     return max(1, min(most, _PORTION_BYTES // (encoder.max_tokens * encoder.dim * 4)))
@@ -298,7 +310,7 @@ def embed_to_store(
                 encode_portions(iterator, encoder, skipped if skip_bad else None, seconds=portion_seconds)
             ) as portions,
             progress_bar(total, "encoding", unit="rec", initial=held.records, forecast=True) as progress,
-            _BackgroundCalls() as background,
+            BackgroundCalls() as background,
         ):
             for portion in portions:
                 batch, first_refused = portion.batch, next(iter(portion.refused), None)
@@ -346,29 +358,6 @@ def _write(writer: TokenStoreWriter, batch: TokenBatch, tally: Mapping[str, int]
     writer.append(batch)
     if tally is not None:
         writer.count(**tally)
-
-
-class _BackgroundCalls:
-    """Runs one call at a time in another thread. The error of a call is raised by the next `start`, or on exit.
-
-    On exit it replaces an error of this thread, because it belongs to work that was started earlier.
-    """
-
-    def __enter__(self) -> Self:
-        self._pool = ThreadPoolExecutor(1, "write")
-        self._call: Future[None] | None = None
-        return self
-
-    def start(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Wait for the previous call, and start this one."""
-        if self._call is not None:
-            self._call.result()
-        self._call = self._pool.submit(function, *arguments)
-
-    def __exit__(self, *_: object) -> None:
-        with self._pool:
-            if self._call is not None:
-                self._call.result()
 
 
 class _Held(NamedTuple):
