@@ -49,7 +49,7 @@ class CountingWorker(ScoreWorker):
         def count_and_encode(prepared: Any) -> TokenBatch:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             line = f"{os.getpid()} {len(prepared.texts)} {peak}\n".encode()
-            log = os.open(self.folder.parent / f"{self.folder.name}.{_LOG}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            log = os.open(f"{self.place}.{_LOG}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             os.write(log, line)
             os.close(log)
             return encode(prepared)

@@ -318,14 +318,6 @@ def test_a_store_that_never_answers_is_given_up(monkeypatch):
     answer.set()
 
 
-def test_a_cluster_embeds_to_a_shared_disk_only(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("x.txt").write_text("text\n")
-    command = ["embed", "--model", "model", "x.txt", "--engine", "ray", "--out", "s3://bucket/out"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 2 and "give a path of a shared disk" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -100,11 +100,6 @@ class Job:
         return replace(job, settings=replace(settings, plan=digest))
 
     @property
-    def folder(self) -> Path:
-        """The folder that keeps what is done, of a job that needs a disk."""
-        return Path(self.settings.folder)
-
-    @property
     def place(self) -> Place:
         """Where what is done is kept: a folder on a disk or in a cloud store."""
         return parse_place(self.settings.folder)

@@ -62,8 +62,7 @@ class Worker:
                 "the same version everywhere."
             )
         enter_folder(settings.cwd)
-        self.settings = settings
-        self.folder, self.place = Path(settings.folder), parse_place(settings.folder)
+        self.settings, self.place = settings, parse_place(settings.folder)
 
     def read(self, number: int, part: Part) -> Iterator[Record | BadRecord]:  # noqa: ARG002
         """Yield the records of the part of this number."""
