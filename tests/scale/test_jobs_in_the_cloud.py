@@ -1,6 +1,8 @@
 """Jobs whose work and results are in a cloud store, which a folder of this machine stands in for."""
 
+import json
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from scaled import plan_scores, read_shards, run_here
 
 from apood import KNN, TokenStore
 from apood.data.inputs import Request
+from apood.data.parts import find_parts
 from apood.data.record import Record
 from apood.detectors.contract.artefact import load_with_facts
 from apood.fitting.optimise import Checkpoint
@@ -106,3 +109,37 @@ def test_a_sample_is_drawn_once(root: Path, monkeypatch: pytest.MonkeyPatch):
     sample = draw_sample(job, 100, 0, path)
     monkeypatch.delattr("apood.scale.fitting._draw")
     assert draw_sample(job, 100, 0, path) == sample and len(sample.training) == 100
+
+
+def test_the_number_of_requests_for_inputs_does_not_depend_on_their_number(bucket: Bucket, tmp_path: Path):
+    asked = []
+    for count in (2, 30):
+        folder = tmp_path / "cloud" / "bucket" / f"texts-{count}"
+        folder.mkdir(parents=True)
+        for number in range(count):
+            (folder / f"{number}.txt").write_text("word1\n" * (number + 1))
+        bucket.asked.clear()
+        parts = find_parts([f"s3://bucket/texts-{count}/*.txt"], 10**6)
+        assert sorted(part.size for part in parts) == [6 * (number + 1) for number in range(count)]
+        asked.append(len(bucket.asked))
+    assert asked[0] == asked[1] == 4
+    alone = find_parts(["s3://bucket/texts-2/1.txt"], 10**6)
+    assert [(part.name, part.size) for part in alone] == [("s3://bucket/texts-2/1.txt", 12)]
+
+
+@pytest.mark.usefixtures("bucket")
+def test_shards_are_read_at_the_same_time(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """The manifest is in order, and two reads wait for each other."""
+    job = plan_scores(root / "corpus", root / "detector", "s3://bucket/scores")
+    run_here(job, ScoreWorker(job.settings))
+    read, met = CloudAddress.open_anywhere, threading.Barrier(2, timeout=30)
+
+    def meet_and_read(address: CloudAddress):
+        met.wait()
+        return read(address)
+
+    monkeypatch.setattr(CloudAddress, "open_anywhere", meet_and_read)
+    assert job.begin() == []
+    assert job.finish().rows == 252
+    manifest = json.loads((job.place / "_manifest.json").read_bytes())
+    assert [shard["file"] for shard in manifest["shards"]] == sorted(shard["file"] for shard in manifest["shards"])

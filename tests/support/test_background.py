@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from apood.support.background import BackgroundCalls
+from apood.support.background import BackgroundCalls, map_concurrently
 
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     yield
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("background")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("background", "concurrent"))]
 
 
 def square(number: int) -> int:
@@ -119,3 +119,27 @@ def test_an_interrupt_waits_for_the_call_under_way():
         threading.Timer(0.05, free.set).start()
         raise KeyboardInterrupt
     assert ended
+
+
+def test_items_are_worked_on_at_the_same_time_and_stay_in_order():
+    met = threading.Barrier(3, timeout=30)
+
+    def wait(number: int) -> int:
+        met.wait()
+        return number
+
+    assert list(map_concurrently(wait, range(9), at_once=3)) == list(range(9))
+    assert list(map_concurrently(square, [])) == []
+
+
+def test_no_more_items_are_taken_than_are_worked_on():
+    taken: list[int] = []
+    found = map_concurrently(lambda number: number, (taken.append(number) or number for number in range(99)), at_once=4)
+    assert [(next(found), len(taken)) for _ in range(3)] == [(0, 4), (1, 5), (2, 6)]
+    found.close()
+    assert len(taken) == 6
+
+
+def test_the_first_error_ends_it():
+    with pytest.raises(ValueError, match="three"):
+        list(map_concurrently(square, range(100), at_once=2))

@@ -15,6 +15,7 @@ from apood.data.record import BadRecord, MissingField
 from apood.scale.shards import Counts, find_committed, list_finished, read_counts
 from apood.scale.tries import delete_marks
 from apood.scale.units import PART_BYTES, UNIT_RECORDS, read_safely
+from apood.support.background import map_concurrently
 from apood.support.cloud import Place, list_names, parse_place, write_file
 from apood.support.errors import InputError
 from apood.support.files import is_temporary, parse_json, read_json, refuse_unwritable, source_digest, write_json
@@ -160,13 +161,11 @@ class Job:
         if missing := set(range(len(self.parts))) - list_finished(committed):
             raise InputError(f"{len(missing)} parts of {place} are missing: run the same command again.")
         total, shards = Counts(), []
-        for part in sorted(committed):
-            for path in committed[part]:
-                counts, _ = read_counts(path)
-                shards.append(
-                    {"file": path.name, "first": total.rows, "input": self.parts[part].name, "rows": counts.rows}
-                )
-                total.add(counts)
+        paths = [(part, path) for part in sorted(committed) for path in committed[part]]
+        found = map_concurrently(read_counts, [path for _, path in paths])
+        for (part, path), (counts, _) in zip(paths, found, strict=True):
+            shards.append({"file": path.name, "first": total.rows, "input": self.parts[part].name, "rows": counts.rows})
+            total.add(counts)
         delete_marks(place, self.settings.plan)
         if isinstance(place, Path):
             for left in filter(is_temporary, place.iterdir()):  # of workers that were killed

@@ -25,6 +25,7 @@ from apood.scale.sampling import compute_key
 from apood.scale.shards import Row, commit_file
 from apood.scale.units import Unit
 from apood.scale.worker import Worker
+from apood.support.background import map_concurrently
 from apood.support.cloud import Place, list_names
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
@@ -35,6 +36,7 @@ __all__ = ["MEASURED_RECORDS", "MeasureWorker", "merge_units"]
 MEASURED_RECORDS = 16_384
 """The largest number of documents of a unit: many, because a covariance may be larger than the texts."""
 
+_FETCHED = 4  # files of units in memory while they are merged
 _FILE = "measured-"
 _NAME = re.compile(rf"{_FILE}\d+-\d+\.safetensors")
 _SUM, _ROW = "sum.", "row."  # names in a file begin like this
@@ -113,10 +115,9 @@ def merge_units(place: Place, detector: Refinable, most: int) -> tuple[Measured,
     """
     total: Measured | None = None
     rows: list[Remembered] = []
-    for name in list_names(place):
-        if not _NAME.fullmatch(name):
-            continue
-        found = load((place / name).read_bytes())
+    places = [place / name for name in list_names(place) if _NAME.fullmatch(name)]
+    for content in map_concurrently(lambda own: own.read_bytes(), places, at_once=_FETCHED):
+        found = load(content)
         own = _select(found, _SUM)
         total = own if total is None else detector.merge_measured(total, own)
         if remembered := _select(found, _ROW):

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from apood.support.background import map_concurrently
 from apood.support.cloud import Place, list_names, write_file
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
@@ -162,9 +163,10 @@ def find_committed(folder: Place) -> dict[int, list[Place]]:
 
 def list_finished(committed: Mapping[int, Sequence[Place]]) -> set[int]:
     """Return the parts of which all units are committed."""
-    finished = set()
-    for part, paths in committed.items():
-        numbers = [int(_SHARD.fullmatch(path.name)[2]) for path in paths]  # type: ignore[index]
-        if numbers == list(range(len(numbers))) and read_counts(paths[-1])[1]:
-            finished.add(part)
-    return finished
+    gapless = [part for part, paths in committed.items() if _number_units(paths) == list(range(len(paths)))]
+    ends = map_concurrently(read_counts, [committed[part][-1] for part in gapless])
+    return {part for part, (_, last) in zip(gapless, ends, strict=True) if last}
+
+
+def _number_units(paths: Sequence[Place]) -> list[int]:
+    return [int(_SHARD.fullmatch(path.name)[2]) for path in paths]  # type: ignore[index]

@@ -1,12 +1,13 @@
-"""Calls in another thread while this one goes on: one at a time, in order, and none of them lost."""
+"""Calls in other threads: one at a time while this thread goes on, or several that wait for others at the same time."""
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
 import torch
 
-__all__ = ["BackgroundCalls"]
+__all__ = ["BackgroundCalls", "map_concurrently"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -88,3 +89,24 @@ class BackgroundCalls:
             with self._pool:
                 if self._call is not None:
                     self._call.result()
+
+
+def map_concurrently(
+    function: Callable[[Item], Result], items: Iterable[Item], *, at_once: int = 16
+) -> Generator[Result]:
+    """Yield what the function returns for each item, in order, for functions that mostly wait, such as for a network.
+
+    At most `at_once` items are worked on, and as many results are held. The first error ends it.
+    """
+    with ThreadPoolExecutor(at_once, "concurrent") as pool:
+        calls: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                calls.append(pool.submit(function, item))
+                if len(calls) == at_once:
+                    yield calls.popleft().result()
+            while calls:
+                yield calls.popleft().result()
+        finally:
+            for call in calls:
+                call.cancel()

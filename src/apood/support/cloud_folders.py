@@ -9,9 +9,11 @@ import contextlib
 import hashlib
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from apood.support.background import map_concurrently
 from apood.support.cloud import CloudAddress, Place
 from apood.support.errors import ApoodError, CloudError
 from apood.support.files import atomic_folder, find_user_cache, lock_folder
@@ -126,8 +128,8 @@ def upload_folder(folder: Path, address: CloudAddress, manifest: str) -> None:
 
 def download_folder(address: CloudAddress, folder: Path) -> None:
     """Copy the objects of a folder in a cloud store, which has no folders in it, to a folder on this machine."""
-    for name in address.list_names():
-        (address / name).download(folder / name)
+    names = address.list_names()
+    deque(map_concurrently(lambda name: (address / name).download(folder / name), names), maxlen=0)
 
 
 @contextlib.contextmanager
