@@ -24,7 +24,7 @@ from apood.scale.measuring import MeasureWorker, merge_units
 from apood.scale.sampling import Drawn, choose_bound
 from apood.scale.scoring import ScoreWorker
 from apood.support.cloud import CloudAddress, parse_place
-from apood.support.errors import CloudError
+from apood.support.errors import CloudError, InputError
 from apood.tokens.digests import content_digest
 
 
@@ -143,3 +143,56 @@ def test_shards_are_read_at_the_same_time(root: Path, monkeypatch: pytest.Monkey
     assert job.finish().rows == 252
     manifest = json.loads((job.place / "_manifest.json").read_bytes())
     assert [shard["file"] for shard in manifest["shards"]] == sorted(shard["file"] for shard in manifest["shards"])
+
+
+def plan_two(root: Path) -> tuple[Job, Job]:
+    """Return two jobs with other inputs and the same address."""
+    one, other = (
+        plan_scores(root / "corpus" / f"{number}.jsonl", root / "detector", "s3://bucket/scores") for number in (0, 1)
+    )
+    return one, other
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_command_that_begins_while_another_one_begins_gives_up(root: Path, monkeypatch: pytest.MonkeyPatch):
+    one, other = plan_two(root)
+    upload = CloudAddress.upload
+
+    def begin_before(address: CloudAddress, file: Path) -> None:
+        monkeypatch.setattr(CloudAddress, "upload", upload)
+        assert one.begin() == [0]
+        upload(address, file)
+
+    monkeypatch.setattr(CloudAddress, "upload", begin_before)  # the other one has looked, and found nothing
+    with pytest.raises(InputError, match="Another command began to write to s3://bucket/scores at the same moment"):
+        other.begin()
+    with pytest.raises(InputError, match="holds the work of another command, whose inputs differ"):
+        other.begin()
+    run_here(one, ScoreWorker(one.settings))
+
+
+@pytest.mark.usefixtures("bucket")
+def test_two_commands_that_see_each_other_both_give_up(root: Path, monkeypatch: pytest.MonkeyPatch):
+    one, other = plan_two(root)
+    upload = CloudAddress.upload
+
+    def claim_before(address: CloudAddress, file: Path) -> None:
+        monkeypatch.setattr(CloudAddress, "upload", upload)
+        with pytest.raises(InputError, match="at the same moment"):
+            upload(address, file)
+            one.begin()
+            raise AssertionError("not reached")
+
+    monkeypatch.setattr(CloudAddress, "upload", claim_before)
+    with pytest.raises(InputError, match="at the same moment"):
+        other.begin()
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_command_that_was_killed_when_it_had_claimed_begins_again(root: Path, tmp_path: Path):
+    one, _ = plan_two(root)
+    one.begin()
+    (tmp_path / "cloud" / "bucket" / "scores" / "_plan.json").unlink()
+    run_here(one, ScoreWorker(one.settings))
+    rest = {path.name for path in (tmp_path / "cloud" / "bucket" / "scores").iterdir() if path.suffix != ".parquet"}
+    assert rest == {"_plan.json", "_manifest.json", f"_claim-{one.settings.plan[:16]}"}

@@ -243,7 +243,7 @@ def _name_for_workers(place: Place) -> str:
 
 
 def _reserve(place: Place) -> AbstractContextManager[None]:
-    """Keep other commands from writing to a place on a disk; a cloud store has nothing to do it with."""
+    """Keep other commands from writing to a place on a disk. For a cloud store, the job does what can be done."""
     return reserve_path(place) if isinstance(place, Path) else nullcontext()
 
 
