@@ -170,24 +170,24 @@ def cut_portions(records: Sequence[Record], encoder: Encoder) -> Iterator[Sequen
 
 
 def encode_cut(portions: Iterator[Sequence[Record]], encoder: Encoder) -> Generator[Portion]:
-    """Yield the given portions, encoded. While the encoder runs one, it prepares the next one in another thread.
+    """Yield the given portions, encoded. While the encoder runs one, another thread reads and prepares the next one.
 
     Unlike `encode_portions`, nothing depends on time, and the number of threads stays as it is. So the states are the
     same bit by bit on every machine of the same kind.
     """
+
+    def prepare_next() -> tuple[Sequence[Record], Any] | None:
+        found = next(portions, None)
+        return None if found is None else (found, encoder.prepare([record.item for record in found]))
+
     with ThreadPoolExecutor(1, "prepare") as pool:
-
-        def start_next() -> "tuple[Future[Any], Sequence[Record]] | None":
-            found = next(portions, None)
-            return None if found is None else (pool.submit(encoder.prepare, [record.item for record in found]), found)
-
-        ahead = start_next()
-        while ahead is not None:
-            (preparing, found), ahead = ahead, start_next()
-            prepared = preparing.result()
+        ahead = pool.submit(prepare_next)
+        while (following := ahead.result()) is not None:
+            ahead = pool.submit(prepare_next)
+            found, prepared = following
             batch = encoder.run(prepared)
             yield Portion(batch, found, _describe_refused(found, prepared.refused), prepared.cut, 0)
-            del batch, prepared, preparing, found  # free the memory of this portion before the next one
+            del batch, prepared, following, found  # free the memory of this portion before the next one
 
 
 def follow_encoder(encoder: Encoder) -> BackgroundCalls:

@@ -105,7 +105,7 @@ class Worker:
         return Tries(self.place, self.settings.plan, unit)
 
     def _process(self, number: int, part: Part, waiting: deque[_OpenUnit]) -> Counts:
-        found: list[Counts] = []  # appended to by two threads
+        found: list[Counts] = []  # appended to by several threads
         suspicious: list[Unit] = []
 
         def list_portions() -> Iterator[Sequence[Record]]:
