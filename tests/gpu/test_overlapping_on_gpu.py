@@ -66,6 +66,9 @@ def test_scores_do_not_wait_for_the_encoder(root: Path) -> None:
     assert all(thread is not threading.main_thread() for thread, _, _ in seen)
     assert all(stream != torch.cuda.default_stream() for _, stream, _ in seen)
     assert {device for _, _, device in seen} == {torch.cuda.current_device()}
+    assert len({stream for _, stream, _ in seen}) == 1
+    with follow_encoder(encoder) as again:
+        assert again.start(torch.cuda.current_stream).result() == seen[0][1]  # with the memory that it has
 
 
 def test_judgements_are_those_of_one_thread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

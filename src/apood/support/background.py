@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import Any, Self, TypeVar
 
 import torch
@@ -33,8 +34,8 @@ class BackgroundCalls:
     def __enter__(self) -> Self:
         self._pool = None if self._at_once else ThreadPoolExecutor(1, "background")
         self._call: Future[Any] | None = None
-        # Made here, because another thread may have another current GPU.
-        self._stream: Any = torch.cuda.Stream(priority=_FIRST) if self._on_gpu else None  # type: ignore[no-untyped-call]
+        # Chosen here, because another thread may have another current GPU.
+        self._stream = _find_stream(torch.cuda.current_device()) if self._on_gpu else None
         return self
 
     def start(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
@@ -89,6 +90,12 @@ class BackgroundCalls:
             with self._pool:
                 if self._call is not None:
                     self._call.result()
+
+
+@cache  # torch keeps memory for each stream, so that a new one would begin without any
+def _find_stream(gpu: int) -> Any:
+    """Return the stream of all calls of this process on a GPU."""
+    return torch.cuda.Stream(gpu, priority=_FIRST)  # type: ignore[no-untyped-call]
 
 
 def map_concurrently(
