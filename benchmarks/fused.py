@@ -73,7 +73,7 @@ def _write_corpus(path: Path, texts: list[str], documents: int) -> Path:
 def _time_round(worker: ScoreWorker, corpus: Path) -> tuple[float, float]:
     """Return the seconds of the encoder alone, and those of all that a worker does."""
     parts = find_parts([str(corpus)], 1 << 40)
-    shutil.rmtree(worker.folder, ignore_errors=True)
+    shutil.rmtree(str(worker.place), ignore_errors=True)
     started = time.perf_counter()
     tokens = 0
     records = (record for part in parts for record in read_part(part, Request()) if isinstance(record, Record))

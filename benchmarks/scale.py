@@ -49,7 +49,7 @@ class CountingWorker(ScoreWorker):
         def count_and_encode(prepared: Any) -> TokenBatch:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             line = f"{os.getpid()} {len(prepared.texts)} {peak}\n".encode()
-            log = os.open(self.folder.parent / f"{self.folder.name}.{_LOG}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            log = os.open(f"{self.place}.{_LOG}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             os.write(log, line)
             os.close(log)
             return encode(prepared)
@@ -203,7 +203,8 @@ Two more figures need a GPU, and no Ray:
 
 - `python -m benchmarks.fused --model FOLDER --data FILE`: what a worker does with a part (read, encode, score,
   commit), to the encoder alone. With SmolLM2 on an H200, 20,000 texts of XSum, two rounds, 2026-11-18: 546 to 832
-  documents per second, a ratio of 0.66 (0.9 was promised: missed; the encoder waits while a worker scores).
+  documents per second, a ratio of 0.66 (0.9 was promised: missed). That was measured when the encoder still waited
+  while a worker scored and committed. Now it runs the next portion meanwhile, which has not been measured yet.
 - `python -m benchmarks.sample_fit --model FOLDER --train FILE --test FILE --ood NAME=FILE`: a fit on a sample, to the
   fit on everything. [Measured](SAMPLE_FIT.md).
 """

@@ -10,6 +10,7 @@ from apood import APOOD, KNN, DeepSVDD, Fusion, Mahalanobis, MahalanobisKNN, Tok
 from apood.detectors.contract.refinable import Refinable
 from apood.support.errors import InputError
 from apood.tokens.batch import Ragged
+from apood.tokens.source import trim_ends
 
 SEQUENCES = correlated_sequences(300, 6, dtype=torch.float64)  # so that only merging rounds
 SOME = SEQUENCES.select(slice(0, 100))
@@ -88,6 +89,24 @@ def test_refined_neighbours_are_the_fit_on_everything(make):
     torch.testing.assert_close(apart, apart[:1].expand_as(apart), rtol=0, atol=1e-6)  # another centre moves all alike
     new = correlated_sequences(40, 6, dtype=torch.float64, seed=5)
     assert refined.score_samples(new) == pytest.approx(full.score_samples(new), rel=1e-5)
+
+
+def test_a_neighbour_left_out_of_a_refined_metric_is_one_of_all_sequences_behind_it():
+    """Of 300 sequences 60 are remembered. A score of one of them is that of a covariance of the 299 others."""
+    detector = MahalanobisKNN(k=1, normalize="none", shrinkage=0.0).fit(SOME)
+    detector.refine(detector.measure(SEQUENCES), detector.remember(SEQUENCES.select(slice(0, 60))))
+    assert detector.sequences_ == 300
+    trimmed = trim_ends(SEQUENCES, first=detector.skips_first_, last=detector.skips_last_)
+    vectors = torch.stack([own.double().mean(0) for own in trimmed])
+    expected = []
+    for number in range(60):
+        others = torch.cat([vectors[:number], vectors[number + 1 :]])
+        apart = vectors[:60][torch.arange(60) != number] - vectors[number]
+        precision = torch.linalg.inv(torch.cov(others.T, correction=0))
+        expected.append(-((apart @ precision) * apart).sum(1).min().sqrt())
+    found = detector.score_training(torch.arange(60))
+    assert not found.copied.any()
+    torch.testing.assert_close(found.scores, (300 / 299) ** 0.5 * torch.stack(expected), rtol=1e-4, atol=0)
 
 
 def test_a_refined_fusion_of_neighbours_has_the_scale_of_the_fit_on_everything():

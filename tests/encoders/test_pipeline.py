@@ -21,7 +21,7 @@ from word_encoder import WordEncoder, Words
 from apood.data.inputs import shuffle_records
 from apood.data.record import BadRecord, Pair, Record, Skipped, Sound
 from apood.encoders import embed
-from apood.encoders.embed import EmbedCounts, embed_to_store, encode_portions, limit_records
+from apood.encoders.embed import EmbedCounts, embed_to_store, encode_cut, encode_portions, limit_records
 from apood.encoders.text.encoder import TextEncoder
 from apood.support.errors import InputError, StoreError
 from apood.tokens.batch import TokenBatch, decode_texts, encode_texts
@@ -136,6 +136,25 @@ def test_the_next_portion_is_prepared_while_one_runs() -> None:
     assert encoder.ran == TEXTS[:12]
 
 
+def test_given_portions_are_read_where_they_are_prepared() -> None:
+    """An error in reading comes after the portions before it, and the thread ends with it."""
+    readers: list[str] = []
+
+    def give() -> Iterator[list[Record]]:
+        for start in (0, 4, 8):
+            readers.append(threading.current_thread().name)
+            if start == 8:
+                raise InputError("read failed")
+            yield [Record(text, "") for text in TEXTS[start : start + 4]]
+
+    portions = encode_cut(give(), WordEncoder())
+    assert [len(next(portions).batch) for _ in range(2)] == [4, 4]
+    with pytest.raises(InputError, match="read failed"):
+        next(portions)
+    assert len(readers) == 3 and all(name.startswith("prepare") for name in readers)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prepare")]
+
+
 def test_only_one_portion_is_read_ahead() -> None:
     given = 0
 
@@ -166,7 +185,7 @@ def test_an_error_is_raised_after_the_records_before_it(stage: str, place: int, 
         embed_to_store(reading(), WordEncoder(max_tokens=9), tmp_path / "store")
     count = place if stage in ("read", "bad") else place // 4 * 4
     assert held(tmp_path / "store") == TEXTS[:count]
-    assert not [t for t in threading.enumerate() if t.name.startswith(("prepare", "write"))]
+    assert not [t for t in threading.enumerate() if t.name.startswith(("prepare", "background"))]
     counts = embed_to_store(records(TEXTS), WordEncoder(max_tokens=9), tmp_path / "store", resume=True)
     assert (counts.skipped, counts.sequences) == (count, 40 - count) and held(tmp_path / "store") == TEXTS
 

@@ -44,7 +44,7 @@ def make_small_detector(folder: Path) -> Path:
     return folder / "detector"
 
 
-def plan_scores(corpus: Path, detector: Path, out: Path, **options: Any) -> Job:
+def plan_scores(corpus: Path, detector: Path, out: Path | str, **options: Any) -> Job:
     """Return a job with units of 16 documents."""
     request = Request(allow_empty=True, keep=("id",))
     settings = Settings(str(out), request, detector=str(detector), unit_records=16)
@@ -67,7 +67,7 @@ class DyingWorker(ScoreWorker):
     """Kills its process the first time that any worker has encoded something of the third part."""
 
     def save_more(self, unit: Any) -> None:
-        marker = self.folder.parent / "died"
+        marker = self.place.parent / "died"
         if unit.part == 2 and unit.number == 1 and not marker.exists():
             marker.touch()
             os._exit(1)

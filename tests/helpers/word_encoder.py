@@ -26,7 +26,7 @@ class WordEncoder:
     """Raises an error in `prepare` or `run` if a text contains this word."""
 
     def __init__(self, max_tokens: int = 4) -> None:
-        self.dim = 8
+        self.device, self.dim = torch.device("cpu"), 8
         self.max_tokens = max_tokens
         self.identity: EncoderIdentity = {"model": "words", "max_tokens": max_tokens}
         self.truncated = 0

@@ -178,6 +178,31 @@ def test_workers_of_a_cluster_read_texts_and_the_detector(model: Path) -> None:
     assert [row["score"] for row in rows] == pytest.approx([row["score"] for row in plain], rel=1e-5)
 
 
+@pytest.mark.usefixtures("cluster")
+def test_workers_of_a_cluster_embed_and_fit_there(model: Path) -> None:
+    base = "s3://apood/on-cluster"
+    put(f"{base}/texts/a.jsonl", write_texts(0, 100, WORDS))
+    put(f"{base}/texts/b.jsonl", write_texts(1, 100, WORDS))
+    texts, on_ray = f"{base}/texts/*.jsonl", ["--engine", "ray", "--workers", 1]
+    run("embed", texts, "--model", model, "--out", "store")
+    assert f"in {base}/store.parts" in run("embed", texts, "--model", model, "--out", f"{base}/store", *on_ray)
+    forget_copies()
+    ours, plain = TokenStore(f"{base}/store"), TokenStore("store")
+    assert ours.lengths.equal(plain.lengths) and ours.index.tally == plain.index.tally
+    torch.testing.assert_close(ours.select(slice(0, 200)).values, plain.select(slice(0, 200)).values, rtol=0, atol=1e-3)
+    assert "already exists" in refuse("embed", texts, "--model", model, "--out", f"{base}/store", *on_ray)
+
+    given = ["--model", model, "--method", "mahalanobis", "--sample", 100, *on_ray]
+    said = run("fit", texts, "--out", f"{base}/detector", *given)
+    assert "learnt statistics of 175 texts, set the threshold with 25 others" in said
+    assert f"in {base}/detector.scale" in said
+    run("fit", texts, "--out", "detector", *given)
+    forget_copies()
+    here, there = apood.load("detector"), apood.load(f"{base}/detector")
+    assert here.mean_.equal(there.mean_)
+    assert here.threshold_ == there.threshold_
+
+
 @pytest.mark.parametrize("scheme", SERVERS)
 def test_a_detector_of_several_members_is_saved_and_loaded(scheme: str) -> None:
     generator = torch.Generator().manual_seed(0)

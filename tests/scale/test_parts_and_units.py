@@ -278,7 +278,7 @@ def test_what_killed_workers_left_does_not_stop_a_job(root: Path, tmp_path: Path
     elsewhere.mkdir()
     assert is_temporary(elsewhere)
     run_here(job, EmbedWorker(settings))
-    assert not elsewhere.exists() and len(join_units(job.folder, tmp_path / "store", Counts())) == 1
+    assert not elsewhere.exists() and len(join_units(job.place, str(tmp_path / "store"), Counts())) == 1
 
 
 @pytest.mark.usefixtures("reference")

@@ -40,11 +40,11 @@ def load_neighbours(root: Path) -> Refinable:
 def test_neighbours_remember_every_document_but_those_held_out(root: Path, tmp_path: Path):
     everything = measure(root, tmp_path / "all", remembered=choose_bound(1, 0))
     detector = load_neighbours(root)
-    _, rows = merge_units(everything.folder, detector, 10**6)
+    _, rows = merge_units(everything.place, detector, 10**6)
     assert len(rows["vectors"]) == 242  # 239 texts that are not empty, one of which has four windows
     held_out = frozenset(own.place for own in draw(everything, 20))
     job = measure(root, tmp_path / "rest", remembered=choose_bound(1, 0), left_out=held_out)
-    _, rest = merge_units(job.folder, detector, 10**6)
+    _, rest = merge_units(job.place, detector, 10**6)
     assert len(rest["vectors"]) == 222
     detector.refine({}, rest)
     assert detector.bank_.equal(rest["vectors"])
@@ -55,9 +55,9 @@ def test_the_smallest_keys_are_remembered_if_there_are_too_many(root: Path, tmp_
     job = measure(root, tmp_path / "out", remembered=choose_bound(1, 0))
     drawn = draw(job, 50)
     bound = measure(root, tmp_path / "bound", remembered=drawn[-1].key + 1)  # what a worker writes is bounded, too
-    (_, first), (_, second) = (merge_units(own.folder, detector, 50) for own in (job, bound))
+    (_, first), (_, second) = (merge_units(own.place, detector, 50) for own in (job, bound))
     assert 50 <= len(first["vectors"]) <= 53 and first["vectors"].equal(second["vectors"])
-    sizes = [sum(path.stat().st_size for path in own.folder.glob("*.safetensors")) for own in (job, bound)]
+    sizes = [sum(path.stat().st_size for path in own.place.glob("*.safetensors")) for own in (job, bound)]
     assert sizes[1] < sizes[0] / 2
 
 
@@ -89,7 +89,7 @@ def test_documents_that_are_tried_again_are_measured_once(root: Path, tmp_path: 
     monkeypatch.setattr(detector, "measure", lambda batch: {"sequences": torch.tensor(len(batch))})
     monkeypatch.setattr(detector, "merge_measured", lambda one, two: {"sequences": one["sequences"] + two["sequences"]})
     run_here(job, worker)
-    measured, rows = merge_units(job.folder, detector, 10**6)
+    measured, rows = merge_units(job.place, detector, 10**6)
     assert next(failures, None) is None
     assert measured["sequences"] == len(rows["vectors"]) == 242
 

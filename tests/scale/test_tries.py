@@ -12,10 +12,20 @@ from apood.scale.scoring import ScoreWorker
 from apood.scale.tries import PATIENCE, PATIENCE_ALONE, Tries, delete_marks
 from apood.scale.units import Unit
 from apood.scale.worker import Worker
+from apood.support.background import BackgroundCalls
 from apood.support.cloud import parse_place
+
+pytestmark = pytest.mark.usefixtures("both_orders")
 
 POISON = "a poisoned text"
 UNIT = Unit(0, 0, [], last=True)
+
+
+@pytest.fixture(params=["one after the other", "overlapping"])
+def both_orders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers score while the encoder runs, as with a GPU, or in between."""
+    if request.param == "overlapping":
+        monkeypatch.setattr("apood.scale.worker.follow_encoder", lambda _: BackgroundCalls())
 
 
 class Died(BaseException):

@@ -24,8 +24,7 @@ from apood.cli.engine import (
     OnRay,
     Workers,
     embed_on_ray,
-    refuse_plain_options,
-    refuse_ray_options,
+    refuse_other_options,
 )
 from apood.cli.options import MODELS, SkipBad, TextField
 from apood.cli.output import advise_on_interrupt, echo, print_json
@@ -202,7 +201,8 @@ def embed(
     With --engine ray, workers of a cluster embed the texts. What they have done is kept in STORE.parts until all is
     there, and the same command continues from it. Records that cannot be used are skipped.
     """
-    refuse_ray_options(engine, address=address, workers=workers, dry_run=dry_run)
+    on_cluster = {"address": address, "workers": workers, "dry_run": dry_run}
+    refuse_other_options(engine, plain={"limit": limit, "shuffle": shuffle}, ray=on_cluster)
     _check_unused_options(mode, target_field, max_new_tokens, beams, samples, shuffle, seed)
     sounds = are_sounds(inputs)
     what = "sound" if sounds else "text"
@@ -222,7 +222,6 @@ def embed(
         "logprobs": logprobs,
     }
     if engine == "ray":
-        refuse_plain_options(limit=limit, shuffle=shuffle)
         given = {name: value for name, value in options.items() if value is not None}
         fields = {"field": field, "target_field": target_field, "pairs": mode is Mode.reference}
         on_ray = OnRay(address, workers, dry_run, as_json)

@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,6 +14,7 @@ from apood.cli.arguments import are_sounds, refuse_occupied
 from apood.cli.output import advise_on_interrupt, echo, print_facts, print_json
 from apood.support.checks import format_count
 from apood.support.cloud import Place, parse_place
+from apood.support.cloud_folders import find_work_folder
 from apood.support.errors import InputError
 from apood.support.files import reserve_path
 
@@ -31,8 +32,7 @@ __all__ = [
     "Workers",
     "embed_on_ray",
     "fit_on_ray",
-    "refuse_plain_options",
-    "refuse_ray_options",
+    "refuse_other_options",
     "score_on_ray",
 ]
 
@@ -57,22 +57,16 @@ DryRunRay = Annotated[
 ]
 
 
-def refuse_ray_options(engine: str, **given: Any) -> None:
-    """Raise InputError if an option for a cluster is given, and the engine is another one."""
-    for name, value in given.items():
-        if engine != "ray" and value not in (None, False):
-            raise InputError(f"--{name.replace('_', '-')} is for --engine ray: add it, or leave the option out.")
+def refuse_other_options(engine: str, *, plain: Mapping[str, Any], ray: Mapping[str, Any]) -> None:
+    """Raise InputError if an option is given that is for the other engine: those of `plain` are not for ray.
 
-
-def refuse_plain_options(**given: Any) -> None:
-    """Raise InputError if an option is given that contradicts what happens on a cluster.
-
-    There, all texts are taken, and output is never replaced. Bad texts are skipped, and the same command continues a
-    job, with or without the options that say so.
+    On a cluster, all texts are taken, and output is never replaced. Bad texts are skipped, and the same command
+    continues a job, with or without the options that say so.
     """
-    for name, value in given.items():
+    needed, others = ("plain", plain) if engine == "ray" else ("ray", ray)
+    for name, value in others.items():
         if value not in (None, False):
-            raise InputError(f"--{name.replace('_', '-')} is not for --engine ray: leave it out.")
+            raise InputError(f"--{name.replace('_', '-')} is for --engine {needed}: use it, or leave the option out.")
 
 
 @dataclass(frozen=True)
@@ -122,9 +116,9 @@ def score_on_ray(
     loaded, _ = load_detector_and_facts(detector)  # an error before there is a folder
     pairs = (loaded.encoder_ or {}).get("mode") == "reference" or fields["target_field"] is not None
     settings = Settings(
-        folder=str(folder.resolve() if isinstance(folder, Path) else folder),
+        folder=_name_for_workers(folder),
         request=Request(pairs=pairs, allow_empty=True, **fields),
-        detector=str(place.resolve() if isinstance(place, Path) else place),
+        detector=_name_for_workers(place),
         model=model,
     )
     files = [(place / name).read_bytes() for name in ("config.json", "model.safetensors")]
@@ -133,8 +127,7 @@ def score_on_ray(
     if on_ray.dry_run:
         on_ray.show_estimate(job, ScoreWorker)
         return
-    alone = reserve_path(folder) if isinstance(folder, Path) else nullcontext()
-    with advise_on_interrupt(_advise(folder)), alone:
+    with advise_on_interrupt(_advise(folder)), _reserve(folder):
         counts = on_ray.run(job, ScoreWorker)
     if on_ray.as_json:
         print_json({**asdict(counts), "folder": out})
@@ -162,20 +155,19 @@ def embed_on_ray(
     from apood.scale.job import Job, Settings
 
     _refuse_sounds(inputs)
-    folder = _find_shared(out)
-    work = folder.parent / f"{folder.name}.parts"
-    settings = Settings(str(work.resolve()), Request(**fields), encoder=encoder, dtype=dtype)
+    folder, work = parse_place(out), _find_work(out, "parts")
+    settings = Settings(_name_for_workers(work), Request(**fields), encoder=encoder, dtype=dtype)
     source = describe_source(encoder["model"], lambda: open_encoder(**encoder))
     identity = {"encoder": {**encoder, "model": source}, "dtype": dtype}
     job = Job.plan("embed", inputs, settings, identity)
     if on_ray.dry_run:
         on_ray.show_estimate(job, EmbedWorker)
         return
-    with advise_on_interrupt(_advise(work)), reserve_path(folder):
+    with advise_on_interrupt(_advise(work)), _reserve(folder):
         refuse_occupied(folder)
         counts = on_ray.run(job, EmbedWorker)
-        store = join_units(work, folder, counts)
-        shutil.rmtree(work)
+        store = join_units(work, out, counts)
+        _tidy(work)
     if on_ray.as_json:
         print_json({**asdict(counts), "store": out})
         return
@@ -203,12 +195,12 @@ def fit_on_ray(
     if sample is None or model is None:
         raise InputError("--engine ray fits on texts: give --model, and --sample, the number of texts to train on.")
     _refuse_sounds([texts])
-    folder = _find_shared(out)
-    work, seed = folder.parent / f"{folder.name}.scale", int(getattr(detector, "seed", 0))
+    folder, work, seed = parse_place(out), _find_work(out, "scale"), int(getattr(detector, "seed", 0))
+    trained, here = work / "detector", find_work_folder(work)
     settings = Settings(
-        folder=str((work / "measured").resolve()),
+        folder=_name_for_workers(work / "measured"),
         request=Request(field=field),
-        detector=str((work / "detector").resolve()),
+        detector=_name_for_workers(trained),
         seed=seed,
         unit_records=MEASURED_RECORDS,
     )
@@ -218,16 +210,16 @@ def fit_on_ray(
     if on_ray.dry_run:
         on_ray.show_estimate(replace(job, settings=replace(settings, encoder={"model": model})), EmbedWorker)
         return
-    with advise_on_interrupt(_advise(work)), reserve_path(folder), connect(on_ray.address):
+    with advise_on_interrupt(_advise(work)), _reserve(folder), connect(on_ray.address):
         job.begin()
-        cache = TokenCache.of_model(work / "tokens", model)
+        cache = TokenCache.of_model(here / "tokens", model)
         drawn = draw_sample(job, sample, seed, work / "sample.parquet")
-        fitted = fit_sample(detector, drawn, cache, work, Checkpoint(work / "checkpoint"))
+        fitted = fit_sample(detector, drawn, cache, trained, Checkpoint(here / "checkpoint"))
         facts, counts = refine_and_calibrate(
             fitted, drawn, cache, job, lambda measured: on_ray.run(measured, MeasureWorker)
         )
-        fitted.save(folder, facts=facts.to_json())
-        shutil.rmtree(work)
+        fitted.save(out, facts=facts.to_json())
+        _tidy(work)
     everything = None if counts is None else counts.rows - counts.bad - len(drawn.held_out)
     if on_ray.as_json:
         result = {"method": fitted.name, "sample": len(drawn.training), "held_out": len(drawn.held_out)}
@@ -240,15 +232,26 @@ def fit_on_ray(
     )
 
 
-def _find_shared(out: str) -> Path:
-    """Return the folder to write to; raise InputError for an address in a cloud store."""
-    place = parse_place(out)
-    if not isinstance(place, Path):
-        raise InputError(
-            f"--engine ray keeps what is done in a folder beside --out: give a path of a shared disk, not {out}. "
-            "Only scores can go to a cloud store."
-        )
-    return place
+def _find_work(out: str, ending: str) -> Place:
+    """Return the folder beside the output that keeps what is done."""
+    return parse_place(f"{parse_place(out)}.{ending}")
+
+
+def _name_for_workers(place: Place) -> str:
+    """Return a name of a place that means the same in every folder."""
+    return str(place.resolve() if isinstance(place, Path) else place)
+
+
+def _reserve(place: Place) -> AbstractContextManager[None]:
+    """Keep other commands from writing to a place on a disk. For a cloud store, the job does what can be done."""
+    return reserve_path(place) if isinstance(place, Path) else nullcontext()
+
+
+def _tidy(work: Place) -> None:
+    """Delete what is no longer needed; in a cloud store, nothing is deleted."""
+    shutil.rmtree(find_work_folder(work), ignore_errors=not isinstance(work, Path))
+    if not isinstance(work, Path):
+        echo(f"What workers did is still in {work}, and no longer needed: delete it.", err=True)
 
 
 def _refuse_sounds(inputs: Sequence[str]) -> None:

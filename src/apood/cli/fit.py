@@ -13,8 +13,7 @@ from apood.cli.engine import (
     OnRay,
     Workers,
     fit_on_ray,
-    refuse_plain_options,
-    refuse_ray_options,
+    refuse_other_options,
 )
 from apood.cli.options import AsJson, CacheFolder, Fast, Force, Method, NoVerify, Settings, TextField, TextModel
 from apood.cli.output import advise_on_interrupt, echo, print_json
@@ -81,11 +80,11 @@ def fit(
     from apood.pipeline.checks import refuse_same_data
     from apood.pipeline.facts import Facts
 
-    refuse_ray_options(engine, sample=sample, address=address, workers=workers, dry_run=dry_run)
+    on_cluster = {"sample": sample, "address": address, "workers": workers, "dry_run": dry_run}
+    refuse_other_options(engine, plain={"aux": aux, "cache": cache}, ray=on_cluster)
     detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast)
     place = parse_place(out)
     if engine == "ray":
-        refuse_plain_options(aux=aux, cache=cache)
         if not dry_run:
             refuse_occupied(place, force)
         fit_on_ray(detector, store, out, model, field, sample, OnRay(address, workers, dry_run, as_json))

@@ -23,8 +23,7 @@ from apood.cli.engine import (
     Engine,
     OnRay,
     Workers,
-    refuse_plain_options,
-    refuse_ray_options,
+    refuse_other_options,
     score_on_ray,
 )
 from apood.cli.options import AsJsonLines, EncoderFolder, NoVerify, SkipBad, TextField
@@ -97,11 +96,11 @@ def score(
     """
     from apood.pipeline.facts import load_detector_and_facts
 
-    refuse_ray_options(engine, address=address, workers=workers, dry_run=dry_run)
+    on_cluster = {"address": address, "workers": workers, "dry_run": dry_run}
+    refuse_other_options(engine, plain={"force": force}, ray=on_cluster)
     if taken := [name for name in keep or [] if name in _COLUMNS]:
         raise InputError(f"--keep {taken[0]} cannot be kept: a column of the rows has that name.")
     if engine == "ray":
-        refuse_plain_options(force=force)
         fields = {"field": field, "target_field": target_field, "keep": tuple(keep or [])}
         score_on_ray(detector_folder, inputs, out, fields, model, OnRay(address, workers, dry_run, as_json))
         return

@@ -54,8 +54,8 @@ def find_parts(inputs: Sequence[str], most_bytes: int) -> list[Part]:
         if name == "-":
             raise InputError("Standard input cannot be divided among workers: write the texts to a file first.")
         if isinstance(address := parse_place(name), CloudAddress):
-            choose_readers(name, Request())  # raises an error if there is nothing
-            parts += [Part(str(found), size=found.measure_size()) for found in address.find()]
+            choose_readers(name, Request())  # raises an error if there is nothing, or nothing that can be read
+            parts += [Part(str(found), size=size) for found, size in address.measure_sizes().items()]
             continue
         files = [str(file) for file in find_files(name, FOLDER_ENDINGS)]
         if not files:

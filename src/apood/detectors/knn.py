@@ -349,6 +349,7 @@ class MahalanobisKNN(KNN):
         centre_: mean `[D]` of the training vectors, float64.
         whitening_: Σ^(-1/2) `[D, D]`, float64.
         bank_: the training vectors `[N, D]`, float32, centred and whitened.
+        sequences_: the number of sequences that Σ is learnt from; after `refine` it may be larger than N.
 
     Examples:
         >>> import torch
@@ -364,6 +365,7 @@ class MahalanobisKNN(KNN):
     absent_parameters = MappingProxyType({"shrinkage": 0.0})
 
     whitening_: Annotated[Tensor, "D D"]
+    sequences_: int = 0  # detectors that were saved before this existed have those in their bank
 
     def __init__(
         self, k: int = 1, normalize: Normalize = "tokens", average: bool = False, shrinkage: float = 0.1
@@ -382,7 +384,7 @@ class MahalanobisKNN(KNN):
         if len(source) < max(self.k, 2):
             least = max(self.k, 2)
             raise InputError(f"A covariance and {self.k} neighbours need {least} ID sequences, got {len(source)}.")
-        _, self.centre_, covariance = compute_moments(source, self.normalize)
+        self.sequences_, self.centre_, covariance = compute_moments(source, self.normalize)
         self.whitening_ = self._compute_whitening(covariance)
         self._keep(source)
         warn_of_few(source)
@@ -401,7 +403,7 @@ class MahalanobisKNN(KNN):
     def refine(self, measured: Measured, remembered: Remembered) -> None:
         """Replace mean and covariance by those of everything, and the training set by the sequences remembered."""
         self._refuse_few(len(remembered[_VECTORS]))
-        _, centre, covariance = compute_covariance(measured)
+        self.sequences_, centre, covariance = compute_covariance(measured)
         moved, self.centre_ = self.centre_ - centre, centre
         self.whitening_ = self._compute_whitening(covariance)
         parts = torch.split(remembered[_VECTORS], _ROWS)
@@ -410,11 +412,11 @@ class MahalanobisKNN(KNN):
     def _find_stretches(self, vectors: Tensor) -> Tensor:
         """Return how much larger squared distances along each training vector are without its part in Σ.
 
-        Σ without x is Σ - x xᵀ / (N - 1), up to a factor and the mean variance, which hardly change. In whitened space
-        its inverse is I + stretch x xᵀ (Sherman and Morrison). With few sequences each one has made Σ large along
-        itself, so that it is far nearer to the others than a new one.
+        Σ of n sequences without x is Σ - x xᵀ / (n - 1), up to a factor and the mean variance, which hardly change. In
+        whitened space its inverse is I + stretch x xᵀ (Sherman and Morrison). With few sequences each one has made Σ
+        large along itself, so that it is far nearer to the others than a new one.
         """
-        part = (1 - self.shrinkage) / (len(self.bank_) - 1)
+        part = (1 - self.shrinkage) / ((self.sequences_ or len(self.bank_)) - 1)
         return part / (1 - part * vectors.square().sum(1)).clamp_min(EIGENVALUE_FLOOR)
 
     def _find_direction(self, units: Tensor) -> Tensor:

@@ -7,13 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 
 from apood.data.record import BadRecord, Pair, Record, Skipped, Sound, keep_good, make_bad_record, refuse_or_skip
 from apood.encoders.base.encoder import Encoder
 from apood.encoders.text.windows import MOST_WINDOWS
+from apood.support.background import BackgroundCalls
 from apood.support.checks import format_count
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
@@ -31,6 +32,7 @@ __all__ = [
     "embed_to_store",
     "encode_cut",
     "encode_portions",
+    "follow_encoder",
     "limit_records",
 ]
 
@@ -169,24 +171,34 @@ def cut_portions(records: Sequence[Record], encoder: Encoder) -> Iterator[Sequen
 
 
 def encode_cut(portions: Iterator[Sequence[Record]], encoder: Encoder) -> Generator[Portion]:
-    """Yield the given portions, encoded. While the encoder runs one, it prepares the next one in another thread.
+    """Yield the given portions, encoded. While the encoder runs one, another thread reads and prepares the next one.
 
     Unlike `encode_portions`, nothing depends on time, and the number of threads stays as it is. So the states are the
     same bit by bit on every machine of the same kind.
     """
+
+    def prepare_next() -> tuple[Sequence[Record], Any] | None:
+        found = next(portions, None)
+        return None if found is None else (found, encoder.prepare([record.item for record in found]))
+
     with ThreadPoolExecutor(1, "prepare") as pool:
-
-        def start_next() -> "tuple[Future[Any], Sequence[Record]] | None":
-            found = next(portions, None)
-            return None if found is None else (pool.submit(encoder.prepare, [record.item for record in found]), found)
-
-        ahead = start_next()
-        while ahead is not None:
-            (preparing, found), ahead = ahead, start_next()
-            prepared = preparing.result()
+        ahead = pool.submit(prepare_next)
+        while (following := ahead.result()) is not None:
+            ahead = pool.submit(prepare_next)
+            found, prepared = following
             batch = encoder.run(prepared)
             yield Portion(batch, found, _describe_refused(found, prepared.refused), prepared.cut, 0)
-            del batch, prepared, preparing, found  # free the memory of this portion before the next one
+            del batch, prepared, following, found  # free the memory of this portion before the next one
+
+
+def follow_encoder(encoder: Encoder) -> BackgroundCalls:
+    """Return what runs calls about encoded portions, such as their scoring, while the encoder runs the next portion.
+
+    A model on a GPU leaves the processor to them. A model on the processor needs it itself, so that two threads would
+    only slow each other down: then the calls are run at once, in between.
+    """
+    on_gpu = encoder.device.type == "cuda"
+    return BackgroundCalls(on_gpu=on_gpu, at_once=not on_gpu)
 
 
 def _limit_sequences(encoder: Encoder, most: int) -> int:
@@ -306,7 +318,7 @@ def embed_to_store(
                 encode_portions(iterator, encoder, skipped if skip_bad else None, seconds=portion_seconds)
             ) as portions,
             progress_bar(total, "encoding", unit="rec", initial=held.records, forecast=True) as progress,
-            _BackgroundCalls() as background,
+            BackgroundCalls() as background,
         ):
             for portion in portions:
                 batch, first_refused = portion.batch, next(iter(portion.refused), None)
@@ -354,29 +366,6 @@ def _write(writer: TokenStoreWriter, batch: TokenBatch, tally: Mapping[str, int]
     writer.append(batch)
     if tally is not None:
         writer.count(**tally)
-
-
-class _BackgroundCalls:
-    """Runs one call at a time in another thread. The error of a call is raised by the next `start`, or on exit.
-
-    On exit it replaces an error of this thread, because it belongs to work that was started earlier.
-    """
-
-    def __enter__(self) -> Self:
-        self._pool = ThreadPoolExecutor(1, "write")
-        self._call: Future[None] | None = None
-        return self
-
-    def start(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Wait for the previous call, and start this one."""
-        if self._call is not None:
-            self._call.result()
-        self._call = self._pool.submit(function, *arguments)
-
-    def __exit__(self, *_: object) -> None:
-        with self._pool:
-            if self._call is not None:
-                self._call.result()
 
 
 class _Held(NamedTuple):

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from apood.data.record import BadRecord, Record, Skipped
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import find_nonempty, refuse_lacking
 from apood.encoders.base.encoder import Encoder
-from apood.encoders.embed import Portion, encode_portions
+from apood.encoders.embed import Portion, encode_portions, follow_encoder
 from apood.pipeline.seen import Seen, count_tokens
 from apood.support.errors import DataWarning
 from apood.support.progress import progress_bar
@@ -54,6 +55,8 @@ def judge_records(
 ) -> Generator[tuple[Record, Judgement]]:
     """Yield each good record with its judgement, in order.
 
+    While the encoder runs on a GPU, the portion before is judged in another thread (see `follow_encoder`).
+
     An empty text, and one that the encoder refuses because of its length, has the score -inf and is
     out-of-distribution. Warnings at the end count such texts.
 
@@ -71,16 +74,17 @@ def judge_records(
     with (
         closing(encode_portions(records, encoder, skipped, ready=ready)) as portions,
         progress_bar(total, "score", unit="rec", forecast=True) as progress,
+        follow_encoder(encoder) as background,
     ):
-        for portion in portions:
-            for record, judgement, nothing in judge_portion(portion, detector, seen):
+        for rows in background.map(partial(judge_portion, detector=detector, seen=seen), portions, ready):
+            for record, judgement, nothing in rows:
                 judged += 1
                 empty += nothing
                 if judgement.windows == 0 and not nothing:
                     refused += 1
                     first_refused = first_refused or str(judgement.note)
                 yield record, judgement
-            progress.update(len(portion.records))
+            progress.update(len(rows))
     if empty:
         warnings.warn(
             f"{empty} of {judged} inputs are empty or have no {' or '.join(sorted(detector.requires))}; "

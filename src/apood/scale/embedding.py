@@ -1,6 +1,8 @@
 """Workers that embed documents: each unit becomes a token store of its own, and all are joined at the end."""
 
 import re
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +15,13 @@ from apood.scale.job import Settings
 from apood.scale.shards import Counts, Row
 from apood.scale.units import Unit
 from apood.scale.worker import Worker
+from apood.support.cloud import Place, list_names
+from apood.support.cloud_folders import download_folder, write_folder
 from apood.support.errors import InputError
-from apood.support.files import atomic_folder
 from apood.tokens.batch import TokenBatch
 from apood.tokens.documents import find_documents
-from apood.tokens.joining import write_joined
-from apood.tokens.store import TokenStore
+from apood.tokens.joining import join_stores
+from apood.tokens.store import INDEX_FILE, TokenStore
 from apood.tokens.writer import TokenStoreWriter, refuse_overflow
 
 __all__ = ["EmbedWorker", "describe_documents", "join_units"]
@@ -47,7 +50,7 @@ class EmbedWorker(Worker):
         if not batches:
             return
         with (
-            atomic_folder(self.folder / f"tokens-{unit.name}") as temporary,
+            write_folder(self.place / f"tokens-{unit.name}", INDEX_FILE) as temporary,
             TokenStoreWriter(
                 temporary,
                 dim=self.encoder.dim,
@@ -79,13 +82,22 @@ def describe_documents(portion: Portion) -> list[Row]:
     return rows
 
 
-def join_units(folder: Path, out: Path, counts: Counts) -> TokenStore:
+def join_units(place: Place, out: str, counts: Counts) -> TokenStore:
     """Write the tokens of all units to the store `out`, in the order of the inputs, and return it."""
-    found = [match for path in folder.iterdir() if (match := _STORE.fullmatch(path.name))]
-    found.sort(key=lambda match: (int(match[1]), int(match[2])))
-    stores = [TokenStore(folder / match[0]) for match in found]
-    if not stores:
+    found = [match for name in list_names(place) if (match := _STORE.fullmatch(name))]
+    if not found:
         raise InputError("There is nothing to embed: no record can be used.")
-    with atomic_folder(out) as temporary:
-        write_joined(stores, temporary, {"truncated": counts.cut, "bad": counts.bad})
-    return TokenStore(out)
+    found.sort(key=lambda match: (int(match[1]), int(match[2])))
+    stores = _open_stores([place / match[0] for match in found])
+    return join_stores(stores, out, {"truncated": counts.cut, "bad": counts.bad}, counts.sequences)
+
+
+def _open_stores(places: Sequence[Place]) -> Iterator[TokenStore]:
+    """Yield the stores; of those in the cloud, this machine has only one at a time."""
+    for place in places:
+        if isinstance(place, Path):
+            yield TokenStore(place)
+            continue
+        with tempfile.TemporaryDirectory(prefix="apood-") as temporary:
+            download_folder(place, Path(temporary))
+            yield TokenStore(temporary)

@@ -18,7 +18,6 @@ Each step leaves its result in a folder, and is not repeated after an interrupti
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from apood.data.inputs import Request
 from apood.data.parts import Part
@@ -36,8 +35,8 @@ from apood.scale.job import Job
 from apood.scale.measuring import merge_units
 from apood.scale.sampling import Drawn, choose_bound, count_by_keys, draw_rows, take_smallest
 from apood.scale.shards import Counts
+from apood.support.cloud import Place, write_file
 from apood.support.errors import InputError
-from apood.support.files import atomic_file
 from apood.tokens.store import TokenStore
 
 __all__ = ["Sample", "draw_sample", "fit_sample", "refine_and_calibrate"]
@@ -45,7 +44,7 @@ __all__ = ["Sample", "draw_sample", "fit_sample", "refine_and_calibrate"]
 _HELD_OUT = 0.25  # documents that set the threshold, per document of the sample
 _ACCEPT = 0.95
 _REMEMBERED = 100_000  # windows that neighbours remember, or as many as the sample has documents
-_DETECTOR = "detector"
+_COMPLETE = "config.json"  # the last file of a detector that is written
 
 
 @dataclass(frozen=True)
@@ -86,13 +85,14 @@ def _count_wanted(size: int) -> int:
     return size + max(round(_HELD_OUT * size), count_needed(_ACCEPT))
 
 
-def draw_sample(job: Job, size: int, seed: int, path: Path) -> Sample:
+def draw_sample(job: Job, size: int, seed: int, path: Place) -> Sample:
     """Return a uniform sample of the documents of a job and others to hold out, drawn once and kept in a file."""
     import pyarrow
     import pyarrow.parquet
 
     if path.exists():
-        drawn = [Drawn(**row) for row in pyarrow.parquet.read_table(path).to_pylist()]
+        table = pyarrow.parquet.read_table(pyarrow.BufferReader(path.read_bytes()))
+        drawn = [Drawn(**row) for row in table.to_pylist()]
         return Sample.of(drawn, size)
     wanted = _count_wanted(size)
     bound = choose_bound(wanted, count_documents_about(job)[0])
@@ -100,7 +100,7 @@ def draw_sample(job: Job, size: int, seed: int, path: Path) -> Sample:
     if len(drawn) < wanted:  # there are fewer documents, or fewer below the bound
         drawn = _draw(job.parts, job.settings.request, wanted, seed, choose_bound(wanted, 0))
     sample = Sample.of(drawn, size)
-    with atomic_file(path) as temporary:
+    with write_file(path) as temporary:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([own._asdict() for own in drawn]), temporary)
     return sample
 
@@ -110,14 +110,16 @@ def _draw(parts: Sequence[Part], request: Request, wanted: int, seed: int, bound
     return take_smallest((Drawn(**row) for row in rows), wanted)
 
 
-def fit_sample(detector: Detector, sample: Sample, cache: TokenCache, work: Path, checkpoint: Checkpoint) -> Detector:
-    """Return the detector, fitted on the sample by this process, or as an earlier run left it."""
-    folder = work / _DETECTOR
-    if folder.exists():
-        return load_with_facts(folder)[0]
+def fit_sample(detector: Detector, sample: Sample, cache: TokenCache, place: Place, checkpoint: Checkpoint) -> Detector:
+    """Return the detector, fitted on the sample by this process, or as an earlier run left it at `place`.
+
+    Workers read it there, and whatever was measured belongs to it.
+    """
+    if (place / _COMPLETE).exists():
+        return load_with_facts(str(place))[0]
     tokens = TokenStore(cache.find_store(sample.training, skip_bad=True))
     detector.fit(tokens, checkpoint=checkpoint)
-    detector.save(folder, facts=Facts.of_fit(tokens).to_json())
+    detector.save(str(place), facts=Facts.of_fit(tokens).to_json())
     return detector
 
 
@@ -137,7 +139,7 @@ def refine_and_calibrate(
     if isinstance(detector, Refinable) and detector.refines:
         places = frozenset(record.place for record in sample.held_out)
         counts = measure(replace(job, settings=replace(job.settings, left_out=places, remembered=sample.bound)))
-        detector.refine(*merge_units(job.folder, detector, sample.most))
+        detector.refine(*merge_units(job.place, detector, sample.most))
     training, held_out = (
         TokenStore(cache.find_store(records, skip_bad=True)) for records in (sample.training, sample.held_out)
     )

@@ -15,7 +15,8 @@ from apood.data.record import BadRecord, MissingField
 from apood.scale.shards import Counts, find_committed, list_finished, read_counts
 from apood.scale.tries import delete_marks
 from apood.scale.units import PART_BYTES, UNIT_RECORDS, read_safely
-from apood.support.cloud import Place, list_names, parse_place, write_file
+from apood.support.background import map_concurrently
+from apood.support.cloud import CloudAddress, Place, list_names, parse_place, write_file
 from apood.support.errors import InputError
 from apood.support.files import is_temporary, parse_json, read_json, refuse_unwritable, source_digest, write_json
 from apood.support.version import __version__
@@ -24,6 +25,7 @@ __all__ = ["MANIFEST", "Job", "Settings"]
 
 MANIFEST = "_manifest.json"
 _PLAN = "_plan.json"  # readers of Parquet folders skip names that begin like this
+_CLAIM = "_claim-"
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,6 @@ class Job:
         return replace(job, settings=replace(settings, plan=digest))
 
     @property
-    def folder(self) -> Path:
-        """The folder that keeps what is done, of a job that needs a disk."""
-        return Path(self.settings.folder)
-
-    @property
     def place(self) -> Place:
         """Where what is done is kept: a folder on a disk or in a cloud store."""
         return parse_place(self.settings.folder)
@@ -136,13 +133,30 @@ class Job:
         if path.exists():
             self._refuse_other_plan(path)
         else:
-            if place.exists() and (not place.is_dir() or list_names(place)):
+            if place.exists() and (not place.is_dir() or any(not own.startswith(_CLAIM) for own in list_names(place))):
                 raise InputError(f"{place} already exists and is not empty: choose another folder.")
             if isinstance(place, Path):
                 refuse_unwritable(place)
+            else:
+                self._claim(place)
             _write_json(path, self._plan)
         finished = list_finished(find_committed(place))
         return [number for number in range(len(self.parts)) if number not in finished]
+
+    def _claim(self, place: CloudAddress) -> None:
+        """Write an object named after the plan; raise InputError if another command has written one, too.
+
+        A cloud store has no locks, and pyarrow cannot ask for an object to be written only if there is none. But
+        stores list everything that was written before. So of two commands that begin at the same moment, the one that
+        lists later finds the claim of the other. If each finds that of the other, none of them begins.
+        """
+        own = f"{_CLAIM}{self.settings.plan[:16]}"
+        _write_json(place / own, {"plan": self.settings.plan})
+        if any(name.startswith(_CLAIM) and name != own for name in list_names(place)):
+            raise InputError(
+                f"Another command began to write to {place} at the same moment, or was interrupted when it had just "
+                "begun: choose another folder."
+            )
 
     def _refuse_other_plan(self, path: Place) -> None:
         before = read_json(path) if isinstance(path, Path) else parse_json(path.read_bytes())
@@ -160,18 +174,16 @@ class Job:
             InputError: if a shard is missing, or if another job began in the same place at the same time.
         """
         place = self.place
-        self._refuse_other_plan(place / _PLAN)  # a cloud store has no locks: the other one may have replaced the plan
+        self._refuse_other_plan(place / _PLAN)  # on a disk that has no locks, the other one may have replaced the plan
         committed = find_committed(place)
         if missing := set(range(len(self.parts))) - list_finished(committed):
             raise InputError(f"{len(missing)} parts of {place} are missing: run the same command again.")
         total, shards = Counts(), []
-        for part in sorted(committed):
-            for path in committed[part]:
-                counts, _ = read_counts(path)
-                shards.append(
-                    {"file": path.name, "first": total.rows, "input": self.parts[part].name, "rows": counts.rows}
-                )
-                total.add(counts)
+        paths = [(part, path) for part in sorted(committed) for path in committed[part]]
+        found = map_concurrently(read_counts, [path for _, path in paths])
+        for (part, path), (counts, _) in zip(paths, found, strict=True):
+            shards.append({"file": path.name, "first": total.rows, "input": self.parts[part].name, "rows": counts.rows})
+            total.add(counts)
         delete_marks(place, self.settings.plan)
         if isinstance(place, Path):
             for left in filter(is_temporary, place.iterdir()):  # of workers that were killed

@@ -4,12 +4,12 @@ That is mergeable statistics of all documents, and rows of those documents that 
 smallest keys (see `sampling`), so that it does not matter who reads which part. Both are committed as files.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from apood.data.parts import Part
@@ -22,11 +22,12 @@ from apood.pipeline.opening import open_encoder_of
 from apood.scale.embedding import describe_documents
 from apood.scale.job import Settings
 from apood.scale.sampling import compute_key
-from apood.scale.shards import Row
+from apood.scale.shards import Row, commit_file
 from apood.scale.units import Unit
 from apood.scale.worker import Worker
+from apood.support.background import map_concurrently
+from apood.support.cloud import Place, list_names
 from apood.support.errors import InputError
-from apood.support.files import atomic_file
 from apood.tokens.batch import TokenBatch
 from apood.tokens.documents import make_document_mask, number_documents
 
@@ -35,7 +36,9 @@ __all__ = ["MEASURED_RECORDS", "MeasureWorker", "merge_units"]
 MEASURED_RECORDS = 16_384
 """The largest number of documents of a unit: many, because a covariance may be larger than the texts."""
 
+_FETCHED = 4  # files of units in memory while they are merged
 _FILE = "measured-"
+_NAME = re.compile(rf"{_FILE}\d+-\d+\.safetensors")
 _SUM, _ROW = "sum.", "row."  # names in a file begin like this
 _KEY = "key"
 
@@ -96,7 +99,7 @@ class MeasureWorker(Worker):
         if measured is not None:
             named = {_SUM + name: value for name, value in measured.items()}
             named |= {_ROW + name: value for name, value in rows.items()}
-            with atomic_file(self.folder / f"{_FILE}{unit.name}.safetensors", sweep=False) as temporary:
+            with commit_file(self.place / f"{_FILE}{unit.name}.safetensors") as temporary:
                 save_file({name: value.contiguous() for name, value in named.items()}, temporary)
 
     def discard(self) -> None:
@@ -104,7 +107,7 @@ class MeasureWorker(Worker):
         self._measured, self._rows = None, []
 
 
-def merge_units(folder: Path, detector: Refinable, most: int) -> tuple[Measured, Remembered]:
+def merge_units(place: Place, detector: Refinable, most: int) -> tuple[Measured, Remembered]:
     """Return the statistics of all units, and the rows of the documents with the smallest keys, about `most` rows.
 
     A document has a row per window, and all of them are taken: documents are added until there are `most` rows. Units
@@ -112,8 +115,9 @@ def merge_units(folder: Path, detector: Refinable, most: int) -> tuple[Measured,
     """
     total: Measured | None = None
     rows: list[Remembered] = []
-    for path in sorted(folder.glob(f"{_FILE}*.safetensors")):
-        found = load_file(path)
+    places = [place / name for name in list_names(place) if _NAME.fullmatch(name)]
+    for content in map_concurrently(lambda own: own.read_bytes(), places, at_once=_FETCHED):
+        found = load(content)
         own = _select(found, _SUM)
         total = own if total is None else detector.merge_measured(total, own)
         if remembered := _select(found, _ROW):

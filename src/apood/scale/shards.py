@@ -11,15 +11,26 @@ depends on time, place or worker. A unit that is done twice, by a worker that wa
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from apood.support.background import map_concurrently
 from apood.support.cloud import Place, list_names, write_file
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
 
-__all__ = ["Counts", "Row", "find_committed", "list_finished", "read_counts", "shard_path", "write_shard"]
+__all__ = [
+    "Counts",
+    "Row",
+    "commit_file",
+    "find_committed",
+    "list_finished",
+    "read_counts",
+    "shard_path",
+    "write_shard",
+]
 
 Row = Mapping[str, Any]
 
@@ -79,6 +90,14 @@ def shard_path(folder: Place, name: str) -> Place:
     return folder / f"rows-{name}.parquet"
 
 
+def commit_file(path: Place) -> AbstractContextManager[Path]:
+    """Return what yields a temporary path whose file is at `path`, in one step, if the block ends without an error.
+
+    On a disk, a job sweeps once, at its end. In a cloud store, an object appears when all of it is there.
+    """
+    return atomic_file(path, sweep=False) if isinstance(path, Path) else write_file(path)
+
+
 def write_shard(path: Place, rows: Sequence[Row], columns: Sequence[str], kept: Sequence[str], *, last: bool) -> Counts:
     """Write the rows of a unit in one step, and return their counts.
 
@@ -102,8 +121,7 @@ def write_shard(path: Place, rows: Sequence[Row], columns: Sequence[str], kept: 
         metadata={_KEY: about},
     )
     texts = [{**row, **{name: _as_text(row.get(name)) for name in kept}} for row in rows]
-    # On a disk, a job sweeps once, at its end. In a cloud store, an object appears when all of it is there.
-    with atomic_file(path, sweep=False) if isinstance(path, Path) else write_file(path) as temporary:
+    with commit_file(path) as temporary:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(texts, schema), temporary, compression="zstd")
     return counts
 
@@ -145,9 +163,10 @@ def find_committed(folder: Place) -> dict[int, list[Place]]:
 
 def list_finished(committed: Mapping[int, Sequence[Place]]) -> set[int]:
     """Return the parts of which all units are committed."""
-    finished = set()
-    for part, paths in committed.items():
-        numbers = [int(_SHARD.fullmatch(path.name)[2]) for path in paths]  # type: ignore[index]
-        if numbers == list(range(len(numbers))) and read_counts(paths[-1])[1]:
-            finished.add(part)
-    return finished
+    gapless = [part for part, paths in committed.items() if _number_units(paths) == list(range(len(paths)))]
+    ends = map_concurrently(read_counts, [committed[part][-1] for part in gapless])
+    return {part for part, (_, last) in zip(gapless, ends, strict=True) if last}
+
+
+def _number_units(paths: Sequence[Place]) -> list[int]:
+    return [int(_SHARD.fullmatch(path.name)[2]) for path in paths]  # type: ignore[index]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from apood.data.parts import Part
 from apood.data.record import BadRecord, Pair, Record
 from apood.encoders.base.encoder import Encoder
-from apood.encoders.embed import Portion, cut_portions, encode_cut
+from apood.encoders.embed import Portion, cut_portions, encode_cut, follow_encoder
 from apood.scale.job import Settings
 from apood.scale.shards import Counts, Row, read_counts, shard_path, write_shard
 from apood.scale.tries import Tries
@@ -45,6 +45,9 @@ class _OpenUnit:
 class Worker:
     """Does the work of one process of the cluster. A subclass opens `encoder`, and makes rows of encoded records.
 
+    With a GPU it makes the rows of one portion and commits them while the encoder runs the next one (see
+    `follow_encoder`). Two portions are then in memory, as without, and a third one as token ids.
+
     Nothing that is written depends on which worker does it, in which order, or how often. There is one exception: after
     several deaths with a unit its documents are encoded one by one, so that last digits may differ (see `tries`).
     """
@@ -59,8 +62,7 @@ class Worker:
                 "the same version everywhere."
             )
         enter_folder(settings.cwd)
-        self.settings = settings
-        self.folder, self.place = Path(settings.folder), parse_place(settings.folder)
+        self.settings, self.place = settings, parse_place(settings.folder)
 
     def read(self, number: int, part: Part) -> Iterator[Record | BadRecord]:  # noqa: ARG002
         """Yield the records of the part of this number."""
@@ -103,14 +105,14 @@ class Worker:
         return Tries(self.place, self.settings.plan, unit)
 
     def _process(self, number: int, part: Part, waiting: deque[_OpenUnit]) -> Counts:
-        total = Counts()
+        found: list[Counts] = []  # appended to by several threads
         suspicious: list[Unit] = []
 
         def list_portions() -> Iterator[Sequence[Record]]:
             for unit in cut_units(number, self.read(number, part), self.settings.unit_records):
                 path = shard_path(self.place, unit.name)
                 if path.exists():
-                    total.add(read_counts(path)[0])
+                    found.append(read_counts(path)[0])
                     continue
                 tries = self._find_tries(unit)
                 if tries.suspicious:
@@ -122,18 +124,27 @@ class Worker:
 
         def commit_complete() -> None:
             while waiting and not waiting[0].missing:
-                total.add(self._commit(waiting[0].unit, waiting[0].rows))
+                found.append(self._commit(waiting[0].unit, waiting[0].rows))
                 waiting.popleft()
 
-        # Closed even after an error, so that no thread still prepares texts while `_save_good` encodes.
-        with closing(encode_cut(list_portions(), self.encoder)) as portions:
+        def finish_portion(portion: Portion) -> None:
+            commit_complete()  # units of bad records alone
+            waiting[0].add(self.make_rows(portion))
+            commit_complete()
+
+        # Both end even after an error, so that no thread is at work while `_save_good` encodes.
+        with (
+            closing(encode_cut(list_portions(), self.encoder)) as portions,
+            follow_encoder(self.encoder) as background,
+        ):
             for portion in portions:
-                commit_complete()  # units of bad records alone
-                waiting[0].add(self.make_rows(portion))
-                commit_complete()
+                background.start(finish_portion, portion)
         commit_complete()
         for unit in suspicious:  # when nothing else is at work that could be to blame
-            total.add(self._commit(unit, self._encode_one_by_one(unit)))
+            found.append(self._commit(unit, self._encode_one_by_one(unit)))
+        total = Counts()
+        for own in found:
+            total.add(own)
         return total
 
     def _encode_one_by_one(self, unit: Unit) -> list[Row]:

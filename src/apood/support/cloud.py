@@ -98,10 +98,6 @@ class CloudAddress:
         """Return whether there are objects below this address."""
         return bool(self._ask().type == self._fs.FileType.Directory)
 
-    def measure_size(self) -> int:
-        """Return the number of bytes of an object; 0 if there is none."""
-        return int(self._ask().size or 0)
-
     def _ask(self) -> Any:
         with self.explain_errors("read"):
             return self._connect().get_file_info(self._path)
@@ -115,18 +111,29 @@ class CloudAddress:
 
         In a pattern, `*` and `?` stand for characters of a name, and `**` for any folders. Hidden objects are left out.
         """
-        if self.is_file():
-            return [self]
+        return list(self.measure_sizes())
+
+    def measure_sizes(self) -> "dict[CloudAddress, int]":
+        """Return the number of bytes of each object that `find` returns; it takes no more requests than that."""
+        alone = self._ask()
+        if alone.is_file:
+            return {self: int(alone.size)}
         patterns = self.key.split("/")
         plain = next((place for place, part in enumerate(patterns) if re.search(r"[*?[]", part)), None)
         if plain is None:
-            return []
+            return {}
         folder = type(self)(self.scheme, self.bucket, "/".join(patterns[:plain]))
         recursive = plain < len(patterns) - 1
-        keys = [
-            found.path.removeprefix(f"{self.bucket}/") for found in folder._list(recursive=recursive) if found.is_file
-        ]
-        return [type(self)(self.scheme, self.bucket, key) for key in sorted(keys) if _matches(key.split("/"), patterns)]
+        sizes = {
+            found.path.removeprefix(f"{self.bucket}/"): int(found.size)
+            for found in folder._list(recursive=recursive)
+            if found.is_file
+        }
+        return {
+            type(self)(self.scheme, self.bucket, key): sizes[key]
+            for key in sorted(sizes)
+            if _matches(key.split("/"), patterns)
+        }
 
     def _list(self, *, recursive: bool) -> list[Any]:
         selector = self._fs.FileSelector(self._path, allow_not_found=True, recursive=recursive)

@@ -9,15 +9,25 @@ import contextlib
 import hashlib
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from apood.support.background import map_concurrently
 from apood.support.cloud import CloudAddress, Place
 from apood.support.errors import ApoodError, CloudError
 from apood.support.files import atomic_folder, find_user_cache, lock_folder
 from apood.support.progress import progress_bar
 
-__all__ = ["fetch_folder", "find_work_folder", "keep_copy", "publish_folder", "upload_folder"]
+__all__ = [
+    "download_folder",
+    "fetch_folder",
+    "find_work_folder",
+    "keep_copy",
+    "publish_folder",
+    "upload_folder",
+    "write_folder",
+]
 
 _ATTEMPTS = 3  # to read a folder that others replace meanwhile
 
@@ -116,6 +126,27 @@ def upload_folder(folder: Path, address: CloudAddress, manifest: str) -> None:
             progress.update(path.stat().st_size)
 
 
+def download_folder(address: CloudAddress, folder: Path) -> None:
+    """Copy the objects of a folder in a cloud store, which has no folders in it, to a folder on this machine."""
+    names = address.list_names()
+    deque(map_concurrently(lambda name: (address / name).download(folder / name), names), maxlen=0)
+
+
+@contextlib.contextmanager
+def write_folder(place: Place, manifest: str) -> Iterator[Path]:
+    """Yield a new folder on this machine whose files replace those at `place` if the block ends without an error.
+
+    Unlike `publish_folder`, it leaves no copy on this machine, where nobody reads it.
+    """
+    if isinstance(place, Path):
+        with atomic_folder(place) as temporary:
+            yield temporary
+        return
+    with _make_new_folder(place) as folder:
+        yield folder
+        upload_folder(folder, place, manifest)
+
+
 @contextlib.contextmanager
 def publish_folder(place: Place, manifest: str, check: Callable[[Place], None]) -> Iterator[Path]:
     """Yield a new folder on this machine whose files are at `place` if the block ends without an error.
@@ -128,14 +159,21 @@ def publish_folder(place: Place, manifest: str, check: Callable[[Place], None]) 
             yield temporary
         return
     check(place)
-    cache = find_user_cache("cloud")
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="@new-", dir=cache) as temporary:
-        folder = Path(temporary, place.name or place.bucket)
-        folder.mkdir()
+    with _make_new_folder(place) as folder:
         yield folder
         upload_folder(folder, place, manifest)
         keep_copy(folder, place, manifest)
+
+
+@contextlib.contextmanager
+def _make_new_folder(address: CloudAddress) -> Iterator[Path]:
+    """Yield a folder in the cache for the files of an address; it is deleted after the block."""
+    cache = find_user_cache("cloud")
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="@new-", dir=cache) as temporary:
+        folder = Path(temporary, address.name or address.bucket)
+        folder.mkdir()
+        yield folder
 
 
 def keep_copy(folder: Path, address: CloudAddress, manifest: str) -> None:

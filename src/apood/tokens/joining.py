@@ -1,7 +1,7 @@
 """Token stores made of others: several merged into one, or one split into several."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from apood.tokens.source import Subset, TokenSource, token_budget
 from apood.tokens.store import INDEX_FILE, StoreIndex, TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
-__all__ = ["merge_stores", "split_store", "write_joined"]
+__all__ = ["join_stores", "merge_stores", "split_store"]
 
 _SLACK = 1e-9  # by which shares such as 0.1 and 0.2 and 0.7 may exceed 1
 
@@ -47,9 +47,7 @@ def merge_stores(folders: Sequence[str | Path], out: str | Path) -> TokenStore:
             )
     for before, after in itertools.pairwise(store for store in stores if len(store)):
         _refuse_continued(before, after)
-    with publish_folder(parse_place(out), INDEX_FILE, _refuse_occupied) as temporary:
-        write_joined(stores, temporary, _add_tallies([store.index for store in stores]))
-    return TokenStore(out)
+    return join_stores(stores, out, _add_tallies([store.index for store in stores]), sum(map(len, stores)))
 
 
 def split_store(folder: str | Path, shares: Mapping[str, float], out: str | Path, seed: int) -> dict[str, TokenStore]:
@@ -95,7 +93,7 @@ def split_store(folder: str | Path, shares: Mapping[str, float], out: str | Path
             )
     with publish_folder(parse_place(out), INDEX_FILE, _refuse_occupied) as temporary:
         for name, part in parts.items():
-            write_joined([part], temporary / name, {})
+            _write_joined([part], temporary / name, {}, len(part))
     return {name: TokenStore(f"{out}/{name}") for name in shares}
 
 
@@ -155,18 +153,33 @@ def _add_tallies(indices: Sequence[StoreIndex]) -> dict[str, int]:
     return {name: sum(index.tally.get(name, 0) for index in indices) for name in names}
 
 
-def write_joined(sources: Sequence[TokenSource], folder: Path, tally: Mapping[str, int]) -> None:
+def join_stores(stores: Iterable[TokenSource], out: str | Path, tally: Mapping[str, int], sequences: int) -> TokenStore:
+    """Write stores that go together to the new store `out`, one after the other, and return it.
+
+    Args:
+        stores: the stores, at least one. Each is read before the next one is asked for.
+        out: the folder of the new store, which is complete or absent.
+        tally: counts about all of them; may be empty.
+        sequences: the number of sequences of all of them.
+    """
+    with publish_folder(parse_place(out), INDEX_FILE, _refuse_occupied) as temporary:
+        _write_joined(stores, temporary, tally, sequences)
+    return TokenStore(out)
+
+
+def _write_joined(sources: Iterable[TokenSource], folder: Path, tally: Mapping[str, int], sequences: int) -> None:
     """Write sources that go together to one store, whole documents at a time."""
-    first = sources[0]
+    others = iter(sources)
+    first = next(others)
     # Shards then depend on the sequences alone, not on the speed of this machine.
     never = float("inf")
     with (
         TokenStoreWriter(
             folder, dim=first.dim, dtype=first.dtype, encoder=first.encoder, commit_seconds=never
         ) as writer,
-        progress_bar(sum(map(len, sources)), "copy", "seq") as progress,
+        progress_bar(sequences, "copy", "seq") as progress,
     ):
-        for source in sources:
+        for source in itertools.chain([first], others):
             starts = find_documents(source)
             bounds = np.append(starts, len(source))
             tokens = (

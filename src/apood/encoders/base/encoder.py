@@ -32,12 +32,14 @@ class Encoder(Protocol):
     It does so in two steps, so that the CPU can prepare the next items while the device runs the model.
 
     Attributes:
+        device: the device of the model; the CPU if another program runs it.
         dim: D, the length of a token.
         identity: the settings that another encoder must share to give the same tokens.
         max_tokens: the largest number of tokens per sequence.
         truncated: the number of items so far that were cut at a limit.
     """
 
+    device: torch.device
     dim: int
     identity: EncoderIdentity
     max_tokens: int

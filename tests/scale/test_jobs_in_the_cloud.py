@@ -1,0 +1,198 @@
+"""Jobs whose work and results are in a cloud store, which a folder of this machine stands in for."""
+
+import json
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bucket import Bucket, put_bucket_in_place
+from scaled import plan_scores, read_shards, run_here
+
+from apood import KNN, TokenStore
+from apood.data.inputs import Request
+from apood.data.parts import find_parts
+from apood.data.record import Record
+from apood.detectors.contract.artefact import load_with_facts
+from apood.fitting.optimise import Checkpoint
+from apood.pipeline.token_cache import TokenCache
+from apood.scale.embedding import EmbedWorker, join_units
+from apood.scale.fitting import Sample, draw_sample, fit_sample
+from apood.scale.job import Job, Settings
+from apood.scale.measuring import MeasureWorker, merge_units
+from apood.scale.sampling import Drawn, choose_bound
+from apood.scale.scoring import ScoreWorker
+from apood.support.cloud import CloudAddress, parse_place
+from apood.support.errors import CloudError, InputError
+from apood.tokens.digests import content_digest
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    return put_bucket_in_place(tmp_path / "cloud", monkeypatch)
+
+
+def embed(root: Path, work: str, out: str) -> TokenStore:
+    settings = Settings(work, Request(), encoder={"model": str(root / "bert")}, unit_records=16)
+    job = Job.plan("embed", [str(root / "corpus")], settings, {})
+    run_here(job, EmbedWorker(settings))
+    return join_units(job.place, out, job.finish())
+
+
+@pytest.mark.usefixtures("bucket")
+def test_scores_are_the_same_there(root: Path, reference: dict[str, bytes], tmp_path: Path):
+    job = plan_scores(root / "corpus", root / "detector", "s3://bucket/scores")
+    run_here(job, ScoreWorker(job.settings))
+    assert read_shards(tmp_path / "cloud" / "bucket" / "scores") == reference
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_store_is_the_same_there(root: Path, tmp_path: Path):
+    here = embed(root, str(tmp_path / "here.parts"), str(tmp_path / "here"))
+    there = embed(root, "s3://bucket/there.parts", "s3://bucket/there")
+    assert content_digest(there) == content_digest(here) and there.index == here.index
+    shutil.rmtree(tmp_path / "cache")
+    assert TokenStore("s3://bucket/there").index == here.index
+    units = [path for path in (tmp_path / "cloud" / "bucket" / "there.parts").iterdir() if path.is_dir()]
+    assert len(units) > 6 and not list((tmp_path / "cache").rglob("tokens-*"))  # no unit is kept on this machine
+
+
+@pytest.mark.usefixtures("bucket")
+def test_an_interrupted_upload_leaves_no_store(root: Path, monkeypatch: pytest.MonkeyPatch):
+    upload = CloudAddress.upload
+
+    def interrupt(address: CloudAddress, file: Path) -> None:
+        if str(address) == "s3://bucket/there/index.json":
+            raise KeyboardInterrupt
+        upload(address, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CloudAddress, "upload", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            embed(root, "s3://bucket/there.parts", "s3://bucket/there")
+    with pytest.raises(CloudError, match=r"incomplete: it has no index\.json"):
+        TokenStore("s3://bucket/there")
+
+
+@pytest.mark.usefixtures("bucket")
+def test_what_is_measured_is_the_same_there(root: Path, tmp_path: Path):
+    found = []
+    for out in (str(tmp_path / "here"), "s3://bucket/there"):
+        job = plan_scores(root / "corpus", root / "detector", out)
+        settings = replace(job.settings, request=Request(), remembered=choose_bound(1, 0))
+        run_here(replace(job, settings=settings), MeasureWorker(settings))
+        found.append(merge_units(job.place, load_with_facts(root / "detector")[0], 10**6))
+    (_, here), (_, there) = found
+    assert here.keys() == there.keys() and all(here[name].equal(there[name]) for name in here)
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_fit_goes_on_with_the_sample_and_the_detector_that_are_there(root: Path, tmp_path: Path):
+    """Also on another machine: what was measured belongs to this detector."""
+    records = [Record(f"word{number % 9} word{number % 7}", str(number)) for number in range(60)]
+    sample = Sample(records, [], 100, choose_bound(1, 0))
+    cache = TokenCache.of_model(tmp_path / "tokens", root / "bert")
+    place, checkpoint = parse_place("s3://bucket/fit.scale/detector"), Checkpoint(tmp_path / "checkpoint")
+    fitted = fit_sample(KNN(k=2), sample, cache, place, checkpoint)
+    shutil.rmtree(tmp_path / "cache")
+    again = fit_sample(KNN(k=3), sample, cache, place, checkpoint)
+    assert again.k == 2 and again.bank_.equal(fitted.bank_)
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_sample_is_drawn_once(root: Path, monkeypatch: pytest.MonkeyPatch):
+    job = plan_scores(root / "corpus", root / "detector", "s3://bucket/measured")
+    drawn = [Drawn(number, 0, number, f"line {number}", f"word{number}") for number in range(125)]
+    monkeypatch.setattr("apood.scale.fitting._draw", lambda *_: drawn)
+    path = parse_place("s3://bucket/fit.scale/sample.parquet")
+    sample = draw_sample(job, 100, 0, path)
+    monkeypatch.delattr("apood.scale.fitting._draw")
+    assert draw_sample(job, 100, 0, path) == sample and len(sample.training) == 100
+
+
+def test_the_number_of_requests_for_inputs_does_not_depend_on_their_number(bucket: Bucket, tmp_path: Path):
+    asked = []
+    for count in (2, 30):
+        folder = tmp_path / "cloud" / "bucket" / f"texts-{count}"
+        folder.mkdir(parents=True)
+        for number in range(count):
+            (folder / f"{number}.txt").write_text("word1\n" * (number + 1))
+        bucket.asked.clear()
+        parts = find_parts([f"s3://bucket/texts-{count}/*.txt"], 10**6)
+        assert sorted(part.size for part in parts) == [6 * (number + 1) for number in range(count)]
+        asked.append(len(bucket.asked))
+    assert asked[0] == asked[1] == 4
+    alone = find_parts(["s3://bucket/texts-2/1.txt"], 10**6)
+    assert [(part.name, part.size) for part in alone] == [("s3://bucket/texts-2/1.txt", 12)]
+
+
+@pytest.mark.usefixtures("bucket")
+def test_shards_are_read_at_the_same_time(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """The manifest is in order, and two reads wait for each other."""
+    job = plan_scores(root / "corpus", root / "detector", "s3://bucket/scores")
+    run_here(job, ScoreWorker(job.settings))
+    read, met = CloudAddress.open_anywhere, threading.Barrier(2, timeout=30)
+
+    def meet_and_read(address: CloudAddress):
+        met.wait()
+        return read(address)
+
+    monkeypatch.setattr(CloudAddress, "open_anywhere", meet_and_read)
+    assert job.begin() == []
+    assert job.finish().rows == 252
+    manifest = json.loads((job.place / "_manifest.json").read_bytes())
+    assert [shard["file"] for shard in manifest["shards"]] == sorted(shard["file"] for shard in manifest["shards"])
+
+
+def plan_two(root: Path) -> tuple[Job, Job]:
+    """Return two jobs with other inputs and the same address."""
+    one, other = (
+        plan_scores(root / "corpus" / f"{number}.jsonl", root / "detector", "s3://bucket/scores") for number in (0, 1)
+    )
+    return one, other
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_command_that_begins_while_another_one_begins_gives_up(root: Path, monkeypatch: pytest.MonkeyPatch):
+    one, other = plan_two(root)
+    upload = CloudAddress.upload
+
+    def begin_before(address: CloudAddress, file: Path) -> None:
+        monkeypatch.setattr(CloudAddress, "upload", upload)
+        assert one.begin() == [0]
+        upload(address, file)
+
+    monkeypatch.setattr(CloudAddress, "upload", begin_before)  # the other one has looked, and found nothing
+    with pytest.raises(InputError, match="Another command began to write to s3://bucket/scores at the same moment"):
+        other.begin()
+    with pytest.raises(InputError, match="holds the work of another command, whose inputs differ"):
+        other.begin()
+    run_here(one, ScoreWorker(one.settings))
+
+
+@pytest.mark.usefixtures("bucket")
+def test_two_commands_that_see_each_other_both_give_up(root: Path, monkeypatch: pytest.MonkeyPatch):
+    one, other = plan_two(root)
+    upload = CloudAddress.upload
+
+    def claim_before(address: CloudAddress, file: Path) -> None:
+        monkeypatch.setattr(CloudAddress, "upload", upload)
+        with pytest.raises(InputError, match="at the same moment"):
+            upload(address, file)
+            one.begin()
+            raise AssertionError("not reached")
+
+    monkeypatch.setattr(CloudAddress, "upload", claim_before)
+    with pytest.raises(InputError, match="at the same moment"):
+        other.begin()
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_command_that_was_killed_when_it_had_claimed_begins_again(root: Path, tmp_path: Path):
+    one, _ = plan_two(root)
+    one.begin()
+    (tmp_path / "cloud" / "bucket" / "scores" / "_plan.json").unlink()
+    run_here(one, ScoreWorker(one.settings))
+    rest = {path.name for path in (tmp_path / "cloud" / "bucket" / "scores").iterdir() if path.suffix != ".parquet"}
+    assert rest == {"_plan.json", "_manifest.json", f"_claim-{one.settings.plan[:16]}"}
