@@ -14,6 +14,7 @@ NAMES = [
     "MSP",
     "BinaryLogits",
     "Checkpoint",
+    "Coherence",
     "DeepSAD",
     "DeepSVDD",
     "Detector",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from apood.decisions.drift import DriftAlarm
     from apood.detectors.ap_ood.detector import APOOD
     from apood.detectors.binary_logits import BinaryLogits
+    from apood.detectors.coherence import Coherence
     from apood.detectors.contract.base import Detector
     from apood.detectors.deep_svdd import DeepSAD, DeepSVDD
     from apood.detectors.entropy import Entropy
@@ -38,6 +39,7 @@ __all__ = [
     "MSP",
     "BinaryLogits",
     "Checkpoint",
+    "Coherence",
     "DeepSAD",
     "DeepSVDD",
     "Detector",
@@ -70,6 +72,7 @@ _HOMES = {
     "MSP": "apood.detectors.logits",
     "BinaryLogits": "apood.detectors.binary_logits",
     "Checkpoint": "apood.fitting.optimise",
+    "Coherence": "apood.detectors.coherence",
     "DeepSAD": "apood.detectors.deep_svdd",
     "DeepSVDD": "apood.detectors.deep_svdd",
     "Detector": "apood.detectors.contract.base",

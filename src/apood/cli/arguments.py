@@ -49,6 +49,7 @@ _CHANNEL_SOURCES = {
     "sample_logprobs": "`apood embed` stores it with --samples, for models that generate",
     "logits": "`apood embed` stores it for classifiers",
     "summary": "`apood embed` stores it for texts",
+    "sentences": "`apood embed` stores it for texts in --mode input",
 }
 
 

@@ -14,6 +14,7 @@ Methods on tokens:
     fusion: several detectors as one, and the recommended detector
 
 Methods on channels beside the tokens:
+    coherence: whether every sentence of a text fits the rest of it
     perplexity: perplexity of an output or an input
     entropy: entropy of sampled outputs
     logits: maximum softmax probability and energy of a classifier

@@ -94,7 +94,7 @@ def reopen_encoder(
     else:
         arguments.setdefault("on_long", "beginning")  # the only way before there was a choice
         arguments["logprobs"] = None if "token_logprobs" in channels else False
-        arguments["summary"] = "summary" in channels
+        arguments |= {name: name in channels for name in ("summary", "sentences")}
     encoder = open_encoder(found, **arguments, **options)
     if not same_encoder(identity, encoder.identity):
         raise InputError(

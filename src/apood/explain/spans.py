@@ -8,13 +8,13 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from apood.encoders.text.sentences import find_sentence_places
+
 __all__ = ["Sentence", "Span", "find_owners", "find_sentences", "find_words", "sum_tokens"]
 
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # written without spaces between words
 _LONGEST = 64  # characters of a word; longer runs without a space are cut
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]{{1,{_LONGEST}}}")
-# A line break is looked for from the start of white space only: from every space, a long run would take quadratic time.
-_SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？])|(?<!\s)\s*\n\s*")
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,7 @@ def find_words(text: str) -> list[Span]:
 
 def find_sentences(text: str) -> list[Sentence]:
     """Return the sentences of a text, which end in a full stop, an exclamation or question mark, or a line break."""
-    breaks = [found.span() for found in _SENTENCE_END.finditer(text)]
-    starts, ends = [0, *(end for _, end in breaks)], [*(start for start, _ in breaks), len(text)]
-    return [Sentence(start, end) for start, end in zip(starts, ends, strict=True) if text[start:end].strip()]
+    return [Sentence(start, end) for start, end in find_sentence_places(text)]
 
 
 def find_owners(text: str, spans: Sequence[Span], places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

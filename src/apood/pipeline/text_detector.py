@@ -110,7 +110,7 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         if isinstance(self.model, str) and is_address(self.model):
             return RemoteEncoder(self.model)
         logprobs = None if "token_logprobs" in reads else False
-        return TextEncoder(self.model, logprobs=logprobs, summary="summary" in reads)
+        return TextEncoder(self.model, logprobs=logprobs, summary="summary" in reads, sentences="sentences" in reads)
 
     def fit(self, X: Iterable[str], y: Any = None, *, aux: Iterable[str] | None = None) -> Self:
         """Learn from in-distribution texts, hold out a part of them, and set the threshold with it.

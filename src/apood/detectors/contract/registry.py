@@ -27,6 +27,7 @@ METHODS: dict[str, str] = {
     "knn": "apood.detectors.knn:KNN",
     "mahalanobis-knn": "apood.detectors.knn:MahalanobisKNN",
     "trusted": "apood.detectors.trusted:Trusted",
+    "coherence": "apood.detectors.coherence:Coherence",
     "length": "apood.detectors.length:Length",
     "deep-svdd": "apood.detectors.deep_svdd:DeepSVDD",
     "deep-sad": "apood.detectors.deep_svdd:DeepSAD",

@@ -25,6 +25,7 @@ from apood.encoders.base.pretrained import (
 )
 from apood.encoders.text.generation import Generator
 from apood.encoders.text.model import Mode, probe_model
+from apood.encoders.text.sentences import TextSentences, embed_sentences, read_sentences
 from apood.encoders.text.states import Rows, TextPass
 from apood.encoders.text.tokenising import (
     Budget,
@@ -60,6 +61,7 @@ class PreparedTexts:
         cut: the indices of the sequences that were cut at a limit.
         windows: the number of each sequence among the windows of its text; None if long texts have no windows.
         refused: what is wrong with the items that have no sequence, by their indices.
+        sentences: the sentences of the texts; None if they are not wanted.
     """
 
     texts: list[str]
@@ -69,6 +71,7 @@ class PreparedTexts:
     cut: frozenset[int]
     windows: Tensor | None = None
     refused: Mapping[int, str] = field(default_factory=dict)
+    sentences: TextSentences | None = None
 
     def slice(self, start: int, stop: int) -> "PreparedTexts":
         """Return the sequences from `start` to `stop`."""
@@ -80,6 +83,7 @@ class PreparedTexts:
             None if self.targets is None else self.targets.select(some),
             frozenset(index - start for index in self.cut if start <= index < stop),
             None if self.windows is None else self.windows[some],
+            sentences=None if self.sentences is None else self.sentences.slice(start, stop),
         )
 
 
@@ -113,6 +117,9 @@ class TextEncoder:
     - `summary`: one vector of D numbers per sequence, another view of it from the same pass: the mean over its tokens
       of the last layer's states if tokens are a mix of layers, and of the mix of all layers if they are of one layer.
       In mode `input` of a causal model, the first token, a sink, is left out unless it is the only one.
+    - `sentences`: in mode `input`, for each sentence of a text, its number of tokens and the mean of their input
+      embeddings, which do not depend on other sentences. Of a long text, the first window has all sentences, and every
+      further window the first one alone.
 
     Args:
         model: a folder with config.json, safetensors weights and tokenizer files, or a hub id (`owner/name`
@@ -139,6 +146,7 @@ class TextEncoder:
         logprobs: False leaves out `token_logprobs`, which cost a product with the vocabulary. True raises an error if
             the model has none. By default they are computed if the model has them.
         summary: whether to compute `summary`.
+        sentences: whether to compute `sentences`, if the mode is `input`.
         device: the device of the model; by default a GPU if there is one. States are always returned on the CPU, from
             a GPU mostly in pinned memory.
         dtype: the dtype of the computation and of the states; by default float32 on a CPU and bfloat16 on a GPU.
@@ -161,7 +169,7 @@ class TextEncoder:
         >>> len(batch), batch.dim == encoder.dim
         (2, True)
         >>> sorted(batch.channels)
-        ['input_ids', 'summary', 'text', 'window']
+        ['input_ids', 'sentences', 'summary', 'text', 'window']
     """
 
     def __init__(
@@ -180,6 +188,7 @@ class TextEncoder:
         special_tokens: bool = True,
         logprobs: bool | None = None,
         summary: bool = True,
+        sentences: bool = True,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -229,6 +238,7 @@ class TextEncoder:
         probe = probe_model(loaded, pretrained.name, mode, layers, with_head=logprobs)
         self.dim = probe.dim
         self._embeddings = int(loaded.model.get_input_embeddings().num_embeddings)
+        self._sentences = sentences and mode == "input"
         self._pass = TextPass(
             loaded.model,
             loaded.kind,
@@ -293,7 +303,9 @@ class TextEncoder:
             windows = None
             if self.on_long == "windows":
                 windows = list_run_rows(torch.zeros_like(sources.counts), sources.counts)
-            return PreparedTexts(texts, sources.ids, [], None, frozenset(sources.cut), windows, sources.refused)
+            sentences = read_sentences(items, sources, self._tokeniser, self.max_tokens) if self._sentences else None
+            cut = frozenset(sources.cut)
+            return PreparedTexts(texts, sources.ids, [], None, cut, windows, sources.refused, sentences)
         _check_pairs(items)
         sources = self._tokeniser.tokenise_documents([pair.source for pair in items], self.on_long)
         pairs = [pair for index, pair in enumerate(items) if index not in sources.refused]
@@ -316,7 +328,8 @@ class TextEncoder:
         return parts[0] if len(parts) == 1 else TokenBatch.concatenate(parts)
 
     def _refuse_unknown_ids(self, prepared: PreparedTexts) -> None:
-        for ids in (prepared.sources, prepared.targets):
+        sentences = None if prepared.sentences is None else prepared.sentences.ids
+        for ids in (prepared.sources, prepared.targets, sentences):
             if ids is not None and len(ids.values) and (largest := int(ids.values.max())) >= self._embeddings:
                 raise InputError(
                     f"The tokenizer of {self.identity['model']!r} gives the token id {largest}, but the model has "
@@ -361,6 +374,9 @@ class TextEncoder:
         channels = {name: collector.finish() for name, collector in collectors.items()}
         states = channels.pop("states")
         channels["text"] = encode_texts(prepared.texts)
+        if prepared.sentences is not None:
+            embeddings = self._pass.model.model.get_input_embeddings()
+            channels["sentences"] = embed_sentences(embeddings, prepared.sentences)
         if prepared.windows is not None:
             channels[WINDOW] = Ragged.from_lengths(prepared.windows.int(), [1] * len(prepared.windows))
         if self.mode == "output":

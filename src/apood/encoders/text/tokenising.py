@@ -102,6 +102,10 @@ class Tokeniser:
         ids = _make_ragged([row for windows in documents for row in windows])
         return Documents(ids, torch.tensor([len(windows) for windows in documents], dtype=torch.int64), [], refused)
 
+    def tokenise_parts(self, parts: Sequence[str]) -> Ragged:
+        """Return the ids of parts of texts, each by itself, without special tokens and template."""
+        return _make_ragged(self._tokenise_whole([replace_surrogates(part) for part in parts], special=False))
+
     def locate_documents(self, texts: Sequence[str], on_long: OnLong) -> list[list[list[tuple[int, int]]]]:
         """Return where the tokens of `tokenise_documents` are: per text and window, a start and an end per token.
 
@@ -191,13 +195,13 @@ class Tokeniser:
     def _fill_template(self, texts: Sequence[str]) -> list[str]:
         return [self._before + replace_surrogates(text) + self._after for text in texts]
 
-    def _tokenise_whole(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of whole texts, with special tokens."""
+    def _tokenise_whole(self, texts: list[str], *, special: bool = True) -> list[list[int]]:
+        """Return the ids of whole texts, with special tokens or without."""
         if self._rust is None:
-            return self._call(texts)
+            return self._call(texts, add_special_tokens=special)
         # This is faster than the tokenizer of transformers, because it makes no offsets and strings of tokens.
         with self._lock:
-            encodings = self._rust.encode_batch_fast(texts)
+            encodings = self._rust.encode_batch_fast(texts, add_special_tokens=special)
         return [encoding.ids for encoding in encodings]
 
     def _call(self, texts: list[str], argument: str = "text", **options: Any) -> list[list[int]]:

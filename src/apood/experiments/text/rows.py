@@ -45,6 +45,7 @@ ALONE = (
     Entry("deep-svdd", name="Deep SVDD, raw"),
     Entry("deep-svdd", {"normalize": "pooled"}, "Deep SVDD, pooled"),
     Entry("trusted", name="TRUSTED"),
+    Entry("coherence", name="coherence of sentences"),
     Entry("perplexity", name="perplexity"),
     Entry("length", name=CONTROL),
 )

@@ -119,6 +119,7 @@ class PreparedBench:
             not task.model.takes_sounds and find_kind(load_config(task.model.found)) == "causal"
         )
         channels = [] if task.model.takes_sounds else ["summary"]
+        channels += ["sentences"] if task.mode == "input" and channels and task.first_view else []
         channels += ["token_logprobs"] if predicts and task.first_view else []
         aux = len(sets.items.get(AUX, ())) if self.measurer.with_aux else 0
         return list_rows(self.measurer.chosen, [*channels, *others], aux, first_view=task.first_view)
@@ -127,7 +128,7 @@ class PreparedBench:
         """Raise InputError if no row can be measured, whatever is embedded."""
         rows = [*self.measurer.chosen.alone, *self.measurer.chosen.learning]
         # Only these two are known before anything is embedded; a classifier, for example, also gives logits.
-        unknown = {name for row in rows for name in row.requires} - {"tokens", "summary", "token_logprobs"}
+        unknown = {name for row in rows for name in row.requires} - {"tokens", "summary", "sentences", "token_logprobs"}
         if not any(self._list_rows(task, sets, unknown) for task, sets in self.assignments):
             raise InputError(
                 f"There is nothing to measure: {', '.join(dict.fromkeys(row.label for row in rows))} cannot work with "

@@ -1,0 +1,181 @@
+"""Coherence: whether every sentence of a text fits the rest of it."""
+
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from apood.detectors.contract.base import Detector
+from apood.detectors.shared.log_distances import LengthLaw
+from apood.detectors.shared.mean_pooling import (
+    EIGENVALUE_FLOOR,
+    compute_covariance,
+    inverse_root,
+    merge_spreads,
+    shrink,
+)
+from apood.detectors.shared.side_channel import find_sequences_with
+from apood.fitting.optimise import Checkpoint
+from apood.support.errors import InputError
+from apood.support.progress import progress_bar
+from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.source import Subset, TokenSource, token_budget
+
+__all__ = ["Coherence"]
+
+_CHANNEL = "sentences"
+_SHRINKAGE = 0.5  # of the covariance: directions of rare words are noise
+_LEAST = 20  # ID texts of several sentences; fewer say nothing about what is usual
+_LAW_TEXTS = 4096  # most ID texts that the laws are learnt from
+_SMALLEST = 1e-6  # a difference from what is usual that counts as none
+
+
+class Coherence(Detector):
+    """s(Z) = a(n) - max_i z_i: how well the sentence that fits least fits the rest of its text.
+
+        u_i = P (v_i - μ) / |P (v_i - μ)|
+        c_i = u_i · Σ_{j≠i} u_j / |Σ_{j≠i} u_j|
+        z_i = (m(l_i) - c_i) / e(l_i)
+
+    v_i is the mean input embedding of sentence i, l_i its number of tokens and n the number of sentences. P whitens the
+    sentences of the ID texts, whose mean is μ. c_i is the cosine of a sentence and the rest of its text. m(l) and e(l)
+    are its mean and its mean deviation for ID sentences of l tokens, because short ones fit less well, and a(n) is what
+    the largest z_i of ID texts of n sentences is on average. 0 is usual. A text of one sentence has the score 0: there
+    is nothing to compare it with.
+
+    This finds one foreign sentence in an ordinary text, such as an injected instruction, which hardly changes the mean
+    of the text. It does not tell whether the text as a whole is foreign: use it beside another method, not instead.
+
+    Input embeddings are used because they know nothing of the other sentences. In hidden states, attention has made a
+    foreign sentence look like its surroundings.
+
+    Not a published method.
+
+    Attributes:
+        centre_: μ `[E]`, float64.
+        whitening_: P `[E, E]`, float64.
+        fit_: the mean of m(l) and of log e(l) over the ID sentences, and of max z_i over the ID texts `[3]`, float64.
+        sentence_law_: how -m(l) depends on l.
+        spread_law_: how log e(l) depends on l.
+        count_law_: how max z_i depends on n.
+
+    Examples:
+        >>> import torch
+        >>> from apood import Coherence, TokenBatch
+        >>> from apood.tokens.batch import Ragged
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> def make_texts(topics):  # four sentences of five tokens each
+        ...     rows = topics + torch.randn(len(topics), 4, 8, generator=generator)
+        ...     rows = torch.cat([torch.full_like(rows[..., :1], 5), rows], 2).flatten(0, 1)
+        ...     return TokenBatch.without_tokens(sentences=Ragged.from_lengths(rows, [4] * len(topics)))
+        >>> topics = 3 * torch.randn(200, 1, 8, generator=generator)
+        >>> foreign = topics[:50] + 6 * torch.eye(4)[:, :1]  # the first sentence has another topic
+        >>> detector = Coherence().fit(make_texts(topics[100:]))
+        >>> inside, outside = (detector.score_samples(make_texts(own)) for own in (topics[:50], foreign))
+        >>> bool(inside.mean() > outside.mean() + 1)
+        True
+    """
+
+    name = "coherence"
+    requires = frozenset({_CHANNEL})
+
+    centre_: Annotated[Tensor, "E"]
+    whitening_: Annotated[Tensor, "E E"]
+    fit_: Annotated[Tensor, "3"]
+    sentence_law_: LengthLaw
+    spread_law_: LengthLaw
+    count_law_: LengthLaw
+
+    def rate_sentences(self, X: Any) -> Ragged:
+        """Return z_i of each sentence: how much less it fits the rest of its text than is usual; 0 for a single one."""
+        source = self._check_for_scoring(X)
+        parts = []
+        for batch in source.batches(token_budget(source.dim)):
+            self._check_batch(batch, 0, "the data to score")
+            parts.append(Ragged(self._rate(batch.channels[_CHANNEL]), batch.channels[_CHANNEL].offsets))
+        return Ragged.concatenate(parts)
+
+    def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
+        rows = batch.channels[_CHANNEL]
+        if rows.values.ndim != 2 or rows.values.shape[1] < 2:
+            raise InputError(
+                f"A row of {_CHANNEL} must be the number of tokens of a sentence and a vector, got shape "
+                f"{list(rows.values.shape[1:])} in {where}."
+            )
+        if "centre_" in vars(self) and rows.values.shape[1] != 1 + len(self.centre_):
+            raise InputError(
+                f"The sentences in {where} have vectors of {rows.values.shape[1] - 1} numbers, and this detector was "
+                f"fitted on {len(self.centre_)}."
+            )
+        wrong = find_sequences_with(rows.values[:, 0] < 1, rows)
+        if bool(wrong.any()):
+            number = first + int(wrong.nonzero()[0])
+            raise InputError(f"Sequence {number} of {where} has a sentence with less than one token.")
+
+    def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
+        total: dict[str, Tensor] | None = None
+        with progress_bar(len(source), "sentences", "seq") as progress:
+            for batch in source.batches(token_budget(source.dim)):
+                part = _measure_spread(batch.channels[_CHANNEL])
+                total = part if total is None else merge_spreads(total, part)
+                progress.update(len(batch))
+        assert total is not None, "fit refuses a source without sequences"
+        _, self.centre_, covariance = compute_covariance(total)
+        self.whitening_ = inverse_root(shrink(covariance, _SHRINKAGE), EIGENVALUE_FLOOR)
+        some = Subset(source, torch.linspace(0, len(source) - 1, min(len(source), _LAW_TEXTS)).long())
+        rows = Ragged.concatenate([batch.channels[_CHANNEL] for batch in some.batches(token_budget(source.dim))])
+        several = rows.lengths > 1
+        if int(several.sum()) < _LEAST:
+            raise InputError(
+                f"coherence compares the sentences of a text, so it needs at least {_LEAST} ID texts of two or more "
+                f"sentences, got {int(several.sum())} among {len(rows)}; use another method."
+            )
+        self._learn_usual(rows.select(several))
+
+    def _learn_usual(self, rows: Ragged) -> None:
+        """Learn what is usual from texts of several sentences."""
+        tokens, misfits = rows.values[:, 0].double(), -self._compare(rows)
+        self.sentence_law_ = LengthLaw.fit([(misfits, tokens)])
+        misfits = misfits - self.sentence_law_.compute_allowances(tokens)[:, 0]
+        differences = (misfits - misfits.mean()).abs().clamp_min(_SMALLEST).log()
+        self.spread_law_ = LengthLaw.fit([(differences, tokens)])
+        spread = differences - self.spread_law_.compute_allowances(tokens)[:, 0]
+        # the logarithm of the mean deviation, of which the mean of the logarithms falls short
+        self.fit_ = torch.stack([misfits.mean(), spread.exp().mean().log(), misfits.new_zeros(())])
+        worst = self._find_worst(rows)
+        self.count_law_ = LengthLaw.fit([(worst, rows.lengths)])
+        self.fit_[2] = (worst - self.count_law_.compute_allowances(rows.lengths)[:, 0]).mean()
+
+    def _score(self, tokens: TokenBatch) -> Tensor:
+        rows = tokens.channels[_CHANNEL]
+        usual = self.fit_[2] + self.count_law_.compute_allowances(rows.lengths)[:, 0]
+        return torch.where(rows.lengths > 1, usual - self._find_worst(rows), 0.0)
+
+    def _find_worst(self, rows: Ragged) -> Tensor:
+        """Return max z_i of each sequence."""
+        return torch.segment_reduce(self._rate(rows), "max", lengths=rows.lengths)
+
+    def _rate(self, rows: Ragged) -> Tensor:
+        """Return z_i of each sentence, 0 for those that are alone."""
+        tokens, misfits = rows.values[:, 0].double().cpu(), -self._compare(rows)
+        usual = self.fit_[0] + self.sentence_law_.compute_allowances(tokens)[:, 0]
+        spread = (self.fit_[1] + self.spread_law_.compute_allowances(tokens)[:, 0]).exp()
+        alone = (rows.lengths == 1).repeat_interleave(rows.lengths)
+        return torch.where(alone, 0.0, (misfits - usual) / spread)
+
+    def _compare(self, rows: Ragged) -> Tensor:
+        """Return c_i of each sentence: the cosine of its vector and the sum of the others of its text."""
+        own = normalize((rows.values[:, 1:].cpu().double() - self.centre_) @ self.whitening_)
+        # sums of one text after the other do not depend on its neighbours
+        sums = torch.segment_reduce(own, "sum", lengths=rows.lengths).repeat_interleave(rows.lengths, 0)
+        return (own * normalize(sums - own)).sum(1)
+
+
+def _measure_spread(rows: Ragged) -> dict[str, Tensor]:
+    """Return the number of sentences, the mean of their vectors, and the sum of the outer products about it."""
+    vectors = rows.values[:, 1:].cpu().double()
+    mean = vectors.mean(0)
+    centred = vectors - mean
+    count = torch.tensor(float(len(vectors)), dtype=torch.float64)
+    return {"count": count, "mean": mean, "scatter": centred.T @ centred}

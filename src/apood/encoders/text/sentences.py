@@ -1,0 +1,100 @@
+"""Sentences of texts: where they are, and one vector of each that knows nothing of its surroundings."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from apood.encoders.text.tokenising import Tokeniser
+from apood.encoders.text.windows import Documents
+from apood.tokens.batch import Ragged, upload
+
+__all__ = ["TextSentences", "embed_sentences", "find_sentence_places", "read_sentences"]
+
+# A line break is looked for from the start of white space only: from every space, a long run would take quadratic time.
+_END = re.compile(r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？])|(?<!\s)\s*\n\s*")
+_PORTION = 1 << 15  # tokens whose embeddings are in memory at once
+
+
+def find_sentence_places(text: str) -> list[tuple[int, int]]:
+    """Return the start and end of the sentences of a text.
+
+    They end in a full stop, an exclamation or question mark, or a line break.
+    """
+    breaks = [found.span() for found in _END.finditer(text)]
+    starts, ends = [0, *(end for _, end in breaks)], [*(start for start, _ in breaks), len(text)]
+    return [(start, end) for start, end in zip(starts, ends, strict=True) if text[start:end].strip()]
+
+
+@dataclass(frozen=True)
+class TextSentences:
+    """The sentences of some sequences.
+
+    Attributes:
+        ids: the token ids of each sentence, without special tokens.
+        counts: the number of sentences of each sequence.
+    """
+
+    ids: Ragged
+    counts: Tensor
+
+    def slice(self, start: int, stop: int) -> "TextSentences":
+        """Return those of the sequences from `start` to `stop`."""
+        bounds = torch.cat([torch.zeros(1, dtype=torch.int64), self.counts.cumsum(0)])
+        own = slice(int(bounds[start]), int(bounds[stop]))
+        return TextSentences(self.ids.select(own), self.counts[start:stop])
+
+
+def read_sentences(texts: Sequence[str], documents: Documents, tokeniser: Tokeniser, limit: int) -> TextSentences:
+    """Return the sentences of the sequences that texts have become.
+
+    The first window of a text has all sentences of the text. Each further one has the first of them alone, because a
+    sequence without any could not be scored, and a single sentence has none to be compared with.
+
+    Args:
+        texts: the texts.
+        documents: their token ids.
+        tokeniser: what made them.
+        limit: how many tokens are read of a text of which only the beginning is taken.
+    """
+    places = [find_sentence_places(text) for text in texts]
+    ids = tokeniser.tokenise_parts(
+        [text[start:end] for text, own in zip(texts, places, strict=True) for start, end in own]
+    )
+    lengths, cut, first = ids.lengths.tolist(), set(documents.cut), 0
+    chosen: list[int] = []
+    counts: list[int] = []
+    for index, windows in enumerate(documents.counts.tolist()):
+        whole, read = [], 0
+        for number in range(first, first + len(places[index])):
+            if lengths[number] and (read < limit or index not in cut):
+                whole.append(number)
+            read += lengths[number]
+        if windows:
+            single = whole[:1]
+            chosen += whole + single * (windows - 1)
+            counts += [len(whole)] + [len(single)] * (windows - 1)
+        first += len(places[index])
+    return TextSentences(ids.select(torch.tensor(chosen, dtype=torch.int64)), torch.tensor(counts, dtype=torch.int64))
+
+
+@torch.no_grad()
+def embed_sentences(embeddings: nn.Module, sentences: TextSentences) -> Ragged:
+    """Return, for each sequence, the number of tokens of its sentences and the mean of their input embeddings.
+
+    A row has 1 + E numbers, float32. Input embeddings do not depend on other tokens. Hidden states do: the deeper the
+    layer, the more a sentence looks like what is around it.
+    """
+    device = next(embeddings.parameters()).device
+    ids, parts = sentences.ids, []
+    portions = ids.offsets[1:] // _PORTION
+    bounds = [0, *(portions.diff().nonzero().flatten() + 1).tolist(), len(ids)]
+    for start, stop in pairwise(bounds):
+        own = ids.select(slice(start, stop))
+        rows = embeddings(upload(own.values.long(), device)).float()
+        means = torch.segment_reduce(rows, "mean", lengths=upload(own.lengths, device)).cpu()
+        parts.append(torch.cat([own.lengths[:, None].float(), means], 1))
+    return Ragged.from_lengths(torch.cat(parts), sentences.counts)
