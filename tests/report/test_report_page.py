@@ -16,7 +16,8 @@ from apood.evaluation.metrics import auroc
 from apood.explain.spans import Sentence, Span
 from apood.explain.text_explanation import MemberPart, TextExplanation
 from apood.report.page.render import render_report
-from apood.report.page.summary import ScoredSet, summarise
+from apood.report.page.summary import ScoredSet, _make_histograms, summarise
+from apood.report.page.svg import draw_distributions, draw_lengths
 
 EVIL = "<script>alert(1)</script>\u202e\"'"
 
@@ -130,3 +131,10 @@ def test_a_threshold_that_refuses_nothing_is_not_drawn(detector):
 def test_scores_that_are_all_equal_can_be_drawn(detector):
     one = ScoredSet("ID", "ID", np.zeros(3), torch.ones(3).long().numpy())
     assert "<svg" in render_report(summarise(detector, {}, [one], [], ""), [])
+
+
+@pytest.mark.parametrize("score", [0.0, -1e9, 1e17])
+def test_scores_that_are_all_the_same_are_drawn(score):
+    one = ScoredSet("ID", "ID", np.full(5, score), np.full(5, 3))
+    assert "<svg" in draw_distributions(_make_histograms([one]), score)
+    assert "<svg" in draw_lengths([{"set": "ID", "points": [[3, score], [9, score]]}], {"ID": 0}, score)

@@ -142,7 +142,7 @@ def _make_histograms(sets: Sequence[ScoredSet]) -> dict[str, Any]:
     finite = [one.scores[np.isfinite(one.scores)] for one in sets]
     together = np.concatenate(finite)
     low, high = np.quantile(together, [_TAIL, 1 - _TAIL]).tolist() if len(together) else (0.0, 1.0)
-    edges = np.linspace(low, high if high > low else low + 1, _BINS + 1)
+    edges = np.linspace(low, high if high > low else low + max(1.0, 1e-9 * abs(low)), _BINS + 1)
     shares = {
         one.name: (np.histogram(own.clip(edges[0], edges[-1]), edges)[0] / max(len(own), 1)).round(5).tolist()
         for one, own in zip(sets, finite, strict=True)

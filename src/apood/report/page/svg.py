@@ -83,7 +83,7 @@ def draw_lengths(sets: Sequence[Mapping[str, Any]], numbers: Mapping[str, int], 
     low, high = ordered[len(ordered) // 100], ordered[-1 - len(ordered) // 100]
     if math.isfinite(threshold):
         low, high = min(low, threshold), max(high, threshold)
-    high = max(high, low + 1e-9)
+    high = max(high, low + 1e-9 * max(abs(low), 1.0))
     height, inner = 260, 260 - _BOTTOM - 8
     spread = math.log(longest / shortest) or 1.0
 
