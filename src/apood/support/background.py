@@ -6,8 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any, Self, TypeVar
 
-import torch
-
 __all__ = ["BackgroundCalls", "map_concurrently"]
 
 Item = TypeVar("Item")
@@ -35,7 +33,7 @@ class BackgroundCalls:
         self._pool = None if self._at_once else ThreadPoolExecutor(1, "background")
         self._call: Future[Any] | None = None
         # Chosen here, because another thread may have another current GPU.
-        self._stream = _find_stream(torch.cuda.current_device()) if self._on_gpu else None
+        self._stream = _find_stream_here() if self._on_gpu else None
         return self
 
     def start(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
@@ -47,7 +45,7 @@ class BackgroundCalls:
         if self._call is not None:
             self._call.result()
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            _let_wait(self._stream)
         call = self._pool.submit(self._run, function, arguments)
         self._call = call
         return call
@@ -55,6 +53,8 @@ class BackgroundCalls:
     def _run(self, function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
         if self._stream is None:
             return function(*arguments)
+        import torch  # not above: commands that use no GPU import this module, too
+
         with torch.cuda.stream(self._stream):
             result = function(*arguments)
         self._stream.synchronize()  # what was computed may be used in any stream
@@ -92,9 +92,24 @@ class BackgroundCalls:
                     self._call.result()
 
 
+def _find_stream_here() -> Any:
+    """Return the stream of all calls of this process on the current GPU."""
+    import torch
+
+    return _find_stream(torch.cuda.current_device())
+
+
+def _let_wait(stream: Any) -> None:
+    """Let a stream begin its next work after all that this thread has launched on its GPU."""
+    import torch
+
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+
+
 @cache  # torch keeps memory for each stream, so that a new one would begin without any
 def _find_stream(gpu: int) -> Any:
-    """Return the stream of all calls of this process on a GPU."""
+    import torch
+
     return torch.cuda.Stream(gpu, priority=_FIRST)  # type: ignore[no-untyped-call]
 
 
