@@ -294,6 +294,7 @@ def test_inspect_a_store(apood, stores, texts):
     assert facts["lengths"] == {"min": min(lengths), "median": np.median(lengths), "max": max(lengths)}
     assert facts["channels"] == {
         "input_ids": "int32",
+        "sentences": "float32 of shape [17]",
         "summary": "float32 of shape [16]",
         "text": "uint8",
         "window": "int32",
