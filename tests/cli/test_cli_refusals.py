@@ -150,7 +150,8 @@ def test_fit_refuses_empty_sequences_and_other_dimensions(refused, stores, tmp_p
 def test_fit_says_where_a_channel_comes_from(refused, stores, tmp_path, method, channel, remedy):
     sentence = refused("fit", stores / "train", "--method", method, "--out", tmp_path / "o")
     assert f"The method {method} needs {channel}, which the token store {stores / 'train'} lacks" in sentence
-    assert "tokens, input_ids, sentences, summary, text, window: `apood embed` stores it" in sentence and sentence.endswith(remedy)
+    assert "tokens, input_ids, sentences, summary, text, window: `apood embed` stores it" in sentence
+    assert sentence.endswith(remedy)
 
 
 def test_evaluate_refuses_one_store_in_two_roles(refused, fitted, stores, tmp_path):
