@@ -40,7 +40,7 @@ def test_the_detector_is_that_of_python(built, model, texts):
 def test_the_example_that_it_prints_works(built):
     folder, result = built
     (example,) = [line.strip() for line in result.stdout.splitlines() if line.startswith("  ")]
-    program = f"{sys.executable} -m apood.cli"
+    program = f"{sys.executable} -m apood"
     done = subprocess.run(
         example.replace("| apood", f"| {program}"), shell=True, check=True, capture_output=True, text=True, cwd=folder
     )
