@@ -16,6 +16,7 @@ from apood import (
     KNN,
     MSP,
     BinaryLogits,
+    Coherence,
     DeepSAD,
     DeepSVDD,
     DriftAlarm,
@@ -60,7 +61,9 @@ DETECTORS = {
     "energy": Energy(),
     "fusion": Fusion([APOOD(steps=20), KNN(), Mahalanobis(normalize="pooled")]),
     "fusion-temperature": Fusion([APOOD(steps=20, sharpness=1.5), KNN()]),  # the name of the argument when it was saved
+    "coherence": Coherence(),
 }
+STORES = {"coherence": "sentences"}  # of methods that read what the first store lacks
 
 CALIBRATION = [(i * 37 % 101) / 101 for i in range(101)]
 STREAM = [(i * 53 % 97) / 97 for i in range(400)] + [0.001 * i for i in range(20)]
@@ -85,15 +88,31 @@ def make_batch(count: int, seed: int, shift: float = 0.0) -> TokenBatch:
     )
 
 
+def add_sentences(batch: TokenBatch, seed: int, shift: float = 0.0) -> TokenBatch:
+    """Return the batch with 2 to 5 sentences per sequence; the larger `shift` is, the less the first one fits."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(2, 6, (len(batch),), generator=generator)
+    topics = 2 * torch.randn(len(batch), DIM, generator=generator).repeat_interleave(counts, 0)
+    vectors = topics + torch.randn(len(topics), DIM, generator=generator)
+    vectors[counts.cumsum(0) - counts] += shift * torch.randn(len(batch), DIM, generator=generator)
+    words = torch.randint(2, 30, (len(topics), 1), generator=generator)
+    return batch.with_channels(sentences=Ragged.from_lengths(torch.cat([words, vectors], 1), counts))
+
+
 def main(folder: Path) -> None:
-    """Write store, artefacts and scores to `folder`."""
-    with TokenStoreWriter(folder / "store", dim=DIM, dtype=torch.float16, encoder=ENCODER, shard_bytes=1500) as writer:
-        writer.append(make_batch(16, seed=3))
-        writer.append(make_batch(8, seed=4, shift=3.0))
-    store = TokenStore(folder / "store")
-    train, held_out, aux = make_batch(60, seed=0), make_batch(40, seed=1), make_batch(20, seed=2, shift=4.0)
+    """Write stores, artefacts and scores to `folder`."""
+    some, others = make_batch(16, seed=3), make_batch(8, seed=4, shift=3.0)
+    stores = {"store": (some, others), "sentences": (add_sentences(some, 3), add_sentences(others, 4, shift=3.0))}
+    options = {"dim": DIM, "dtype": torch.float16, "encoder": ENCODER, "shard_bytes": 1500}
+    for name, batches in stores.items():
+        with TokenStoreWriter(folder / name, **options) as writer:
+            for batch in batches:
+                writer.append(batch)
+    train, held_out = (add_sentences(make_batch(count, seed), seed) for count, seed in ((60, 0), (40, 1)))
+    aux = make_batch(20, seed=2, shift=4.0)
     scores = {}
     for name, detector in DETECTORS.items():
+        store = TokenStore(folder / STORES.get(name, "store"))
         with_aux = detector.aux == "required" or name.endswith("-aux")
         detector.fit(train, aux=aux if with_aux else None).calibrate(held_out, accept=0.9)
         detector.save(folder / "detectors" / name)

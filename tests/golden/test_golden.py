@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sklearn.base
-from make_golden import CALIBRATION, STREAM, make_batch
+from make_golden import CALIBRATION, STORES, STREAM, make_batch
 
 import apood
 from apood.tokens.digests import content_digest
@@ -15,9 +15,14 @@ GOLDEN = Path(__file__).parent
 EXPECTED = json.loads((GOLDEN / "scores.json").read_text(encoding="utf-8"))
 
 
+def open_golden(name):
+    """Return the detector of that name and the store that it scored."""
+    return apood.load(GOLDEN / "detectors" / name), apood.TokenStore(GOLDEN / STORES.get(name, "store"))
+
+
 @pytest.mark.parametrize("name", EXPECTED)
 def test_old_artefact_scores_an_old_store_as_before(name):
-    detector, store = apood.load(GOLDEN / "detectors" / name), apood.TokenStore(GOLDEN / "store")
+    detector, store = open_golden(name)
     np.testing.assert_allclose(detector.score_samples(store), EXPECTED[name]["scores"], rtol=1e-5, atol=1e-5)
     # Scores that differ by rounding count as equal, and rounding is taken to be larger than then.
     grown = detector.p_values(store) - EXPECTED[name]["p_values"]
@@ -28,7 +33,7 @@ def test_old_artefact_scores_an_old_store_as_before(name):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_old_artefact_saved_again_is_the_same_detector(name, tmp_path):
-    detector, store = apood.load(GOLDEN / "detectors" / name), apood.TokenStore(GOLDEN / "store")
+    detector, store = open_golden(name)
     detector.save(tmp_path / "again")
     again = apood.load(tmp_path / "again")
     assert again.get_params(deep=False).keys() == detector.get_params(deep=False).keys()

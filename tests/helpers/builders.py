@@ -54,7 +54,7 @@ def correlated_sequences(
 def side_channels(
     count: int, *, seed: int = 0, rows: tuple[int, int] = (1, 8), shift: float = 0.0, classes: int = 5
 ) -> dict[str, Ragged]:
-    """Return the channels of a model, which is less sure the larger `shift` is."""
+    """Return the channels of a model, which is less sure, and has less coherent texts, the larger `shift` is."""
     generator = torch.Generator().manual_seed(seed)
 
     def surprise(numbers: int) -> Tensor:
@@ -65,7 +65,13 @@ def side_channels(
     lengths = torch.randint(3, 13, (samples,), generator=generator)
     logits = torch.randn(count, classes, generator=generator)
     logits[torch.arange(count), torch.randint(classes, (count,), generator=generator)] += 6 / (1 + shift)
+    sentences = torch.randint(rows[0] + 1, rows[1] + 2, (count,), generator=generator)  # to compare with each other
+    topics = 3 * torch.randn(count, 6, generator=generator).repeat_interleave(sentences, 0)
+    vectors = topics + torch.randn(len(topics), 6, generator=generator)
+    vectors[sentences.cumsum(0) - sentences] += 3 * shift * torch.randn(count, 6, generator=generator)  # the first ones
+    words = torch.randint(3, 20, (len(topics), 1), generator=generator)
     return {
+        "sentences": Ragged.from_lengths(torch.cat([words, vectors], 1), sentences),
         "token_logprobs": Ragged.from_lengths(-surprise(tokens), counts[0]),
         "sample_logprobs": Ragged.from_lengths(torch.stack([-surprise(samples) * lengths, lengths], 1), counts[1]),
         "logits": Ragged.from_lengths(logits, [1] * count),

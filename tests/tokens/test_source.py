@@ -33,7 +33,11 @@ def store(batch, tmp_path_factory):
 
 def assert_same(found, expected):
     assert torch.equal(found.values, expected.values) and torch.equal(found.offsets, expected.offsets)
-    assert found.channels.keys() == expected.channels.keys() == {"token_logprobs", "sample_logprobs", "logits"}
+    assert (
+        found.channels.keys()
+        == expected.channels.keys()
+        == {"sentences", "token_logprobs", "sample_logprobs", "logits"}
+    )
     for name, channel in expected.channels.items():
         assert torch.equal(found.channels[name].values, channel.values)
         assert torch.equal(found.channels[name].offsets, channel.offsets)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from apood.detectors.contract.base import Detector
+from apood.detectors.contract.data_checks import refuse_huge
 from apood.detectors.shared.log_distances import LengthLaw
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
@@ -55,7 +56,9 @@ class Coherence(Detector):
     Attributes:
         centre_: μ `[E]`, float64.
         whitening_: P `[E, E]`, float64.
-        fit_: the mean of m(l) and of log e(l) over the ID sentences, and of max z_i over the ID texts `[3]`, float64.
+        misfit_: minus the mean of m(l) over the ID sentences.
+        log_spread_: the mean of log e(l) over the ID sentences.
+        worst_: the mean of max z_i over the ID texts.
         sentence_law_: how -m(l) depends on l.
         spread_law_: how log e(l) depends on l.
         count_law_: how max z_i depends on n.
@@ -82,7 +85,9 @@ class Coherence(Detector):
 
     centre_: Annotated[Tensor, "E"]
     whitening_: Annotated[Tensor, "E E"]
-    fit_: Annotated[Tensor, "3"]
+    misfit_: float
+    log_spread_: float
+    worst_: float
     sentence_law_: LengthLaw
     spread_law_: LengthLaw
     count_law_: LengthLaw
@@ -103,11 +108,6 @@ class Coherence(Detector):
                 f"A row of {_CHANNEL} must be the number of tokens of a sentence and a vector, got shape "
                 f"{list(rows.values.shape[1:])} in {where}."
             )
-        if "centre_" in vars(self) and rows.values.shape[1] != 1 + len(self.centre_):
-            raise InputError(
-                f"The sentences in {where} have vectors of {rows.values.shape[1] - 1} numbers, and this detector was "
-                f"fitted on {len(self.centre_)}."
-            )
         wrong = find_sequences_with(rows.values[:, 0] < 1, rows)
         if bool(wrong.any()):
             number = first + int(wrong.nonzero()[0])
@@ -115,8 +115,11 @@ class Coherence(Detector):
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
         total: dict[str, Tensor] | None = None
+        first = 0
         with progress_bar(len(source), "sentences", "seq") as progress:
             for batch in source.batches(token_budget(source.dim)):
+                refuse_huge(batch.channels[_CHANNEL], _CHANNEL, first, "the ID data")
+                first += len(batch)
                 part = _measure_spread(batch.channels[_CHANNEL])
                 total = part if total is None else merge_spreads(total, part)
                 progress.update(len(batch))
@@ -142,14 +145,14 @@ class Coherence(Detector):
         self.spread_law_ = LengthLaw.fit([(differences, tokens)])
         spread = differences - self.spread_law_.compute_allowances(tokens)[:, 0]
         # the logarithm of the mean deviation, of which the mean of the logarithms falls short
-        self.fit_ = torch.stack([misfits.mean(), spread.exp().mean().log(), misfits.new_zeros(())])
+        self.misfit_, self.log_spread_ = float(misfits.mean()), float(spread.exp().mean().log())
         worst = self._find_worst(rows)
         self.count_law_ = LengthLaw.fit([(worst, rows.lengths)])
-        self.fit_[2] = (worst - self.count_law_.compute_allowances(rows.lengths)[:, 0]).mean()
+        self.worst_ = float((worst - self.count_law_.compute_allowances(rows.lengths)[:, 0]).mean())
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         rows = tokens.channels[_CHANNEL]
-        usual = self.fit_[2] + self.count_law_.compute_allowances(rows.lengths)[:, 0]
+        usual = self.worst_ + self.count_law_.compute_allowances(rows.lengths)[:, 0]
         return torch.where(rows.lengths > 1, usual - self._find_worst(rows), 0.0)
 
     def _find_worst(self, rows: Ragged) -> Tensor:
@@ -159,14 +162,22 @@ class Coherence(Detector):
     def _rate(self, rows: Ragged) -> Tensor:
         """Return z_i of each sentence, 0 for those that are alone."""
         tokens, misfits = rows.values[:, 0].double().cpu(), -self._compare(rows)
-        usual = self.fit_[0] + self.sentence_law_.compute_allowances(tokens)[:, 0]
-        spread = (self.fit_[1] + self.spread_law_.compute_allowances(tokens)[:, 0]).exp()
+        usual = self.misfit_ + self.sentence_law_.compute_allowances(tokens)[:, 0]
+        spread = (self.log_spread_ + self.spread_law_.compute_allowances(tokens)[:, 0]).exp()
         alone = (rows.lengths == 1).repeat_interleave(rows.lengths)
         return torch.where(alone, 0.0, (misfits - usual) / spread)
 
     def _compare(self, rows: Ragged) -> Tensor:
         """Return c_i of each sentence: the cosine of its vector and the sum of the others of its text."""
-        own = normalize((rows.values[:, 1:].cpu().double() - self.centre_) @ self.whitening_)
+        vectors = rows.values[:, 1:].cpu().double()
+        if vectors.shape[1] != len(self.centre_):
+            raise InputError(
+                f"The sentences have vectors of {vectors.shape[1]} numbers, this coherence detector was fitted on "
+                f"{len(self.centre_)}."
+            )
+        centred = vectors - self.centre_
+        # only directions count, and squares of huge numbers would be infinite
+        own = normalize((centred / centred.abs().amax(1, keepdim=True).clamp_min(1)) @ self.whitening_)
         # sums of one text after the other do not depend on its neighbours
         sums = torch.segment_reduce(own, "sum", lengths=rows.lengths).repeat_interleave(rows.lengths, 0)
         return (own * normalize(sums - own)).sum(1)

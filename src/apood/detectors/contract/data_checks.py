@@ -18,6 +18,7 @@ __all__ = [
     "find_nonempty",
     "get_required_parts",
     "is_coarse",
+    "refuse_huge",
     "refuse_incompatible",
     "refuse_lacking",
     "refuse_nonfinite",
@@ -104,7 +105,7 @@ def refuse_unfit(
                 _refuse_empty(part.lengths > 0, name, first, role)
             refuse_nonfinite(batch, requires, first, where)
             if _TOKENS in requires:
-                _refuse_huge(batch, first, where)
+                refuse_huge(batch, _TOKENS, first, where)
             if check is not None:
                 check(batch, first, where)
             first += len(batch)
@@ -125,13 +126,13 @@ def refuse_nonfinite(batch: TokenBatch, requires: frozenset[str], first: int, wh
             raise InputError(f"{what} in {where} is NaN or infinite; every value must be finite.")
 
 
-def _refuse_huge(batch: TokenBatch, first: int, where: str) -> None:
-    """Raise `InputError` at the first token with a value that is too large to be squared and added up in float32."""
-    values = batch.values
+def refuse_huge(part: Ragged, name: str, first: int, where: str) -> None:
+    """Raise `InputError` at the first row with a value that is too large to be squared and added up in float32."""
+    values = part.values
     if torch.finfo(values.dtype).max <= _LARGEST or not values.numel():
         return
     if max(map(abs, map(float, torch.aminmax(values)))) > _LARGEST:
-        what = _name_first(values.abs() > _LARGEST, batch, _TOKENS, first)
+        what = _name_first(values.abs() > _LARGEST, part, name, first)
         raise InputError(
             f"{what} in {where} has a value above {_LARGEST:g} in size, which is too large to fit on; leave the "
             "sequence out, or scale all values down."

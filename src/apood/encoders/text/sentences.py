@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from apood.encoders.text.tokenising import Tokeniser
 from apood.encoders.text.windows import Documents
-from apood.tokens.batch import Ragged, upload
+from apood.tokens.batch import Ragged, list_run_rows, upload
 
 __all__ = ["TextSentences", "embed_sentences", "find_sentence_places", "read_sentences"]
 
@@ -58,7 +58,7 @@ def read_sentences(texts: Sequence[str], documents: Documents, tokeniser: Tokeni
         texts: the texts.
         documents: their token ids.
         tokeniser: what made them.
-        limit: how many tokens are read of a text of which only the beginning is taken.
+        limit: how many tokens are read of a text of which only the beginning is taken; the last sentence is cut there.
     """
     places = [find_sentence_places(text) for text in texts]
     ids = tokeniser.tokenise_parts(
@@ -66,19 +66,23 @@ def read_sentences(texts: Sequence[str], documents: Documents, tokeniser: Tokeni
     )
     lengths, cut, first = ids.lengths.tolist(), set(documents.cut), 0
     chosen: list[int] = []
+    kept: list[int] = []
     counts: list[int] = []
     for index, windows in enumerate(documents.counts.tolist()):
-        whole, read = [], 0
+        own, room = [], limit
         for number in range(first, first + len(places[index])):
-            if lengths[number] and (read < limit or index not in cut):
-                whole.append(number)
-            read += lengths[number]
-        if windows:
-            single = whole[:1]
-            chosen += whole + single * (windows - 1)
-            counts += [len(whole)] + [len(single)] * (windows - 1)
+            length = min(lengths[number], room) if index in cut else lengths[number]
+            if length:
+                own.append((number, length))
+            room -= length
+        for sentences in (own, *[own[:1]] * (windows - 1)) if windows else ():
+            chosen += [number for number, _ in sentences]
+            kept += [length for _, length in sentences]
+            counts.append(len(sentences))
         first += len(places[index])
-    return TextSentences(ids.select(torch.tensor(chosen, dtype=torch.int64)), torch.tensor(counts, dtype=torch.int64))
+    runs = torch.tensor(kept, dtype=torch.int64)
+    rows = list_run_rows(ids.offsets[torch.tensor(chosen, dtype=torch.int64)], runs)
+    return TextSentences(Ragged.from_lengths(ids.values[rows], runs), torch.tensor(counts, dtype=torch.int64))
 
 
 @torch.no_grad()
@@ -95,6 +99,7 @@ def embed_sentences(embeddings: nn.Module, sentences: TextSentences) -> Ragged:
     for start, stop in pairwise(bounds):
         own = ids.select(slice(start, stop))
         rows = embeddings(upload(own.values.long(), device)).float()
-        means = torch.segment_reduce(rows, "mean", lengths=upload(own.lengths, device)).cpu()
-        parts.append(torch.cat([own.lengths[:, None].float(), means], 1))
+        # segment_reduce refuses nothing at all
+        means = torch.segment_reduce(rows, "mean", lengths=upload(own.lengths, device)) if len(own) else rows
+        parts.append(torch.cat([own.lengths[:, None].float(), means.cpu()], 1))
     return Ragged.from_lengths(torch.cat(parts), sentences.counts)
