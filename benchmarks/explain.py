@@ -7,10 +7,11 @@ gzip, the text in the field `text` or `en`. MODEL is a folder or a hub id. The d
 ten sentences of articles. Each test text has nine sentences of another article and one of a foreign set, at a random
 place. The command prints a section of benchmarks/EXPLAIN.md:
 
-- how often the foreign sentence ranks first: by its suspicion, as explanations rank sentences; by the mean mark of its
-  tokens; by the mean contribution of all members; by leaving each sentence out and encoding the rest again, which is
-  the usual way; by leaving out its tokens and pooling the rest again, without the encoder; by the attention weights of
-  AP-OOD alone; by taking the shortest sentence, because few tokens are always far away; by chance;
+- how often the foreign sentence ranks first: by its suspicion, as explanations rank sentences; by how little it fits
+  the others, as explanations of a detector with `sentences=True` rank them; by the mean mark of its tokens; by the mean
+  contribution of all members; by leaving each sentence out and encoding the rest again, which is the usual way; by
+  leaving out its tokens and pooling the rest again, without the encoder; by the attention weights of AP-OOD alone; by
+  taking the shortest sentence, because few tokens are always far away; by chance;
 - the time of ranking sentences by suspicion, of whole explanations, and of leaving sentences out, encoding included, in
   the same run: CPU time of one thread, or on a GPU the time by the clock;
 - the AUROC of telling tokens of the foreign sentence from the others of the text, by marks, by all contributions, by
@@ -32,6 +33,7 @@ import numpy as np
 import torch
 
 from apood.detectors.ap_ood.detector import APOOD
+from apood.detectors.coherence import Coherence
 from apood.detectors.fusion import Fusion, default_detector
 from apood.encoders.text.encoder import TextEncoder
 from apood.evaluation.metrics import auroc
@@ -161,7 +163,7 @@ class Stopwatch:
 
 
 def measure_ranks(
-    detector: Fusion, encoder: TextEncoder, texts: Sequence[Spliced], device: str
+    detector: Fusion, judge: Coherence, encoder: TextEncoder, texts: Sequence[Spliced], device: str
 ) -> list[tuple[str, str]]:
     """Return rows about ranks, costs and tokens."""
     given = [text.text for text in texts]
@@ -175,6 +177,7 @@ def measure_ranks(
         explain_texts(detector, encoder, given)
     with Stopwatch(device) as leaving:
         scores = detector.score_samples(encoder.encode([own for text in texts for own in text.leave_out()]))
+    fits = list(rate_sentences(judge, batch, dict(enumerate(owners))).values())
     left_out = np.split(scores, np.cumsum([len(text.sentences) for text in texts])[:-1])
 
     explanation = detector.explain(batch)
@@ -215,6 +218,7 @@ def measure_ranks(
     kind = "time" if device.startswith("cuda") else "CPU time"
     return [
         ("foreign sentence first, by suspicion", f"{rank(suspicions)} (the first ± {error:.2f} at most)"),
+        ("by how little it fits the others", rank(fits)),
         ("by the mean mark of its tokens", rank(means["marks"])),
         ("by the mean contribution of all members", rank(means["contributions of all members"])),
         ("by leaving each sentence out, encoding again", rank(left_out)),
@@ -298,11 +302,12 @@ def main() -> None:
         " ".join(split_sentences(text)[:10])
         for _, text in zip(range(options.train), read_texts(options.data, _ID[0]), strict=False)
     ]
-    detector = default_detector(device=options.device).fit(encoder.encode(articles))
+    tokens = encoder.encode(articles)
+    detector, judge = default_detector(device=options.device).fit(tokens), Coherence().fit(tokens)
     assert isinstance(detector, Fusion)
     spliced = splice_texts(options.data, options.skip + options.texts)[options.skip :]
     texts = [text for text in spliced if len(encoder.locate([text.text])) == 1]  # those of one window
-    rows = measure_ranks(detector, encoder, texts, options.device) + measure_deletion(detector, encoder, texts)
+    rows = measure_ranks(detector, judge, encoder, texts, options.device) + measure_deletion(detector, encoder, texts)
     print(f"## {Path(options.model).name}: {len(articles)} articles to learn from, {len(texts)} spliced texts\n")
     print("| measurement | value |\n| --- | --- |")
     for name, value in rows:

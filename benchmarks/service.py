@@ -60,7 +60,7 @@ class Server(NamedTuple):
 
 @contextlib.contextmanager
 def run_server(detector: Path, *options: str) -> Iterator[Server]:
-    command = [sys.executable, "-m", "apood.cli", "serve", str(detector), "--port", "0", *options]
+    command = [sys.executable, "-m", "apood", "serve", str(detector), "--port", "0", *options]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     ) as running:

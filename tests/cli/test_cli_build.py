@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def test_the_detector_is_that_of_python(built, model, texts):
 def test_the_example_that_it_prints_works(built):
     folder, result = built
     (example,) = [line.strip() for line in result.stdout.splitlines() if line.startswith("  ")]
-    program = f"{sys.executable} -m apood.cli"
+    program = f"{sys.executable} -m apood"
     done = subprocess.run(
         example.replace("| apood", f"| {program}"), shell=True, check=True, capture_output=True, text=True, cwd=folder
     )
@@ -123,11 +124,32 @@ def test_a_detector_of_conversations_learns_from_the_text_that_the_service_judge
 
 def test_the_default_has_forms(apood, refused, model, files, tmp_path):
     command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "d")
-    for option in ("--fast", "--beginnings"):
+    for option in ("--fast", "--beginnings", "--sentences"):
         assert f"{option} is for the default method" in refused(*command, option, "--method", "knn")
     apood(*command, "--fast", "--beginnings")
     detector = library.load(tmp_path / "d").detector
     assert detector.beginnings and [member.name for member in detector.members_] == ["mahalanobis-knn", "knn"]
+
+
+def test_a_text_is_refused_for_one_sentence(apood, model, tmp_path):
+    """The words of a text are from one quarter of the vocabulary, and those of a foreign sentence from another."""
+    dice = random.Random(0)
+
+    def make_text(planted=False):
+        own, other = dice.sample(range(4), 2)
+        quarters = [own, own, own, own]
+        if planted:
+            quarters[dice.randrange(4)] = other
+        return " ".join(" ".join(f"word{10 * q + dice.randrange(10)}" for _ in range(6)) + " ." for q in quarters)
+
+    (tmp_path / "train.jsonl").write_text("\n".join(json.dumps({"text": make_text()}) for _ in range(120)))
+    apood("build", tmp_path / "train.jsonl", "--model", model, "--fast", "--sentences", "--out", tmp_path / "d")
+    detector = library.load(tmp_path / "d")
+    assert [member.name for member in detector.detector.members_][-1] == "coherence"
+    genuine, foreign = (detector.score_samples([make_text(planted) for _ in range(40)]) for planted in (False, True))
+    assert (foreign[:, None] < genuine).mean() > 0.75
+    why = detector.explain([make_text(planted=True)])[0]
+    assert len(why.sentences) == 4 and max(own.suspicion for own in why.sentences) > 1
 
 
 def test_a_detector_that_has_seen_no_short_texts_says_so(apood, model, texts, tmp_path):

@@ -136,7 +136,7 @@ def test_the_default_is_the_recommended_fusion(apood, stores, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"], "no checkpoint is left"
 
     facts = json.loads(apood("inspect", out, "--json").stdout)
-    parameters = {"members": None, "seed": 1, "device": "auto", "beginnings": False}
+    parameters = {"members": None, "seed": 1, "device": "auto", "beginnings": False, "sentences": False}
     assert facts["method"] == "fusion" and facts["parameters"] == parameters
     members = facts["learnt"]["members_"]
     assert [member.partition("(")[0] for member in members] == ["APOOD", "MahalanobisKNN", "KNN", "KNN"]

@@ -79,6 +79,7 @@ def test_the_recommended_members():
         "seed": 3,
         "device": "cpu",
         "beginnings": False,
+        "sentences": False,
     }
     assert [type(member) for member in detector._get_members()] == [APOOD, MahalanobisKNN, KNN]
     assert (

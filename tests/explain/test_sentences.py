@@ -97,3 +97,40 @@ def test_members_that_read_the_summary_of_the_text_say_the_same_about_all_senten
     text = summarise(TokenBatch.from_sequences([make_text(5, foreign=4)]))
     rated = rate_sentences(detector, text, {0: OWNERS})[0]
     assert int(np.argmax(rated)) == 4
+
+
+def make_compared(seed, foreign=None):
+    """Return sentences of one topic with their channel; the foreign one has another topic."""
+    generator = torch.Generator().manual_seed(seed)
+    topics = (3 * torch.randn(1, 8, generator=generator)).expand(len(LENGTHS), 8).clone()
+    if foreign is not None:
+        topics[foreign] = 3 * torch.randn(8, generator=generator)
+    rows = topics + torch.randn(len(LENGTHS), 8, generator=generator) / 3
+    counts = torch.tensor(LENGTHS)
+    sentences = Ragged.from_lengths(torch.cat([counts[:, None].float(), rows], 1), [len(LENGTHS)])
+    tokens = rows.repeat_interleave(counts, 0) + torch.randn(TOTAL, 8, generator=generator)
+    return TokenBatch.from_sequences([tokens]).with_channels(sentences=sentences)
+
+
+class TestADetectorThatComparesSentences:
+    @pytest.fixture(scope="class")
+    def compares(self):
+        return Fusion([KNN()], sentences=True).fit(TokenBatch.concatenate([make_compared(n) for n in range(200)]))
+
+    def test_the_sentence_that_fits_least_is_the_most_suspicious(self, compares):
+        batch = TokenBatch.concatenate([make_compared(1000 + n, foreign=n % 6) for n in range(24)])
+        rated = rate_sentences(compares, batch, dict.fromkeys(range(24), OWNERS))
+        assert sum(int(np.argmax(own)) == number % 6 for number, own in rated.items()) >= 20
+
+    def test_a_sentence_without_tokens_has_no_rating(self, compares):
+        """It is not among the sentences that are compared."""
+        shifted = np.where(OWNERS >= 2, OWNERS + 1, OWNERS)
+        rated = rate_sentences(compares, make_compared(3, foreign=4), {0: shifted})[0]
+        assert np.isnan(rated).tolist() == [False, False, True, False, False, False, False]
+        assert int(np.nanargmax(rated)) == 5
+
+    def test_a_further_window_is_rated_by_its_tokens(self, compares):
+        whole = make_compared(5)
+        single = Ragged.from_lengths(whole.channels["sentences"].values[:1], [1])
+        rated = rate_sentences(compares, whole.with_channels(sentences=single), {0: OWNERS})[0]
+        assert len(rated) == len(LENGTHS) and np.isfinite(rated).all() and np.ptp(rated) > 0

@@ -66,7 +66,13 @@ def format_parameter(value: Any) -> str:
 
 
 def make_detector(
-    method: str, settings: Sequence[str], *, with_aux: bool, fast: bool = False, beginnings: bool = False
+    method: str,
+    settings: Sequence[str],
+    *,
+    with_aux: bool,
+    fast: bool = False,
+    beginnings: bool = False,
+    sentences: bool = False,
 ) -> "Detector":
     """Return a new detector, after a check of its parameters and of the options that only some methods have or need."""
     from apood.detectors.contract.registry import detector_class
@@ -74,11 +80,12 @@ def make_detector(
 
     chosen = detector_class(method)
     given = parse_settings(chosen, settings)
-    for option, wanted in (("--fast", fast), ("--beginnings", beginnings)):
+    for option, wanted in (("--fast", fast), ("--beginnings", beginnings), ("--sentences", sentences)):
         if wanted and method != "default":
             raise InputError(f"{option} is for the default method: leave it out, or --method {method}.")
     given |= {"members": list_untrained_members()} if fast else {}
     given |= {"beginnings": True} if beginnings else {}
+    given |= {"sentences": True} if sentences else {}
     detector = chosen(**given)
     detector.check_parameters()
     if with_aux and detector.aux == "unused":

@@ -52,6 +52,10 @@ def build(
         bool,
         typer.Option("--beginnings", help="Accept short texts that are like beginnings of the training texts."),
     ] = False,
+    sentences: Annotated[
+        bool,
+        typer.Option("--sentences", help="Also refuse texts for one sentence that does not fit the others."),
+    ] = False,
     settings: Settings = None,
     aux: Annotated[
         str | None,
@@ -88,7 +92,9 @@ def build(
     from apood.pipeline.text_detector import TextDetector
     from apood.tokens.store import StoreIndex
 
-    detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast, beginnings=beginnings)
+    detector = make_detector(
+        method, settings or [], with_aux=aux is not None, fast=fast, beginnings=beginnings, sentences=sentences
+    )
     built = TextDetector(model, detector, accept=accept, hold_out=hold_out, seed=seed)
     built.check_parameters()
     place = parse_place(out)

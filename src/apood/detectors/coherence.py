@@ -132,7 +132,7 @@ class Coherence(Detector):
         if int(several.sum()) < _LEAST:
             raise InputError(
                 f"coherence compares the sentences of a text, so it needs at least {_LEAST} ID texts of two or more "
-                f"sentences, got {int(several.sum())} among {len(rows)}; use another method."
+                f"sentences, got {int(several.sum())} among {len(rows)}: these texts can only be judged as a whole."
             )
         self._learn_usual(rows.select(several))
 

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.binary_logits import BinaryLogits
+from apood.detectors.coherence import Coherence
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.contract.fused_explanation import explain_share, join_shares
+from apood.detectors.contract.fused_scale import find_floor, refuse_constant, refuse_without_distances
 from apood.detectors.contract.fused_warnings import merge_warnings, rephrase_shortage, warn_of_copies
 from apood.detectors.contract.refinable import Measured, Refinable, Remembered
 from apood.detectors.contract.unseen import (
@@ -38,10 +40,7 @@ from apood.tokens.source import TokenSource
 
 __all__ = ["Fusion", "default_detector", "list_untrained_members"]
 
-_LEAST_KNOWN = 5  # distances that a scale needs
-_FLOOR = 6.0  # in units of median minus lower quartile: 4 standard deviations of a normal distribution
 _SUMMARY = "summary"
-_CONSTANT = 1e-9  # relative spread of equal scores by rounding alone
 
 
 def _recommend_members(
@@ -67,25 +66,23 @@ def list_untrained_members() -> list[Detector]:
     return [MahalanobisKNN(k=3, average=True), KNN(k=3, average=True)]
 
 
-def _combine(z: Tensor) -> Tensor:
-    """Return scores `[N]` from the z-scores `[N, members]` of all members."""
-    return -z.sum(1)
-
-
-def default_detector(seed: int = 0, device: str = "auto", *, beginnings: bool = False) -> Detector:
+def default_detector(
+    seed: int = 0, device: str = "auto", *, beginnings: bool = False, sentences: bool = False
+) -> Detector:
     """Return the detector to begin with: the recommended fusion, which needs no outliers and no settings.
 
     Args:
         seed: seed of the split and of the members.
         device: "auto" (a GPU if there is one), "cpu", "cuda", ...
         beginnings: whether short inputs are in-distribution if they are like beginnings of the ID sequences.
+        sentences: whether one sentence that does not fit the rest of its text is enough to be out-of-distribution.
 
     Examples:
         >>> import apood
         >>> apood.default_detector(seed=1)
         Fusion(seed=1)
     """
-    return Fusion(seed=seed, device=device, beginnings=beginnings)
+    return Fusion(seed=seed, device=device, beginnings=beginnings, sentences=sentences)
 
 
 class Fusion(Refinable, Detector):
@@ -115,6 +112,11 @@ class Fusion(Refinable, Detector):
     that it has not learnt from. So only members that need AUX sequences learn from them, and these members are left out
     if the others tell AUX sequences better.
 
+    With `sentences`, a text is as unusual as it is as a whole, or as its sentence is that fits the others least:
+    s(Z) = -max(Σ_k w_k z_k, z_c). z_c is that of `Coherence`, and the weights are such that both have a standard
+    deviation of 1. The share of ID texts that a threshold refuses is then shared by both, so foreign texts that are
+    hard to tell are refused less often than without.
+
     Not a published method.
 
     Args:
@@ -129,9 +131,11 @@ class Fusion(Refinable, Detector):
             that is shorter than all ID sequences is far out because it is short. With them, it is compared with
             beginnings of its length, so genuine short inputs are accepted, and foreign ones are harder to tell. The
             channel `summary` is not read then.
+        sentences: whether one sentence that does not fit the rest of its text makes the text out-of-distribution. This
+            needs the channel `sentences`, which encoders of texts give.
 
     Attributes:
-        members_: the fitted members.
+        members_: the fitted members; with `sentences`, the last one is `Coherence`.
         means_: mean_k `[members]`, float64.
         spreads_: std_k / w_k `[members]`, float64.
         floors_: the floor of log d_k `[members]`, float64.
@@ -164,11 +168,13 @@ class Fusion(Refinable, Detector):
         seed: int = 0,
         device: str = "auto",
         beginnings: bool = False,
+        sentences: bool = False,
     ) -> None:
         self.members = members
         self.seed = seed
         self.device = device
         self.beginnings = beginnings
+        self.sentences = sentences
 
     # Class attributes of other detectors; here they depend on the members.
 
@@ -207,13 +213,14 @@ class Fusion(Refinable, Detector):
     def member_scores(self, tokens: Any) -> dict[str, Scores]:
         """Return -w_k z_k of each member by its name (`knn-1`, `knn-2` if a method repeats); they sum to the score.
 
+        With `sentences`, the score is the smaller of that of `coherence` and the sum of the others.
         There is one per document, that of the window with the lowest score. They are about 0 for an ordinary sequence;
         the most unusual one for a member is the most negative.
         """
         source = self._check_for_scoring(tokens)
         scores = [torch.from_numpy(member._score_sequences(source)) for member in self.members_]
         z = self._standardize(scores, source.lengths)
-        worst = find_worst(_combine(z).numpy(), source)
+        worst = find_worst(self._combine(z).numpy(), source)
         return dict(zip(_name_members(self.members_), -z.numpy()[worst].T, strict=True))
 
     def explain(self, X: Any) -> Explanation:
@@ -240,6 +247,7 @@ class Fusion(Refinable, Detector):
             raise InputError(f"members must be None or a list of at least one detector, got {given!r}.")
         check_integer("seed", self.seed, least=0)
         check_flag("beginnings", self.beginnings)
+        check_flag("sentences", self.sentences)
         if self.beginnings and (other := self.requires - {"tokens"}):
             names = " or ".join(sorted(other))
             raise InputError(f"beginnings=True needs members that read tokens alone: a beginning has no {names}.")
@@ -254,9 +262,11 @@ class Fusion(Refinable, Detector):
         """Return the fitted members, or the ones to fit, as far as they are known before."""
         if "members_" in vars(self):
             return self.members_
-        return _recommend_members(self.seed, self.device) if self.members is None else self.members
+        members = _recommend_members(self.seed, self.device) if self.members is None else self.members
+        return [*members, Coherence()] if self.sentences else members
 
     def _choose_members(self, source: TokenSource, aux: TokenSource | None) -> list[Detector]:
+        """Return the members to fit, apart from `Coherence`."""
         if self.members is not None:
             return [clone(member) for member in self.members]
         # the summary of a text says nothing about its beginnings
@@ -272,7 +282,7 @@ class Fusion(Refinable, Detector):
                 f"so it needs {2 * LEAST_HELD_OUT}, got {len(source)}; fit one of its members alone instead."
             )
         parts = hold_out(source, self.seed, beginnings=self.beginnings)
-        members = self._choose_members(source, aux)
+        members = [*self._choose_members(source, aux), *([Coherence()] if self.sentences else [])]
         names, samples = _name_members(members), []
         few = describe_shortage(len(parts.rest), source.dim)
         with merge_warnings({few: rephrase_shortage(few, len(parts.rest), source)} if few is not None else {}):
@@ -287,9 +297,9 @@ class Fusion(Refinable, Detector):
         for name, member, sample in zip(names, members, samples, strict=True):
             logs = member.log_distances(sample.scores)
             known = sample.find_new(copied) & (logs > compute_floored_log(logs.new_zeros(())))
-            _refuse_without_distances(name, logs, known)
+            refuse_without_distances(name, logs, known)
             columns.append((logs[known], source.lengths[sample.numbers[known]]))
-        self.floors_ = torch.stack([_find_floor(logs) for logs, _ in columns])
+        self.floors_ = torch.stack([find_floor(logs) for logs, _ in columns])
         columns = [(logs.clamp_min(floor), own) for (logs, own), floor in zip(columns, self.floors_, strict=True)]
         self.length_law_ = self._fit_law(columns, members, samples, parts)
         compared = [
@@ -299,7 +309,7 @@ class Fusion(Refinable, Detector):
         self.means_ = torch.stack([one.mean() for one in compared])
         spreads = torch.stack([one.std(correction=0) for one in compared])
         for name, mean, spread in zip(names, self.means_.tolist(), spreads.tolist(), strict=True):
-            _refuse_constant(name, mean, spread)
+            refuse_constant(name, mean, spread)
         self.members_, self.spreads_ = members, spreads
         self._weigh_members(aux, samples, parts)
         warn_of_copies(int(copied.sum()), len(parts.left_out), len(source))
@@ -312,7 +322,12 @@ class Fusion(Refinable, Detector):
         if aux is not None:
             scores = [score_unlearnt(member, parts.rest, aux) for member in self.members_]
             outside = self._standardize(scores, aux.lengths)
-        weights = weigh_members(self.members_, inside, outside)
+        summed = len(self.members_) - self.sentences
+        weights = weigh_members(
+            self.members_[:summed], inside[:, :summed], None if outside is None else outside[:, :summed]
+        )
+        if self.sentences:  # both sides of the maximum have a standard deviation of 1
+            weights = torch.cat([weights / (inside[:, :summed] @ weights).std(correction=0), weights.new_ones(1)])
         kept = weights.nonzero().flatten().tolist()
         law = self.length_law_
         self.length_law_ = replace(law, curves=tuple(law.curves[number] for number in kept))
@@ -403,14 +418,14 @@ class Fusion(Refinable, Detector):
                 continue
             logs = member.log_distances(own.scores)
             known = logs > compute_floored_log(logs.new_zeros(()))
-            _refuse_without_distances(name, logs, known)
-            floors[number] = _find_floor(logs[known])
+            refuse_without_distances(name, logs, known)
+            floors[number] = find_floor(logs[known])
             logs, compared = logs[known].clamp_min(floors[number]), lengths[chosen[known]]
             if not self.beginnings:
                 self.length_law_ = self.length_law_.refit(number, logs, compared)
             logs = logs - self.length_law_.compute_allowances(compared)[:, number]
             means[number], spread = logs.mean(), logs.std(correction=0)
-            _refuse_constant(name, float(means[number]), float(spread))
+            refuse_constant(name, float(means[number]), float(spread))
             spreads[number] = spread / self.weights_[number]
             copied |= own.copied
         self.floors_, self.means_, self.spreads_ = floors, means, spreads
@@ -442,7 +457,12 @@ class Fusion(Refinable, Detector):
 
     def _score_here(self, tokens: TokenBatch) -> Tensor:
         """Return the scores; members without a device compute on that of the tokens."""
-        return _combine(self._standardize([member._score_batch(tokens) for member in self.members_], tokens.lengths))
+        scores = [member._score_batch(tokens) for member in self.members_]
+        return self._combine(self._standardize(scores, tokens.lengths))
+
+    def _combine(self, z: Tensor) -> Tensor:
+        """Return scores `[N]` from the weighted z-scores `[N, members]` of all members."""
+        return -torch.maximum(z[:, :-1].sum(1), z[:, -1]) if self.sentences else -z.sum(1)
 
     def _standardize(self, scores: list[Tensor], lengths: Tensor) -> Tensor:
         """Return z_k `[N, members]` from the scores of each member."""
@@ -456,33 +476,6 @@ def _select_member(measured: Measured, number: int) -> Measured:
     """Return the statistics of one member."""
     prefix = f"{number}."
     return {name.removeprefix(prefix): value for name, value in measured.items() if name.startswith(prefix)}
-
-
-def _find_floor(logs: Tensor) -> Tensor:
-    """Return the floor of log d, from the log d of ID sequences."""
-    lower, median = logs.quantile(torch.tensor([0.25, 0.5], dtype=logs.dtype))
-    floor: Tensor = median - _FLOOR * (median - lower)
-    return floor
-
-
-def _refuse_constant(name: str, mean: float, spread: float) -> None:
-    """Raise `InputError` if the log distances of a member hardly spread."""
-    if spread <= _CONSTANT * abs(mean):
-        raise InputError(
-            f"The member {name} gives all held-out ID sequences the same score, so there is no scale to compare it "
-            "with the others; leave it out."
-        )
-
-
-def _refuse_without_distances(name: str, logs: Tensor, known: Tensor) -> None:
-    """Raise `InputError` if too few log distances are known (the others are of copies), or if one is infinite."""
-    if int(known.sum()) < _LEAST_KNOWN:
-        raise InputError(
-            f"The member {name} finds no distance between held-out ID sequences and those it learnt from: nearly every "
-            "one is a copy of a training sequence; remove copies, or leave this member out."
-        )
-    if bool(logs.isposinf().any()):
-        raise InputError(f"The member {name} finds held-out ID sequences infinitely far outside; leave it out.")
 
 
 def _name_members(members: list[Detector]) -> list[str]:

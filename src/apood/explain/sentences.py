@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from apood.detectors.coherence import Coherence
 from apood.detectors.contract.base import Detector
 from apood.tokens.batch import TokenBatch
 
@@ -26,15 +27,39 @@ Ratings = npt.NDArray[np.float64]
 def rate_sentences(detector: Detector, batch: TokenBatch, owners: Mapping[int, Numbers]) -> dict[int, Ratings]:
     """Return how suspicious the sentences of some sequences are, one number per sentence.
 
-    It is the log distance of the sentence's own tokens (for a fusion minus the score), less that of pieces of the same
-    text that are as long. Few tokens are always far away, so the shortest sentence would look most suspicious without
-    this. 0 is usual for the text, and a sentence without tokens has NaN.
+    If the detector compares the sentences of a text (`Coherence`), it is how little each fits the others. Further
+    windows of a long text lack the sentences, and other detectors do not compare them. Then it is the log distance of
+    the sentence's own tokens (for a fusion minus the score), less that of pieces of the same text that are as long. Few
+    tokens are always far away, so the shortest sentence would look most suspicious without this. 0 is usual for the
+    text, and a sentence without tokens has NaN.
 
     Args:
         detector: a detector that explains.
         batch: the sequences.
         owners: by the number of a sequence, the sentence of each of its tokens, -1 for a token of none.
     """
+    compared = _compare_sentences(detector, batch, owners)
+    own_tokens = _rate_by_tokens(detector, batch, {n: own for n, own in owners.items() if n not in compared})
+    return compared | own_tokens
+
+
+def _compare_sentences(detector: Detector, batch: TokenBatch, owners: Mapping[int, Numbers]) -> dict[int, Ratings]:
+    """Return the ratings of the sequences whose sentences the detector, or a member of it, compares."""
+    judge = next((one for one in _list_members(detector) if isinstance(one, Coherence)), None)
+    if judge is None:
+        return {}
+    rated = {}
+    for number, own in owners.items():
+        found = judge.rate_sentences(batch.select([number])).values.numpy()
+        if len(found) > 1:
+            present = np.unique(own[own >= 0])[: len(found)]  # a sentence without tokens is not compared
+            rated[number] = np.full(int(own.max()) + 1, np.nan)
+            rated[number][present] = found[: len(present)]
+    return rated
+
+
+def _rate_by_tokens(detector: Detector, batch: TokenBatch, owners: Mapping[int, Numbers]) -> dict[int, Ratings]:
+    """Return the ratings of sentences by the distance of their own tokens."""
     first, last = _find_sinks(detector)
     parts: list[tuple[int, Numbers]] = []  # the number of a sequence, and the places of some of its tokens
     shapes = []  # how many parts of each sequence are sentences, and how many are pieces
@@ -57,9 +82,13 @@ def rate_sentences(detector: Detector, batch: TokenBatch, owners: Mapping[int, N
     return rated
 
 
+def _list_members(detector: Detector) -> list[Detector]:
+    return [detector, *vars(detector).get("members_", [])]
+
+
 def _find_sinks(detector: Detector) -> tuple[bool, bool]:
     """Return whether the detector or a member of it leaves out the first and the last token of a sequence."""
-    members = [detector, *vars(detector).get("members_", [])]
+    members = _list_members(detector)
     return any(member.skips_first_ for member in members), any(member.skips_last_ for member in members)
 
 

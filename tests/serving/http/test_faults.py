@@ -424,7 +424,7 @@ def test_a_web_page_cannot_use_the_service_through_a_browser(server: Running) ->
 @pytest.fixture
 def process(detector_folder: Path, tmp_path: Path) -> Iterator[tuple[Any, str]]:
     """The command itself, in a process of its own, and its address."""
-    command = [sys.executable, "-m", "apood.cli", "serve", str(detector_folder), "--port", "0"]
+    command = [sys.executable, "-m", "apood", "serve", str(detector_folder), "--port", "0"]
     with (tmp_path / "errors.txt").open("w") as errors:
         running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:

@@ -1,4 +1,4 @@
-"""Run the command line with `python -m apood.cli`, if the package is not installed."""
+"""Run the command line as `python -m apood`."""
 
 from apood.cli.app import main
 

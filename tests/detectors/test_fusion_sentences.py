@@ -1,0 +1,100 @@
+"""Fusions that refuse a text for one sentence that does not fit the rest of it."""
+
+import numpy as np
+import pytest
+import torch
+
+import apood
+from apood import KNN, Coherence, Fusion, Mahalanobis, TokenBatch, default_detector
+from apood.support.errors import InputError
+from apood.tokens.batch import Ragged
+
+DIM, SENTENCES, TOKENS = 8, 5, 6
+
+
+def make_texts(count, seed, *, planted=False, shift=0.0):
+    """Return texts of five sentences about one topic; `planted` ones have a sentence about another topic."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    topics = (3 * draw(count, 1, DIM)).expand(count, SENTENCES, DIM).clone()
+    if planted:
+        topics[:, 2] = 3 * draw(count, DIM)
+    sentences = topics + draw(count, SENTENCES, DIM)
+    tokens = sentences.repeat_interleave(TOKENS, 1) + draw(count, SENTENCES * TOKENS, DIM) + shift
+    rows = torch.cat([torch.full((count, SENTENCES, 1), float(TOKENS)), sentences], 2).flatten(0, 1)
+    batch = TokenBatch.from_lengths(tokens.flatten(0, 1), [SENTENCES * TOKENS] * count)
+    return batch.with_channels(sentences=Ragged.from_lengths(rows, [SENTENCES] * count))
+
+
+@pytest.fixture(scope="module")
+def train():
+    return make_texts(1000, 0)
+
+
+@pytest.fixture(scope="module")
+def fitted(train):
+    return Fusion([KNN(), Mahalanobis()], sentences=True).fit(train)
+
+
+def test_the_score_is_the_smaller_of_both_sides(fitted):
+    texts = TokenBatch.concatenate([make_texts(20, 1), make_texts(20, 2, planted=True), make_texts(20, 3, shift=3.0)])
+    parts = fitted.member_scores(texts)
+    assert list(parts) == ["knn", "mahalanobis", "coherence"]
+    whole = parts["knn"] + parts["mahalanobis"]
+    assert fitted.score_samples(texts) == pytest.approx(np.minimum(whole, parts["coherence"]))
+
+
+def test_both_sides_have_one_scale(fitted):
+    parts = fitted.member_scores(make_texts(1000, 4))
+    whole = parts["knn"] + parts["mahalanobis"]
+    for side in (whole, parts["coherence"]):  # learnt from a hundred texts, with a long tail
+        assert 0.5 < side.std() < 1.6
+
+
+def test_a_foreign_sentence_and_a_foreign_text_are_both_refused(train, fitted):
+    fitted.calibrate(make_texts(200, 5))
+    assert (fitted.predict(make_texts(200, 6)) == 1).mean() > 0.88
+    assert (fitted.predict(make_texts(100, 7, planted=True)) == -1).mean() > 0.5
+    assert (fitted.predict(make_texts(100, 8, shift=30.0)) == -1).all()
+    plain = Fusion([KNN(), Mahalanobis()]).fit(train).calibrate(make_texts(200, 5))
+    assert (plain.predict(make_texts(100, 7, planted=True)) == -1).mean() < 0.3
+
+
+def test_a_saved_fusion_gives_the_same_scores(fitted, tmp_path):
+    fitted.save(tmp_path / "saved")
+    loaded = apood.load(tmp_path / "saved")
+    assert loaded.sentences and type(loaded.members_[-1]) is Coherence
+    texts = make_texts(10, 9, planted=True)
+    assert np.array_equal(loaded.score_samples(texts), fitted.score_samples(texts))
+
+
+def test_aux_sequences_weigh_the_other_members_alone(train):
+    fitted = Fusion([KNN(), Mahalanobis()], sentences=True).fit(train, aux=make_texts(50, 10, shift=4.0))
+    assert [member.name for member in fitted.members_] == ["knn", "mahalanobis", "coherence"]
+    assert float(fitted.weights_[-1]) == 1.0
+
+
+def test_what_it_reads_is_known_before_the_fit(train):
+    assert default_detector(sentences=True).requires == {"tokens", "sentences"}
+    plain = TokenBatch(train.values, train.offsets)
+    with pytest.raises(InputError, match="sentences"):
+        default_detector(sentences=True).fit(plain)
+
+
+def test_a_beginning_has_no_sentences(train):
+    with pytest.raises(InputError, match="a beginning has no sentences"):
+        Fusion(beginnings=True, sentences=True).fit(train)
+
+
+def test_sentences_is_true_or_false():
+    with pytest.raises(InputError, match="sentences"):
+        Fusion(sentences="yes").check_parameters()
+
+
+def test_explanations_show_the_share_of_the_sentences(train):
+    fitted = Fusion([Mahalanobis()], sentences=True).fit(train)
+    shares = {member.name: member for member in fitted.explain(make_texts(2, 11, planted=True)).members}
+    assert shares["coherence"].contributions is None and (shares["coherence"].share > 0).all()
