@@ -85,7 +85,7 @@ def test_what_it_reads_is_known_before_the_fit(train):
 
 
 def test_a_beginning_has_no_sentences(train):
-    with pytest.raises(InputError, match="a beginning has no sentences"):
+    with pytest.raises(InputError, match="beginnings and sentences cannot be combined"):
         Fusion(beginnings=True, sentences=True).fit(train)
 
 
@@ -98,3 +98,25 @@ def test_explanations_show_the_share_of_the_sentences(train):
     fitted = Fusion([Mahalanobis()], sentences=True).fit(train)
     shares = {member.name: member for member in fitted.explain(make_texts(2, 11, planted=True)).members}
     assert shares["coherence"].contributions is None and (shares["coherence"].share > 0).all()
+
+
+def mix_lengths(count, seed):
+    """Return texts of five sentences, and three times as many that have the first of them alone."""
+    whole, others = make_texts(count, seed), make_texts(3 * count, seed + 1)
+    rows = others.channels["sentences"].values[::SENTENCES]
+    single = others.with_channels(sentences=Ragged.from_lengths(rows, [1] * (3 * count)))
+    return TokenBatch.concatenate([whole, single])
+
+
+def test_texts_of_one_sentence_do_not_set_the_scale():
+    fitted = Fusion([Mahalanobis()], sentences=True).fit(mix_lengths(300, 20))
+    parts = fitted.member_scores(mix_lengths(300, 30))
+    assert 0.5 < parts["coherence"][:300].std() < 1.6
+    assert (parts["coherence"][300:] > parts["mahalanobis"][300:]).mean() > 0.95, "they are judged as a whole"
+
+
+def test_texts_of_one_sentence_alone_are_refused():
+    few = make_texts(12, 40)
+    many = mix_lengths(200, 41).select(slice(200, None))
+    with pytest.raises(InputError, match=r"needs at least 20 ID texts.*as a whole"):
+        Fusion([Mahalanobis()], sentences=True).fit(TokenBatch.concatenate([few, many]))

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_huge
-from apood.detectors.shared.log_distances import LengthLaw
+from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
     compute_covariance,
@@ -21,6 +21,7 @@ from apood.fitting.optimise import Checkpoint
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch
+from apood.tokens.documents import find_documents
 from apood.tokens.source import Subset, TokenSource, token_budget
 
 __all__ = ["Coherence"]
@@ -120,25 +121,43 @@ class Coherence(Detector):
             for batch in source.batches(token_budget(source.dim)):
                 refuse_huge(batch.channels[_CHANNEL], _CHANNEL, first, "the ID data")
                 first += len(batch)
-                part = _measure_spread(batch.channels[_CHANNEL])
-                total = part if total is None else merge_spreads(total, part)
                 progress.update(len(batch))
-        assert total is not None, "fit refuses a source without sequences"
+                rows = batch.channels[_CHANNEL]
+                if batch.windows is not None:  # further windows repeat a sentence of the first one
+                    rows = rows.select(batch.windows == 0)
+                if len(rows):
+                    part = _measure_spread(rows)
+                    total = part if total is None else merge_spreads(total, part)
+        assert total is not None, "every text has a first window"
         _, self.centre_, covariance = compute_covariance(total)
         self.whitening_ = inverse_root(shrink(covariance, _SHRINKAGE), EIGENVALUE_FLOOR)
-        some = Subset(source, torch.linspace(0, len(source) - 1, min(len(source), _LAW_TEXTS)).long())
-        rows = Ragged.concatenate([batch.channels[_CHANNEL] for batch in some.batches(token_budget(source.dim))])
-        several = rows.lengths > 1
-        if int(several.sum()) < _LEAST:
+        whole = torch.from_numpy(find_documents(source))
+        chosen = whole[torch.linspace(0, len(whole) - 1, min(len(whole), _LAW_TEXTS), dtype=torch.float64).long()]
+        counts, tokens, fits = [], [], []  # small, unlike the vectors
+        for batch in Subset(source, chosen).batches(token_budget(source.dim)):
+            rows = batch.channels[_CHANNEL]
+            several = rows.select(rows.lengths > 1)
+            if len(several):
+                counts.append(several.lengths)
+                tokens.append(several.values[:, 0].cpu().double())
+                fits.append(self._compare(several))
+        found = sum(map(len, counts))
+        if found < _LEAST:
             raise InputError(
                 f"coherence compares the sentences of a text, so it needs at least {_LEAST} ID texts of two or more "
-                f"sentences, got {int(several.sum())} among {len(rows)}: these texts can only be judged as a whole."
+                f"sentences, got {found} among {len(chosen)}: these texts can only be judged as a whole."
             )
-        self._learn_usual(rows.select(several))
+        self._learn_usual(torch.cat(counts), torch.cat(tokens), torch.cat(fits))
 
-    def _learn_usual(self, rows: Ragged) -> None:
-        """Learn what is usual from texts of several sentences."""
-        tokens, misfits = rows.values[:, 0].double(), -self._compare(rows)
+    def _learn_usual(self, counts: Tensor, tokens: Tensor, fits: Tensor) -> None:
+        """Learn what is usual for texts of several sentences.
+
+        Args:
+            counts: the number of sentences of each text.
+            tokens: the number of tokens of each sentence.
+            fits: c_i of each sentence.
+        """
+        misfits = -fits
         self.sentence_law_ = LengthLaw.fit([(misfits, tokens)])
         misfits = misfits - self.sentence_law_.compute_allowances(tokens)[:, 0]
         differences = (misfits - misfits.mean()).abs().clamp_min(_SMALLEST).log()
@@ -146,26 +165,31 @@ class Coherence(Detector):
         spread = differences - self.spread_law_.compute_allowances(tokens)[:, 0]
         # the logarithm of the mean deviation, of which the mean of the logarithms falls short
         self.misfit_, self.log_spread_ = float(misfits.mean()), float(spread.exp().mean().log())
-        worst = self._find_worst(rows)
-        self.count_law_ = LengthLaw.fit([(worst, rows.lengths)])
-        self.worst_ = float((worst - self.count_law_.compute_allowances(rows.lengths)[:, 0]).mean())
+        worst = torch.segment_reduce(self._standardize(tokens, fits), "max", lengths=counts)
+        self.count_law_ = LengthLaw.fit([(worst, counts)])
+        self.worst_ = float((worst - self.count_law_.compute_allowances(counts)[:, 0]).mean())
+
+    def log_distances(self, scores: Tensor) -> Tensor:
+        """Return minus the scores; no distance for a text of one sentence, about which nothing is known."""
+        # only such a text has a score of exactly 0
+        return torch.where(scores == 0, compute_floored_log(torch.zeros_like(scores)), -scores)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         rows = tokens.channels[_CHANNEL]
         usual = self.worst_ + self.count_law_.compute_allowances(rows.lengths)[:, 0]
-        return torch.where(rows.lengths > 1, usual - self._find_worst(rows), 0.0)
-
-    def _find_worst(self, rows: Ragged) -> Tensor:
-        """Return max z_i of each sequence."""
-        return torch.segment_reduce(self._rate(rows), "max", lengths=rows.lengths)
+        worst = torch.segment_reduce(self._rate(rows), "max", lengths=rows.lengths)
+        return torch.where(rows.lengths > 1, usual - worst, 0.0)
 
     def _rate(self, rows: Ragged) -> Tensor:
         """Return z_i of each sentence, 0 for those that are alone."""
-        tokens, misfits = rows.values[:, 0].double().cpu(), -self._compare(rows)
+        rated = self._standardize(rows.values[:, 0].cpu().double(), self._compare(rows))
+        return torch.where((rows.lengths == 1).repeat_interleave(rows.lengths), 0.0, rated)
+
+    def _standardize(self, tokens: Tensor, fits: Tensor) -> Tensor:
+        """Return z_i of sentences from their numbers of tokens and c_i."""
         usual = self.misfit_ + self.sentence_law_.compute_allowances(tokens)[:, 0]
         spread = (self.log_spread_ + self.spread_law_.compute_allowances(tokens)[:, 0]).exp()
-        alone = (rows.lengths == 1).repeat_interleave(rows.lengths)
-        return torch.where(alone, 0.0, (misfits - usual) / spread)
+        return (-fits - usual) / spread
 
     def _compare(self, rows: Ragged) -> Tensor:
         """Return c_i of each sentence: the cosine of its vector and the sum of the others of its text."""

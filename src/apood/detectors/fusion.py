@@ -248,6 +248,8 @@ class Fusion(Refinable, Detector):
         check_integer("seed", self.seed, least=0)
         check_flag("beginnings", self.beginnings)
         check_flag("sentences", self.sentences)
+        if self.beginnings and self.sentences:
+            raise InputError("beginnings and sentences cannot be combined: leave out one of them.")
         if self.beginnings and (other := self.requires - {"tokens"}):
             names = " or ".join(sorted(other))
             raise InputError(f"beginnings=True needs members that read tokens alone: a beginning has no {names}.")

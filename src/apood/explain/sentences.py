@@ -51,10 +51,10 @@ def _compare_sentences(detector: Detector, batch: TokenBatch, owners: Mapping[in
     rated = {}
     for number, own in owners.items():
         found = judge.rate_sentences(batch.select([number])).values.numpy()
-        if len(found) > 1:
-            present = np.unique(own[own >= 0])[: len(found)]  # a sentence without tokens is not compared
-            rated[number] = np.full(int(own.max()) + 1, np.nan)
-            rated[number][present] = found[: len(present)]
+        present = np.unique(own[own >= 0])
+        # if a sentence has no token of its own, it is not known which rating belongs to which sentence
+        if 1 < len(present) == int(own.max()) + 1 <= len(found):
+            rated[number] = found[: len(present)]
     return rated
 
 

@@ -99,6 +99,12 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
                 open_text_encoder_of(self.detector, encoder)
             if encoder.mode == "reference":
                 raise InputError("A TextDetector takes texts, and an encoder of mode reference takes pairs of texts.")
+            if "sentences" in self.detector.requires and not getattr(encoder, "gives_sentences", False):
+                raise InputError(
+                    f"The method {self.detector.name} compares the sentences of a text by the input embeddings of a "
+                    "model in this process, read in mode input: give the folder or the name of such a model, or leave "
+                    "out sentences (--sentences)."
+                )
             self._encoder = encoder
         return self._encoder
 

@@ -19,7 +19,7 @@ from apood.encoders.embed import embed_to_store
 from apood.encoders.opening import open_encoder
 from apood.encoders.remote.client import is_address
 from apood.pipeline.opening import open_encoder_of
-from apood.support.errors import InputError
+from apood.support.errors import InputError, StoreError
 from apood.support.files import find_user_cache, lock_folder, refuse_unwritable
 from apood.support.version import __version__
 from apood.tokens.documents import find_documents
@@ -106,8 +106,8 @@ class TokenCache:
                 return False
             return detector.requires <= {"tokens", *index.channels}
 
-        # With summary and sentences, which cost little, most stores have all that the other commands need.
-        return cls(folder, settings, lambda: open_encoder_of(detector, model, also=["summary", "sentences"]), suits)
+        # With the summary, which costs little, most stores have all that the other commands need.
+        return cls(folder, settings, lambda: open_encoder_of(detector, model, also=["summary"]), suits)
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -143,8 +143,9 @@ class TokenCache:
             return own
         for note in sorted((self._others / _BY_TEXTS / texts).glob("*")):
             other = self._others / note.name / "store"
-            if _is_finished(other) and self._suits(StoreIndex.read(other)):
-                return other
+            with contextlib.suppress(StoreError):  # a store that cannot be read is made again
+                if _is_finished(other) and self._suits(StoreIndex.read(other)):
+                    return other
         return None
 
     def _has_all(self, index: StoreIndex) -> bool:
@@ -178,7 +179,7 @@ class TokenCache:
 
 def _digest_texts(records: Sequence[Record | BadRecord], *, skip_bad: bool) -> str:
     # a store without bad records lacks texts, for which other callers get an error
-    digest = hashlib.sha256(b"skip" if skip_bad else b"")
+    digest = hashlib.sha256(f"{__version__}{' skip' if skip_bad else ''}:".encode())
     for record in records:
         if not isinstance(record, Record):
             text = record.place

@@ -365,7 +365,7 @@ class GuardedModel:
         if lacking := sorted(detector.requires - available):
             raise InputError(
                 f"The method {detector.name} needs {lacking[0]}, but the pass over the {mode} of a {loaded.kind} "
-                f"model only gives {', '.join(sorted(available))}."
+                f"model only gives {', '.join(sorted(available))}: use a method that reads no more than these."
             )
         logprobs = "token_logprobs" in detector.requires
         probe = probe_model(loaded, self._name, mode, str(identity["layers"]), with_head=logprobs)

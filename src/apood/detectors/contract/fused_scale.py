@@ -30,6 +30,11 @@ def refuse_constant(name: str, mean: float, spread: float) -> None:
 
 def refuse_without_distances(name: str, logs: Tensor, known: Tensor) -> None:
     """Raise `InputError` if too few log distances are known (the others are of copies), or if one is infinite."""
+    if int(known.sum()) < _LEAST_KNOWN and name == "coherence":
+        raise InputError(
+            f"Fewer than {_LEAST_KNOWN} of the held-out ID sequences have several sentences: leave out sentences "
+            "(--sentences)."
+        )
     if int(known.sum()) < _LEAST_KNOWN:
         raise InputError(
             f"The member {name} finds no distance between held-out ID sequences and those it learnt from: nearly every "

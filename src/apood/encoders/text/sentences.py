@@ -15,8 +15,10 @@ from apood.tokens.batch import Ragged, list_run_rows, upload
 __all__ = ["TextSentences", "embed_sentences", "find_sentence_places", "read_sentences"]
 
 # A line break is looked for from the start of white space only: from every space, a long run would take quadratic time.
-_END = re.compile(r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？])|(?<!\s)\s*\n\s*")
-_PORTION = 1 << 15  # tokens whose embeddings are in memory at once
+_END = re.compile(
+    r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？])(?![。！？…”’」』）】])|(?<=[。！？][”’」』）】])|(?<!\s)\s*\n\s*"
+)
+_PORTION = 1 << 12  # tokens; the embeddings of fewer than twice as many are in memory at once
 
 
 def find_sentence_places(text: str) -> list[tuple[int, int]]:
@@ -48,23 +50,30 @@ class TextSentences:
         return TextSentences(self.ids.select(own), self.counts[start:stop])
 
 
-def read_sentences(texts: Sequence[str], documents: Documents, tokeniser: Tokeniser, limit: int) -> TextSentences:
+def read_sentences(texts: Sequence[str], documents: Documents, tokeniser: Tokeniser) -> TextSentences:
     """Return the sentences of the sequences that texts have become.
 
     The first window of a text has all sentences of the text. Each further one has the first of them alone, because a
-    sequence without any could not be scored, and a single sentence has none to be compared with.
+    sequence without any could not be scored, and a single sentence has none to be compared with. If only the beginning
+    of a text is taken, its last sentence is cut there.
 
     Args:
         texts: the texts.
         documents: their token ids.
         tokeniser: what made them.
-        limit: how many tokens are read of a text of which only the beginning is taken; the last sentence is cut there.
     """
-    places = [find_sentence_places(text) for text in texts]
+    limit = tokeniser.room
+    cut = set(documents.cut)
+    used = enumerate(zip(texts, documents.counts.tolist(), strict=True))
+    # nothing is made of a text that was refused, and a beginning has no more sentences than tokens
+    places = [
+        (find_sentence_places(text)[: limit if index in cut else None] if windows else [])
+        for index, (text, windows) in used
+    ]
     ids = tokeniser.tokenise_parts(
         [text[start:end] for text, own in zip(texts, places, strict=True) for start, end in own]
     )
-    lengths, cut, first = ids.lengths.tolist(), set(documents.cut), 0
+    lengths, first = ids.lengths.tolist(), 0
     chosen: list[int] = []
     kept: list[int] = []
     counts: list[int] = []
@@ -93,13 +102,24 @@ def embed_sentences(embeddings: nn.Module, sentences: TextSentences) -> Ragged:
     layer, the more a sentence looks like what is around it.
     """
     device = next(embeddings.parameters()).device
-    ids, parts = sentences.ids, []
-    portions = ids.offsets[1:] // _PORTION
-    bounds = [0, *(portions.diff().nonzero().flatten() + 1).tolist(), len(ids)]
+    ids, owners = sentences.ids, torch.arange(len(sentences.ids))
+    # A text without full stops is one sentence, however long. Pieces are counted from its own start.
+    pieces = -(-ids.lengths // _PORTION)
+    owners = owners.repeat_interleave(pieces)
+    lengths = torch.full_like(owners, _PORTION)
+    lengths[pieces.cumsum(0) - 1] = ids.lengths - (pieces - 1) * _PORTION
+    cut = Ragged.from_lengths(ids.values, lengths)
+    portions = cut.offsets[1:] // _PORTION
+    bounds = [0, *(portions.diff().nonzero().flatten() + 1).tolist(), len(cut)]
+    sums = []
     for start, stop in pairwise(bounds):
-        own = ids.select(slice(start, stop))
+        own = cut.select(slice(start, stop))
         rows = embeddings(upload(own.values.long(), device)).float()
         # segment_reduce refuses nothing at all
-        means = torch.segment_reduce(rows, "mean", lengths=upload(own.lengths, device)) if len(own) else rows
-        parts.append(torch.cat([own.lengths[:, None].float(), means.cpu()], 1))
-    return Ragged.from_lengths(torch.cat(parts), sentences.counts)
+        sums.append(
+            (torch.segment_reduce(rows, "sum", lengths=upload(own.lengths, device)) if len(own) else rows).cpu()
+        )
+    added = torch.cat(sums)
+    total = torch.zeros(len(ids), added.shape[1]).index_add_(0, owners, added)
+    counts = ids.lengths[:, None].float()
+    return Ragged.from_lengths(torch.cat([counts, total / counts], 1), sentences.counts)

@@ -66,6 +66,7 @@ class Tokeniser:
         added = len(self._tokenise_whole([self._before + self._after])[0])
         start = self._tokenise_whole([self._before])[0]
         self._head = start[: len(start) - self._suffix]
+        self.room = limit - added  # tokens of a text
         if limit <= added:
             what = "special tokens" if template is None else "special tokens and tokens of the template"
             raise InputError(

@@ -127,7 +127,7 @@ class PreparedBench:
     def refuse_nothing(self) -> None:
         """Raise InputError if no row can be measured, whatever is embedded."""
         rows = [*self.measurer.chosen.alone, *self.measurer.chosen.learning]
-        # Only these two are known before anything is embedded; a classifier, for example, also gives logits.
+        # Others are not known before anything is embedded: a classifier, for example, also gives logits.
         unknown = {name for row in rows for name in row.requires} - {"tokens", "summary", "sentences", "token_logprobs"}
         if not any(self._list_rows(task, sets, unknown) for task, sets in self.assignments):
             raise InputError(

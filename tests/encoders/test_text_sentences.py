@@ -43,6 +43,8 @@ def embed_plainly(encoder: TextEncoder, sentence: str) -> torch.Tensor:
         ("He said 'No.' Then (he left.) So.", ["He said 'No.'", "Then (he left.)", "So."]),
         ("a\nb\n\n  c", ["a", "b", "c"]),
         ("你好。再见！是吗？好", ["你好。", "再见！", "是吗？", "好"]),
+        ("真的！！！他走了。", ["真的！！！", "他走了。"]),
+        ("「你好。」他说。", ["「你好。」", "他说。"]),
         ("3.14 is pi.It goes on", ["3.14 is pi.It goes on"]),
         ("  a.  \n b.  ", ["a.", "b."]),
     ],
@@ -108,7 +110,7 @@ def test_the_first_window_has_all_sentences_and_others_the_first(models: Models)
 
 
 def test_of_a_text_that_is_cut_only_the_beginning_has_sentences(models: Models) -> None:
-    encoder = TextEncoder(models("bert"), max_tokens=7, on_long="beginning", device="cpu")
+    encoder = TextEncoder(models("bert"), max_tokens=9, on_long="beginning", device="cpu")  # two of them special
     assert encoder.truncated == 0
     assert read_rows(encoder.encode([" ".join([A, B, C] * 6)])) == [[2, 3, 1, 1]]  # the last one is cut
     assert read_rows(encoder.encode(["word1 " * 30])) == [[7]]
