@@ -94,10 +94,14 @@ def test_sentences_is_true_or_false():
         Fusion(sentences="yes").check_parameters()
 
 
-def test_explanations_show_the_share_of_the_sentences(train):
-    fitted = Fusion([Mahalanobis()], sentences=True).fit(train)
-    shares = {member.name: member for member in fitted.explain(make_texts(2, 11, planted=True)).members}
-    assert shares["coherence"].contributions is None and (shares["coherence"].share > 0).all()
+def test_explanations_show_the_side_that_decides(fitted):
+    texts = TokenBatch.concatenate([make_texts(10, 11, planted=True), make_texts(10, 12, shift=30.0)])
+    members = fitted.explain(texts).members
+    shares = torch.stack([member.share for member in members])
+    assert -shares.sum(0).numpy() == pytest.approx(fitted.score_samples(texts))
+    assert [member.name for member in members][-1] == "coherence" and members[-1].contributions is None
+    assert ((shares[-1] == 0) | (shares[:-1] == 0).all(0)).all()
+    assert (shares[-1] != 0).any() and (shares[:-1] != 0).any()
 
 
 def mix_lengths(count, seed):

@@ -54,7 +54,10 @@ def build(
     ] = False,
     sentences: Annotated[
         bool,
-        typer.Option("--sentences", help="Also refuse texts for one sentence that does not fit the others."),
+        typer.Option(
+            "--sentences",
+            help="Also refuse texts for one sentence that does not fit the others. Texts must have several sentences.",
+        ),
     ] = False,
     settings: Settings = None,
     aux: Annotated[
@@ -212,10 +215,10 @@ def _report(built: "TextDetector", out: str, own_class: str | None, *, too_long:
         f"text is accepted with probability {built.accept:g} or more."
     )
     if isinstance(built.detector, Fusion) and not built.detector.beginnings and training.short > _SHORT:
+        other = ", or accept those that are like beginnings of these texts with --beginnings"
         echo(
             f"It may refuse a text of fewer than {training.short:,} tokens just because it has hardly seen any. If "
-            "short texts can be in-distribution, add some, or accept those that are like beginnings of these texts "
-            "with --beginnings."
+            f"short texts can be in-distribution, add some{'' if built.detector.sentences else other}."
         )
     if too_long:
         echo(

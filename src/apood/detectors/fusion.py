@@ -226,6 +226,7 @@ class Fusion(Refinable, Detector):
     def explain(self, X: Any) -> Explanation:
         """Return what each member adds to minus the score, w_k z_k, and what each token adds to that of its sequence.
 
+        With `sentences`, either `coherence` or all others decide, and the others or `coherence` add 0.
         `members` of the result has the share of each member and its own explanation. The contributions of tokens are
         those to the sum of z_k over the members that explain theirs; `explained` says how much that is.
         """
@@ -235,6 +236,9 @@ class Fusion(Refinable, Detector):
             raise InputError(f"None of the members ({', '.join(names)}) knows what its tokens contribute; ap-ood does.")
         scores = [torch.from_numpy(member._score_sequences(source)) for member in self.members_]
         z = self._standardize(scores, source.lengths)
+        if self.sentences:
+            decides = z[:, -1] > z[:, :-1].sum(1)
+            z = torch.where(torch.cat([~decides[:, None].expand(-1, len(names) - 1), decides[:, None]], 1), z, 0.0)
         members = zip(names, self.members_, z.T, self.spreads_.tolist(), strict=True)
         return join_shares(source.lengths, [explain_share(*member, source) for member in members])
 

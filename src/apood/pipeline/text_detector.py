@@ -102,8 +102,8 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
             if "sentences" in self.detector.requires and not getattr(encoder, "gives_sentences", False):
                 raise InputError(
                     f"The method {self.detector.name} compares the sentences of a text by the input embeddings of a "
-                    "model in this process, read in mode input: give the folder or the name of such a model, or leave "
-                    "out sentences (--sentences)."
+                    "model in this process, read in mode input: give the folder or the name of such a model, or "
+                    "another method, such as the default without sentences."
                 )
             self._encoder = encoder
         return self._encoder

@@ -106,8 +106,8 @@ class TokenCache:
                 return False
             return detector.requires <= {"tokens", *index.channels}
 
-        # With the summary, which costs little, most stores have all that the other commands need.
-        return cls(folder, settings, lambda: open_encoder_of(detector, model, also=["summary"]), suits)
+        # With summary and sentences, which cost little, most stores have all that the other commands need.
+        return cls(folder, settings, lambda: open_encoder_of(detector, model, also=["summary", "sentences"]), suits)
 
     @cached_property
     def encoder(self) -> Encoder:
