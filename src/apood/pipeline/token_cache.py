@@ -125,11 +125,11 @@ class TokenCache:
         place.mkdir(parents=True, exist_ok=True)
         with lock_folder(place):
             if not _is_finished(store):  # another process may have embedded the same texts meanwhile
-                embed_to_store(records, self.encoder, store, resume=True, skip_bad=skip_bad)
-                self.made += 1
-                note = self.folder / _BY_TEXTS / texts / place.name
+                note = self.folder / _BY_TEXTS / texts / place.name  # written first, so that no kill can leave it out
                 note.parent.mkdir(parents=True, exist_ok=True)
                 note.touch()
+                embed_to_store(records, self.encoder, store, resume=True, skip_bad=skip_bad)
+                self.made += 1
         return store
 
     def _name_place(self, texts: str) -> Path:
