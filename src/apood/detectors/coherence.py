@@ -8,7 +8,6 @@ from torch.nn.functional import normalize
 
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_huge
-from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
@@ -102,13 +101,6 @@ class Coherence(Detector):
             self._check_batch(batch, 0, "the data to score")
             parts.append(Ragged(self._rate(batch.channels[_CHANNEL]), batch.channels[_CHANNEL].offsets))
         return Ragged.concatenate(parts)
-
-    def explain(self, X: Any) -> Explanation:  # noqa: ARG002
-        """Refuse: sentences have ratings, tokens have none."""
-        raise InputError(
-            "coherence rates sentences, not tokens: its method rate_sentences tells which sentence fits least, and so "
-            "do explanations of a detector that was built with --sentences (sentences=True)."
-        )
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         rows = batch.channels[_CHANNEL]
