@@ -112,10 +112,10 @@ class Fusion(Refinable, Detector):
     that it has not learnt from. So only members that need AUX sequences learn from them, and these members are left out
     if the others tell AUX sequences better.
 
-    With `sentences`, a text is as unusual as it is as a whole, or as its sentence is that fits the others least:
-    s(Z) = -max(Σ_k w_k z_k, z_c). z_c is that of `Coherence`, and the weights are such that both have a standard
-    deviation of 1. The share of ID texts that a threshold refuses is then shared by both, so foreign texts that are
-    hard to tell are refused less often than without.
+    With `sentences`, the score is the worse of two, that of the whole text and that of the sentence that fits the
+    others least: s(Z) = -max(Σ_k w_k z_k, z_c). z_c is that of `Coherence`, and the weights are such that both have a
+    standard deviation of 1. The ID texts that a threshold refuses are then spent on two checks, so some foreign texts
+    pass that are refused without it.
 
     Not a published method.
 

@@ -1,7 +1,8 @@
 """How suspicious each sentence of a text is by itself.
 
 The contributions of tokens say what a distance is made of. Which sentence is foreign is told better by the distance of
-its own tokens, pooled without the rest of the text (benchmarks/EXPLAIN.md). No model runs again for it.
+its own tokens, pooled without the rest of the text, and best by how little it fits the others, if the detector compares
+sentences (benchmarks/EXPLAIN.md). No model runs again for it.
 """
 
 from collections.abc import Mapping, Sequence
