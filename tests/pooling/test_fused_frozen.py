@@ -5,6 +5,7 @@ import torch
 from fused_checking import DEVICE, TINY, error, random_batch
 
 from apood.pooling import FrozenPool, Preprocessing, frozen
+from apood.pooling.algebra import narrow_tokens
 from apood.pooling.eager import attention_pool_eager
 from apood.pooling.kernels.tuning import force_tuning
 from apood.tokens.batch import TokenBatch
@@ -46,6 +47,49 @@ def test_exact_queries_are_not_rounded():
         some = tokens.select(index).to(DEVICE)
         assert_pools(FrozenPool(queries.to(DEVICE), 1.0, exact=True)(some), truth, index)
         assert error(FrozenPool(queries.to(DEVICE), 1.0)(some).value, truth.value[index]) > 1e-4
+
+
+@pytest.mark.parametrize("similarity", ["dot", "euclidean"])
+def test_half_queries_meet_tokens_of_any_size_in_half_precision(similarity, monkeypatch):
+    """Queries from a store in float16 and tokens in bfloat16, as an encoder on a GPU gives them."""
+    made = []
+    monkeypatch.setattr(frozen, "narrow_tokens", lambda values: made.append(1) or narrow_tokens(values))
+    tokens, queries, origin = random_batch([20, 9, 1, 0], 32, 2, 2, torch.float16)
+    tokens = tokens.to(dtype=torch.bfloat16)
+    sizes = torch.exp2(torch.linspace(-60, 60, len(tokens.values))).to(torch.bfloat16)
+    tokens = TokenBatch(tokens.values * sizes[:, None], tokens.offsets)
+    assert not torch.equal(queries.bfloat16().float(), queries)
+    preprocessing = Preprocessing(True, origin)
+    truth = attention_pool_eager(tokens.to(dtype=torch.float64), queries.double(), 1.0, similarity, preprocessing)
+    pool = FrozenPool(queries.to(DEVICE), 1.0, similarity, preprocessing, exact=True)
+    for index in (slice(None), [0], [1]):
+        assert_pools(pool(tokens.select(index).to(DEVICE)), truth, index)
+    assert made
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_broken_tokens_show_in_half_precision_and_zeros_do_not(broken):
+    tokens, queries, _ = random_batch([6, 6, 6], 32, 2, 2, torch.float16)
+    tokens = tokens.to(dtype=torch.bfloat16)
+    tokens.values[8, 3] = broken
+    tokens.values[14] = 0
+    pool = FrozenPool(queries.to(DEVICE), 1.0, preprocessing=Preprocessing(True), exact=True)
+    for index in (slice(None), [0], [1], [2]):
+        finite = pool(tokens.select(index).to(DEVICE)).value.isfinite().all(1).tolist()
+        assert finite == (torch.tensor([True, False, True])[index]).tolist()
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_other_queries_are_multiplied_in_single_precision(unit, monkeypatch):
+    monkeypatch.setattr(frozen, "narrow_tokens", None)
+    tokens, queries, _ = random_batch([20, 9], 32, 2, 2, torch.float16)
+    queries = queries + 1e-6 if unit else queries
+    preprocessing = Preprocessing(unit)
+    truth = attention_pool_eager(
+        tokens.to(dtype=torch.bfloat16).to(dtype=torch.float64), queries.double(), 1.0, "dot", preprocessing
+    )
+    pool = FrozenPool(queries.to(DEVICE), 1.0, preprocessing=preprocessing, exact=True)
+    assert_pools(pool(tokens.to(DEVICE, torch.bfloat16)), truth)
 
 
 def test_the_function_that_finishes_is_part_of_the_pool():

@@ -40,10 +40,10 @@ _PORTION_SEQUENCES = 1024
 _PORTION_BYTES = 1 << 30
 _PORTION_SECONDS = COMMIT_SECONDS / 2  # an interruption may cost this much, because an incomplete portion is lost
 _FIRST_SEQUENCES = 16  # sequences of the first portion, before it is known how long one takes
-_CUT_SEQUENCES = 512  # of a portion whose size must not depend on the speed of the machine
 _PREPARED_AGAIN = 256  # records of an earlier run that are prepared at once, to find out how many were refused
 _INPUT_BYTES = 1 << 28  # of the sounds of a portion, or of its texts while they become token ids
 _CHARACTER_BYTES = 50  # of a text while it becomes token ids
+_TOKEN_BYTES = 2  # of a text in UTF-8: English has about 4.5 per token, code and Chinese 3, and single bytes are rare
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def encode_portions(
 
 def cut_portions(records: Sequence[Record], encoder: Encoder) -> Iterator[Sequence[Record]]:
     """Yield the records in portions for `encode_cut`, whose sizes depend on the records and the encoder alone."""
-    most = _limit_sequences(encoder, _CUT_SEQUENCES)
+    most = _limit_sequences(encoder, _PORTION_SEQUENCES)
     start = sequences = size = 0
     for stop, record in enumerate(records):
         own, own_size = _estimate_sequences(record, encoder), _estimate_bytes(record)
@@ -207,10 +207,12 @@ def _limit_sequences(encoder: Encoder, most: int) -> int:
 
 
 def _estimate_sequences(record: Record, encoder: Encoder) -> int:
-    """Return about how many windows a text has, from its characters, most of which have at most one token."""
-    if encoder.identity.get("on_long") != "windows" or not isinstance(record.item, str):
+    """Return about how many windows a text has, from its bytes: rather too many than too few."""
+    text = record.item
+    if encoder.identity.get("on_long") != "windows" or not isinstance(text, str):
         return 1
-    return 1 + min(len(record.item) // encoder.max_tokens, MOST_WINDOWS)
+    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return 1 + min(size // (_TOKEN_BYTES * encoder.max_tokens), MOST_WINDOWS)
 
 
 def _estimate_bytes(record: Record) -> int:

@@ -16,6 +16,7 @@ __all__ = [
     "mean_pool",
     "merge",
     "merge_sequences",
+    "narrow_tokens",
     "round_queries",
     "scale_to_dtype",
     "similarities_and_logits",
@@ -139,3 +140,14 @@ def round_queries(queries: Tensor, dtype: torch.dtype) -> Tensor:
     weights, size = scale_to_dtype(queries, dtype)
     weights = weights.to(queries.dtype)
     return weights if size is None else weights * size
+
+
+def narrow_tokens(tokens: Tensor) -> Tensor:
+    """Return bfloat16 tokens `[N, D]` in float16, each multiplied by a power of two. Their directions are the same.
+
+    float16 has more digits and a narrower range. So the largest value of a token is brought to about 2^15, and values
+    of up to 29 powers of two below it keep all their digits.
+    """
+    _, exponents = torch.frexp(torch.linalg.vector_norm(tokens, ord=torch.inf, dim=1, dtype=torch.float32))
+    factors = torch.exp2((15 - exponents).clamp(-127, 127).float()).to(tokens.dtype)
+    return (tokens * factors[:, None]).to(torch.float16)

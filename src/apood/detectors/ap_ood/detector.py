@@ -44,7 +44,6 @@ from apood.pooling import (
     Pooled,
     Preprocessing,
     Similarity,
-    attention_pool,
     merge,
     merge_sequences,
     round_queries,
@@ -388,10 +387,7 @@ class APOOD(Refinable, Detector):
         """Return the pool of all sequences together, and number, mean and scatter of h, per head."""
         device = resolve_device(self.device)
         kept = trim_ends(tokens, first=self.skips_first_, last=self.skips_last_).to(device)
-        queries, preprocessing = self._copy_on(device, "queries_"), self._make_preprocessing(device)
-        pooled = Pooled(
-            *(x.double() for x in attention_pool(kept, queries, self.beta_, self.similarity, preprocessing))
-        )
+        pooled = Pooled(*(x.double() for x in self._pool(kept.dtype)(kept)))
         value, log_mass = merge_sequences(pooled)
         mean = pooled.value.mean(0)
         found = {"value": value, "log_mass": log_mass, "mean": mean, "scatter": (pooled.value - mean).square().sum(0)}
