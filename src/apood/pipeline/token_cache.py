@@ -181,14 +181,15 @@ def _digest_texts(records: Sequence[Record | BadRecord], *, skip_bad: bool) -> s
     # a store without bad records lacks texts, for which other callers get an error
     digest = hashlib.sha256(f"{__version__}{' skip' if skip_bad else ''}:".encode())
     for record in records:
+        kind = ""
         if not isinstance(record, Record):
-            text = record.place
+            kind, text = "bad ", record.place
         elif isinstance(record.item, str):
             text = record.item
         else:
             raise InputError(f"Only texts are embedded here, got {type(record.item).__name__}: embed it first.")
         content = text.encode("utf-8", "surrogatepass")
-        digest.update(f"{len(content)}:".encode() + content)
+        digest.update(f"{kind}{len(content)}:".encode() + content)
     return digest.hexdigest()[:32]
 
 
