@@ -272,3 +272,11 @@ def test_ratings_refuse_what_scores_refuse_and_say_where(fitted):
 
 def test_no_texts_have_no_ratings(fitted):
     assert len(fitted.rate_sentences(make_texts(3, 19)[:0])) == 0
+
+
+def test_a_text_of_several_windows_scores_0_at_most(fitted):
+    """Its first window is compared as ever; the others have one sentence each."""
+    texts, single = make_rows(50, 20), Ragged.from_lengths(make_rows(50, 21).values[:50], [1] * 50)
+    both = Ragged.concatenate([texts, single]).select([number + 50 * part for number in range(50) for part in (0, 1)])
+    whole = fitted.score_samples(make_batch(texts))
+    assert fitted.score_samples(number_windows(make_batch(both), [0, 1] * 50)).tolist() == np.minimum(whole, 0).tolist()

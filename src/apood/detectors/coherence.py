@@ -42,9 +42,9 @@ class Coherence(Detector):
 
     v_i is the mean input embedding of sentence i, l_i its number of tokens and n the number of sentences. P whitens the
     sentences of the ID texts, whose mean is μ. c_i is the cosine of a sentence and the rest of its text. m(l) and e(l)
-    are its mean and its mean deviation for ID sentences of l tokens, because short ones fit less well, and a(n) is what
-    the largest z_i of ID texts of n sentences is on average. 0 is usual. A text of one sentence has the score 0: there
-    is nothing to compare it with.
+    are its mean and its mean deviation for ID sentences of l tokens, because short ones fit less well, and a(n) is the
+    mean of the largest z_i of ID texts of n sentences. 0 is usual. A text of one sentence has the score 0: there is
+    nothing to compare it with. So has each further window of a long text, whose score is therefore at most 0.
 
     This finds one foreign sentence in an ordinary text, such as an injected instruction, which hardly changes the mean
     of the text. It does not tell whether the text as a whole is foreign: use it beside another method, not instead.

@@ -30,7 +30,7 @@ from apood.tokens.store import INDEX_FILE, StoreIndex
 __all__ = ["Sample", "TokenCache", "describe_source"]
 
 _SAMPLED = 16  # texts that tell how long all take
-_BY_TEXTS = "by-texts"  # a folder of folders, named by digests of texts, of empty files, named like their stores
+_BY_TEXTS = "by-texts"  # has a folder per digest of texts, with an empty file for each of their stores, named like it
 
 
 def describe_source(model: str | Path, open_encoder: Callable[[], Encoder]) -> dict[str, Any]:
