@@ -112,11 +112,12 @@ def make_compared(seed, foreign=None):
     return TokenBatch.from_sequences([tokens]).with_channels(sentences=sentences)
 
 
-class TestADetectorThatComparesSentences:
-    @pytest.fixture(scope="class")
-    def compares(self):
-        return Fusion([KNN()], sentences=True).fit(TokenBatch.concatenate([make_compared(n) for n in range(200)]))
+@pytest.fixture(scope="module")
+def compares():
+    return Fusion([KNN()], sentences=True).fit(TokenBatch.concatenate([make_compared(n) for n in range(200)]))
 
+
+class TestADetectorThatComparesSentences:
     def test_the_sentence_that_fits_least_is_the_most_suspicious(self, compares):
         batch = TokenBatch.concatenate([make_compared(1000 + n, foreign=n % 6) for n in range(24)])
         rated = rate_sentences(compares, batch, dict.fromkeys(range(24), OWNERS))
