@@ -227,3 +227,56 @@ def test_data_without_sentences_are_named():
     batch = TokenBatch.from_lengths(torch.randn(40, 3), [2] * 20)
     with pytest.raises(InputError, match=r"^The method coherence needs sentences, which the ID data lack; they have"):
         Coherence().fit(batch)
+
+
+def number_windows(batch: TokenBatch, numbers: list[int]) -> TokenBatch:
+    return batch.with_channels(window=Ragged.from_lengths(torch.tensor(numbers, dtype=torch.int32), [1] * len(batch)))
+
+
+def test_windows_whose_first_one_was_left_out_are_texts():
+    """They are documents in every other respect, too."""
+    texts = make_texts(60, 17)
+    plain, left = Coherence().fit(texts), Coherence().fit(number_windows(texts, [1] * 60))
+    assert np.array_equal(left.score_samples(texts), plain.score_samples(texts))
+
+
+def test_the_sentences_of_many_long_texts_are_not_in_memory_at_once(monkeypatch):
+    """The first window of a text has all its sentences, so few first windows at a time are compared."""
+    texts, windows, sentences, tokens = 30, 8, 40, 10
+    generator = torch.Generator().manual_seed(0)
+    counts = [sentences, *[1] * (windows - 1)] * texts
+    rows = torch.cat([torch.full((sum(counts), 1), 5.0), torch.randn(sum(counts), DIM, generator=generator)], 1)
+    batch = TokenBatch.from_lengths(torch.zeros(texts * windows * tokens, 2), [tokens] * (windows * texts))
+    batch = number_windows(batch.with_channels(sentences=Ragged.from_lengths(rows, counts)), [*range(windows)] * texts)
+    compared = []
+    original = Coherence._compare
+    monkeypatch.setattr(
+        Coherence, "_compare", lambda self, own: compared.append(len(own.values)) or original(self, own)
+    )
+    monkeypatch.setattr("apood.detectors.coherence.token_budget", lambda _: windows * tokens)
+    Coherence().fit(batch)
+    assert sum(compared) == texts * sentences and max(compared) == sentences
+
+
+def test_ratings_refuse_what_scores_refuse_and_say_where(fitted):
+    rows = make_rows(1100, 18)  # more than one batch
+    for row, value, sentence in (
+        (1, math.nan, r"^Row 0 of sentences of sequence 1050 in the data to rate is NaN or infinite"),
+        (0, 0.0, "^Sequence 1050 of the data to rate has a sentence with less than one token"),
+    ):
+        values = rows.values.clone()
+        values[int(rows.offsets[1050]), row] = value
+        with pytest.raises(InputError, match=sentence):
+            fitted.rate_sentences(make_batch(Ragged(values, rows.offsets)))
+
+
+def test_no_texts_have_no_ratings(fitted):
+    assert len(fitted.rate_sentences(make_texts(3, 19)[:0])) == 0
+
+
+def test_a_text_of_several_windows_scores_0_at_most(fitted):
+    """Its first window is compared as ever; the others have one sentence each."""
+    texts, single = make_rows(50, 20), Ragged.from_lengths(make_rows(50, 21).values[:50], [1] * 50)
+    both = Ragged.concatenate([texts, single]).select([number + 50 * part for number in range(50) for part in (0, 1)])
+    whole = fitted.score_samples(make_batch(texts))
+    assert fitted.score_samples(number_windows(make_batch(both), [0, 1] * 50)).tolist() == np.minimum(whole, 0).tolist()

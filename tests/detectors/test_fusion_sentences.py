@@ -124,3 +124,11 @@ def test_texts_of_one_sentence_alone_are_refused():
     many = mix_lengths(200, 41).select(slice(200, None))
     with pytest.raises(InputError, match=r"needs at least 20 ID texts.*as a whole"):
         Fusion([Mahalanobis()], sentences=True).fit(TokenBatch.concatenate([few, many]))
+
+
+@pytest.mark.parametrize("members", [[Mahalanobis()], [Mahalanobis(), Coherence()]])
+def test_too_few_held_out_texts_of_several_sentences_are_refused(members):
+    """Enough to fit coherence, but hardly one among those held out, also if coherence is there twice."""
+    texts = TokenBatch.concatenate([mix_lengths(25, 42), mix_lengths(300, 43).select(slice(300, None))])
+    with pytest.raises(InputError, match="Fewer than 5 of the held-out ID sequences have several sentences: leave out"):
+        Fusion(members, sentences=True).fit(texts)

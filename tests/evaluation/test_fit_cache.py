@@ -193,9 +193,14 @@ def test_other_code_fits_anew(work, tmp_path, monkeypatch):
 
 OWN = """
 from apood import KNN
+from own_mixin import Mixin
 
-class Base(KNN):
+class Base(Mixin, KNN):
     name = "base"
+"""
+MIXIN = """
+class Mixin:
+    pass
 """
 DERIVED = """
 from own_base import Base
@@ -205,11 +210,11 @@ class Own(Base):
 """
 
 
-@pytest.mark.parametrize("file", ["own_base.py", "own_derived.py"])
+@pytest.mark.parametrize("file", ["own_mixin.py", "own_base.py", "own_derived.py"])
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_change_of_code_from_elsewhere_makes_a_new_fit(tmp_path, monkeypatch, file, inside):
     monkeypatch.syspath_prepend(tmp_path)
-    for name, content in (("own_base.py", OWN), ("own_derived.py", DERIVED)):
+    for name, content in (("own_mixin.py", MIXIN), ("own_base.py", OWN), ("own_derived.py", DERIVED)):
         (tmp_path / name).write_text(content)
     own = detector_class("own_derived:Own")()
     detector = Fusion([own, KNN()]) if inside else own
@@ -219,7 +224,7 @@ def test_a_change_of_code_from_elsewhere_makes_a_new_fit(tmp_path, monkeypatch, 
     try:
         assert CachedFit(detector, TRAIN, None, tmp_path / "cache").folder != before
     finally:
-        for module in ("own_base", "own_derived"):
+        for module in ("own_mixin", "own_base", "own_derived"):
             sys.modules.pop(module)
 
 

@@ -1,6 +1,7 @@
 """Explanations of texts: their numbers, and what each output makes of ordinary and of hostile texts."""
 
 import json
+import math
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -10,6 +11,7 @@ import torch
 from apood import APOOD, KNN, Fusion, Mahalanobis, TextDetector, TextEncoder
 from apood.explain.explaining import choose_marks, explain_texts
 from apood.explain.html import render_page
+from apood.explain.text_explanation import MemberPart, TextExplanation
 from apood.support.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Training has not settled")
@@ -176,3 +178,20 @@ def test_an_empty_text_is_refused(fitted):
 def test_a_page_of_several_texts_numbers_them(fitted, texts):
     page = render_page(fitted.explain(texts[:2]))
     assert page.count("<section>") == 2 and "<h2>Text 1</h2>" in page
+
+
+@pytest.mark.parametrize(
+    ("shares", "decided"), [((-2.0, -1.0, 0.0), "knn"), ((0.0, 0.0, -0.5), "coherence"), ((2.0, -1.0, 0.0), "ap-ood")]
+)
+def test_a_side_that_does_not_decide_says_nothing_for_or_against_a_text(shares, decided):
+    """Of a fusion with `sentences`, either coherence or all others decide, and those that do not have a share of 0."""
+    members = [MemberPart(*given, True) for given in zip(("ap-ood", "knn", "coherence"), shares, strict=True)]
+    assert TextExplanation("", -sum(shares), 0.0, 0.5, True, (0, 0), 1, [], [], members, 1.0).decided == decided
+
+
+def test_infinite_numbers_are_null_in_json():
+    members = [MemberPart("knn", math.inf, True), MemberPart("coherence", 0.0, False)]
+    explanation = TextExplanation("", -math.inf, -math.inf, 0.0, False, (0, 0), 1, [], [], members, math.nan)
+    content = json.loads(json.dumps(explanation.to_json(), allow_nan=False))
+    assert [member["share"] for member in content["members"]] == [None, 0.0]
+    assert content["score"] is content["threshold"] is content["explained"] is None

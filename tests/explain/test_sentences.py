@@ -112,11 +112,12 @@ def make_compared(seed, foreign=None):
     return TokenBatch.from_sequences([tokens]).with_channels(sentences=sentences)
 
 
-class TestADetectorThatComparesSentences:
-    @pytest.fixture(scope="class")
-    def compares(self):
-        return Fusion([KNN()], sentences=True).fit(TokenBatch.concatenate([make_compared(n) for n in range(200)]))
+@pytest.fixture(scope="module")
+def compares():
+    return Fusion([KNN()], sentences=True).fit(TokenBatch.concatenate([make_compared(n) for n in range(200)]))
 
+
+class TestADetectorThatComparesSentences:
     def test_the_sentence_that_fits_least_is_the_most_suspicious(self, compares):
         batch = TokenBatch.concatenate([make_compared(1000 + n, foreign=n % 6) for n in range(24)])
         rated = rate_sentences(compares, batch, dict.fromkeys(range(24), OWNERS))
@@ -129,6 +130,22 @@ class TestADetectorThatComparesSentences:
         rated = rate_sentences(compares, text, {0: shifted})[0]
         assert np.isnan(rated).tolist() == [False, False, True, False, False, False, False]
         assert rated[0] != rate_sentences(compares, text, {0: OWNERS})[0][0]
+
+    def test_ratings_by_tokens_do_not_depend_on_how_the_whole_text_fits(self, compares):
+        """They are like those of the same fusion without `sentences`."""
+        texts = TokenBatch.concatenate([make_compared(n) for n in range(200)])
+        plain = Fusion([KNN()]).fit(TokenBatch(texts.values, texts.offsets))
+        shifted = np.where(OWNERS >= 2, OWNERS + 1, OWNERS)
+        text = make_compared(3, foreign=4)
+        rated, expected = (rate_sentences(one, text, {0: shifted})[0] for one in (compares, plain))
+        known = ~np.isnan(rated)
+        assert np.corrcoef(rated[known], expected[known])[0, 1] > 0.99
+
+    def test_ratings_have_the_order_of_their_sequences(self, compares):
+        shifted = np.where(OWNERS >= 2, OWNERS + 1, OWNERS)
+        batch = TokenBatch.concatenate([make_compared(n) for n in range(3)])
+        owners = {0: OWNERS, 1: shifted, 2: OWNERS}
+        assert list(rate_sentences(compares, batch, owners)) == [0, 1, 2]
 
     def test_a_further_window_is_rated_by_its_tokens(self, compares):
         whole = make_compared(5)

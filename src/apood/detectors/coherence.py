@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from apood.detectors.contract.base import Detector
-from apood.detectors.contract.data_checks import refuse_huge
+from apood.detectors.contract.data_checks import refuse_huge, refuse_nonfinite
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
@@ -21,7 +21,7 @@ from apood.fitting.optimise import Checkpoint
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.documents import find_documents
+from apood.tokens.documents import count_documents, find_documents, make_document_mask
 from apood.tokens.source import Subset, TokenSource, token_budget
 
 __all__ = ["Coherence"]
@@ -42,9 +42,9 @@ class Coherence(Detector):
 
     v_i is the mean input embedding of sentence i, l_i its number of tokens and n the number of sentences. P whitens the
     sentences of the ID texts, whose mean is μ. c_i is the cosine of a sentence and the rest of its text. m(l) and e(l)
-    are its mean and its mean deviation for ID sentences of l tokens, because short ones fit less well, and a(n) is what
-    the largest z_i of ID texts of n sentences is on average. 0 is usual. A text of one sentence has the score 0: there
-    is nothing to compare it with.
+    are its mean and its mean deviation for ID sentences of l tokens, because short ones fit less well, and a(n) is the
+    mean of the largest z_i of ID texts of n sentences. 0 is usual. A text of one sentence has the score 0: there is
+    nothing to compare it with. So has each further window of a long text, whose score is therefore at most 0.
 
     This finds one foreign sentence in an ordinary text, such as an injected instruction, which hardly changes the mean
     of the text. It does not tell whether the text as a whole is foreign: use it beside another method, not instead.
@@ -96,11 +96,15 @@ class Coherence(Detector):
     def rate_sentences(self, X: Any) -> Ragged:
         """Return z_i of each sentence: how much less it fits the rest of its text than is usual; 0 for a single one."""
         source = self._check_for_scoring(X)
-        parts = []
+        first, where = 0, "the data to rate"
+        rates, counts = [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0, dtype=torch.int64)]
         for batch in source.batches(token_budget(source.dim)):
-            self._check_batch(batch, 0, "the data to score")
-            parts.append(Ragged(self._rate(batch.channels[_CHANNEL]), batch.channels[_CHANNEL].offsets))
-        return Ragged.concatenate(parts)
+            refuse_nonfinite(batch, self.requires, first, where)
+            self._check_batch(batch, first, where)
+            first += len(batch)
+            rates.append(self._rate(batch.channels[_CHANNEL]))
+            counts.append(batch.channels[_CHANNEL].lengths)
+        return Ragged.from_lengths(torch.cat(rates), torch.cat(counts))
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         rows = batch.channels[_CHANNEL]
@@ -115,26 +119,29 @@ class Coherence(Detector):
             raise InputError(f"Sequence {number} of {where} has a sentence with less than one token.")
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:  # noqa: ARG002
+        begins = torch.zeros(len(source), dtype=torch.bool)
+        begins[torch.from_numpy(find_documents(source))] = True
         total: dict[str, Tensor] | None = None
         first = 0
         with progress_bar(len(source), "sentences", "seq") as progress:
             for batch in source.batches(token_budget(source.dim)):
                 refuse_huge(batch.channels[_CHANNEL], _CHANNEL, first, "the ID data")
+                # further windows repeat a sentence of the first one
+                rows = batch.channels[_CHANNEL].select(begins[first : first + len(batch)])
                 first += len(batch)
                 progress.update(len(batch))
-                rows = batch.channels[_CHANNEL]
-                if batch.windows is not None:  # further windows repeat a sentence of the first one
-                    rows = rows.select(batch.windows == 0)
                 if len(rows):
                     part = _measure_spread(rows)
                     total = part if total is None else merge_spreads(total, part)
-        assert total is not None, "every text has a first window"
+        assert total is not None, "the first sequence begins a text"
         _, self.centre_, covariance = compute_covariance(total)
         self.whitening_ = inverse_root(shrink(covariance, _SHRINKAGE), EIGENVALUE_FLOOR)
-        whole = torch.from_numpy(find_documents(source))
-        chosen = whole[torch.linspace(0, len(whole) - 1, min(len(whole), _LAW_TEXTS), dtype=torch.float64).long()]
+        texts = count_documents(source)
+        chosen = torch.linspace(0, texts - 1, min(texts, _LAW_TEXTS), dtype=torch.float64).long()
+        # with all windows of a text, because the first one has all its sentences, and batches are cut by tokens
+        some = Subset(source, make_document_mask(source, chosen))
         counts, tokens, fits = [], [], []  # small, unlike the vectors
-        for batch in Subset(source, chosen).batches(token_budget(source.dim)):
+        for batch in some.batches(token_budget(source.dim)):
             rows = batch.channels[_CHANNEL]
             several = rows.select(rows.lengths > 1)
             if len(several):

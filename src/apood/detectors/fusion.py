@@ -114,8 +114,8 @@ class Fusion(Refinable, Detector):
 
     With `sentences`, the score is the worse of two, that of the whole text and that of the sentence that fits the
     others least: s(Z) = -max(Σ_k w_k z_k, z_c). z_c is that of `Coherence`, and the weights are such that both have a
-    standard deviation of 1. The ID texts that a threshold refuses are then spent on two checks, so some foreign texts
-    pass that are refused without it.
+    standard deviation of 1. A threshold then refuses the same share of ID texts for two reasons instead of one, so some
+    foreign texts pass that are refused without it.
 
     Not a published method.
 

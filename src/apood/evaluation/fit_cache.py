@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
 
 from apood.detectors.contract.artefact import describe_detector, load_detector
 from apood.detectors.contract.base import Detector, Scores
@@ -172,7 +172,7 @@ def describe_code(detector: Detector) -> list[Any]:
 
     A class from elsewhere is known by its file. What that file imports is not looked at.
     """
-    kinds = {kind for part in _list_parts(detector) for kind in type(part).__mro__ if issubclass(kind, Detector)}
+    kinds = {kind for part in _list_parts(detector) for kind in type(part).__mro__} - {*BaseEstimator.__mro__}
     files = {f"{kind.__module__}:{kind.__qualname__}": _hash_file(kind) for kind in kinds}
     return [__version__, source_digest(), files]
 

@@ -13,7 +13,7 @@ import torch
 
 from apood.detectors.coherence import Coherence
 from apood.detectors.contract.base import Detector
-from apood.tokens.batch import TokenBatch
+from apood.tokens.batch import Ragged, TokenBatch
 
 __all__ = ["rate_sentences"]
 
@@ -40,8 +40,8 @@ def rate_sentences(detector: Detector, batch: TokenBatch, owners: Mapping[int, N
         owners: by the number of a sequence, the sentence of each of its tokens, -1 for a token of none.
     """
     compared = _compare_sentences(detector, batch, owners)
-    own_tokens = _rate_by_tokens(detector, batch, {n: own for n, own in owners.items() if n not in compared})
-    return compared | own_tokens
+    rated = compared | _rate_by_tokens(detector, batch, {n: own for n, own in owners.items() if n not in compared})
+    return {number: rated[number] for number in owners}
 
 
 def _compare_sentences(detector: Detector, batch: TokenBatch, owners: Mapping[int, Numbers]) -> dict[int, Ratings]:
@@ -117,6 +117,10 @@ def _measure(
     # a channel is about the whole text, so that its members say the same about all parts
     read = (detector.requires | detector.welcomes) & batch.channels.keys()
     channels = {name: batch.channels[name].select(numbers) for name in read}
+    if (rows := channels.get("sentences")) is not None:
+        # a single sentence is not compared: how badly one fits the whole text would hide what the parts differ in
+        single = rows.lengths.clamp_max(1)
+        channels["sentences"] = Ragged.from_lengths(rows.values[rows.offsets[:-1][single > 0]], single)
     scores = torch.from_numpy(detector._score_sequences(TokenBatch.from_sequences(sequences).with_channels(**channels)))
     distances: Ratings = detector.log_distances(scores).double().clamp(-_MOST, _MOST).numpy()
     return distances

@@ -39,8 +39,9 @@ class Sentence(Span):
     """A sentence, what its tokens contribute, and how suspicious it is by itself.
 
     Attributes:
-        suspicion: the log distance of its own tokens (for a fusion minus their score), less that of pieces of the same
-            text that are as long; 0 is usual for the text.
+        suspicion: how little it fits the other sentences, if the detector compares them. Otherwise the log distance of
+            its own tokens (for a fusion minus their score), less that of pieces of the same text that are as long. 0 is
+            usual.
     """
 
     suspicion: float = 0.0

@@ -91,7 +91,9 @@ class TextExplanation:
     @property
     def decided(self) -> str:
         """The name of the member that speaks most against the text."""
-        return max(self.members, key=lambda member: member.share).name
+        # in a fusion with `sentences`, members that do not decide have a share of 0
+        deciding = [member for member in self.members if member.share] or self.members
+        return max(deciding, key=lambda member: member.share).name
 
     def grade_words(self) -> list[int]:
         """Return how strongly each word is marked, from 0 (not at all) to 3, relative to the most suspicious word.
@@ -125,27 +127,24 @@ class TextExplanation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as JSON values, null for an infinite number; places count characters of the text."""
-        return {
+        content = {
             "text": self.text,
-            "score": replace_nonfinite(self.score),
-            "threshold": replace_nonfinite(self.threshold),
+            "score": self.score,
+            "threshold": self.threshold,
             "p_value": self.p_value,
             "accepted": self.accepted,
             "decided": self.decided,
             "explained": self.explained,
-            "window": list(self.window),
+            "window": self.window,
             "windows": self.windows,
             "truncated": self.truncated,
             "note": self.note,
-            "members": [
-                asdict(member)
-                | {"neighbours": list(member.neighbours), "neighbour_texts": list(member.neighbour_texts)}
-                for member in self.members
-            ],
+            "members": [asdict(member) for member in self.members],
             "words": [asdict(word) for word in self.words],
             "sentences": [asdict(sentence) for sentence in self.sentences],
-            "heads": [asdict(head) | {"words": [asdict(word) for word in head.words]} for head in self.heads],
+            "heads": [asdict(head) for head in self.heads],
         }
+        return {name: replace_nonfinite(value) for name, value in content.items()}
 
     def to_html(self) -> str:
         """Return a whole page that needs no network and runs no script."""

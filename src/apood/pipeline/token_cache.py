@@ -30,7 +30,7 @@ from apood.tokens.store import INDEX_FILE, StoreIndex
 __all__ = ["Sample", "TokenCache", "describe_source"]
 
 _SAMPLED = 16  # texts that tell how long all take
-_BY_TEXTS = "by-texts"  # a folder of folders, named by digests of texts, of empty files, named like their stores
+_BY_TEXTS = "by-texts"  # has a folder per digest of texts, with an empty file for each of their stores, named like it
 
 
 def describe_source(model: str | Path, open_encoder: Callable[[], Encoder]) -> dict[str, Any]:
@@ -181,14 +181,15 @@ def _digest_texts(records: Sequence[Record | BadRecord], *, skip_bad: bool) -> s
     # a store without bad records lacks texts, for which other callers get an error
     digest = hashlib.sha256(f"{__version__}{' skip' if skip_bad else ''}:".encode())
     for record in records:
+        kind = ""
         if not isinstance(record, Record):
-            text = record.place
+            kind, text = "bad ", record.place
         elif isinstance(record.item, str):
             text = record.item
         else:
             raise InputError(f"Only texts are embedded here, got {type(record.item).__name__}: embed it first.")
         content = text.encode("utf-8", "surrogatepass")
-        digest.update(f"{len(content)}:".encode() + content)
+        digest.update(f"{kind}{len(content)}:".encode() + content)
     return digest.hexdigest()[:32]
 
 

@@ -115,8 +115,8 @@ class APOOD(Refinable, Detector):
     The more tokens a sequence averages over, the nearer it is: log d falls with log S. The robust recipe learns how
     from the training sequences and compares each sequence with ID sequences of its length; otherwise long foreign
     documents look more ordinary than short ID ones. Attention is sharp for long sequences, in which few tokens may be
-    foreign, and mild for short ones; a sharpness of 2 or more is halved for fewer than T D / 8 sequences. More heads
-    and queries find more, but take a CPU eight times as long.
+    foreign, and mild for short ones; for fewer than T D / 8 sequences, a sharpness of 2 or more that follows from the
+    length is halved. More heads and queries find more, but take a CPU eight times as long.
 
     The euclidean similarity attends by -|z - w|²/2; its robust start is at random tokens, without whitening. W and its
     norms live in the space of the tokens after preprocessing.

@@ -30,10 +30,10 @@ def refuse_constant(name: str, mean: float, spread: float) -> None:
 
 def refuse_without_distances(name: str, logs: Tensor, known: Tensor) -> None:
     """Raise `InputError` if too few log distances are known (the others are of copies), or if one is infinite."""
-    if int(known.sum()) < _LEAST_KNOWN and name == "coherence":
+    if int(known.sum()) < _LEAST_KNOWN and name.startswith("coherence"):
         raise InputError(
             f"Fewer than {_LEAST_KNOWN} of the held-out ID sequences have several sentences: leave out sentences "
-            "(--sentences)."
+            "(--sentences), or the member coherence."
         )
     if int(known.sum()) < _LEAST_KNOWN:
         raise InputError(
