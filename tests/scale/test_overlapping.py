@@ -112,3 +112,25 @@ def test_an_error_or_interrupt_leaves_what_is_complete(
         run_here(job, worker)
     assert read_shards(tmp_path / "out") == reference
     assert not list((tmp_path / "out").glob("_tries*"))
+
+
+@pytest.mark.usefixtures("overlapping")
+def test_an_error_beside_an_interrupt_does_not_let_the_work_go_on(root: Path, tmp_path: Path):
+    job = plan_scores(root / "corpus", root / "detector", tmp_path / "out")
+    worker = ScoreWorker(job.settings)
+    run, failed, calls = worker.encoder.run, threading.Event(), iter(range(10**6))
+
+    def interrupt_second(prepared):
+        if next(calls) != 1:
+            return run(prepared)
+        assert failed.wait(60)
+        raise KeyboardInterrupt
+
+    def fail(_):
+        failed.set()
+        raise ValueError("beside it")
+
+    worker.encoder.run, worker.make_rows = interrupt_second, fail
+    with pytest.raises(KeyboardInterrupt):
+        run_here(job, worker)
+    assert next(calls) == 2 and not read_shards(tmp_path / "out")

@@ -52,6 +52,16 @@ def test_a_mark_of_byte_order_is_only_dropped_at_the_beginning_of_a_file(tmp_pat
     assert found == ["one", "\ufefftwo"]
 
 
+def test_every_part_of_a_file_in_utf16_is_refused(tmp_path: Path):
+    file = tmp_path / "a.txt"
+    file.write_text("one\ntwo\nthree\n", encoding="utf-16")
+    parts = find_parts([str(file)], 8)
+    assert len(parts) > 2
+    for part in parts:
+        with pytest.raises(InputError, match=r"is not UTF-8, but UTF-16: write it in UTF-8\."):
+            list(read_part(part, Request()))
+
+
 def test_parquet_is_cut_between_row_groups(tmp_path: Path):
     import pyarrow
     import pyarrow.parquet

@@ -121,6 +121,13 @@ def test_an_interrupt_waits_for_the_call_under_way():
     assert ended
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, GeneratorExit])
+def test_an_interrupt_is_not_replaced_by_an_error(end: type[BaseException]):
+    with pytest.raises(end), BackgroundCalls() as calls:
+        calls.start(square, 3)
+        raise end
+
+
 def test_items_are_worked_on_at_the_same_time_and_stay_in_order():
     met = threading.Barrier(3, timeout=30)
 

@@ -102,19 +102,25 @@ def find_files(name: str, inside: Collection[str] = ()) -> list[Path]:
     path = Path(name)
     # glob.glob, because Path.glob takes no absolute patterns and matches hidden files
     matches = [] if path.exists() else [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207
-    if "**" in name:
-        circular = {folder for folder in {match.parent for match in matches} if _goes_round(folder)}
+    parts = path.parts
+    if "**" in parts:
+        given = parts.index("**")  # links among the parts that are given are meant
+        circular = {folder for folder in {match.parent for match in matches} if _goes_round(folder, given)}
         matches = [match for match in matches if match.parent not in circular]
     roots = [path] if path.exists() else matches
     wanted = itertools.chain.from_iterable(_walk(root, inside) for root in roots if inside and root.is_dir())
     return sorted({file for file in itertools.chain(roots, wanted) if file.is_file()})
 
 
-def _goes_round(folder: Path) -> bool:
-    """Return whether a path goes through a link to a folder that it is in, so that `**` finds its files many times."""
+def _goes_round(folder: Path, given: int) -> bool:
+    """Return whether `**` found a folder through a link to a folder that it is in, so that it finds its files again.
+
+    The first `given` parts of the path are not those that `**` found.
+    """
     return any(
         place.is_symlink() and place.parent.resolve().is_relative_to(place.resolve())
         for place in (folder, *folder.parents)
+        if len(place.parts) > given
     )
 
 

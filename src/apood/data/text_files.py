@@ -179,6 +179,7 @@ def _read_lines(path: str, start: int = 0, stop: int | None = None) -> Iterator[
     try:
         with open_stream(parse_place(path)) as file:
             if start:
+                _refuse_utf16(file.read(2), repr(path))
                 file.seek(start - 1)
                 while (rest := file.readline(_SKIPPED_BYTES)) and not rest.endswith(b"\n"):
                     pass  # the end of a line that begins before `start`
@@ -194,8 +195,7 @@ def _read_lines(path: str, start: int = 0, stop: int | None = None) -> Iterator[
 def _decode(file: BinaryIO, name: str, stop: int | None = None) -> Iterator[_Line]:
     """Yield the lines of a file, those that begin before `stop` if it is given.
 
-    Of a line that is too long only `MOST_BYTES` are ever held in memory. Raise InputError if the file is UTF-16, half
-    of whose lines would look like texts.
+    Of a line that is too long only `MOST_BYTES` are ever held in memory.
     """
     at_start = stop is None or file.tell() == 0
     for number in itertools.count(1):
@@ -204,8 +204,8 @@ def _decode(file: BinaryIO, name: str, stop: int | None = None) -> Iterator[_Lin
         line = file.readline(MOST_BYTES + 1)
         if not line:
             return
-        if number == 1 and at_start and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise InputError(make_sentence(f"{name} is not UTF-8, but UTF-16: write it in UTF-8"))
+        if number == 1 and at_start:
+            _refuse_utf16(line, name)
         if len(line) > MOST_BYTES:
             ended = line.endswith(b"\n")
             del line
@@ -220,6 +220,12 @@ def _decode(file: BinaryIO, name: str, stop: int | None = None) -> Iterator[_Lin
         except UnicodeDecodeError as error:
             problem = f"is not UTF-8: byte {error.start + 1} of the line cannot be decoded"
             yield _Line(number, line.decode(encoding, errors="replace"), problem)
+
+
+def _refuse_utf16(beginning: bytes, name: str) -> None:
+    """Raise InputError if a file that begins like this is UTF-16: half of its lines would look like texts."""
+    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(make_sentence(f"{name} is not UTF-8, but UTF-16: write it in UTF-8"))
 
 
 def _refuse_line(line: _Line, file: str) -> BadRecord:

@@ -192,10 +192,10 @@ def encode_cut(portions: Iterator[Sequence[Record]], encoder: Encoder) -> Genera
 
 
 def follow_encoder(encoder: Encoder) -> BackgroundCalls:
-    """Return what runs calls about encoded portions, such as their scoring, while the encoder runs the next portion.
+    """Return a `BackgroundCalls` that works on a portion, for example scores it, while the encoder runs the next one.
 
-    A model on a GPU leaves the processor to them. A model on the processor needs it itself, so that two threads would
-    only slow each other down: then the calls are run at once, in between.
+    A model on a GPU leaves the processor to these calls. A model on the processor needs it itself, so two threads would
+    only slow each other down. Each call is then run at once, before the next portion.
     """
     on_gpu = encoder.device.type == "cuda"
     return BackgroundCalls(on_gpu=on_gpu, at_once=not on_gpu)

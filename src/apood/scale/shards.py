@@ -91,7 +91,7 @@ def shard_path(folder: Place, name: str) -> Place:
 
 
 def commit_file(path: Place) -> AbstractContextManager[Path]:
-    """Return what yields a temporary path whose file is at `path`, in one step, if the block ends without an error.
+    """Return a context manager that yields a temporary path; without an error, its file is then at `path`, in one step.
 
     On a disk, a job sweeps once, at its end. In a cloud store, an object appears when all of it is there.
     """

@@ -1,8 +1,8 @@
-"""Calls in other threads: one at a time while this thread goes on, or several that wait for others at the same time."""
+"""Calls in other threads: one at a time beside this thread, or several at once that mostly wait."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any, Self, TypeVar
 
@@ -18,7 +18,8 @@ class BackgroundCalls:
     """Runs one call at a time in another thread, inside of a `with` block.
 
     The error of a call is raised by the next `start`, or on exit. On exit it replaces an error of this thread, because
-    it belongs to work that was started earlier. The thread ends with the block.
+    it belongs to work that was started earlier. It does not replace Ctrl-C, nor the end of a generator that has the
+    block in it: whoever catches errors would not notice these. The thread ends with the block.
 
     Args:
         on_gpu: whether calls compute on a GPU on which this thread computes, too. They then have a CUDA stream of their
@@ -85,11 +86,14 @@ class BackgroundCalls:
         if last is not None:
             yield last.result()
 
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            with self._pool:
-                if self._call is not None:
-                    self._call.result()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        with self._pool:  # which waits, too, so that one more Ctrl-C does not leave the call under way
+            if self._call is not None:
+                wait([self._call])
+        if self._call is not None and (kind is None or issubclass(kind, Exception)):
+            self._call.result()
 
 
 def _find_stream_here() -> Any:
