@@ -139,6 +139,15 @@ def test_a_limit_keeps_the_smallest_hashes(declaration: Path) -> None:
     assert many[:60] == few
 
 
+def test_sentences_are_compared_if_enough_texts_have_several(declaration: Path) -> None:
+    assert read_sets(declaration).has_sentences
+    path = declaration.parent / "train.jsonl"
+    texts = [text for text in make_texts("train") if len(split_sentences(text)) == 1]
+    path.write_text("", encoding="utf-8")
+    add_texts(path, [*texts, "One. Two."])
+    assert not read_sets(declaration).has_sentences
+
+
 def test_another_salt_is_another_split(declaration: Path) -> None:
     before = read_sets(declaration)
     declaration.write_text(DECLARATION.replace('"test"\n', '"other"\n', 1), encoding="utf-8")

@@ -201,8 +201,9 @@ class _StudyData:
 
     @cached_property
     def channels(self) -> tuple[str, ...]:
-        """The channels that all stores have."""
-        return tuple(TokenStore(self.stores[TRAIN]).channels)
+        """The channels that all stores have; `sentences` only if there is something to learn from them."""
+        unused = () if self.sets.has_sentences else ("sentences",)
+        return tuple(name for name in TokenStore(self.stores[TRAIN]).channels if name not in unused)
 
     @property
     def aux_count(self) -> int:

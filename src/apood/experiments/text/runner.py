@@ -119,7 +119,7 @@ class PreparedBench:
             not task.model.takes_sounds and find_kind(load_config(task.model.found)) == "causal"
         )
         channels = [] if task.model.takes_sounds else ["summary"]
-        channels += ["sentences"] if task.mode == "input" and channels and task.first_view else []
+        channels += ["sentences"] if task.mode == "input" and sets.has_sentences and task.first_view else []
         channels += ["token_logprobs"] if predicts and task.first_view else []
         aux = len(sets.items.get(AUX, ())) if self.measurer.with_aux else 0
         return list_rows(self.measurer.chosen, [*channels, *others], aux, first_view=task.first_view)

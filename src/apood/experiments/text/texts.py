@@ -9,13 +9,15 @@ import hashlib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 
 from apood.data.inputs import holds_sounds, read_records
 from apood.data.record import BadRecord, Record, Sound
 from apood.data.sounds import read_sounds
 from apood.encoders.embed import limit_records
 from apood.experiments.text.declaration import Corpus, Input, Limits
-from apood.experiments.text.splices import splice_sets
+from apood.experiments.text.splices import splice_sets, split_sentences
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 
@@ -34,6 +36,7 @@ _HOST_SHARE = 0.25  # of the ID texts for testing: they receive a foreign senten
 _DONOR_SHARE = 0.2  # of the AUX texts: they give sentences, and nothing learns from them
 _MOST_READ = 250_000  # records of a set; a hub data set may have billions
 _FEWEST = {TRAIN: 50, VALIDATION: 19, TEST: 20}
+_SEVERAL = 40  # training texts of several sentences that are needed to learn how sentences fit together
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,13 @@ class CorpusSets:
     items: Mapping[str, list[Item]]
     removed: Mapping[str, Mapping[str, int]]
     digests: Mapping[str, str]
+
+    @cached_property
+    def has_sentences(self) -> bool:
+        """Whether enough training texts have several sentences for methods that compare sentences."""
+        texts = _list_texts(self.items[TRAIN])
+        several = (text for text in texts if len(split_sentences(text)) > 1)
+        return len(list(islice(several, _SEVERAL))) == _SEVERAL
 
 
 def normalize_text(text: str) -> str:
