@@ -101,7 +101,7 @@ def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[st
     The annotations of the constructor decide how a value is read.
     """
     allowed = default_parameters(method)
-    annotations = _read_annotations(method)
+    annotations = _read_annotations(method) if settings else {}
     parsed: dict[str, Any] = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
@@ -126,7 +126,7 @@ def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[st
 def _read_annotations(method: "type[Detector]") -> dict[str, Any]:
     try:
         return get_type_hints(method.__init__)
-    except (NameError, AttributeError, TypeError) as error:  # of a class from elsewhere
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:  # of a class from elsewhere
         raise InputError(f"The constructor of {method.name} has an annotation that cannot be read: {error}.") from error
 
 
