@@ -343,6 +343,18 @@ def test_a_pipe_is_not_read_by_a_build_that_is_refused(refused, calibrated, mode
     assert refused("build", "-", "--model", model, "--out", tmp_path / "new" if wrong else calibrated, *wrong)
 
 
+@pytest.mark.parametrize("option", [["--field", "x"], ["--target-field", "y"], ["--keep", "z"]])
+def test_options_of_fields_are_refused_for_scores_of_sounds(refused, calibrated, option):
+    assert f"{option[0]} is for files with fields: sounds have none" in refused("score", calibrated, "a.wav", *option)
+
+
+@pytest.mark.parametrize("engine", ["plain", "ray"])
+def test_a_target_is_refused_for_scores_of_texts_alone(refused, calibrated, files, tmp_path, engine):
+    options = ["--engine", engine, "--target-field", "text", "--out", tmp_path / "rows.jsonl"]
+    sentence = refused("score", calibrated, files / "test.jsonl", *options)
+    assert "--target-field is for encoders of mode reference, but that of the detector has mode input" in sentence
+
+
 @pytest.mark.parametrize("option", [["--field", "x"], ["--model", "m"], ["--skip-bad"], ["--target-field", "y"]])
 def test_options_of_texts_are_refused_for_scores_of_a_store(refused, calibrated, stores, option):
     assert f"{option[0]} is for texts and sounds" in refused("score", calibrated, stores / "test", *option)

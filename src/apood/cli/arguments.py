@@ -36,6 +36,7 @@ __all__ = [
     "parse_settings",
     "read_sound_records",
     "read_text_records",
+    "reads_pairs",
     "refuse_occupied",
     "report_skipped",
     "warn_if_unfinished",
@@ -228,6 +229,14 @@ def are_sounds(inputs: Sequence[str]) -> bool:
     from apood.data.inputs import holds_sounds
 
     return any(map(holds_sounds, inputs))
+
+
+def reads_pairs(detector: "Detector", target_field: str | None) -> bool:
+    """Return whether a detector takes pairs of texts. Raise InputError if it does not, and a target field is given."""
+    mode = (detector.encoder_ or {}).get("mode")
+    if target_field is not None and mode not in (None, "reference"):
+        raise InputError(f"--target-field is for encoders of mode reference, but that of the detector has mode {mode}.")
+    return mode == "reference" or target_field is not None
 
 
 def check_input_kind(inputs: Sequence[str], model: str, *, takes_sounds: bool) -> None:

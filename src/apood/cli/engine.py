@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from apood.cli.arguments import are_sounds, refuse_occupied
+from apood.cli.arguments import are_sounds, reads_pairs, refuse_occupied
 from apood.cli.output import advise_on_interrupt, echo, print_facts, print_json
 from apood.support.checks import format_count
 from apood.support.cloud import Place, parse_place
@@ -114,7 +114,7 @@ def score_on_ray(
     _refuse_sounds(inputs)
     folder, place = parse_place(out), parse_place(detector)
     loaded, _ = load_detector_and_facts(detector)  # an error before there is a folder
-    pairs = (loaded.encoder_ or {}).get("mode") == "reference" or fields["target_field"] is not None
+    pairs = reads_pairs(loaded, fields["target_field"])
     settings = Settings(
         folder=_name_for_workers(folder),
         request=Request(pairs=pairs, allow_empty=True, **fields),
