@@ -56,7 +56,7 @@ def build(
         bool,
         typer.Option(
             "--sentences",
-            help="Also refuse texts for one sentence that does not fit the others. Texts must have several sentences.",
+            help="Also refuse a text if one of its sentences does not fit the others. For texts of several sentences.",
         ),
     ] = False,
     settings: Settings = None,

@@ -43,7 +43,7 @@ def compare(
         typer.Option(
             "--id",
             metavar="STORE_OR_TEXTS",
-            help="In-distribution sequences for both, divided at random in every split.",
+            help="In-distribution sequences to fit and to test on, divided at random in every split.",
         ),
     ] = None,
     id_validation: Annotated[

@@ -66,7 +66,8 @@ def refuse_other_options(engine: str, *, plain: Mapping[str, Any], ray: Mapping[
     needed, others = ("plain", plain) if engine == "ray" else ("ray", ray)
     for name, value in others.items():
         if value not in (None, False):
-            raise InputError(f"--{name.replace('_', '-')} is for --engine {needed}: use it, or leave the option out.")
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} is for --engine {needed}: choose that engine, or leave out {option}.")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def report(
     foreign: Annotated[
         int,
         typer.Option(
-            min=0, max=100, metavar="N", help="Number of the most foreign inputs to show with marks, of all sets."
+            min=0, max=100, metavar="N", help="Number of inputs to show with marks: the most foreign ones of all sets."
         ),
     ] = 10,
     model: EncoderFolder = None,
