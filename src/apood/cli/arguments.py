@@ -207,19 +207,20 @@ def describe_unfinished(folder: str | Path, sequences: int) -> str:
     )
 
 
-def parse_named_stores(given: Sequence[str]) -> dict[str, str]:
-    """Return names and folders from texts such as `news=stores/news`."""
+def parse_named_stores(given: Sequence[str], kind: Literal["OOD", "new"] = "OOD") -> dict[str, str]:
+    """Return names and folders from texts such as `news=stores/news`, the values of --ood or --new."""
     from apood.evaluation.result import MEAN
 
+    option = f"--{kind.lower()}"
     named: dict[str, str] = {}
     for text in given:
         name, _, folder = text.partition("=")
         if not name or not folder:
-            raise InputError(f"--ood takes NAME=STORE, got {text!r}.")
+            raise InputError(f"{option} takes NAME=STORE, got {text!r}.")
         if name == MEAN:
-            raise InputError(f"An OOD set cannot be called {MEAN!r}: the mean over the sets has that name.")
+            raise InputError(f"A set of {option} cannot be called {MEAN!r}: the mean over the sets has that name.")
         if name in named:
-            raise InputError(f"Two OOD sets are called {name!r}: give each its own name.")
+            raise InputError(f"Two {kind} sets are called {name!r}: give each its own name.")
         named[name] = folder
     return named
 

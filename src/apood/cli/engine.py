@@ -157,6 +157,8 @@ def embed_on_ray(
 
     _refuse_sounds(inputs)
     folder, work = parse_place(out), _find_work(out, "parts")
+    if not on_ray.dry_run:
+        refuse_occupied(folder)
     settings = Settings(_name_for_workers(work), Request(**fields), encoder=encoder, dtype=dtype)
     source = describe_source(encoder["model"], lambda: open_encoder(**encoder))
     identity = {"encoder": {**encoder, "model": source}, "dtype": dtype}
