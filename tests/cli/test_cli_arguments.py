@@ -83,6 +83,15 @@ class Unsaid(Detector):
         self.k = k
 
 
+class Unfinished(Detector):
+    """A detector from elsewhere with an annotation that is no Python."""
+
+    name = "unfinished"
+
+    def __init__(self, k: "an integer" = 5) -> None:  # noqa: F722
+        self.k = k
+
+
 class Unreadable(Detector):
     """A detector from elsewhere with an annotation that names nothing."""
 
@@ -94,11 +103,16 @@ class Unreadable(Detector):
 
 @pytest.mark.parametrize(
     ("method", "sentence"),
-    [(Unsaid, "'k' of unsaid .* annotate it, as in `k: int`"), (Unreadable, "unreadable has an annotation .*Nothing")],
+    [
+        (Unsaid, "'k' of unsaid .* annotate it, as in `k: int`"),
+        (Unreadable, "unreadable has an annotation .*Nothing"),
+        (Unfinished, "unfinished has an annotation that cannot be read"),
+    ],
 )
 def test_a_constructor_that_does_not_say_what_a_parameter_is_is_named(method, sentence):
     with pytest.raises(InputError, match=sentence):
         parse_settings(method, ["k=3"])
+    assert parse_settings(method, []) == {}  # without --set, nothing needs to be known
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from apood.cli.app import app
+from apood.cli.next_steps import suggest_report
 from apood.detectors.knn import KNN
 from apood.detectors.length import Length
 from apood.evaluation.comparison import ComparisonPlan
@@ -145,6 +146,15 @@ def test_the_commands_for_a_class_of_the_users_import_it(apood, stores, tmp_path
     ).stdout  # fmt: skip
     for command in ("calibrate", "report"):
         assert f"  apood --import apood.detectors.length:Length {command} detector" in shown
+
+
+@pytest.mark.parametrize("texts", ["train", "aux"])
+def test_the_commands_that_are_shown_name_the_model_if_any_of_the_fit_is_texts(capsys, texts):
+    sets = {"train": "train", "aux": "aux"} | {texts: f"{texts}.jsonl"}
+    suggest_report("knn", [], **sets, held_out="h", test="t", ood={"new": "n"}, model="minilm", field="body")
+    fit, calibrate, report = (line for line in capsys.readouterr().out.splitlines() if line.startswith("  apood"))
+    assert fit.endswith(f"fit {sets['train']} --aux {sets['aux']} --model minilm --field body --out detector")
+    assert "--field" not in calibrate + report
 
 
 def test_what_a_report_lacks_is_named(apood, stores, tmp_path):

@@ -179,10 +179,11 @@ def test_half_a_surrogate_pair_is_escaped(tmp_path, ending):
     assert b"\\ud800 x" in file.read_bytes() and b"\\udfff" in file.read_bytes()
 
 
-def test_parquet_of_values_of_different_kinds_is_refused(tmp_path):
+@pytest.mark.parametrize("values", [(1, {"a": 2}), (1 << 63,), ([{}],), ({"a": -(1 << 70)},)])
+def test_parquet_of_values_that_it_cannot_hold_is_refused(tmp_path, values):
     pytest.importorskip("pyarrow")
     with pytest.raises(InputError, match=r"must be of one kind.*Write \.jsonl or \.csv"):
-        write_rows([{"id": 1}, {"id": {"a": 2}}], tmp_path / "rows.parquet", as_json=False)
+        write_rows([{"id": value} for value in values], tmp_path / "rows.parquet", as_json=False)
     assert not list(tmp_path.iterdir())
 
 

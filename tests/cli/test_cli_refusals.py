@@ -73,6 +73,7 @@ EMBED = "--model m --out o"
         ("evaluate no --id i --ood o=a --ood o=b", ["Two OOD sets are called 'o'"]),
         ("evaluate no --id i --ood mean=a", ["cannot be called 'mean'"]),
         ("evaluate no --id i --ood o=a --json --markdown", ["--json", "--markdown"]),
+        ("report no --id i --new o --out p.html", ["--new takes NAME=STORE, got 'o'"]),
         ("inspect no", ["'no'"]),
         ("inspect .", ["index.json", "config.json"]),
         ("bench toy --seed -1", ["--seed"]),
@@ -341,6 +342,35 @@ def test_no_text_is_embedded_for_a_command_that_is_refused(
 def test_a_pipe_is_not_read_by_a_build_that_is_refused(refused, calibrated, model, tmp_path, monkeypatch, wrong):
     monkeypatch.setattr("apood.cli.build._read", lambda *_: pytest.fail("the texts were read"))
     assert refused("build", "-", "--model", model, "--out", tmp_path / "new" if wrong else calibrated, *wrong)
+
+
+def test_a_pipe_is_not_read_by_a_build_whose_place_of_work_is_taken(refused, model, tmp_path, monkeypatch):
+    monkeypatch.setattr("apood.cli.build._read", lambda *_: pytest.fail("the texts were read"))
+    (tmp_path / "new.building").mkdir()
+    (tmp_path / "new.building" / "mine.txt").touch()
+    assert "it holds something else" in refused("build", "-", "--model", model, "--out", tmp_path / "new")
+
+
+def test_a_pipe_is_not_read_by_a_calibration_that_is_refused(refused, calibrated, tmp_path, monkeypatch):
+    monkeypatch.setattr("apood.cli.recalibrate._read_review", lambda *_: pytest.fail("the rows were read"))
+    assert "accept must lie" in refused("recalibrate", calibrated, "-", "--out", tmp_path / "new", "--accept", 2)
+
+
+def test_a_place_that_is_taken_is_refused_before_a_cluster_looks_at_the_model(refused, stores, files):
+    options = ["--model", "none", "--out", stores / "train", "--engine", "ray"]
+    assert "already exists" in refused("embed", files / "test.jsonl", *options)
+
+
+@pytest.mark.parametrize("option", [["--field", "x"], ["--target-field", "y"], ["--keep", "z"]])
+def test_options_of_fields_are_refused_for_scores_of_sounds(refused, calibrated, option):
+    assert f"{option[0]} is for files with fields: sounds have none" in refused("score", calibrated, "a.wav", *option)
+
+
+@pytest.mark.parametrize("engine", ["plain", "ray"])
+def test_a_target_is_refused_for_scores_of_texts_alone(refused, calibrated, files, tmp_path, engine):
+    options = ["--engine", engine, "--target-field", "text", "--out", tmp_path / "rows.jsonl"]
+    sentence = refused("score", calibrated, files / "test.jsonl", *options)
+    assert "--target-field is for encoders of mode reference, but that of the detector has mode input" in sentence
 
 
 @pytest.mark.parametrize("option", [["--field", "x"], ["--model", "m"], ["--skip-bad"], ["--target-field", "y"]])

@@ -36,6 +36,7 @@ __all__ = [
     "parse_settings",
     "read_sound_records",
     "read_text_records",
+    "reads_pairs",
     "refuse_occupied",
     "report_skipped",
     "warn_if_unfinished",
@@ -101,7 +102,7 @@ def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[st
     The annotations of the constructor decide how a value is read.
     """
     allowed = default_parameters(method)
-    annotations = _read_annotations(method)
+    annotations = _read_annotations(method) if settings else {}
     parsed: dict[str, Any] = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
@@ -126,7 +127,7 @@ def parse_settings(method: "type[Detector]", settings: Sequence[str]) -> dict[st
 def _read_annotations(method: "type[Detector]") -> dict[str, Any]:
     try:
         return get_type_hints(method.__init__)
-    except (NameError, AttributeError, TypeError) as error:  # of a class from elsewhere
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:  # of a class from elsewhere
         raise InputError(f"The constructor of {method.name} has an annotation that cannot be read: {error}.") from error
 
 
@@ -206,19 +207,20 @@ def describe_unfinished(folder: str | Path, sequences: int) -> str:
     )
 
 
-def parse_named_stores(given: Sequence[str]) -> dict[str, str]:
-    """Return names and folders from texts such as `news=stores/news`."""
+def parse_named_stores(given: Sequence[str], kind: Literal["OOD", "new"] = "OOD") -> dict[str, str]:
+    """Return names and folders from texts such as `news=stores/news`, the values of --ood or --new."""
     from apood.evaluation.result import MEAN
 
+    option = f"--{kind.lower()}"
     named: dict[str, str] = {}
     for text in given:
         name, _, folder = text.partition("=")
         if not name or not folder:
-            raise InputError(f"--ood takes NAME=STORE, got {text!r}.")
+            raise InputError(f"{option} takes NAME=STORE, got {text!r}.")
         if name == MEAN:
-            raise InputError(f"An OOD set cannot be called {MEAN!r}: the mean over the sets has that name.")
+            raise InputError(f"A set of {option} cannot be called {MEAN!r}: the mean over the sets has that name.")
         if name in named:
-            raise InputError(f"Two OOD sets are called {name!r}: give each its own name.")
+            raise InputError(f"Two {kind} sets are called {name!r}: give each its own name.")
         named[name] = folder
     return named
 
@@ -228,6 +230,14 @@ def are_sounds(inputs: Sequence[str]) -> bool:
     from apood.data.inputs import holds_sounds
 
     return any(map(holds_sounds, inputs))
+
+
+def reads_pairs(detector: "Detector", target_field: str | None) -> bool:
+    """Return whether a detector takes pairs of texts. Raise InputError if it does not, and a target field is given."""
+    mode = (detector.encoder_ or {}).get("mode")
+    if target_field is not None and mode not in (None, "reference"):
+        raise InputError(f"--target-field is for encoders of mode reference, but that of the detector has mode {mode}.")
+    return mode == "reference" or target_field is not None
 
 
 def check_input_kind(inputs: Sequence[str], model: str, *, takes_sounds: bool) -> None:

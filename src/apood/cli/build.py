@@ -56,7 +56,7 @@ def build(
         bool,
         typer.Option(
             "--sentences",
-            help="Also refuse texts for one sentence that does not fit the others. Texts must have several sentences.",
+            help="Also refuse a text if one of its sentences does not fit the others. For texts of several sentences.",
         ),
     ] = False,
     settings: Settings = None,
@@ -104,12 +104,13 @@ def build(
     refuse_occupied(place, force)  # before the texts are read, which a pipe gives only once
     if keep_stores is not None:
         refuse_occupied(keep_stores)
+    target = find_work_folder(place)
+    work = target.parent / f"{target.name}.building"
+    _refuse_other_content(work)
     with advise_to_skip():
         texts = _read(inputs, field, chat, skip_bad)
         outliers = None if aux is None else _read([aux], field, chat, skip_bad)
         built.check(sum(not isinstance(record, BadRecord) for record in texts))
-        target = find_work_folder(place)
-        work = target.parent / f"{target.name}.building"
         with advise_on_interrupt(_advise(work)), reserve_path(target):
             refuse_occupied(place, force)
             sets = {"id": texts} | ({} if outliers is None else {"aux": outliers})
@@ -139,16 +140,20 @@ def _read(inputs: list[str], field: str | None, chat: Chat | None, skip_bad: boo
     return list(records if skip_bad else keep_good(records, None))
 
 
-def _prepare_work(work: Path) -> None:
-    """Make the folder of an unfinished build, with a file that says so. Raise InputError if another one is there."""
-    marker = work / _MARKER
-    if work.exists() and not marker.exists() and (not work.is_dir() or any(work.iterdir())):
+def _refuse_other_content(work: Path) -> None:
+    """Raise InputError if something else than an unfinished build is at its place."""
+    if work.exists() and not (work / _MARKER).exists() and (not work.is_dir() or any(work.iterdir())):
         raise InputError(
             f"{work} is needed for the work on the detector, which is deleted at the end, and it holds something else: "
             "move it, or choose another --out."
         )
+
+
+def _prepare_work(work: Path) -> None:
+    """Make the folder of an unfinished build, with a file that says so."""
+    _refuse_other_content(work)
     work.mkdir(parents=True, exist_ok=True)
-    marker.touch()
+    (work / _MARKER).touch()
 
 
 def _link_or_copy(source: str, target: str) -> None:

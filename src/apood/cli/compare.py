@@ -43,7 +43,7 @@ def compare(
         typer.Option(
             "--id",
             metavar="STORE_OR_TEXTS",
-            help="In-distribution sequences for both, divided at random in every split.",
+            help="In-distribution sequences to fit and to test on, divided at random in every split.",
         ),
     ] = None,
     id_validation: Annotated[
@@ -154,7 +154,6 @@ def _suggest_report(comparison: "Comparison", model: str | None, field: str | No
     options += [
         word for name, value in best.parameters.items() for word in ("--set", f"{name}={format_parameter(value)}")
     ]
-    options += ["--aux", given["aux"]] if best.uses_aux else []
     suggest_report(
         f"{best.label}, the best on average",
         options,
@@ -162,6 +161,7 @@ def _suggest_report(comparison: "Comparison", model: str | None, field: str | No
         held_out=given.get("id_validation"),
         test=given.get("id_test"),
         ood={name: given[f"ood.{name}"] for name in plan.ood},
+        aux=given["aux"] if best.uses_aux else None,
         own_class=method if ":" in method else None,
         model=model,
         field=field,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from apood.cli.arguments import are_sounds, refuse_occupied
+from apood.cli.arguments import are_sounds, reads_pairs, refuse_occupied
 from apood.cli.output import advise_on_interrupt, echo, print_facts, print_json
 from apood.support.checks import format_count
 from apood.support.cloud import Place, parse_place
@@ -66,7 +66,8 @@ def refuse_other_options(engine: str, *, plain: Mapping[str, Any], ray: Mapping[
     needed, others = ("plain", plain) if engine == "ray" else ("ray", ray)
     for name, value in others.items():
         if value not in (None, False):
-            raise InputError(f"--{name.replace('_', '-')} is for --engine {needed}: use it, or leave the option out.")
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} is for --engine {needed}: choose that engine, or leave out {option}.")
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def score_on_ray(
     _refuse_sounds(inputs)
     folder, place = parse_place(out), parse_place(detector)
     loaded, _ = load_detector_and_facts(detector)  # an error before there is a folder
-    pairs = (loaded.encoder_ or {}).get("mode") == "reference" or fields["target_field"] is not None
+    pairs = reads_pairs(loaded, fields["target_field"])
     settings = Settings(
         folder=_name_for_workers(folder),
         request=Request(pairs=pairs, allow_empty=True, **fields),
@@ -156,6 +157,8 @@ def embed_on_ray(
 
     _refuse_sounds(inputs)
     folder, work = parse_place(out), _find_work(out, "parts")
+    if not on_ray.dry_run:
+        refuse_occupied(folder)
     settings = Settings(_name_for_workers(work), Request(**fields), encoder=encoder, dtype=dtype)
     source = describe_source(encoder["model"], lambda: open_encoder(**encoder))
     identity = {"encoder": {**encoder, "model": source}, "dtype": dtype}

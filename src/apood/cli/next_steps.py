@@ -21,6 +21,7 @@ def suggest_report(
     held_out: str | Path | None,
     test: str | Path | None,
     ood: Mapping[str, str | Path],
+    aux: str | Path | None = None,
     own_class: str | None = None,
     model: str | None = None,
     field: str | None = None,
@@ -34,21 +35,25 @@ def suggest_report(
         held_out: the sequences that set the threshold, if there are any.
         test: the ID sequences to report about, if there are any.
         ood: the OOD sets by name.
+        aux: the auxiliary outliers that the detector learns from, if it does.
         own_class: the class of the detector if it is not one of apood, as for `apood --import`.
         model: the model that embeds texts to fit on.
         field: the field of texts.
     """
     apood = ["apood"] if own_class is None else ["apood", "--import", own_class]
     sets = [word for name, folder in ood.items() for word in ("--ood", f"{name}={folder}")]
-    if are_texts(train) and model is not None:
-        options = [*options, "--model", model]
+
+    def name_for_texts(option: str, value: str | None, *given: str | Path | None) -> list[str]:
+        needed = value is not None and any(one is not None and are_texts(one) for one in given)
+        return [option, str(value)] if needed else []
 
     def name_field(*given: str | Path | None) -> list[str]:
-        needed = field is not None and any(one is not None and are_texts(one) for one in given)
-        return ["--field", str(field)] if needed else []
+        return name_for_texts("--field", field, *given)
 
+    outliers = [] if aux is None else ["--aux", str(aux)]
+    embedding = [*name_for_texts("--model", model, train, aux), *name_field(train, aux)]
     commands = [
-        ["apood", "fit", str(train), *options, *name_field(train), "--out", _DETECTOR],
+        ["apood", "fit", str(train), *options, *outliers, *embedding, "--out", _DETECTOR],
         [*apood, "calibrate", _DETECTOR, str(held_out or _HELD_OUT), *name_field(held_out)],
         [
             *[*apood, "report", _DETECTOR, "--id", str(test or _TEST), *sets],

@@ -166,13 +166,13 @@ def _write_parquet(rows: Iterable[Row], file: Path, path: Place) -> None:
     pyarrow = _import_pyarrow(path)
     content = [{name: _replace_half_pairs(value) for name, value in row.items()} for row in rows]
     try:
-        table = pyarrow.Table.from_pylist(content)
-    except pyarrow.ArrowException as error:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), file)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError, OverflowError) as error:
         raise InputError(
-            f"{path} cannot hold these rows, because the values of a column must be of one kind: {error}. "
-            "Write .jsonl or .csv, or keep other fields."
+            f"{path} cannot hold these rows. In a Parquet file, the values of a column must be of one kind, integers "
+            f"must have at most 64 bits, and objects must not be empty: {str(error).rstrip('.')}. Write .jsonl or "
+            ".csv, or keep other fields."
         ) from error
-    pyarrow.parquet.write_table(table, file)
 
 
 def _replace_half_pairs(value: Any) -> Any:

@@ -57,8 +57,11 @@ def recalibrate(
     the rest is a random sample.
     """
     from apood.data.record import Skipped
+    from apood.decisions.conformal import check_level
     from apood.pipeline.facts import load_detector_and_facts
 
+    if accept is not None:
+        check_level(accept, "accept")  # before the rows are read, which a pipe gives only once
     place = parse_place(out)
     refuse_occupied(place, force)
     detector, facts = load_detector_and_facts(detector_folder)

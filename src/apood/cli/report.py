@@ -45,7 +45,7 @@ def report(
     foreign: Annotated[
         int,
         typer.Option(
-            min=0, max=100, metavar="N", help="Number of the most foreign inputs to show with marks, of all sets."
+            min=0, max=100, metavar="N", help="Number of inputs to show with marks: the most foreign ones of all sets."
         ),
     ] = 10,
     model: EncoderFolder = None,
@@ -78,7 +78,7 @@ def report(
     refuse_without_jinja()
     named: dict[Role, dict[str, str]] = {
         "OOD": parse_named_stores(ood_stores or []),
-        "new": parse_named_stores(new_stores or []),
+        "new": parse_named_stores(new_stores or [], "new"),
     }
     detector, facts = load_detector_and_facts(detector_folder)
     detector.calibration  # noqa: B018 - an error before any work if there is none

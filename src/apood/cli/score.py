@@ -15,6 +15,7 @@ from apood.cli.arguments import (
     open_store,
     read_sound_records,
     read_text_records,
+    reads_pairs,
     report_skipped,
 )
 from apood.cli.engine import (
@@ -233,7 +234,7 @@ def _judge_inputs(
     with advise_to_skip():
         if not are_sounds(inputs):
             # Unlike `apood embed`, scoring accepts empty texts: every input gets a row.
-            pairs = (detector.encoder_ or {}).get("mode") == "reference"
+            pairs = reads_pairs(detector, target_field)
             records = read_text_records(
                 inputs,
                 field=field,
@@ -243,8 +244,10 @@ def _judge_inputs(
                 skip_bad=skip_bad,
                 keep=keep,
             )
-        elif keep:
-            raise InputError("--keep is for files with fields: sounds have none.")
+        else:
+            of_fields = {"--keep": keep, "--field": field, "--target-field": target_field}
+            if unused := [option for option, value in of_fields.items() if value]:
+                raise InputError(f"{unused[0]} is for files with fields: sounds have none.")
         encoder = open_encoder_of(detector, model)
         check_input_kind(inputs, str(encoder.identity["model"]), takes_sounds=isinstance(encoder, AudioEncoder))
         if isinstance(encoder, AudioEncoder):

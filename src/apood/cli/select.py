@@ -54,7 +54,9 @@ def select(
     validation_share: Annotated[
         float | None,
         typer.Option(
-            metavar="SHARE", help="Share of the first to judge by, without --validation.", show_default=str(_VALIDATION)
+            metavar="SHARE",
+            help="Share of the in-distribution sequences to judge by, without --validation.",
+            show_default=str(_VALIDATION),
         ),
     ] = None,
     aux_share: Annotated[

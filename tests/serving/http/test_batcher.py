@@ -195,6 +195,20 @@ def test_after_an_error_the_pieces_of_a_late_request_are_not_tried_one_by_one():
     use(test)
 
 
+def test_a_result_that_is_there_at_the_deadline_is_given():
+    async def test(batcher: Batcher, model: Model) -> None:
+        model.free.clear()
+        asked = ask(batcher, model, [1], seconds=0.5)
+        while not model.batches:
+            await asyncio.sleep(0.001)
+        model.free.set()
+        time.sleep(0.1)  # the worker is done, and the loop learns of it in its next turn
+        asyncio.get_running_loop().call_soon(time.sleep, 0.6)  # in which the deadline passes
+        assert await asked == [2]
+
+    use(test)
+
+
 class Wrong(Model):
     """Returns too few results, or raises what a future refuses."""
 

@@ -162,7 +162,7 @@ class Held(Served):
     def run_texts(self, pieces: Sequence[Any]) -> list[Scored]:
         assert self.free.wait(20)
         self.ran.append(len(pieces))
-        if any(len(piece) == 3 and int(piece[1]) == 1 for piece in pieces):  # [A] [UNK] [B]
+        if any(len(piece.ids) == 3 and int(piece.ids[1]) == 1 for piece in pieces):  # [A] [UNK] [B]
             raise RuntimeError("a message that quotes secret-input")
         return super().run_texts(pieces)
 

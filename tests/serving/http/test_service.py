@@ -11,7 +11,7 @@ import torch
 from http_server import FOREIGN, KNOWN, Running, make_texts, run_service
 from safetensors.torch import save
 
-from apood import KNN, TextDetector, TextEncoder, TokenBatch, load
+from apood import KNN, Fusion, TextDetector, TextEncoder, TokenBatch, load
 from apood.decisions.conformal import Calibration
 from apood.pipeline.facts import Facts
 from apood.pipeline.seen import Seen
@@ -61,6 +61,28 @@ def test_tokens_are_counted_as_offline_if_special_ones_are_left_out(detector_fol
     check_same(results, NEW, offline)
     rows = zip(results, offline.judge(NEW), strict=True)
     assert all(own["note"] == row.note for own, row in rows if row.accepted), "a usual length has no note"
+
+
+def test_a_detector_of_sentences_judges_as_offline(detector_folder: Path, tmp_path: Path) -> None:
+    def make_stories(count: int, seed: int) -> list[str]:
+        parts = iter(make_texts(4 * count, KNOWN, seed, 8))
+        return [". ".join(next(parts) for _ in range(4)) for _ in range(count)]
+
+    encoder = TextEncoder(detector_folder.parent / "bert", max_tokens=24)
+    detector = Fusion([KNN(k=3)], sentences=True)
+    TextDetector(encoder, detector, accept=0.9).fit(make_stories(200, 1)).save(tmp_path / "detector")
+    offline = load(tmp_path / "detector")
+    assert isinstance(offline, TextDetector)
+    spliced = [
+        f"{story}. {foreign}" for story, foreign in zip(make_stories(9, 2), make_texts(9, FOREIGN, 3), strict=True)
+    ]
+    texts = [*make_stories(20, 4), *spliced, *NEW, *(". ".join(make_stories(4, seed)) for seed in (5, 6))]
+    with run_service(load_served(tmp_path / "detector")) as server:
+        results = score(server, texts)
+        check_same(results, texts, offline)
+        answer = server.client.post("/v1/explain", json={"text": spliced[0]})
+    assert answer.status_code == 200, answer.text
+    assert max(own["windows"] for own in results) > 1
 
 
 def test_concurrent_single_texts_are_judged_as_offline(server: Running, offline: TextDetector) -> None:

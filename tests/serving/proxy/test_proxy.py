@@ -358,7 +358,7 @@ def test_in_shadow_mode_everything_passes_with_a_tag(served: Served, upstream: s
 def test_in_shadow_mode_what_cannot_be_judged_passes_and_is_counted(served: Served, upstream: str) -> None:
     class Broken(Served):
         def run_texts(self, pieces: Any) -> Any:
-            if len(pieces) == 1 and len(pieces[0]) == 3:  # not the warm-up
+            if len(pieces) == 1 and len(pieces[0].ids) == 3:  # not the warm-up
                 raise RuntimeError
             return super().run_texts(pieces)
 
@@ -561,7 +561,7 @@ def refuses_connections(url: str) -> bool:
 def test_what_cannot_be_judged_is_refused_unless_the_operator_accepts_it(served: Served, upstream: str) -> None:
     class Broken(Served):
         def run_texts(self, pieces: Any) -> Any:
-            if len(pieces) == 1 and len(pieces[0]) < 24:  # not the warm-up
+            if len(pieces) == 1 and len(pieces[0].ids) < 24:  # not the warm-up
                 raise RuntimeError
             return super().run_texts(pieces)
 

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, islice, pairwise
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,18 @@ class TextSentences:
         bounds = torch.cat([torch.zeros(1, dtype=torch.int64), self.counts.cumsum(0)])
         own = slice(int(bounds[start]), int(bounds[stop]))
         return TextSentences(self.ids.select(own), self.counts[start:stop])
+
+    @classmethod
+    def gather(cls, parts: Sequence[Sequence[Tensor]]) -> Self:
+        """Return the sentences of some sequences from the token ids of each sentence of each sequence."""
+        rows = [*chain.from_iterable(parts)]
+        ids = Ragged.from_lengths(torch.cat([torch.empty(0, dtype=torch.int32), *rows]), [len(row) for row in rows])
+        return cls(ids, torch.tensor([len(part) for part in parts], dtype=torch.int64))
+
+    def list_parts(self) -> list[list[Tensor]]:
+        """Return the token ids of each sentence of each sequence, which `gather` puts together again."""
+        rows = iter(self.ids)
+        return [[*islice(rows, count)] for count in self.counts.tolist()]
 
 
 def read_sentences(texts: Sequence[str], documents: Documents, tokeniser: Tokeniser) -> TextSentences:

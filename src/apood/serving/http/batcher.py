@@ -129,8 +129,8 @@ class Batcher:
             async with asyncio.timeout(seconds):
                 return await job.answer
         except TimeoutError as error:
-            if not job.answer.cancelled():  # the work itself raised it
-                raise
+            if job.answer.done() and not job.answer.cancelled():  # just in time, or the work itself raised it
+                return job.answer.result()
             raise LateError from error
         finally:
             self._queued -= job.queued

@@ -17,6 +17,7 @@ from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_lacking, refuse_nonfinite
 from apood.encoders.opening import AnyTextEncoder
 from apood.encoders.text.encoder import PreparedTexts
+from apood.encoders.text.sentences import TextSentences
 from apood.encoders.text.tokenising import choose_batch_tokens
 from apood.explain.explaining import explain_texts
 from apood.pipeline.facts import Facts, load_detector_and_facts
@@ -33,6 +34,18 @@ from apood.tokens.documents import number_documents
 __all__ = ["Scored", "Served", "Work", "load_served", "read_tokens"]
 
 _CHANNEL = "channel."  # the names of the tensors of a body are those of a shard of a token store
+
+
+class TextPiece(NamedTuple):
+    """A text, or a window of a long one, as a piece of a request.
+
+    Attributes:
+        ids: its token ids.
+        sentences: the token ids of each of its sentences; None if the detector does not read them.
+    """
+
+    ids: Tensor
+    sentences: Sequence[Tensor] | None
 
 
 class Scored(NamedTuple):
@@ -55,7 +68,7 @@ class Work:
 
     Attributes:
         run: the function that scores pieces.
-        pieces: token ids or token arrays, one piece per sequence.
+        pieces: `TextPiece`s or token arrays, one piece per sequence.
         sizes: the number of tokens of each piece.
         owners: the index of the text of each piece.
         count: the number of texts.
@@ -118,7 +131,10 @@ class Served:
         owners = [kept[index] for index in find_owners(prepared)]
         sizes = prepared.sources.lengths.clamp(min=1).tolist()
         cut = frozenset(owners[index] for index in prepared.cut)
-        return Work(self.run_texts, list(prepared.sources), sizes, owners, len(texts), problems, cut)
+        sentences = prepared.sentences
+        parts = [None] * len(sizes) if sentences is None else sentences.list_parts()
+        pieces = [*map(TextPiece, prepared.sources, parts)]
+        return Work(self.run_texts, pieces, sizes, owners, len(texts), problems, cut)
 
     def prepare_tokens(self, batch: TokenBatch) -> Work:
         """Return the work for token arrays. Raise InputError if they cannot be scored."""
@@ -154,14 +170,16 @@ class Served:
             found.append(content)
         return found
 
-    def run_texts(self, pieces: Sequence[Tensor]) -> list[Scored]:
+    def run_texts(self, pieces: Sequence[TextPiece]) -> list[Scored]:
         """Return the score of each piece."""
         assert self.encoder is not None
         count = len(pieces)
-        ids = Ragged.from_lengths(torch.cat([*pieces]), [len(piece) for piece in pieces])
+        ids = Ragged.from_lengths(torch.cat([piece.ids for piece in pieces]), [len(piece.ids) for piece in pieces])
         # Every window is a document of its own here: the worst one of a text is found when all are there.
         windows = torch.zeros(count, dtype=torch.int64)
-        prepared = PreparedTexts([""] * count, ids, [], None, frozenset(), windows)
+        parts = [piece.sentences for piece in pieces if piece.sentences is not None]
+        sentences = TextSentences.gather(parts) if parts else None
+        prepared = PreparedTexts([""] * count, ids, [], None, frozenset(), windows, sentences=sentences)
         return self._score(self.encoder.run(prepared))
 
     def run_tokens(self, pieces: Sequence[TokenBatch]) -> list[Scored]:
