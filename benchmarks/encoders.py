@@ -32,7 +32,7 @@ from apood.support.errors import FitWarning
 from apood.tokens.batch import TokenBatch
 from apood.tokens.writer import TokenStoreWriter
 
-__all__ = ["generation", "main", "mixing", "precision", "throughput"]
+__all__ = ["generation", "main", "precision", "throughput"]
 
 _BARE = "bare loop"
 _SAMPLES = 4
@@ -95,17 +95,6 @@ def throughput(
             "embed_to_store (all of it at once)": store,
         }
     return _relative(_round_times(contenders, rounds), tokens)
-
-
-def mixing(folder: Path, texts: list[str], *, device: str, max_tokens: int, rounds: int) -> float:
-    """Return the time of an encoder pass with the mix of all layers over that with the last, a median over rounds."""
-    last, mixed = (
-        TextEncoder(folder, layers=layers, device=device, max_tokens=max_tokens, on_long="beginning", logprobs=False)
-        for layers in (-1, "mix")
-    )
-    prepared = last.prepare(texts)
-    times = _round_times({"last": lambda: last.run(prepared), "mix": lambda: mixed.run(prepared)}, rounds)
-    return statistics.median(mix / plain for plain, mix in zip(times["last"], times["mix"], strict=True))
 
 
 def generation(
@@ -281,8 +270,6 @@ def main() -> None:
     texts, others = ([text for text, _ in zip(found, range(given.count), strict=False)] for found in read)
     options = {"device": given.device, "max_tokens": given.max_tokens}
     with _model_folder(given.model) as folder:
-        slower = mixing(folder, texts, rounds=max(5, given.rounds), **options)
-        print(f"\n{given.device}: encoder.run with the mix of layers takes {slower:.3f} times as long as with the last")
         for logprobs in (False, True) if _is_causal(folder) else (False,):
             title = f"{given.device}, {len(texts):,} texts{', with token log-probabilities' if logprobs else ''}"
             _print_rates(title, throughput(folder, texts, logprobs=logprobs, rounds=given.rounds, **options))
