@@ -260,6 +260,7 @@ def test_patterns_match_files_in_sorted_order(tmp_path: Path, monkeypatch: pytes
     assert items("**/*.txt") == ["a.txt", "b.txt", "deep/er/d.txt", "deep/er/d.txt"]
     assert items("deep/up/a.txt", "deep/up/?.txt") == ["a.txt", "a.txt", "b.txt"]
     assert items("deep/up/**/*.txt") == ["a.txt", "b.txt", "deep/er/d.txt", "deep/er/d.txt"]
+    assert items("*/**/*.txt") == ["deep/er/d.txt", "deep/er/d.txt"], "no wildcard goes round through deep/up"
     assert items("?.txt", "a.txt") == ["a.txt", "b.txt", "a.txt"]
     assert refused("*.csv") == "No file matches '*.csv'."
     write(tmp_path / "odd[1].txt", "itself\n")

@@ -217,6 +217,16 @@ def test_too_few_texts_of_several_sentences_are_refused(several):
         Coherence().fit(batch)
 
 
+def test_the_law_is_learnt_from_texts_of_several_sentences_however_rare_they_are(monkeypatch):
+    monkeypatch.setattr("apood.detectors.coherence._LAW_TEXTS", 30)
+    generator = torch.Generator().manual_seed(0)
+    counts = ([2] + [1] * 9) * 30
+    values = torch.randn(sum(counts), 1 + DIM, generator=generator)
+    values[:, 0] = 5
+    batch = make_batch(Ragged.from_lengths(values, counts))
+    assert np.isfinite(Coherence().fit(batch).score_samples(batch)).all()
+
+
 def test_sentences_that_are_all_the_same_are_refused():
     rows = Ragged.from_lengths(torch.full((60, 1 + DIM), 3.0), [2] * 30)
     with pytest.raises(InputError, match="same"):

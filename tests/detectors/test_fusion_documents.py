@@ -91,7 +91,7 @@ def test_more_documents_are_held_out_if_those_drawn_are_short(seed):
 
 def test_too_few_documents_are_refused_by_their_number():
     for counts, left in (([60], 0), ([45, 3], 3)):
-        message = f"The {sum(counts)} ID sequences are windows of {len(counts)} documents. A fusion holds out whole"
+        message = f"The {sum(counts)} ID sequences are windows of {len(counts)} documents. A fusion holds out"
         with pytest.raises(InputError, match=f"^{re.escape(message)}.* leaves ({left}|0) to learn from"):
             Fusion([Mahalanobis()]).fit(make_documents(counts))
 

@@ -132,3 +132,40 @@ def test_too_few_held_out_texts_of_several_sentences_are_refused(members):
     texts = TokenBatch.concatenate([mix_lengths(25, 42), mix_lengths(300, 43).select(slice(300, None))])
     with pytest.raises(InputError, match="Fewer than 5 of the held-out ID sequences have several sentences: leave out"):
         Fusion(members, sentences=True).fit(texts)
+
+
+def cut_into_windows(texts, windows):
+    """Return texts of so many windows each, of which the first has all sentences."""
+    rows = texts.channels["sentences"]
+    counts = torch.tensor([SENTENCES, *[1] * (windows - 1)] * len(texts))
+    values = torch.cat([torch.cat([own, own[:1].expand(windows - 1, -1)]) for own in rows])
+    tokens = torch.cat([own.repeat(windows, 1) for own in texts])
+    batch = TokenBatch.from_lengths(tokens, [SENTENCES * TOKENS] * len(counts))
+    numbers = torch.arange(windows, dtype=torch.int32).repeat(len(texts))
+    return batch.with_channels(
+        sentences=Ragged.from_lengths(values, counts), window=Ragged.from_lengths(numbers, [1] * len(counts))
+    )
+
+
+def test_as_many_whole_texts_are_held_out_as_a_scale_needs():
+    """A tenth of the windows would be those of five texts."""
+    windows = cut_into_windows(make_texts(50, 50), 10)
+    texts = cut_into_windows(make_texts(50, 51), 10)
+    assert np.isfinite(Fusion([Mahalanobis()], sentences=True).fit(windows).score_samples(texts)).all()
+    few = cut_into_windows(make_texts(30, 52), 10)
+    with pytest.raises(InputError, match="holds out at least 20 documents, which leaves 10 to learn from"):
+        Fusion([Mahalanobis()], sentences=True).fit(few)
+    Fusion([Mahalanobis()]).fit(few)
+
+
+def test_contributions_to_a_side_that_does_not_decide_are_0(fitted):
+    explained = fitted.explain(TokenBatch.concatenate([make_texts(10, 53, planted=True), make_texts(5, 54, shift=3e4)]))
+    silent = (torch.stack([member.share for member in explained.members[:-1]]) == 0).all(0)
+    assert silent.any() and not silent.all()
+    for quiet, own in zip(silent, explained.contributions, strict=True):
+        assert bool((own == 0).all()) == bool(quiet)
+
+
+def test_fewer_texts_than_are_held_out_are_refused():
+    with pytest.raises(InputError, match=r"windows of 15 documents.*leaves 0 to learn from"):
+        Fusion([Mahalanobis()], sentences=True).fit(cut_into_windows(make_texts(15, 55), 10))

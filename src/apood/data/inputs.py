@@ -104,7 +104,7 @@ def find_files(name: str, inside: Collection[str] = ()) -> list[Path]:
     matches = [] if path.exists() else [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207
     parts = path.parts
     if "**" in parts:
-        given = parts.index("**")  # links among the parts that are given are meant
+        given = next(number for number, part in enumerate(parts) if glob.has_magic(part))
         circular = {folder for folder in {match.parent for match in matches} if _goes_round(folder, given)}
         matches = [match for match in matches if match.parent not in circular]
     roots = [path] if path.exists() else matches
@@ -113,9 +113,9 @@ def find_files(name: str, inside: Collection[str] = ()) -> list[Path]:
 
 
 def _goes_round(folder: Path, given: int) -> bool:
-    """Return whether `**` found a folder through a link to a folder that it is in, so that it finds its files again.
+    """Return whether a pattern found a folder through a link to a folder that it is in, so that it finds files twice.
 
-    The first `given` parts of the path are not those that `**` found.
+    The first `given` parts of the path were given without wildcards, so links among them are meant.
     """
     return any(
         place.is_symlink() and place.parent.resolve().is_relative_to(place.resolve())

@@ -13,6 +13,7 @@ from apood.detectors.shared.mean_pooling import (
     EIGENVALUE_FLOOR,
     compute_covariance,
     inverse_root,
+    measure_vectors,
     merge_spreads,
     shrink,
 )
@@ -21,7 +22,7 @@ from apood.fitting.optimise import Checkpoint
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.documents import count_documents, find_documents, make_document_mask
+from apood.tokens.documents import find_documents, make_document_mask
 from apood.tokens.source import Subset, TokenSource, token_budget
 
 __all__ = ["Coherence"]
@@ -122,7 +123,7 @@ class Coherence(Detector):
         begins = torch.zeros(len(source), dtype=torch.bool)
         begins[torch.from_numpy(find_documents(source))] = True
         total: dict[str, Tensor] | None = None
-        first = 0
+        first, sentences = 0, []
         with progress_bar(len(source), "sentences", "seq") as progress:
             for batch in source.batches(token_budget(source.dim)):
                 refuse_huge(batch.channels[_CHANNEL], _CHANNEL, first, "the ID data")
@@ -130,30 +131,31 @@ class Coherence(Detector):
                 rows = batch.channels[_CHANNEL].select(begins[first : first + len(batch)])
                 first += len(batch)
                 progress.update(len(batch))
+                sentences.append(rows.lengths)
                 if len(rows):
-                    part = _measure_spread(rows)
+                    part = measure_vectors(rows.values[:, 1:].cpu().double())
                     total = part if total is None else merge_spreads(total, part)
         assert total is not None, "the first sequence begins a text"
+        several = (torch.cat(sentences) > 1).nonzero().flatten()
+        if len(several) < _LEAST:
+            raise InputError(
+                f"coherence compares the sentences of a text, so it needs at least {_LEAST} ID texts of two or more "
+                f"sentences, got {len(several)} among {len(begins.nonzero())}: these texts can only be judged as a "
+                "whole."
+            )
         _, self.centre_, covariance = compute_covariance(total)
         self.whitening_ = inverse_root(shrink(covariance, _SHRINKAGE), EIGENVALUE_FLOOR)
-        texts = count_documents(source)
-        chosen = torch.linspace(0, texts - 1, min(texts, _LAW_TEXTS), dtype=torch.float64).long()
+        places = torch.linspace(0, len(several) - 1, min(len(several), _LAW_TEXTS), dtype=torch.float64).long()
         # with all windows of a text, because the first one has all its sentences, and batches are cut by tokens
-        some = Subset(source, make_document_mask(source, chosen))
+        some = Subset(source, make_document_mask(source, several[places]))
         counts, tokens, fits = [], [], []  # small, unlike the vectors
         for batch in some.batches(token_budget(source.dim)):
             rows = batch.channels[_CHANNEL]
-            several = rows.select(rows.lengths > 1)
-            if len(several):
-                counts.append(several.lengths)
-                tokens.append(several.values[:, 0].cpu().double())
-                fits.append(self._compare(several))
-        found = sum(map(len, counts))
-        if found < _LEAST:
-            raise InputError(
-                f"coherence compares the sentences of a text, so it needs at least {_LEAST} ID texts of two or more "
-                f"sentences, got {found} among {len(chosen)}: these texts can only be judged as a whole."
-            )
+            rows = rows.select(rows.lengths > 1)
+            if len(rows):
+                counts.append(rows.lengths)
+                tokens.append(rows.values[:, 0].cpu().double())
+                fits.append(self._compare(rows))
         self._learn_usual(torch.cat(counts), torch.cat(tokens), torch.cat(fits))
 
     def _learn_usual(self, counts: Tensor, tokens: Tensor, fits: Tensor) -> None:
@@ -212,12 +214,3 @@ class Coherence(Detector):
         # sums of one text after the other do not depend on its neighbours
         sums = torch.segment_reduce(own, "sum", lengths=rows.lengths).repeat_interleave(rows.lengths, 0)
         return (own * normalize(sums - own)).sum(1)
-
-
-def _measure_spread(rows: Ragged) -> dict[str, Tensor]:
-    """Return the number of sentences, the mean of their vectors, and the sum of the outer products about it."""
-    vectors = rows.values[:, 1:].cpu().double()
-    mean = vectors.mean(0)
-    centred = vectors - mean
-    count = torch.tensor(float(len(vectors)), dtype=torch.float64)
-    return {"count": count, "mean": mean, "scatter": centred.T @ centred}

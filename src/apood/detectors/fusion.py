@@ -287,7 +287,7 @@ class Fusion(Refinable, Detector):
                 f"A fusion learns from at least half of the ID sequences and holds out at least {LEAST_HELD_OUT}, "
                 f"so it needs {2 * LEAST_HELD_OUT}, got {len(source)}; fit one of its members alone instead."
             )
-        parts = hold_out(source, self.seed, beginnings=self.beginnings)
+        parts = hold_out(source, self.seed, beginnings=self.beginnings, whole_texts=self.sentences)
         members = [*self._choose_members(source, aux), *([Coherence()] if self.sentences else [])]
         names, samples = _name_members(members), []
         few = describe_shortage(len(parts.rest), source.dim)
@@ -303,7 +303,7 @@ class Fusion(Refinable, Detector):
         for name, member, sample in zip(names, members, samples, strict=True):
             logs = member.log_distances(sample.scores)
             known = sample.find_new(copied) & (logs > compute_floored_log(logs.new_zeros(())))
-            refuse_without_distances(name, logs, known)
+            refuse_without_distances(name, logs, known, of_sentences=isinstance(member, Coherence))
             columns.append((logs[known], source.lengths[sample.numbers[known]]))
         self.floors_ = torch.stack([find_floor(logs) for logs, _ in columns])
         columns = [(logs.clamp_min(floor), own) for (logs, own), floor in zip(columns, self.floors_, strict=True)]

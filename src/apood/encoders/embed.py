@@ -207,7 +207,10 @@ def _limit_sequences(encoder: Encoder, most: int) -> int:
 
 
 def _estimate_sequences(record: Record, encoder: Encoder) -> int:
-    """Return about how many windows a text has, from its bytes: rather too many than too few."""
+    """Return about how many windows a text has, from its bytes.
+
+    That is rather too many than too few, but for a tokeniser of single bytes, which makes up to twice as many.
+    """
     text = record.item
     if encoder.identity.get("on_long") != "windows" or not isinstance(text, str):
         return 1

@@ -165,7 +165,10 @@ class _ExplainedBatch:
             sentences=_add_suspicions(sentences, rated),
             members=self._describe_members(number),
             explained=float(self._marks.explained[number]) * _find_placed_share(contributions, own.places[:, 0] >= 0),
-            heads=[] if heads is None else _describe_heads(own.words, word_owners, heads.sequence(number)),
+            # heads of a member that did not decide say nothing
+            heads=_describe_heads(own.words, word_owners, heads.sequence(number))
+            if heads is not None and contributions.any()
+            else [],
         )
 
     def _decide(self, score: float) -> dict[str, Any]:

@@ -17,7 +17,8 @@ def explain_share(name: str, member: Detector, share: Tensor, spread: float, sou
     z = (log d - log d₀) / σ, where d₀ is the distance of a typical ID sequence of the same length. The contributions
     c_s to d become g c_s with g = z / (d - d₀), which is positive, and the rest, -g d₀, belongs to all tokens alike.
     So a token has a positive contribution if its part in d is larger than its equal part in d₀, and all contributions
-    sum to z. For a member whose score is on a logarithmic scale already, g is 1 / σ.
+    sum to z. For a member whose score is on a logarithmic scale already, g is 1 / σ. If z is 0, all contributions
+    are 0.
 
     Args:
         name: the name of the member.
@@ -41,7 +42,8 @@ def explain_share(name: str, member: Detector, share: Tensor, spread: float, sou
     counts = torch.stack([part.sum() for part in Ragged.from_lengths(kept, lengths)])
     rest = (share - gains * parts.totals) / counts.clamp_min(1)
     rows = parts.contributions.values * gains.repeat_interleave(lengths) + kept * rest.repeat_interleave(lengths)
-    return MemberShare(name, share, parts, Ragged.from_lengths(rows.nan_to_num(0.0, 0.0, 0.0), lengths))
+    rows = torch.where((share == 0).repeat_interleave(lengths), 0.0, rows.nan_to_num(0.0, 0.0, 0.0))
+    return MemberShare(name, share, parts, Ragged.from_lengths(rows, lengths))
 
 
 def join_shares(lengths: Tensor, members: list[MemberShare]) -> Explanation:

@@ -28,9 +28,16 @@ def refuse_constant(name: str, mean: float, spread: float) -> None:
         )
 
 
-def refuse_without_distances(name: str, logs: Tensor, known: Tensor) -> None:
-    """Raise `InputError` if too few log distances are known (the others are of copies), or if one is infinite."""
-    if int(known.sum()) < _LEAST_KNOWN and name.startswith("coherence"):
+def refuse_without_distances(name: str, logs: Tensor, known: Tensor, *, of_sentences: bool = False) -> None:
+    """Raise `InputError` if too few log distances are known, or if one is infinite.
+
+    Args:
+        name: the name of the member.
+        logs: log d of held-out ID sequences.
+        known: which of these are known; the others are of copies, or of texts of one sentence.
+        of_sentences: whether the member compares the sentences of a text.
+    """
+    if int(known.sum()) < _LEAST_KNOWN and of_sentences:
         raise InputError(
             f"Fewer than {_LEAST_KNOWN} of the held-out ID sequences have several sentences: leave out sentences "
             "(--sentences), or the member coherence."

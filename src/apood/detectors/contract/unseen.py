@@ -59,19 +59,29 @@ def count_held_out(sequences: int) -> int:
     return max(LEAST_HELD_OUT, min(_MOST_HELD_OUT, round(HELD_OUT_SHARE * sequences)))
 
 
-def hold_out(source: TokenSource, seed: int, *, beginnings: bool) -> HeldOut:
-    """Return the ID sequences in parts; with beginnings of those held out, if `beginnings` is True."""
+def hold_out(source: TokenSource, seed: int, *, beginnings: bool, whole_texts: bool) -> HeldOut:
+    """Return the ID sequences in parts.
+
+    Args:
+        source: the ID sequences.
+        seed: seed of the split.
+        beginnings: whether beginnings of those held out are needed.
+        whole_texts: whether a member scores documents as a whole, so that windows of a few documents are not enough.
+    """
     documents = count_documents(source)
-    count = max(1, round(count_held_out(len(source)) * documents / len(source)))
+    least = LEAST_HELD_OUT if whole_texts else 1
+    count = max(least, round(count_held_out(len(source)) * documents / len(source)))
     rest, held = split(source, count / documents, seed)
     while len(held) < LEAST_HELD_OUT:  # the documents that were drawn have few windows
         count += 1
         rest, held = split(source, count / documents, seed)
-    if len(rest) < LEAST_HELD_OUT:
+    left = count_documents(rest) if whole_texts else len(rest)
+    if left < LEAST_HELD_OUT:
+        what = "documents" if whole_texts else "sequences, as whole documents"
         raise InputError(
-            f"The {len(source)} ID sequences are windows of {documents} documents. A fusion holds out whole documents "
-            f"with at least {LEAST_HELD_OUT} sequences, which leaves {len(rest)} to learn from, and it needs "
-            f"{LEAST_HELD_OUT}; give more documents, or fit one of its members alone instead."
+            f"The {len(source)} ID sequences are windows of {documents} documents. A fusion holds out at least "
+            f"{LEAST_HELD_OUT} {what}, which leaves {left} to learn from, and it needs {LEAST_HELD_OUT}; give more "
+            "documents, or fit one of its members alone instead."
         )
     left_out = draw_left_out(len(source), held.indices)
     return HeldOut(source, rest, held, left_out, _draw_beginnings(held) if beginnings else None)

@@ -30,8 +30,8 @@ class LengthLaw:
     parabola, a(S) = b u + c u² - constant with u = (log S - mean) / spread, and 0 on average over the ID sequences.
     Below the shortest 1% (of their beginnings, if it was learnt from these, too) it is constant. Beyond the longest 1%
     it goes on as a line if it falls there, so that nothing looks nearer because ordinary text was appended to it, and
-    is constant otherwise. Of 40 to 200 sequences, the two shortest and the two longest take the place of 1%, and of
-    fewer 5%.
+    is constant otherwise. With 40 to 200 sequences, the limits are set by the two shortest and the two longest instead
+    of by 1%; with fewer than 40, by 5%.
 
     Attributes:
         shortest: log length below which the law is constant.

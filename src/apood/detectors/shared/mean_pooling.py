@@ -24,6 +24,7 @@ __all__ = [
     "describe_shortage",
     "inverse_root",
     "measure_spread",
+    "measure_vectors",
     "merge_spreads",
     "pool_means",
     "refuse_no_spread",
@@ -101,7 +102,11 @@ def compute_moments(source: TokenSource, normalize: Normalize) -> Moments:
 
 def measure_spread(tokens: TokenBatch, normalize: Normalize) -> dict[str, Tensor]:
     """Return the number of sequences, the mean of their pooled vectors, and the sum of the outer products about it."""
-    x = pool_means(tokens, normalize).cpu()
+    return measure_vectors(pool_means(tokens, normalize).cpu())
+
+
+def measure_vectors(x: Tensor) -> dict[str, Tensor]:
+    """Return the number of vectors `[N, D]`, float64, their mean, and the sum of the outer products about it."""
     mean = x.mean(0)
     centred = x - mean
     return {"count": torch.tensor(float(len(x)), dtype=torch.float64), "mean": mean, "scatter": centred.T @ centred}

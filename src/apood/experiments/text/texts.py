@@ -16,8 +16,9 @@ from apood.data.inputs import holds_sounds, read_records
 from apood.data.record import BadRecord, Record, Sound
 from apood.data.sounds import read_sounds
 from apood.encoders.embed import limit_records
+from apood.encoders.text.sentences import find_sentence_places
 from apood.experiments.text.declaration import Corpus, Input, Limits
-from apood.experiments.text.splices import splice_sets, split_sentences
+from apood.experiments.text.splices import splice_sets
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 
@@ -59,7 +60,7 @@ class CorpusSets:
     def has_sentences(self) -> bool:
         """Whether enough training texts have several sentences for methods that compare sentences."""
         texts = _list_texts(self.items[TRAIN])
-        several = (text for text in texts if len(split_sentences(text)) > 1)
+        several = (text for text in texts if len(find_sentence_places(text)) > 1)
         return len(list(islice(several, _SEVERAL))) == _SEVERAL
 
 
