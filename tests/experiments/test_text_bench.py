@@ -1,6 +1,7 @@
 """The text benchmark in miniature: what it measures, keeps, reports and checks."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -19,9 +20,10 @@ from apood.evaluation.entry import Entry
 from apood.evaluation.metrics import auroc, fpr95
 from apood.experiments.text import rows as rows_module
 from apood.experiments.text.bootstrap import estimate_difference, resample
+from apood.experiments.text.checking import check_result
 from apood.experiments.text.report import make_page
 from apood.experiments.text.results import list_results, make_key, read_result
-from apood.experiments.text.runner import TextBenchOptions, check_result, prepare
+from apood.experiments.text.runner import TextBenchOptions, prepare
 from apood.experiments.text.tasks import _Held, open_sets, parse_view
 from apood.support.errors import InputError
 from apood.tokens.digests import content_digest
@@ -180,8 +182,35 @@ def test_a_result_is_checked_by_measuring_again(measured: Path, options: TextBen
     changed.write_text(json.dumps(content), encoding="utf-8")
     shutil.copy(path.with_suffix(".safetensors"), tmp_path)
     (note,) = check_result(changed, asked, 0.5)
-    assert note.startswith("auroc of ood.other (plain) is ")
+    assert note.startswith("auroc of ood.other, plain is ")
     assert check_result(changed, asked, 2.0) == []
+    content["manifest"]["versions"]["source"] = "0" * 64
+    changed.write_text(json.dumps(content), encoding="utf-8")
+    (_, note) = check_result(changed, asked, 0.5)
+    assert re.match(r"The file is from apood .* \(source 000000000000\) on CPU, 1 thread; measured now with", note)
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "sentence"),
+    [
+        ("task", "mode", None, "its task has no proper mode"),
+        ("method", "aux", "8", "its method has no proper aux"),
+        ("manifest", "seeds", 0, "seeds must be at least 1"),
+        ("manifest", "texts", {}, "on other texts: those for train differ"),
+        ("manifest", "texts", [], "its manifest has no proper texts"),
+        ("task", "view", "mix", "its view 'mix' is none of its views"),
+        ("task", "corpus", "big", "There is no corpus 'big'"),
+        ("method", "label", "KNN", "There is no row 'KNN' on tiny-small"),
+    ],
+)
+def test_a_result_that_does_not_say_what_it_is_of_is_refused(
+    measured: Path, options: TextBenchOptions, tmp_path: Path, part: str, key: str, value: Any, sentence: str
+) -> None:
+    content = find(measured, "tiny-small", "last", "length")
+    content[part][key] = value
+    (tmp_path / "length.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(InputError, match=sentence):
+        check_result(tmp_path / "length.json", replace(options, out=measured), 0.5)
 
 
 def test_a_check_of_other_texts_or_models_is_refused(

@@ -135,12 +135,19 @@ def check(
     models: _Models,
     data: _Data = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, metavar="POINTS", help="The difference that is allowed, in percentage points.")
+        float,
+        typer.Option(
+            min=0,
+            metavar="POINTS",
+            help="The difference that is allowed, in percentage points; the ends of intervals may differ by twice as "
+            "much.",
+        ),
     ] = 0.5,
     out: _Out = Path("text-bench"),
 ) -> None:
-    """Fit and score the method of a results file again, and compare the figures."""
-    from apood.experiments.text.runner import TextBenchOptions, check_result
+    """Fit and score the method of a results file again, and compare all that the file states."""
+    from apood.experiments.text.checking import check_result
+    from apood.experiments.text.runner import TextBenchOptions
 
     options = TextBenchOptions(declaration, models, data=data, out=out)
     differences = check_result(result, options, tolerance)
