@@ -3,17 +3,20 @@
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from apood.evaluation.entry import Entry
 from apood.experiments.text.bootstrap import Floats, estimate
 from apood.experiments.text.measure import Assignment
 from apood.experiments.text.results import MethodResult, read_result
 from apood.experiments.text.runner import TextBenchOptions, prepare
 from apood.experiments.text.tasks import parse_view
 from apood.support.errors import InputError
+from apood.support.provenance import device_name
 
 __all__ = ["check_result", "compare_results"]
 
@@ -43,6 +46,7 @@ def check_result(path: Path, options: TextBenchOptions, tolerance: float) -> lis
     known = [one for one in options.models if one.partition("=")[0] == facts["model"]]
     if not known:
         raise InputError(f"{path} was measured with the model {facts['model']}: give it as {facts['model']}=FOLDER.")
+    _refuse_other_device(path, method, manifest)
     wanted = replace(
         options,
         models=known,
@@ -71,6 +75,28 @@ def _refuse_incomplete(kept: MethodResult) -> None:
         for key, kind in keys.items():
             if not isinstance(kept.content[part].get(key), kind):
                 raise InputError(f"{kept.path} is not a result of `apood bench text`: its {part} has no proper {key}.")
+
+
+def _refuse_other_device(path: Path, method: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+    """Raise InputError for a method that takes a device if the file is from the other kind: CPU or GPU.
+
+    AP-OOD, and so the default, has more heads and queries on a GPU, and other figures. Methods of others that take a
+    device may do the same. Those that take none are the same method everywhere.
+    """
+    if "device" not in signature(Entry(method["method"]).kind).parameters:
+        return
+    then, now = str(manifest.get("device")), device_name()
+    if (on_gpu := not _is_cpu(then)) != _is_cpu(now):
+        return
+    remedy = "check it on a machine with a GPU" if on_gpu else "set CUDA_VISIBLE_DEVICES to an empty text"
+    raise InputError(
+        f"{path} was measured on {then}, and this is {now}: {method['label']} chooses its settings by the kind of "
+        f"device, and would have other figures here; {remedy}."
+    )
+
+
+def _is_cpu(device: str) -> bool:
+    return device.startswith("CPU")
 
 
 def _refuse_other_inputs(path: Path, manifest: Mapping[str, Any], assignment: Assignment) -> None:
