@@ -208,6 +208,27 @@ def test_an_honest_result_agrees(copied: Path, honest: MethodResult) -> None:
     assert compare_results(read_result(copied), honest, 0.0) == []
 
 
+@pytest.mark.parametrize(
+    ("place", "most"),
+    [
+        (("plain", "auroc", 0), 0.5),
+        (("plain", "auroc", 1), 1.0),
+        (("plain", "fpr95", 0), 1.0),
+        (("plain", "fpr95", 2), 1.0),
+        (("auroc_per_seed", 0), 1.0),
+    ],
+)
+def test_what_rests_on_fewer_texts_may_differ_more(
+    copied: Path, honest: MethodResult, place: tuple[str | int, ...], most: float
+) -> None:
+    kept: Any = honest.content["figures"]["ood.near"]
+    for key in place:
+        kept = kept[key]
+    for beyond, found in ((-0.01, 0), (0.01, 1)):
+        forged = change_content(copied, put("figures", "ood.near", *place, value=kept + most + beyond))
+        assert len(compare_results(forged, honest, 0.5)) == found
+
+
 def test_a_little_noise_in_scores_is_no_forgery(tmp_path: Path, honest: MethodResult) -> None:
     """Intervals are of resamples of the same texts, so they hardly change if scores hardly change."""
     rough = read_result(write(tmp_path / "rough.json", noise=1e-3))

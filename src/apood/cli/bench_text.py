@@ -139,8 +139,8 @@ def check(
         typer.Option(
             min=0,
             metavar="POINTS",
-            help="The difference that is allowed, in percentage points; the ends of intervals may differ by twice as "
-            "much.",
+            help="The difference that is allowed, in percentage points; FPR95 and the ends of intervals may differ by "
+            "twice as much.",
         ),
     ] = 0.5,
     out: _Out = Path("text-bench"),
@@ -153,4 +153,5 @@ def check(
     differences = check_result(result, options, tolerance)
     if differences:
         raise InputError(f"{result} differs from what was measured now: {' '.join(differences)}")
-    echo(f"{result}: all figures are the same within {tolerance:g} percentage points.")
+    within = f"{tolerance:g} percentage points (FPR95 and intervals: {2 * tolerance:g})"
+    echo(f"{result}: all figures are the same within {within}.")
