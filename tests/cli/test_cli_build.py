@@ -126,7 +126,7 @@ def test_the_default_has_forms(apood, refused, model, files, tmp_path):
     command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "d")
     for option in ("--fast", "--beginnings", "--sentences"):
         assert f"{option} is for the default method" in refused(*command, option, "--method", "knn")
-    apood(*command, "--fast", "--beginnings")
+    apood(*command, "--fast", "--beginnings", "--method", "fusion")  # the name of the default
     detector = library.load(tmp_path / "d").detector
     assert detector.beginnings and [member.name for member in detector.members_] == ["mahalanobis-knn", "knn"]
 

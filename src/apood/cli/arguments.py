@@ -30,6 +30,7 @@ __all__ = [
     "default_parameters",
     "describe_unfinished",
     "format_parameter",
+    "is_default",
     "make_detector",
     "open_store",
     "parse_named_stores",
@@ -66,6 +67,13 @@ def format_parameter(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def is_default(method: str) -> bool:
+    """Return whether a method is the default one, which also has a name of its own."""
+    from apood.detectors.contract.registry import DEFAULT
+
+    return method in ("default", DEFAULT)
+
+
 def make_detector(
     method: str,
     settings: Sequence[str],
@@ -82,7 +90,7 @@ def make_detector(
     chosen = detector_class(method)
     given = parse_settings(chosen, settings)
     for option, wanted in (("--fast", fast), ("--beginnings", beginnings), ("--sentences", sentences)):
-        if wanted and method != "default":
+        if wanted and not is_default(method):
             raise InputError(f"{option} is for the default method: leave it out, or --method {method}.")
     given |= {"members": list_untrained_members()} if fast else {}
     given |= {"beginnings": True} if beginnings else {}

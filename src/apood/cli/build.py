@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apood.cli.arguments import advise_to_skip, make_detector, read_text_records, refuse_occupied, report_skipped
+from apood.cli.arguments import (
+    advise_to_skip,
+    is_default,
+    make_detector,
+    read_text_records,
+    refuse_occupied,
+    report_skipped,
+)
 from apood.cli.costs import FAST_ADVICE, announce
 from apood.cli.options import MODELS, Accept, AsJson, Fast, Force, Method, Settings, SkipBad, TextField
 from apood.cli.output import advise_on_interrupt, echo, print_json
@@ -72,8 +79,8 @@ def build(
     chat: Annotated[
         Chat | None,
         typer.Option(
-            help="Which text of a conversation each text is; a field may also hold the list of its messages. "
-            "`apood serve` and `apood proxy` then judge the same.",
+            help="Which part of a conversation your texts are. If the field holds a list of messages, this part is "
+            "taken from it. `apood serve` and `apood proxy` then judge the same part.",
             show_default=False,
         ),
     ] = None,
@@ -114,7 +121,7 @@ def build(
         with advise_on_interrupt(_advise(work)), reserve_path(target):
             refuse_occupied(place, force)
             sets = {"id": texts} | ({} if outliers is None else {"aux": outliers})
-            advice = FAST_ADVICE if method == "default" and not fast else ""
+            advice = FAST_ADVICE if is_default(method) and not fast else ""
             stores = _fit(built, work, sets, skip_bad, advice)
             built.facts = replace(built.facts, chat=chat)
             built.save(out)
@@ -228,6 +235,6 @@ def _report(built: "TextDetector", out: str, own_class: str | None, *, too_long:
     if too_long:
         echo(
             f"Left out {format_count(too_long, 'text')} of too many tokens. The detector refuses such texts, so the "
-            "promise does not hold for them."
+            "accept rate is not guaranteed for them."
         )
     echo(f"Saved {method} to {out}. Try it:\n\n  {example}")

@@ -23,7 +23,7 @@ def check(
     no_verify: NoVerify = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check whether a detector treats held-out in-distribution inputs as its calibration promises.
+    """Check whether a detector treats held-out in-distribution inputs as its calibration guarantees.
 
     Each finding is a sentence that says what to do: copies of training texts, lengths unlike those of the calibration,
     more refusals than the accept rate allows, p-values that are not uniform, calibration inputs that are longer or

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from apood.cli.arguments import make_detector, open_store, refuse_occupied
+from apood.cli.arguments import is_default, make_detector, open_store, refuse_occupied
 from apood.cli.costs import FAST_ADVICE, announce
 from apood.cli.engine import (
     Address,
@@ -107,7 +107,7 @@ def fit(
         stores.refuse_unused_options()
         if outliers is not None:
             refuse_same_data({"ID": sequences, "AUX": outliers})
-        announce(estimate_cost([(detector, sequences)]), FAST_ADVICE if method == "default" and not fast else "")
+        announce(estimate_cost([(detector, sequences)]), FAST_ADVICE if is_default(method) and not fast else "")
         detector.fit(sequences, aux=outliers, checkpoint=checkpoint)
         detector.save(out, facts=Facts.of_fit(sequences).to_json())
         checkpoint.delete()

@@ -88,7 +88,7 @@ def score_tolerance(calibration: Scores, *, coarse: bool = False) -> float:
 
 
 def count_needed(accept: float) -> int:
-    """Return the smallest number of calibration scores that an accept rate can be promised with."""
+    """Return the smallest number of calibration scores that an accept rate can be guaranteed with."""
     return math.ceil(1 / (1 - check_level(accept, "accept"))) - 1
 
 

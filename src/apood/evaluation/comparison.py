@@ -34,7 +34,6 @@ _VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "knn": _RAW_AND_NORMALIZED,
 }
 _ONLY_WITH_AUX = "deep-sad"  # without AUX sequences it is deep-svdd
-_NEVER_WITH_AUX = "fusion"  # its member ap-ood shows what AUX sequences are worth
 
 _KINDS = {
     int: "a whole number",
@@ -402,7 +401,7 @@ def _list_all_entries(plan: ComparisonPlan, stores: Mapping[str, TokenSource]) -
         alone = [Entry(name, parameters) for parameters in _VARIANTS.get(name, ({},))]
         use = alone[0].make_detector().aux
         variants = [] if name == _ONLY_WITH_AUX or (use == "required" and plan.aux is None) else alone
-        if use == "optional" and name != _NEVER_WITH_AUX and plan.aux is not None:
+        if use == "optional" and plan.aux is not None:
             variants = variants + [replace(variant, aux="all") for variant in alone]
         found += [variant for variant in variants if _find_lacking(variant, stores) is None]
     if not found:
