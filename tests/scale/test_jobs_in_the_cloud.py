@@ -11,6 +11,7 @@ from bucket import Bucket, put_bucket_in_place
 from scaled import plan_scores, read_shards, run_here
 
 from apood import KNN, TokenStore
+from apood.cli.arguments import refuse_occupied
 from apood.data.inputs import Request
 from apood.data.parts import find_parts
 from apood.data.record import Record
@@ -73,6 +74,14 @@ def test_an_interrupted_upload_leaves_no_store(root: Path, monkeypatch: pytest.M
             embed(root, "s3://bucket/there.parts", "s3://bucket/there")
     with pytest.raises(CloudError, match=r"incomplete: it has no index\.json"):
         TokenStore("s3://bucket/there")
+    refuse_occupied(parse_place("s3://bucket/there"))  # the same command goes on
+    embed(root, "s3://bucket/there.parts", "s3://bucket/there")
+    for is_taken in (
+        lambda: refuse_occupied(parse_place("s3://bucket/there")),
+        lambda: embed(root, "s3://bucket/there.parts", "s3://bucket/there"),
+    ):
+        with pytest.raises(InputError, match="s3://bucket/there already exists and is not empty"):
+            is_taken()
 
 
 @pytest.mark.usefixtures("bucket")

@@ -271,6 +271,33 @@ def test_commands_take_addresses(bucket, forget_copies):
     assert '"folder": "s3://bucket/all"' in run("inspect", "s3://bucket/all", "--json")
 
 
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [
+        (["fit", "s3://bucket/train", "--method", "knn", "--out", "s3://bucket/new"], "new/config.json"),
+        (["store", "merge", "s3://bucket/train", "s3://bucket/more", "--out", "s3://bucket/new"], "new/index.json"),
+        (["store", "split", "s3://bucket/train", "--part", "a=0.5", "--out", "s3://bucket/new"], "new/a/index.json"),
+    ],
+)
+@pytest.mark.usefixtures("bucket")
+def test_a_command_whose_upload_was_interrupted_can_be_repeated(monkeypatch, command, last):
+    write_store("s3://bucket/train", count=30)
+    write_store("s3://bucket/more", value=0.5, count=30)
+    upload = CloudAddress.upload
+
+    def interrupt(address: CloudAddress, file: Path) -> None:
+        if str(address) == f"s3://bucket/{last}":
+            raise KeyboardInterrupt
+        upload(address, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CloudAddress, "upload", interrupt)
+        assert CliRunner().invoke(app, command).exit_code == 130
+    run(*command)
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2 and "already exists and is not empty" in refused.stderr
+
+
 def test_file_addresses_are_paths(tmp_path):
     write_store(f"file://{tmp_path}/store", count=30)
     run("fit", f"file://{tmp_path}/store", "--method", "knn", "--out", f"file://{tmp_path}/detector")
