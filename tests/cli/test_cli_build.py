@@ -81,8 +81,28 @@ def test_stores_are_kept_all_at_once(apood, model, files, tmp_path, monkeypatch)
         assert _run(*command).exit_code == 130
     assert copied and not (tmp_path / "stores").exists()
     monkeypatch.setattr(TextEncoder, "_run_batch", None)  # nothing is embedded again
-    apood(*command, "--force")
+    apood(*command)
     assert sorted(path.name for path in (tmp_path / "stores").iterdir()) == ["aux", "id"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["detector", "stores"]
+
+
+def test_a_build_goes_on_with_the_stores_that_it_kept_and_with_no_others(
+    apood, refused, model, files, stores, tmp_path, monkeypatch
+):
+    kept = tmp_path / "stores"
+    command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "detector", "--method", "knn")
+    command += ("--keep-stores", kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(TextDetector, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert _run(*command).exit_code == 130
+    assert len(TokenStore(kept / "id")) == 120
+    monkeypatch.setattr(TextEncoder, "_run_batch", None)  # nothing is embedded again
+    (kept / "id").rename(tmp_path / "own")
+    shutil.copytree(stores / "test", kept / "id")
+    assert f"{kept} already exists and is not empty" in refused(*command)
+    shutil.rmtree(kept / "id")
+    (tmp_path / "own").rename(kept / "id")
+    apood(*command)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["detector", "stores"]
 
 
