@@ -314,27 +314,26 @@ class TestTexts:
         assert "--model is for texts" in refused("fit", stores / "train", "--out", out, "--model", model)
         assert "There is no token store" in refused("fit", tmp_path / "nothing", "--out", out)
 
-    def test_standard_input_is_read_once(self, refused, model, detector, files, tmp_path):
-        once = "Standard input (-) can be read only once"
-        texts = (files / "test.jsonl").read_text()
+    def test_a_second_reading_of_standard_input_is_refused_before_the_first(
+        self, refused, model, detector, files, tmp_path, monkeypatch
+    ):
+        for module in ("stores", "build"):
+            monkeypatch.setattr(f"apood.cli.{module}.read_text_records", lambda *_, **__: pytest.fail("it was read"))
         copy = shutil.copytree(detector, tmp_path / "copy")
-        cache = ("--cache", tmp_path / "cache")
-        assert once in refused("evaluate", detector, "--id", "-", "--ood", "other=-", *cache, input=texts)
-        assert once in refused("evaluate", detector, copy, "--id", "-", "--ood", f"other={files / 'other.jsonl'}")
-        assert once in refused(
-            "fit",
-            "-",
-            "--aux",
-            "-",
-            "--method",
-            "deep-sad",
-            "--model",
-            model,
-            "--out",
-            tmp_path / "d",
-            *cache,
-            input=texts,
-        )
+        plan = tmp_path / "plan.toml"
+        plan.write_text('[data]\nid = "-"\n[data.ood]\nother = "-"\n')
+        texts = files / "test.jsonl"
+        for command in (
+            ("fit", "-", "--aux", "-", "--method", "deep-sad", "--model", model, "--out", tmp_path / "d"),
+            ("build", "-", "--aux", "-", "--method", "deep-sad", "--model", model, "--out", tmp_path / "d"),
+            ("select", "-", "--aux", "-", "--method", "knn", "--model", model, "--out", tmp_path / "d"),
+            ("compare", "--id", "-", "--ood", "other=-", "--model", model, "--out", tmp_path / "d"),
+            ("compare", plan, "--model", model, "--out", tmp_path / "d"),
+            ("evaluate", detector, "--id", "-", "--ood", "other=-"),
+            ("evaluate", detector, copy, "--id", "-", "--ood", f"other={texts}"),
+            ("report", detector, "--id", texts, "--ood", "a=-", "--new", "b=-", "--out", tmp_path / "d.html"),
+        ):
+            assert "Standard input (-) can be read only once" in refused(*command)
 
     def test_a_model_that_moved_is_named_by_its_new_folder(self, apood, model, files, tmp_path):
         options = (files / "train.jsonl", "--cache", tmp_path / "cache", "--method", "knn")

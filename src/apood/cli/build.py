@@ -92,6 +92,7 @@ def build(
     The result scores new texts with `apood score`, and `apood.load` opens it in Python. What is done so far is kept in
     DETECTOR.building: after an interruption, the same command continues from there.
     """
+    from apood.data.inputs import refuse_repeated_stdin
     from apood.data.record import BadRecord
     from apood.pipeline.text_detector import TextDetector
     from apood.tokens.store import StoreIndex
@@ -101,6 +102,7 @@ def build(
     )
     built = TextDetector(model, detector, accept=accept, hold_out=hold_out, seed=seed)
     built.check_parameters()
+    refuse_repeated_stdin([*inputs, aux])
     place = parse_place(out)
     refuse_occupied(place, force)  # before the texts are read, which a pipe gives only once
     target = find_work_folder(place)
