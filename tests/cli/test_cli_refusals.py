@@ -304,7 +304,14 @@ def test_inspect_refuses_damaged_things(refused, stores, fitted, tmp_path):
     [
         ("calibrate {detector} {texts}/held-out.jsonl --accept 2", "accept must lie"),
         ("fit {texts}/train.jsonl --model {model} --out {new}/d --method binary-logits", "with --aux"),
-        ("build {texts}/train.jsonl --model {model} --out {new}/d --method binary-logits", "with --aux"),
+        (
+            "build {texts}/train.jsonl --model {model} --out {new}/d --method binary-logits",
+            "outliers: give some with --aux",
+        ),
+        (
+            "fit {texts}/train.jsonl --model {model} --out {new}/d --method binary-logits --engine ray --sample 9",
+            "outliers: choose --engine plain, and give some with --aux",
+        ),
         ("select {texts}/train.jsonl --model {model} --out {new}/s --method knn", "AUX"),
         ("select {texts}/train.jsonl --model {model} --out {new}/s --method ap-ood --supervised", "AUX"),
         ("select {texts}/train.jsonl --model {model} --out {new}/s --method ap-ood --validation-share 1", "share"),
@@ -335,7 +342,7 @@ def test_no_text_is_embedded_for_a_command_that_is_refused(
     new.mkdir()
     places = {"detector": calibrated, "texts": files, "model": model, "new": new}
     assert named in refused(*command.format(**places).split())
-    assert not (tmp_path / "cache").exists() and not list(new.glob("**/*.safetensors"))
+    assert not (tmp_path / "cache" / "apood").exists() and not list(new.glob("**/*.safetensors"))
 
 
 @pytest.mark.parametrize("wrong", [["--accept", "2"], ["--hold-out", "1"], []])

@@ -74,6 +74,7 @@ def make_detector(
     fast: bool = False,
     beginnings: bool = False,
     sentences: bool = False,
+    on_ray: bool = False,
 ) -> "Detector":
     """Return a new detector, after a check of its parameters and of the options that only some methods have or need."""
     from apood.detectors.contract.registry import detector_class
@@ -92,7 +93,8 @@ def make_detector(
     if with_aux and detector.aux == "unused":
         raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
     if not with_aux and detector.aux == "required":
-        raise InputError(f"The method {chosen.name} learns from auxiliary outliers: give some with --aux.")
+        remedy = "choose --engine plain, and give some" if on_ray else "give some"
+        raise InputError(f"The method {chosen.name} learns from auxiliary outliers: {remedy} with --aux.")
     return detector
 
 

@@ -83,7 +83,7 @@ def fit(
 
     on_cluster = {"sample": sample, "address": address, "workers": workers, "dry_run": dry_run}
     refuse_other_options(engine, plain={"aux": aux, "cache": cache}, ray=on_cluster)
-    detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast)
+    detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast, on_ray=engine == "ray")
     refuse_repeated_stdin([store, aux])
     place = parse_place(out)
     if engine == "ray":
