@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -245,6 +246,27 @@ def test_files_that_do_not_belong_together_are_refused_and_not_kept(bucket, forg
     (bucket / "detector" / "notes.txt").write_text("mine")
     with pytest.raises(ApoodError, match="is not just a saved detector"):
         apood.load("other").save("s3://bucket/detector")
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_folder_that_a_killed_process_did_not_upload_is_deleted_by_the_next_one(tmp_path, monkeypatch):
+    detector, upload = KNN(k=1).fit([np.ones((2, 4)), np.zeros((2, 4))]), CloudAddress.upload
+    cache = tmp_path / "cache" / "apood" / "cloud"
+    left = list[Path]()
+
+    def leave(address: CloudAddress, file: Path) -> None:
+        """Upload a file, and leave a copy of its folder with the name that it would have of a process that ended."""
+        folder = file.parents[1]
+        left.append(folder.with_name(folder.name.replace(f"-{os.getpid()}-", f"-{2**22 + 1}-")))
+        left[-1].mkdir(exist_ok=True)
+        upload(address, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CloudAddress, "upload", leave)
+        detector.save("s3://bucket/detector")
+    assert left[-1] in cache.iterdir()
+    detector.save("s3://bucket/detector")
+    assert [path.name for path in cache.iterdir()] == ["s3"]
 
 
 def test_names_in_a_store_cannot_lead_out_of_the_copy(bucket, forget_copies):
