@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import apood
 from apood import KNN, TokenBatch, TokenStore, TokenStoreWriter
 from apood.cli.app import app
+from apood.cli.output import write_rows
 from apood.data.inputs import Request, read_records
 from apood.data.parts import find_parts, read_part
 from apood.data.record import Record
@@ -341,6 +342,21 @@ def test_an_output_that_fails_leaves_nothing(bucket):
         raise ZeroDivisionError
     assert not (bucket / "x.txt").exists() and not temporary.exists()
     assert find_work_folder(parse_place("s3://bucket/a")) != find_work_folder(parse_place("gs://bucket/a"))
+
+
+@pytest.mark.usefixtures("bucket")
+def test_only_the_output_of_a_command_is_kept_if_it_cannot_be_uploaded(tmp_path, monkeypatch):
+    def refuse(address: CloudAddress, _: Path) -> None:
+        raise CloudError(f"{address} cannot be written: the store does not answer.")
+
+    monkeypatch.setattr(CloudAddress, "upload", refuse)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(CloudError, match=r"does not answer\.$"):
+        write_shard(parse_place("s3://bucket/scores/rows-000000-00000.parquet"), [], ["score"], [], last=True)
+    assert not list(tmp_path.glob("apood-*"))
+    with pytest.raises(CloudError, match=r"does not answer; the file is kept as .*/apood-.*/x\.jsonl\.$") as caught:
+        write_rows([{"score": 0.5}], parse_place("s3://bucket/x.jsonl"), as_json=False)
+    assert Path(str(caught.value).rpartition("kept as ")[2].rstrip(".")).read_text() == '{"score": 0.5}\n'
 
 
 def test_a_store_that_never_answers_is_given_up(monkeypatch):
