@@ -25,7 +25,7 @@ from apood.scale.measuring import MeasureWorker, merge_units
 from apood.scale.sampling import Drawn, choose_bound
 from apood.scale.scoring import ScoreWorker
 from apood.support.cloud import CloudAddress, parse_place
-from apood.support.errors import CloudError, InputError
+from apood.support.errors import CloudError, InputError, StoreError
 from apood.tokens.digests import content_digest
 
 
@@ -82,6 +82,25 @@ def test_an_interrupted_upload_leaves_no_store(root: Path, monkeypatch: pytest.M
     ):
         with pytest.raises(InputError, match="s3://bucket/there already exists and is not empty"):
             is_taken()
+
+
+@pytest.mark.usefixtures("bucket")
+@pytest.mark.parametrize("work", ["s3://bucket/there.parts", "there.parts"])
+def test_a_damaged_unit_is_named_with_what_to_delete(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+):
+    monkeypatch.chdir(tmp_path)
+    store = embed(root, work, "first")
+    units = tmp_path / work.replace("s3://", "cloud/")
+    for file in ("shard-00000.safetensors", "index.json"):
+        (units / "tokens-000001-00001" / file).write_text("")
+        with pytest.raises(StoreError, match=rf"the token store {work}/tokens-000001-00001 cannot be read") as caught:
+            embed(root, work, "second")
+        assert f"Delete {work}/tokens-000001-00001 and rows-000001-00001.parquet beside it" in str(caught.value)
+        shutil.rmtree(units / "tokens-000001-00001")
+        (units / "rows-000001-00001.parquet").unlink()
+        again = embed(root, work, f"again with {file}")
+        assert content_digest(again) == content_digest(store)
 
 
 @pytest.mark.usefixtures("bucket")
