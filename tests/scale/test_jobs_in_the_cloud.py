@@ -1,5 +1,6 @@
 """Jobs whose work and results are in a cloud store, which a folder of this machine stands in for."""
 
+import itertools
 import json
 import shutil
 import threading
@@ -157,17 +158,25 @@ def test_the_number_of_requests_for_inputs_does_not_depend_on_their_number(bucke
 
 @pytest.mark.usefixtures("bucket")
 def test_shards_are_read_at_the_same_time(root: Path, monkeypatch: pytest.MonkeyPatch):
-    """The manifest is in order, and two reads wait for each other."""
+    """The manifest is in order, and the first two reads wait for each other, both of the beginning and of the end."""
     job = plan_scores(root / "corpus", root / "detector", "s3://bucket/scores")
     run_here(job, ScoreWorker(job.settings))
-    read, met = CloudAddress.open_anywhere, threading.Barrier(2, timeout=30)
+    read = CloudAddress.open_anywhere
 
-    def meet_and_read(address: CloudAddress):
-        met.wait()
-        return read(address)
+    def let_two_meet() -> None:
+        met, numbers = threading.Barrier(2, timeout=30), itertools.count()
 
-    monkeypatch.setattr(CloudAddress, "open_anywhere", meet_and_read)
+        def meet_and_read(address: CloudAddress):
+            if next(numbers) < 2:
+                met.wait()
+            return read(address)
+
+        monkeypatch.setattr(CloudAddress, "open_anywhere", meet_and_read)
+
+    let_two_meet()
     assert job.begin() == []
+    monkeypatch.setattr("apood.scale.job.list_finished", set)  # which has read some of them
+    let_two_meet()
     assert job.finish().rows == 252
     manifest = json.loads((job.place / "_manifest.json").read_bytes())
     assert [shard["file"] for shard in manifest["shards"]] == sorted(shard["file"] for shard in manifest["shards"])
