@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from apood.cli.arguments import open_store, parse_named_stores
-from apood.cli.options import CacheFolder, NoVerify, TextField, TextModel
+from apood.cli.options import CacheFolder, EncoderFolder, NoVerify, TextField
 from apood.cli.output import echo, print_json, print_table
 from apood.cli.stores import StoreFinder
 from apood.support.cloud import parse_place
@@ -37,7 +37,7 @@ def evaluate(
         list[str],
         typer.Option("--ood", metavar="NAME=STORE_OR_TEXTS", help="Name and sequences of an OOD set; may be repeated."),
     ],
-    model: TextModel = None,
+    model: EncoderFolder = None,
     field: TextField = None,
     cache: CacheFolder = None,
     no_verify: NoVerify = False,

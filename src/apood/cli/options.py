@@ -31,7 +31,7 @@ EncoderFolder = Annotated[
     typer.Option(
         "--model",
         metavar="FOLDER",
-        help="Folder of the encoder, if it has moved.",
+        help="Folder of the encoder, if it has moved, or the address of its server.",
         show_default="where it was found",
     ),
 ]

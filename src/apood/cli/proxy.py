@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from apood.cli.options import EncoderFolder
 from apood.cli.output import echo
 from apood.cli.serve import (
     DEFAULTS,
@@ -11,7 +12,6 @@ from apood.cli.serve import (
     ChatOption,
     Deadline,
     DetectorFolder,
-    EncoderFolder,
     Host,
     MostBytes,
     MostTextTokens,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from apood.cli.options import EncoderFolder
 from apood.cli.output import echo
 from apood.data.conversations import Chat, OtherParts
 from apood.serving.http.settings import OnError, Settings
@@ -22,7 +23,6 @@ __all__ = [
     "ChatOption",
     "Deadline",
     "DetectorFolder",
-    "EncoderFolder",
     "Host",
     "MostBytes",
     "MostTextTokens",
@@ -68,9 +68,6 @@ ChatOption = Annotated[
 ]
 OtherPartsOption = Annotated[
     OtherParts, typer.Option(help="What to do with messages that have images, sounds or files.")
-]
-EncoderFolder = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved, or its server.")
 ]
 Deadline = Annotated[
     float, typer.Option(min=0.01, max=LONGEST, help="Seconds after which a request is answered with 504.")
