@@ -247,7 +247,10 @@ def _name_for_workers(place: Place) -> str:
 
 
 def _reserve(place: Place) -> AbstractContextManager[None]:
-    """Keep other commands from writing to a place on a disk. For a cloud store, the job does what can be done."""
+    """Keep other commands from writing to a place on a disk.
+
+    A cloud store has no locks: `Job.begin` writes a claim instead.
+    """
     return reserve_path(place) if isinstance(place, Path) else nullcontext()
 
 
