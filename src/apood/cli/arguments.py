@@ -82,6 +82,7 @@ def make_detector(
     fast: bool = False,
     beginnings: bool = False,
     sentences: bool = False,
+    on_ray: bool = False,
 ) -> "Detector":
     """Return a new detector, after a check of its parameters and of the options that only some methods have or need."""
     from apood.detectors.contract.registry import detector_class
@@ -100,7 +101,8 @@ def make_detector(
     if with_aux and detector.aux == "unused":
         raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
     if not with_aux and detector.aux == "required":
-        raise InputError(f"The method {chosen.name} learns from auxiliary outliers: give some with --aux.")
+        remedy = "choose --engine plain, and give some" if on_ray else "give some"
+        raise InputError(f"The method {chosen.name} learns from auxiliary outliers: {remedy} with --aux.")
     return detector
 
 
@@ -360,16 +362,19 @@ def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
 def refuse_occupied(target: Place, force: bool | None = None) -> None:
     """Raise an error if the folder `target` holds something already, or if nothing can be written there.
 
-    `force` is for commands that write a detector: True lets them replace one, but nothing else.
+    In a cloud store, only a manifest counts, which is written last: without it, an upload was interrupted, and the same
+    command repeats it. `force` is for commands that write a detector: True lets them replace one, but nothing else.
     """
     if target.name in ("", ".."):
         raise InputError(f"{target} cannot be replaced as a whole: give the name of a folder in it.")
     if force is not None:
-        from apood.detectors.contract.artefact import refuse_foreign
+        from apood.detectors.contract.artefact import CONFIG_FILE, refuse_foreign
 
         refuse_foreign(target)
     if isinstance(target, CloudAddress):
-        is_free = not target.exists()
+        from apood.tokens.store import INDEX_FILE
+
+        is_free = not (target / (INDEX_FILE if force is None else CONFIG_FILE)).exists()
     else:
         is_empty = not target.exists() or (target.is_dir() and not any(target.iterdir()))
         is_free = is_empty and not is_being_replaced(target)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULTS",
-    "LONGEST",
+    "LONGEST_DEADLINE",
     "ChatOption",
     "Deadline",
     "DetectorFolder",
@@ -42,8 +42,8 @@ _TOKENS = "APOOD_TOKENS"  # the environment variable with access tokens, one per
 DEFAULTS = Settings()
 """The settings of a service for which no options are given."""
 
-LONGEST = 86_400
-"""The largest number of seconds that can be waited for: a day."""
+LONGEST_DEADLINE = 86_400
+"""The largest deadline that can be set: a day."""
 
 # Options that `apood proxy` has, too.
 DetectorFolder = Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")]
@@ -78,7 +78,7 @@ OtherPartsOption = Annotated[
     ),
 ]
 Deadline = Annotated[
-    float, typer.Option(min=0.01, max=LONGEST, help="Seconds after which a request is answered with 504.")
+    float, typer.Option(min=0.01, max=LONGEST_DEADLINE, help="Seconds after which a request is answered with 504.")
 ]
 MostBytes = Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.")]
 MostTextTokens = Annotated[int, typer.Option(min=1, help="Largest number of tokens of a text.")]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from apood.data.inputs import resolve_input
+from apood.data.inputs import refuse_repeated_stdin, resolve_input
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_incompatible
 from apood.detectors.contract.registry import list_methods
@@ -212,6 +212,7 @@ def read_plan(path: Path, find: Callable[[str], Any] = find_store) -> Comparison
 def find_sets(plan: ComparisonPlan, find: Callable[[str], Any]) -> ComparisonPlan:
     """Return a plan of names with the sets that `find` returns for them, after all checks that need no data."""
     _check_declared(plan)
+    refuse_repeated_stdin(plan.sets.values())
     found = {key: find(name) for key, name in plan.sets.items()}
     return replace(_replace_sets(plan, found), names=plan.sets)
 
