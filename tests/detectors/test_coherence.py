@@ -227,6 +227,16 @@ def test_the_law_is_learnt_from_texts_of_several_sentences_however_rare_they_are
     assert np.isfinite(Coherence().fit(batch).score_samples(batch)).all()
 
 
+def test_rows_may_be_integers():
+    rows = Ragged.from_lengths(
+        torch.randint(1, 50, (120, 1 + DIM), generator=torch.Generator().manual_seed(0)), [4] * 30
+    )
+    plain = make_batch(Ragged(rows.values.float(), rows.offsets))
+    assert np.array_equal(
+        Coherence().fit(make_batch(rows)).score_samples(plain), Coherence().fit(plain).score_samples(plain)
+    )
+
+
 def test_sentences_that_are_all_the_same_are_refused():
     rows = Ragged.from_lengths(torch.full((60, 1 + DIM), 3.0), [2] * 30)
     with pytest.raises(InputError, match="same"):
