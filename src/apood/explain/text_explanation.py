@@ -144,7 +144,8 @@ class TextExplanation:
             "sentences": [asdict(sentence) for sentence in self.sentences],
             "heads": [asdict(head) for head in self.heads],
         }
-        return {name: replace_nonfinite(value) for name, value in content.items()}
+        values: dict[str, Any] = replace_nonfinite(content)
+        return values
 
     def to_html(self) -> str:
         """Return a whole page that needs no network and runs no script."""
