@@ -45,7 +45,8 @@ class Coherence(Detector):
     sentences of the ID texts, whose mean is μ. c_i is the cosine of a sentence and the rest of its text. m(l) and e(l)
     are its mean and its mean deviation for ID sentences of l tokens, because short ones fit less well, and a(n) is the
     mean of the largest z_i of ID texts of n sentences. 0 is usual. A text of one sentence has the score 0: there is
-    nothing to compare it with. So has each further window of a long text, whose score is therefore at most 0.
+    nothing to compare it with. Each further window of a long text has the score 0, too, so the score of such a text is
+    at most 0.
 
     This finds one foreign sentence in an ordinary text, such as an injected instruction, which hardly changes the mean
     of the text. It does not tell whether the text as a whole is foreign: use it beside another method, not instead.
@@ -179,8 +180,8 @@ class Coherence(Detector):
         self.worst_ = float((worst - self.count_law_.compute_allowances(counts)[:, 0]).mean())
 
     def log_distances(self, scores: Tensor) -> Tensor:
-        """Return minus the scores; no distance for a text of one sentence, about which nothing is known."""
-        # only such a text has a score of exactly 0
+        """Return minus the scores; no distance for a sequence of one sentence, about which nothing is known."""
+        # only such a sequence, a text or a further window of one, has a score of exactly 0
         return torch.where(scores == 0, compute_floored_log(torch.zeros_like(scores)), -scores)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
