@@ -8,8 +8,6 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.binary_logits import BinaryLogits
 from apood.detectors.coherence import Coherence
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.contract.fused_explanation import explain_share, join_shares
@@ -25,7 +23,7 @@ from apood.detectors.contract.unseen import (
     hold_out,
 )
 from apood.detectors.contract.weighing import score_unlearnt, weigh_members
-from apood.detectors.knn import KNN, MahalanobisKNN
+from apood.detectors.recommended import recommend_members
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.detectors.shared.mean_pooling import describe_shortage
@@ -38,32 +36,9 @@ from apood.tokens.batch import TokenBatch, upload
 from apood.tokens.documents import find_documents, find_worst
 from apood.tokens.source import TokenSource
 
-__all__ = ["Fusion", "default_detector", "list_untrained_members"]
+__all__ = ["Fusion", "default_detector"]
 
 _SUMMARY = "summary"
-
-
-def _recommend_members(
-    seed: int, device: str, *, lengths: bool = False, summary: bool = False, supervised: bool = False
-) -> list[Detector]:
-    """Return the members of a fusion whose `members` is None.
-
-    Attention finds a few foreign tokens. Neighbours find what is unlike every training sequence, in the Mahalanobis
-    metric by directions of low variance. The summary is another view of the model. A classifier knows on which side of
-    the ID sequences the AUX sequences lie. With `lengths`, attention sees how long tokens are; neighbours compare
-    directions of mean tokens.
-    """
-    members = [APOOD(normalize="none" if lengths else None, seed=seed, device=device), *list_untrained_members()]
-    if summary:
-        members.append(KNN(k=3, average=True, view="summary"))
-    if supervised:
-        members.append(BinaryLogits(normalize="pooled"))
-    return members
-
-
-def list_untrained_members() -> list[Detector]:
-    """Return the recommended members that need no training, for a first look."""
-    return [MahalanobisKNN(k=3, average=True), KNN(k=3, average=True)]
 
 
 def default_detector(
@@ -268,7 +243,7 @@ class Fusion(Refinable, Detector):
         """Return the fitted members, or the ones to fit, as far as they are known before."""
         if "members_" in vars(self):
             return self.members_
-        members = _recommend_members(self.seed, self.device) if self.members is None else self.members
+        members = recommend_members(self.seed, self.device) if self.members is None else self.members
         return [*members, Coherence()] if self.sentences else members
 
     def _choose_members(self, source: TokenSource, aux: TokenSource | None) -> list[Detector]:
@@ -279,7 +254,7 @@ class Fusion(Refinable, Detector):
         summary, supervised = _SUMMARY in source.channels and not self.beginnings, aux is not None
         # Directions are known to be enough for texts and sounds; about other vectors nothing is known.
         lengths = source.encoder is None and not lengths_outweigh(source)
-        return _recommend_members(self.seed, self.device, lengths=lengths, summary=summary, supervised=supervised)
+        return recommend_members(self.seed, self.device, lengths=lengths, summary=summary, supervised=supervised)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         if len(source) < 2 * LEAST_HELD_OUT:
