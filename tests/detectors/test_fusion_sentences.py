@@ -89,6 +89,13 @@ def test_a_beginning_has_no_sentences(train):
         Fusion(beginnings=True, sentences=True).fit(train)
 
 
+def test_coherence_cannot_be_there_twice():
+    sentence = "^sentences=True adds the member coherence: leave it out of members, or leave out sentences"
+    with pytest.raises(InputError, match=sentence):
+        Fusion([KNN(), Coherence()], sentences=True).check_parameters()
+    Fusion([KNN(), Coherence()]).check_parameters()
+
+
 def test_sentences_is_true_or_false():
     with pytest.raises(InputError, match="sentences"):
         Fusion(sentences="yes").check_parameters()
@@ -126,12 +133,11 @@ def test_texts_of_one_sentence_alone_are_refused():
         Fusion([Mahalanobis()], sentences=True).fit(TokenBatch.concatenate([few, many]))
 
 
-@pytest.mark.parametrize("members", [[Mahalanobis()], [Mahalanobis(), Coherence()]])
-def test_too_few_held_out_texts_of_several_sentences_are_refused(members):
-    """Enough to fit coherence, but hardly one among those held out, also if coherence is there twice."""
+def test_too_few_held_out_texts_of_several_sentences_are_refused():
+    """Enough to fit coherence, but hardly one among those held out."""
     texts = TokenBatch.concatenate([mix_lengths(25, 42), mix_lengths(300, 43).select(slice(300, None))])
     with pytest.raises(InputError, match="Fewer than 5 of the held-out ID sequences have several sentences: leave out"):
-        Fusion(members, sentences=True).fit(texts)
+        Fusion([Mahalanobis()], sentences=True).fit(texts)
 
 
 def cut_into_windows(texts, windows):

@@ -77,7 +77,8 @@ class Fusion(Refinable, Detector):
     Neighbours learn from all ID sequences and score each of them (at most some 6,000) among the others that are no near
     copies of it and no windows of its document, because these say nothing about the distances of new sequences. Other
     members are fitted on 90%, and score the other 10% (at least 20; about 2,048 at most; whole documents), without
-    those that have near copies if 20 are left. `fit` refuses fewer than 40 sequences.
+    those that have near copies if 20 are left. With `sentences`, at least 20 documents are held out, and at least 20
+    are left to learn from. `fit` refuses fewer than 40 sequences, with `sentences` fewer than 40 documents.
 
     log d is floored at 4 standard deviations below its median (estimated from the lower quartile), because how near a
     near copy is says nothing about ID, but would outweigh all other members.
@@ -229,6 +230,10 @@ class Fusion(Refinable, Detector):
         check_flag("sentences", self.sentences)
         if self.beginnings and self.sentences:
             raise InputError("beginnings and sentences cannot be combined: leave out one of them.")
+        if self.sentences and any(isinstance(member, Coherence) for member in given or []):
+            raise InputError(
+                "sentences=True adds the member coherence: leave it out of members, or leave out sentences."
+            )
         if self.beginnings and (other := self.requires - {"tokens"}):
             names = " or ".join(sorted(other))
             raise InputError(f"beginnings=True needs members that read tokens alone: a beginning has no {names}.")
