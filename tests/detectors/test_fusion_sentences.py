@@ -126,18 +126,27 @@ def test_texts_of_one_sentence_do_not_set_the_scale():
     assert (parts["coherence"][300:] > parts["mahalanobis"][300:]).mean() > 0.95, "they are judged as a whole"
 
 
-def test_texts_of_one_sentence_alone_are_refused():
-    few = make_texts(12, 40)
-    many = mix_lengths(200, 41).select(slice(200, None))
-    with pytest.raises(InputError, match=r"needs at least 20 ID texts.*as a whole"):
-        Fusion([Mahalanobis()], sentences=True).fit(TokenBatch.concatenate([few, many]))
+class Untrained(Mahalanobis):
+    """A member that must not be fitted."""
+
+    def _fit(self, *_):
+        raise AssertionError("it trains before the data are refused")
 
 
-def test_too_few_held_out_texts_of_several_sentences_are_refused():
-    """Enough to fit coherence, but hardly one among those held out."""
-    texts = TokenBatch.concatenate([mix_lengths(25, 42), mix_lengths(300, 43).select(slice(300, None))])
-    with pytest.raises(InputError, match="Fewer than 5 of the held-out ID sequences have several sentences: leave out"):
-        Fusion([Mahalanobis()], sentences=True).fit(texts)
+@pytest.mark.parametrize(
+    ("several", "counts"), [(0, "0 and 0 among 600"), (12, "12 and 0 among 612"), (25, "22 and 3 among 625")]
+)
+@pytest.mark.parametrize(
+    "fusion",
+    [Fusion([Untrained()], sentences=True), Fusion([Untrained(), Coherence()])],
+    ids=["sentences", "member"],
+)
+def test_too_few_texts_of_several_sentences_are_refused_before_anything_is_trained(several, counts, fusion):
+    """Too few to learn from, or enough to learn from but hardly one among those held out."""
+    texts = TokenBatch.concatenate([make_texts(several, 40), mix_lengths(200, 41).select(slice(200, None))])
+    sentence = f"at least 20 ID texts .*, and 5 among those that it holds out, got {counts}.* without sentences"
+    with pytest.raises(InputError, match=sentence):
+        fusion.fit(texts)
 
 
 def cut_into_windows(texts, windows):

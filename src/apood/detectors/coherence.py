@@ -1,5 +1,6 @@
 """Coherence: whether every sentence of a text fits the rest of it."""
 
+import math
 from typing import Annotated, Any
 
 import torch
@@ -22,10 +23,10 @@ from apood.fitting.optimise import Checkpoint
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.documents import find_documents, make_document_mask
+from apood.tokens.documents import count_documents, find_documents, make_document_mask
 from apood.tokens.source import Subset, TokenSource, token_budget
 
-__all__ = ["Coherence"]
+__all__ = ["Coherence", "refuse_few_compared"]
 
 _CHANNEL = "sentences"
 _SHRINKAGE = 0.5  # of the covariance: directions of rare words are noise
@@ -215,3 +216,32 @@ class Coherence(Detector):
         # sums of one text after the other do not depend on its neighbours
         sums = torch.segment_reduce(own, "sum", lengths=rows.lengths).repeat_interleave(rows.lengths, 0)
         return (own * normalize(sums - own)).sum(1)
+
+
+def refuse_few_compared(source: TokenSource, learnt: TokenSource, held_out: TokenSource, least_held_out: int) -> None:
+    """Raise `InputError` if a fusion with `Coherence` has too few texts of several sentences.
+
+    Args:
+        source: all ID sequences.
+        learnt: those to learn from.
+        held_out: those that are held out.
+        least_held_out: how many texts of several sentences must be among these.
+    """
+    if _count_compared(learnt, _LEAST) >= _LEAST and _count_compared(held_out, least_held_out) >= least_held_out:
+        return
+    raise InputError(
+        f"coherence compares the sentences of a text, so a fusion needs at least {_LEAST} ID texts of two or more "
+        f"sentences to learn from, and {least_held_out} among those that it holds out, got {_count_compared(learnt)} "
+        f"and {_count_compared(held_out)} among {count_documents(source)} texts: give more, or judge texts as a "
+        "whole, without sentences and the member coherence."
+    )
+
+
+def _count_compared(source: TokenSource, enough: float = math.inf) -> int:
+    """Return how many sequences have several sentences; it ends when there are `enough`, so it rarely reads much."""
+    count = 0
+    for batch in source.batches(token_budget(source.dim)):
+        count += int((batch.channels[_CHANNEL].lengths > 1).sum())
+        if count >= enough:
+            break
+    return count

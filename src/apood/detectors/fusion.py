@@ -8,10 +8,10 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from apood.detectors.coherence import Coherence
+from apood.detectors.coherence import Coherence, refuse_few_compared
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.contract.fused_explanation import explain_share, join_shares
-from apood.detectors.contract.fused_scale import find_floor, refuse_constant, refuse_without_distances
+from apood.detectors.contract.fused_scale import LEAST_KNOWN, find_floor, refuse_constant, refuse_without_distances
 from apood.detectors.contract.fused_warnings import merge_warnings, rephrase_shortage, warn_of_copies
 from apood.detectors.contract.refinable import Measured, Refinable, Remembered
 from apood.detectors.contract.unseen import (
@@ -269,6 +269,8 @@ class Fusion(Refinable, Detector):
             )
         parts = hold_out(source, self.seed, beginnings=self.beginnings, whole_texts=self.sentences)
         members = [*self._choose_members(source, aux), *([Coherence()] if self.sentences else [])]
+        if any(isinstance(member, Coherence) for member in members):
+            refuse_few_compared(source, parts.rest, parts.held_out, LEAST_KNOWN)
         names, samples = _name_members(members), []
         few = describe_shortage(len(parts.rest), source.dim)
         with merge_warnings({few: rephrase_shortage(few, len(parts.rest), source)} if few is not None else {}):
@@ -283,7 +285,7 @@ class Fusion(Refinable, Detector):
         for name, member, sample in zip(names, members, samples, strict=True):
             logs = member.log_distances(sample.scores)
             known = sample.find_new(copied) & (logs > compute_floored_log(logs.new_zeros(())))
-            refuse_without_distances(name, logs, known, of_sentences=isinstance(member, Coherence))
+            refuse_without_distances(name, logs, known)
             columns.append((logs[known], source.lengths[sample.numbers[known]]))
         self.floors_ = torch.stack([find_floor(logs) for logs, _ in columns])
         columns = [(logs.clamp_min(floor), own) for (logs, own), floor in zip(columns, self.floors_, strict=True)]
