@@ -77,6 +77,23 @@ def test_aux_sequences_weigh_the_other_members_alone(train):
     assert float(fitted.weights_[-1]) == 1.0
 
 
+def test_aux_sequences_need_no_sentences(train):
+    """Weights do not depend on them, and the sentences of AUX sequences are neither scored nor checked."""
+    aux = make_texts(50, 10, shift=4.0)
+    sentences = aux.channels["sentences"]
+    broken = aux.with_channels(sentences=Ragged(sentences.values * torch.nan, sentences.offsets))
+    fits = [
+        Fusion([KNN(), Mahalanobis()], sentences=True).fit(train, aux=own)
+        for own in (aux, TokenBatch(aux.values, aux.offsets), broken)
+    ]
+    assert all(torch.equal(own.weights_, fits[0].weights_) for own in fits)
+    assert all(torch.equal(own.spreads_, fits[0].spreads_) for own in fits)
+    with pytest.raises(InputError, match="needs sentences, which the AUX data lack"):
+        Fusion([KNN(), Coherence()]).fit(train, aux=TokenBatch(aux.values, aux.offsets))
+    with pytest.raises(InputError, match="needs sentences, which the ID data lack"):
+        fits[0].fit(TokenBatch(train.values, train.offsets), aux=aux)
+
+
 def test_what_it_reads_is_known_before_the_fit(train):
     assert default_detector(sentences=True).requires == {"tokens", "sentences"}
     plain = TokenBatch(train.values, train.offsets)

@@ -108,7 +108,7 @@ class Fusion(Refinable, Detector):
             beginnings of its length, so genuine short inputs are accepted, and foreign ones are harder to tell. The
             channel `summary` is not read then.
         sentences: whether one sentence that does not fit the rest of its text makes the text out-of-distribution. This
-            needs the channel `sentences`, which encoders of texts give.
+            needs the channel `sentences`, which encoders of texts give. AUX sequences may lack it.
 
     Attributes:
         members_: the fitted members; with `sentences`, the last one is `Coherence`.
@@ -158,6 +158,14 @@ class Fusion(Refinable, Detector):
     def requires(self) -> frozenset[str]:  # type: ignore[override]
         """Everything that any member requires."""
         return frozenset().union(*(member.requires for member in self._get_members()))
+
+    @property
+    def _aux_requires(self) -> frozenset[str]:
+        """What the members require that AUX sequences weigh: `sentences` adds `Coherence` with a weight of its own."""
+        members = self._get_members()
+        return frozenset().union(
+            *(member.requires for member in members if not (self.sentences and isinstance(member, Coherence)))
+        )
 
     @property
     def welcomes(self) -> frozenset[str]:  # type: ignore[override]
@@ -306,14 +314,12 @@ class Fusion(Refinable, Detector):
         """Divide the spreads by the weights of the members, and leave out members that weigh nothing."""
         held = parts.held_out.indices
         inside = self._standardize([sample.get_scores(held) for sample in samples], parts.held_out.lengths)
+        summed = len(self.members_) - self.sentences
         outside = None
         if aux is not None:
-            scores = [score_unlearnt(member, parts.rest, aux) for member in self.members_]
+            scores = [score_unlearnt(member, parts.rest, aux) for member in self.members_[:summed]]
             outside = self._standardize(scores, aux.lengths)
-        summed = len(self.members_) - self.sentences
-        weights = weigh_members(
-            self.members_[:summed], inside[:, :summed], None if outside is None else outside[:, :summed]
-        )
+        weights = weigh_members(self.members_[:summed], inside[:, :summed], outside)
         if self.sentences:  # both sides of the maximum have a standard deviation of 1
             weights = torch.cat([weights / (inside[:, :summed] @ weights).std(correction=0), weights.new_ones(1)])
         kept = weights.nonzero().flatten().tolist()
@@ -426,7 +432,8 @@ class Fusion(Refinable, Detector):
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         for member in self._get_members():
-            member._check_batch(batch, first, where)
+            if member.requires <= {"tokens", *batch.channels}:  # AUX sequences may lack sentences
+                member._check_batch(batch, first, where)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         if self.members is not None:  # they have devices of their own
@@ -453,11 +460,13 @@ class Fusion(Refinable, Detector):
         return -torch.maximum(z[:, :-1].sum(1), z[:, -1]) if self.sentences else -z.sum(1)
 
     def _standardize(self, scores: list[Tensor], lengths: Tensor) -> Tensor:
-        """Return z_k `[N, members]` from the scores of each member."""
+        """Return z_k `[N, members]` from the scores of each member, or of the first ones."""
+        count = len(scores)
         logs = torch.stack(
-            [member.log_distances(own) for member, own in zip(self.members_, scores, strict=True)], 1
-        ).clamp_min(self.floors_)
-        return (logs - self.length_law_.compute_allowances(lengths) - self.means_) / self.spreads_
+            [member.log_distances(own) for member, own in zip(self.members_[:count], scores, strict=True)], 1
+        ).clamp_min(self.floors_[:count])
+        allowances = self.length_law_.compute_allowances(lengths)[:, :count]
+        return (logs - allowances - self.means_[:count]) / self.spreads_[:count]
 
 
 def _select_member(measured: Measured, number: int) -> Measured:
