@@ -59,6 +59,7 @@ def open_text_encoder_of(
     *,
     model: str | Path | None = None,
     role: str = "detector",
+    also: Collection[str] = (),
 ) -> AnyTextEncoder:
     """Return the encoder of texts that the detector was fitted with, after a check that it gives what is needed.
 
@@ -67,8 +68,9 @@ def open_text_encoder_of(
         given: an encoder that is open already; None to open it.
         model: the folder of the encoder's model if that has moved.
         role: what the detector is called in messages.
+        also: channels that an encoder that is opened here gives beside those that the detector needs.
     """
-    encoder = open_encoder_of(detector, model, role=role) if given is None else given
+    encoder = open_encoder_of(detector, model, role=role, also=also) if given is None else given
     if not isinstance(encoder, AnyTextEncoder):
         raise InputError(f"The {role} was fitted on sounds, and takes no texts.")
     if not same_encoder(detector.encoder_, encoder.identity):
