@@ -329,6 +329,12 @@ def test_seeds_follow_the_split():
     assert Entry("knn").make_detector(3).get_params() == Entry("knn").make_detector().get_params()
 
 
+@pytest.mark.parametrize("seed", [None, "3", 0.5, True])
+def test_a_seed_that_is_no_integer_is_refused_by_name(seed):
+    with pytest.raises(InputError, match=f"^The parameters of ap-ood are not allowed: seed must be .*, got {seed!r}"):
+        Entry("ap-ood", {"seed": seed}).check()
+
+
 def test_a_method_is_a_name_a_class_a_detector_or_an_entry():
     entry = Entry("knn", name="mine")
     assert Entry.from_method(entry) is entry and Entry.from_method("knn") == Entry("knn")

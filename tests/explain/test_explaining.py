@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
+from tiny_models import WORDS
 
 from apood import APOOD, KNN, Fusion, Mahalanobis, TextDetector, TextEncoder
 from apood.explain.explaining import choose_marks, explain_texts
@@ -160,6 +161,55 @@ def test_a_long_text_is_explained_by_its_worst_window(fitted):
     assert explanation.score == pytest.approx(fitted.score_samples([text])[0], rel=1e-4)
     left_out = start + len(text) - end
     assert left_out > 0 and "characters" in explanation.to_html()
+
+
+def make_stories(count, seed, *, foreign=None, sentences=12, words=7):
+    """Return texts with a few words each; the sentence with the number `foreign` has other words."""
+    generator = torch.Generator().manual_seed(seed)
+    stories = []
+    for _ in range(count):
+        order = torch.randperm(len(WORDS), generator=generator)
+        drawn = torch.randint(5, (sentences, words), generator=generator)
+        if foreign is not None:
+            drawn[foreign] += 5
+        stories.append(" ".join(" ".join(WORDS[n] for n in own) + "." for own in order[drawn].tolist()))
+    return stories
+
+
+@pytest.fixture(scope="module")
+def comparing(models):
+    """A detector for which stories have several windows."""
+    encoder = TextEncoder(models("bert"), max_tokens=40)
+    return TextDetector(encoder, Fusion([KNN()], sentences=True), accept=0.9).fit(make_stories(200, 0))
+
+
+@pytest.mark.parametrize("foreign", [0, 5, 9, 11])
+def test_a_sentence_that_decides_is_shown_in_whatever_window_it_is(comparing, foreign):
+    """All sentences are compared in the first window, so that its score is the lowest."""
+    stories = make_stories(12, 5, foreign=foreign)
+    found = comparing.explain(stories)
+    assert [one.score for one in found] == pytest.approx(comparing.score_samples(stories), rel=1e-4)
+    refused = [one for one in found if one.decided == "coherence" and not one.accepted]
+    assert len(refused) >= 5
+    for one in refused:
+        worst = one.find_worst_sentence()
+        assert one.windows >= 3 and one.text[: worst.start].count(".") == foreign
+        assert one.window[0] <= worst.start < worst.end <= one.window[1]
+        assert [member.share for member in one.members] == [0.0, pytest.approx(-one.score)]
+        assert not any(word.contribution for word in one.words) and one.explained == 0
+
+
+def test_sentences_are_compared_in_the_window_that_another_member_decides_by(comparing):
+    """If it is not the first one, the ratings are still those of all sentences of the text."""
+    stories = make_stories(60, 6)
+    judge = comparing.detector.members_[-1]
+    further = [one for one in comparing.explain(stories) if one.decided == "knn" and one.window[0] > 0]
+    assert further
+    for one in further:
+        rated = judge.rate_sentences(comparing.encoder.encode([one.text])[:1]).values
+        first = one.text[: one.sentences[0].start].count(".")
+        expected = rated[first : first + len(one.sentences)].tolist()
+        assert [sentence.suspicion for sentence in one.sentences] == pytest.approx(expected, abs=1e-6)
 
 
 def test_without_attention_all_members_mark(models, texts):

@@ -86,7 +86,7 @@ def make_detector(
 ) -> "Detector":
     """Return a new detector, after a check of its parameters and of the options that only some methods have or need."""
     from apood.detectors.contract.registry import detector_class
-    from apood.detectors.fusion import list_untrained_members
+    from apood.detectors.recommended import list_untrained_members
 
     chosen = detector_class(method)
     given = parse_settings(chosen, settings)
