@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from apood.data.parts import Part
 from apood.scale import engine
 from apood.support.errors import InputError
 
@@ -103,3 +104,24 @@ def test_a_connection_alone_asks_nothing(use):
     with engine.connect(None):
         pass
     assert ray.asked == []
+
+
+def test_a_part_may_take_longer_than_ray_waits_for_progress(monkeypatch: pytest.MonkeyPatch):
+    import ray.data
+
+    context = ray.data.DataContext.get_current()
+    monkeypatch.setattr(context, "execution_no_progress_timeout_s", 2.0)
+    monkeypatch.setattr("ray.data.from_items", lambda rows, **_: rows)
+    assert len(engine._make_dataset([Part("a.txt", 0, None, 5)], [0])) == 1
+    assert context.execution_no_progress_timeout_s == -1
+
+
+def test_errors_of_ray_data_are_sentences():
+    from ray.data.exceptions import ExecutionTimeoutError
+
+    def fail():
+        raise ExecutionTimeoutError("It made no progress.")
+        yield
+
+    with pytest.raises(InputError, match=r"^A worker failed: It made no progress\.$"):
+        list(engine._iterate(SimpleNamespace(iter_rows=fail)))

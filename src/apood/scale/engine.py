@@ -28,6 +28,11 @@ _FREE_SECONDS = 5.0  # until the resources of a job that has just ended are free
 _MOST_BLOCKS = 10_000  # lists of parts that Ray holds; a part is a block of its own if there are not more
 _OWN_ERROR = re.compile(r"(?:\w+\(\w+\): )?(?:apood\.[\w.]+Error|InputError): (.+)")  # in a traceback of a worker
 _MOST_THREADS = 8  # CPU threads of a worker with a GPU
+_RAY_SETTINGS = {
+    "enable_progress_bars": False,
+    "execution_no_progress_timeout_s": -1,  # otherwise Ray gives a job up if no part is done for half an hour
+}
+"""Settings of Ray Data, those that the installed version has."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +238,9 @@ def _make_dataset(parts: Sequence[Part], chosen: Sequence[int]) -> Any:
     import ray.data
 
     context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
+    for name, value in _RAY_SETTINGS.items():
+        if hasattr(context, name):
+            setattr(context, name, value)
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised; it would print their tracebacks too
     rows = [make_row(number, parts[number]) for number in chosen]
     return ray.data.from_items(rows, override_num_blocks=min(len(rows), _MOST_BLOCKS))
@@ -244,8 +251,10 @@ def _iterate(data: Any) -> Iterator[dict[str, Any]]:
 
     try:
         yield from data.iter_rows()
-    except RayError as error:
-        raise _explain(error) from error
+    except Exception as error:
+        if isinstance(error, RayError) or type(error).__module__.startswith("ray."):  # Ray Data has errors of its own
+            raise _explain(error) from error
+        raise
 
 
 def _explain(error: BaseException) -> InputError:
