@@ -106,6 +106,14 @@ def test_a_connection_alone_asks_nothing(use):
     assert ray.asked == []
 
 
+def test_notices_of_ray_are_not_among_the_results(use, capsys: pytest.CaptureFixture[str]):
+    use(FakeRay())
+    with engine.connect(None):
+        print("(raylet) A worker died.")
+    print("results")
+    assert capsys.readouterr() == ("results\n", "(raylet) A worker died.\n")
+
+
 def test_a_part_may_take_longer_than_ray_waits_for_progress(monkeypatch: pytest.MonkeyPatch):
     import ray.data
 

@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,7 @@ _FREE_SECONDS = 5.0  # until the resources of a job that has just ended are free
 _MOST_BLOCKS = 10_000  # lists of parts that Ray holds; a part is a block of its own if there are not more
 _OWN_ERROR = re.compile(r"(?:\w+\(\w+\): )?(?:apood\.[\w.]+Error|InputError): (.+)")  # in a traceback of a worker
 _MOST_THREADS = 8  # CPU threads of a worker with a GPU
-_RAY_SETTINGS = {
-    "enable_progress_bars": False,
-    "execution_no_progress_timeout_s": -1,  # otherwise Ray gives a job up if no part is done for half an hour
-}
-"""Settings of Ray Data, those that the installed version has."""
+_REPEATED = "retries remaining"  # in a notice of Ray about an error that it survives, with the whole traceback
 
 
 @dataclass(frozen=True)
@@ -107,6 +103,7 @@ def connect(address: str | None) -> Iterator[None]:
         InputError: if Ray is not installed, or if there is no cluster at the address.
     """
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # otherwise Ray prints its own notices of restarts
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _REPEATED)
     ray = import_optional("ray", "ray", "--engine ray")
     import_optional("ray.data", "ray", "--engine ray")
     ours = not ray.is_initialized()
@@ -120,7 +117,8 @@ def connect(address: str | None) -> Iterator[None]:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise InputError(f"There is no Ray cluster at {address or 'this machine'} ({error}).") from error
     try:
-        yield
+        with redirect_stdout(sys.stderr):  # Ray prints notices of deaths among the results
+            yield
     finally:
         if ours:
             ray.shutdown()
@@ -209,10 +207,11 @@ def run_workers(
 
     if not chosen:
         return
-    data = _make_dataset(parts, chosen).map(
+    count = min(workers, len(chosen))
+    data = _make_dataset(parts, chosen, count).map(
         worker,
         fn_constructor_args=(settings,),
-        compute=ActorPoolStrategy(size=min(workers, len(chosen))),
+        compute=ActorPoolStrategy(size=count),
         **cluster.needs,
     )
     with progress_bar(len(chosen), worker.__name__.removesuffix("Worker").lower(), unit="part") as progress:
@@ -234,12 +233,21 @@ def map_parts(
     yield from _iterate(_make_dataset(parts, range(len(parts))).flat_map(call))
 
 
-def _make_dataset(parts: Sequence[Part], chosen: Sequence[int]) -> Any:
+def _make_dataset(parts: Sequence[Part], chosen: Sequence[int], workers: int = 0) -> Any:
     import ray.data
 
     context = ray.data.DataContext.get_current()
-    for name, value in _RAY_SETTINGS.items():
-        if hasattr(context, name):
+    wanted = {
+        "enable_progress_bars": False,
+        "execution_no_progress_timeout_s": -1,  # otherwise Ray gives a job up if no part is done for half an hour
+        # A worker that cannot start is replaced, so that one machine does not end the work of all. If as many in a row
+        # cannot start as there are workers, and one more, the error of the last one ends it.
+        "actor_init_retry_on_errors": True,
+        "actor_init_max_retries": 1,
+        "max_consecutive_actor_init_deaths": workers,
+    }
+    for name, value in wanted.items():
+        if hasattr(context, name):  # earlier versions have fewer
             setattr(context, name, value)
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised; it would print their tracebacks too
     rows = [make_row(number, parts[number]) for number in chosen]
