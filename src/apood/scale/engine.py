@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,7 @@ def run_workers(
     count = min(workers, len(chosen))
     data = _make_dataset(parts, chosen, count).map(
         worker,
-        fn_constructor_args=(settings,),
+        fn_constructor_args=(replace(settings, on_gpu=cluster.uses_gpus),),
         compute=ActorPoolStrategy(size=count),
         **cluster.needs,
     )

@@ -21,7 +21,7 @@ from apood.support.errors import InputError
 from apood.support.files import is_temporary, parse_json, read_json, refuse_unwritable, source_digest, write_json
 from apood.support.version import __version__
 
-__all__ = ["MANIFEST", "Job", "Settings"]
+__all__ = ["MANIFEST", "Job", "Settings", "read_plan"]
 
 MANIFEST = "_manifest.json"
 _PLAN = "_plan.json"  # readers of Parquet folders skip names that begin like this
@@ -46,6 +46,7 @@ class Settings:
         cwd: the folder of the command, from which relative paths of inputs and models begin.
         version: the version of apood of the command; workers must have the same.
         plan: a hash of the plan of the job, which tells it from another one with the same folder.
+        on_gpu: whether workers of a cluster use GPUs; None for a worker in the process of the command.
     """
 
     folder: str
@@ -61,6 +62,7 @@ class Settings:
     cwd: str = field(default_factory=lambda: str(Path.cwd()))
     version: str = __version__
     plan: str = ""
+    on_gpu: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -195,3 +197,9 @@ class Job:
 def _write_json(place: Place, content: Mapping[str, Any]) -> None:
     with write_file(place) as temporary:
         write_json(temporary, content)
+
+
+def read_plan(place: Place) -> tuple[dict[str, Any], str]:
+    """Return the plan in the folder of a job, and its hash, as in `Settings`."""
+    plan = parse_json((place / _PLAN).read_bytes())
+    return plan, hashlib.sha256(json.dumps(plan).encode()).hexdigest()

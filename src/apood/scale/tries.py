@@ -7,14 +7,16 @@ with it.
 """
 
 import hashlib
+import platform
 from collections import Counter
 from pathlib import Path
 
 from apood.scale.units import Unit
 from apood.support.cloud import Place
+from apood.support.errors import InputError
 from apood.support.files import find_user_cache
 
-__all__ = ["PATIENCE", "PATIENCE_ALONE", "Tries", "delete_marks"]
+__all__ = ["PATIENCE", "PATIENCE_ALONE", "Tries", "delete_marks", "refuse_unseen"]
 
 PATIENCE = 4
 """Workers that may die before the documents of a unit are encoded one by one.
@@ -39,7 +41,7 @@ class Tries:
 
     def __init__(self, place: Place, plan: str, unit: Unit) -> None:
         prefix = _find_prefix(place, plan)
-        self._path = prefix.with_name(prefix.name + unit.name)
+        self._place, self._path = place, prefix.with_name(prefix.name + unit.name)
         marks = self._path.read_text() if self._path.exists() else ""
         self.count = marks.count(_BEGUN)
         last = [own.split()[-1] for own in marks.split(_PASS)[1:] if own.split()]
@@ -68,13 +70,21 @@ class Tries:
         self._mark(_END)
 
     def _mark(self, mark: str) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_unseen(self._place)
+        if not isinstance(self._place, Path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:  # what is written outlives the process, if not the machine
             file.write(f"{mark}\n")
 
     def forget(self) -> None:
         """Delete the marks, because the unit is committed, or because it failed and nobody died."""
         self._path.unlink(missing_ok=True)
+
+
+def refuse_unseen(place: Place) -> None:
+    """Raise InputError if this machine does not see the folder of a job. It makes none: nobody else would see that."""
+    if isinstance(place, Path) and not place.is_dir():
+        raise InputError(f"The machine {platform.node()} does not see {place}, which all machines of a cluster share.")
 
 
 def delete_marks(place: Place, plan: str) -> None:

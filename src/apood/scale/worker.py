@@ -1,20 +1,20 @@
 """What a worker does with a part: read, encode, make rows, commit, unit by unit."""
 
 import os
+import platform
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from apood.data.parts import Part
 from apood.data.record import BadRecord, Pair, Record
 from apood.encoders.base.encoder import Encoder
 from apood.encoders.embed import Portion, cut_portions, encode_cut, follow_encoder
-from apood.scale.job import Settings
+from apood.scale.job import Settings, read_plan
 from apood.scale.shards import Counts, Row, read_counts, shard_path, write_shard
-from apood.scale.tries import Tries
+from apood.scale.tries import Tries, refuse_unseen
 from apood.scale.units import Unit, cut_units, read_row, read_safely
 from apood.support.cloud import parse_place
 from apood.support.errors import InputError
@@ -63,6 +63,18 @@ class Worker:
             )
         enter_folder(settings.cwd)
         self.settings, self.place = settings, parse_place(settings.folder)
+        if settings.on_gpu is not None:
+            self._refuse_other_folder()
+
+    def _refuse_other_folder(self) -> None:
+        """Raise InputError if the folder of the job, as this machine sees it, is not that of the command."""
+        with suppress(OSError, ValueError):
+            if read_plan(self.place)[1] == self.settings.plan:
+                return
+        raise InputError(
+            f"The machine {platform.node()} does not see what the command wrote to {self.place}: choose a folder that "
+            "all machines of the cluster share, or an address in a cloud store."
+        )
 
     def read(self, number: int, part: Part) -> Iterator[Record | BadRecord]:  # noqa: ARG002
         """Yield the records of the part of this number."""
@@ -210,10 +222,9 @@ class Worker:
         for record in unit.records:
             own: Row = {"error": record.reason} if isinstance(record, BadRecord) else {**record.kept, **next(left)}
             rows.append({"place": record.place, **own})
+        refuse_unseen(self.place)
         self.save_more(unit)
         path, kept = shard_path(self.place, unit.name), self.settings.request.keep
-        if isinstance(path, Path) and not path.parent.is_dir():
-            raise InputError(f"This machine does not see {path.parent}, which all machines of the cluster share.")
         counts = write_shard(path, rows, self.columns, kept, last=unit.last)
         self._find_tries(unit).forget()
         return counts
