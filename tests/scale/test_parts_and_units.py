@@ -309,7 +309,7 @@ def test_other_code_of_the_same_version_does_not_continue_the_work(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     plan_scores(root / "corpus", root / "detector", tmp_path / "out").begin()
-    monkeypatch.setattr("apood.scale.job.source_digest", lambda: "other code")
+    monkeypatch.setattr("apood.scale.job.source_digest", lambda **_: "other code")
     with pytest.raises(InputError, match="holds the work of another command, whose source differs"):
         plan_scores(root / "corpus", root / "detector", tmp_path / "out").begin()
 

@@ -6,10 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from scaled import plan_scores
 
+from apood.data.inputs import Request
+from apood.encoders.opening import open_encoder
+from apood.pipeline.token_cache import describe_source
+from apood.scale.embedding import EmbedWorker
 from apood.scale.job import Job, Settings
-from apood.scale.scoring import ScoreWorker
+from apood.scale.scoring import ScoreWorker, digest_detector
 from apood.support.errors import InputError
 
 
@@ -60,3 +65,37 @@ def test_a_folder_that_disappears_before_a_commit_is_not_made_again(root: Path, 
     with pytest.raises(InputError, match="which all machines of a cluster share"):
         Losing(on_cluster(job)).process(0, job.parts[0])
     assert not (tmp_path / "out").exists()
+
+
+def test_other_code_of_the_same_version_is_refused(root: Path, tmp_path: Path):
+    job = plan(root, tmp_path / "out")
+    with pytest.raises(InputError, match="has other code of apood .* than the command: install the same everywhere"):
+        ScoreWorker(replace(job.settings, source="other code"))
+
+
+def test_another_detector_is_refused(root: Path, tmp_path: Path):
+    shutil.copytree(root / "detector", tmp_path / "detector")
+    settings = Settings(str(tmp_path / "out"), Request(), detector=str(tmp_path / "detector"))
+    identity = {"detector": digest_detector(tmp_path / "detector")}
+    job = Job.plan("score", [str(root / "corpus")], settings, identity)
+    job.begin()
+    ScoreWorker(on_cluster(job))
+    path = tmp_path / "detector" / "config.json"
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(InputError, match=r"The detector .*/detector on the machine .* is not the one with which"):
+        ScoreWorker(on_cluster(job))
+
+
+def test_another_model_of_the_same_name_is_refused(root: Path, tmp_path: Path):
+    model = tmp_path / "model"
+    shutil.copytree(root / "bert", model)
+    settings = Settings(str(tmp_path / "parts"), Request(), encoder={"model": str(model)})
+    source = describe_source(model, lambda: open_encoder(model))
+    job = Job.plan("embed", [str(root / "corpus")], settings, {"encoder": {"model": source}, "dtype": "float16"})
+    job.begin()
+    EmbedWorker(on_cluster(job))
+    weights = load_file(model / "model.safetensors")
+    name = next(iter(weights))
+    save_file({**weights, name: weights[name] + 1}, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"The model .*/model on the machine .* is not the one that the command has"):
+        EmbedWorker(on_cluster(job))

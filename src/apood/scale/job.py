@@ -45,6 +45,7 @@ class Settings:
         unit_records: the largest number of documents of a unit.
         cwd: the folder of the command, from which relative paths of inputs and models begin.
         version: the version of apood of the command; workers must have the same.
+        source: a hash of its source files, which must be the same, too.
         plan: a hash of the plan of the job, which tells it from another one with the same folder.
         on_gpu: whether workers of a cluster use GPUs; None for a worker in the process of the command.
     """
@@ -61,6 +62,7 @@ class Settings:
     unit_records: int = UNIT_RECORDS
     cwd: str = field(default_factory=lambda: str(Path.cwd()))
     version: str = __version__
+    source: str = field(default_factory=lambda: source_digest(everything=True))
     plan: str = ""
     on_gpu: bool | None = None
 

@@ -18,6 +18,7 @@ from apood.scale.tries import Tries, refuse_unseen
 from apood.scale.units import Unit, cut_units, read_row, read_safely
 from apood.support.cloud import parse_place
 from apood.support.errors import InputError
+from apood.support.files import source_digest
 from apood.support.version import __version__
 
 __all__ = ["Worker", "enter_folder"]
@@ -50,6 +51,9 @@ class Worker:
 
     Nothing that is written depends on which worker does it, in which order, or how often. There is one exception: after
     several deaths with a unit its documents are encoded one by one, so that last digits may differ (see `tries`).
+
+    Attributes:
+        plan: the plan of the job, which says what a worker must find on its machine; empty without a cluster.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("tokens", "windows", "truncated", "note", "error")
@@ -61,16 +65,21 @@ class Worker:
                 f"A machine of the cluster has apood {__version__}, and the command is of {settings.version}: install "
                 "the same version everywhere."
             )
+        if settings.source != source_digest(everything=True):
+            raise InputError(
+                f"The machine {platform.node()} has other code of apood {__version__} than the command: install the "
+                "same everywhere."
+            )
         enter_folder(settings.cwd)
         self.settings, self.place = settings, parse_place(settings.folder)
-        if settings.on_gpu is not None:
-            self._refuse_other_folder()
+        self.plan = {} if settings.on_gpu is None else self._read_plan()
 
-    def _refuse_other_folder(self) -> None:
-        """Raise InputError if the folder of the job, as this machine sees it, is not that of the command."""
+    def _read_plan(self) -> Mapping[str, Any]:
+        """Return the plan of the job; raise InputError if this machine does not see the one of the command."""
         with suppress(OSError, ValueError):
-            if read_plan(self.place)[1] == self.settings.plan:
-                return
+            plan, digest = read_plan(self.place)
+            if digest == self.settings.plan:
+                return plan
         raise InputError(
             f"The machine {platform.node()} does not see what the command wrote to {self.place}: choose a folder that "
             "all machines of the cluster share, or an address in a cloud store."
