@@ -99,3 +99,11 @@ def test_another_model_of_the_same_name_is_refused(root: Path, tmp_path: Path):
     save_file({**weights, name: weights[name] + 1}, model / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"The model .*/model on the machine .* is not the one that the command has"):
         EmbedWorker(on_cluster(job))
+
+
+def test_a_machine_whose_gpu_torch_cannot_use_is_refused_if_others_have_one(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InputError, match="torch cannot use the GPU of the machine .*: install torch with CUDA on all"):
+        ScoreWorker(replace(plan(root, tmp_path / "out").settings, on_gpu=True))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from apood.scale.job import Job
 from apood.scale.scoring import ScoreWorker
 from apood.scale.tries import PATIENCE, PATIENCE_ALONE, Tries, delete_marks
 from apood.scale.units import Unit
-from apood.scale.worker import Worker
+from apood.scale.worker import Worker, _is_gpu_lost
 from apood.support.background import BackgroundCalls
 from apood.support.cloud import parse_place
 
@@ -110,6 +111,46 @@ def test_a_document_that_kills_when_its_unit_is_tried_again_is_given_up(root: Pa
     job = plan(root, tmp_path, [5])
     assert run_until_done(job, Failing(job.settings)) == PATIENCE + PATIENCE_ALONE
     assert find_given_up(tmp_path / "out") == [5]
+
+
+def test_a_document_after_which_the_gpu_fails_is_given_up(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every call of the process fails from then on, so that other documents would seem to fail, too."""
+
+    class Losing(ScoreWorker):
+        lost = False
+
+        def process(self, number, part):
+            self.lost = False  # in a new process
+            return super().process(number, part)
+
+        def make_rows(self, portion):
+            self.lost |= any(record.item == POISON for record in portion.records)
+            if self.lost:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return super().make_rows(portion)
+
+    def end(_code: int) -> None:
+        raise Died
+
+    job = plan(root, tmp_path, [18, 20], documents=40)
+    worker = Losing(job.settings)
+    worker.settings = replace(job.settings, on_gpu=True)
+    monkeypatch.setattr("apood.scale.worker._is_gpu_lost", lambda: worker.lost)
+    monkeypatch.setattr("os._exit", end)
+    assert run_until_done(job, worker) == PATIENCE + 2 * PATIENCE_ALONE
+    assert find_given_up(tmp_path / "out") == [18, 20]
+
+
+@pytest.mark.parametrize(("errors", "lost"), [(0, False), (1, False), (2, True)])
+def test_a_gpu_is_lost_if_it_fails_again(monkeypatch: pytest.MonkeyPatch, errors: int, lost: bool):
+    left = iter(range(errors))
+
+    def fail() -> None:
+        if next(left, None) is not None:
+            raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr("torch.cuda.synchronize", fail)
+    assert _is_gpu_lost() == lost
 
 
 def test_an_error_leaves_no_marks(root: Path, tmp_path: Path):

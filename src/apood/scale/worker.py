@@ -8,6 +8,8 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
+import torch
+
 from apood.data.parts import Part
 from apood.data.record import BadRecord, Pair, Record
 from apood.encoders.base.encoder import Encoder
@@ -70,6 +72,11 @@ class Worker:
                 f"The machine {platform.node()} has other code of apood {__version__} than the command: install the "
                 "same everywhere."
             )
+        if settings.on_gpu and not torch.cuda.is_available():
+            raise InputError(
+                f"torch cannot use the GPU of the machine {platform.node()}, and can use that of another one: install "
+                "torch with CUDA on all of them."
+            )
         enter_folder(settings.cwd)
         self.settings, self.place = settings, parse_place(settings.folder)
         self.plan = {} if settings.on_gpu is None else self._read_plan()
@@ -110,6 +117,7 @@ class Worker:
             try:
                 return self._process(number, part, waiting)
             except Exception as error:
+                self._end_if_gpu_is_lost()
                 if not waiting:  # it was not a unit
                     raise
                 failed, *others = [own.unit for own in waiting]
@@ -121,6 +129,14 @@ class Worker:
                 except Exception:
                     self._find_tries(failed).forget()
                     raise
+
+    def _end_if_gpu_is_lost(self) -> None:
+        """End this process if every call to its GPU fails, as after an illegal access. Ray then starts another one.
+
+        Otherwise all documents from here on would fail. The marks stay, as after any other death.
+        """
+        if self.settings.on_gpu and _is_gpu_lost():
+            os._exit(1)
 
     def _find_tries(self, unit: Unit) -> Tries:
         return Tries(self.place, self.settings.plan, unit)
@@ -188,6 +204,7 @@ class Worker:
         try:
             return self._encode_alone([record])
         except Exception as error:
+            self._end_if_gpu_is_lost()
             return [{"error": f"{_UNUSABLE}{error}"}]
 
     def _save_good(self, unit: Unit, error: Exception) -> None:
@@ -237,6 +254,16 @@ class Worker:
         counts = write_shard(path, rows, self.columns, kept, last=unit.last)
         self._find_tries(unit).forget()
         return counts
+
+
+def _is_gpu_lost() -> bool:
+    for _ in range(2):  # the first call may only report the error of an earlier one
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            continue
+        return False
+    return True
 
 
 def enter_folder(folder: str) -> None:
