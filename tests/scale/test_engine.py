@@ -21,7 +21,7 @@ class _GetTimeoutError(_RayError):
 
 
 class FakeRay:
-    """A machine of 4 processors and 2 GPUs, and one that is gone. A task runs when its answer is asked for, or fails."""
+    """A machine of 4 processors and 2 GPUs, and one that is gone. A task runs or fails when its answer is asked for."""
 
     exceptions = SimpleNamespace(RayError=_RayError, GetTimeoutError=_GetTimeoutError)
 

@@ -4,6 +4,7 @@ import platform
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,8 +51,9 @@ class EmbedWorker(Worker):
 
     def make_rows(self, portion: Portion) -> list[Row]:
         """Return what was encoded of each record, and keep its tokens for `save_more`."""
-        refuse_overflow(portion.batch.values, getattr(torch, self.settings.dtype))
-        self._batches.append(portion.batch)
+        values, dtype = portion.batch.values, getattr(torch, self.settings.dtype)
+        refuse_overflow(values, dtype)
+        self._batches.append(replace(portion.batch, values=values.to(dtype)))  # a unit may have gigabytes of them
         return describe_documents(portion)
 
     def save_more(self, unit: Unit) -> None:

@@ -1,5 +1,6 @@
 """What a worker does with a part: read, encode, make rows, commit, unit by unit."""
 
+import itertools
 import os
 import platform
 from collections import deque
@@ -16,7 +17,7 @@ from apood.encoders.base.encoder import Encoder
 from apood.encoders.embed import Portion, cut_portions, encode_cut, follow_encoder
 from apood.scale.job import Settings, read_plan
 from apood.scale.shards import Counts, Row, read_counts, shard_path, write_shard
-from apood.scale.tries import Tries, refuse_unseen
+from apood.scale.tries import Reading, Tries, refuse_unseen
 from apood.scale.units import Unit, cut_units, read_row, read_safely
 from apood.support.cloud import parse_place
 from apood.support.errors import InputError
@@ -26,6 +27,7 @@ from apood.support.version import __version__
 __all__ = ["Worker", "enter_folder"]
 
 _PLAIN = "a text"
+_DEADLY = "It was given up from here on: each worker that tried to read it died."
 _UNUSABLE = "It cannot be encoded or scored: "
 
 
@@ -51,8 +53,8 @@ class Worker:
     With a GPU it makes the rows of one portion and commits them while the encoder runs the next one (see
     `follow_encoder`). Two portions are then in memory, as without, and a third one as token ids.
 
-    Nothing that is written depends on which worker does it, in which order, or how often. There is one exception: after
-    several deaths with a unit its documents are encoded one by one, so that last digits may differ (see `tries`).
+    Nothing that is written depends on which worker does it, in which order, or how often, except for last digits: after
+    several deaths with a unit (see `tries`), or if it fails twice, its documents are encoded one by one.
 
     Attributes:
         plan: the plan of the job, which says what a worker must find on its machine; empty without a cluster.
@@ -139,25 +141,23 @@ class Worker:
             os._exit(1)
 
     def _find_tries(self, unit: Unit) -> Tries:
-        return Tries(self.place, self.settings.plan, unit)
+        return Tries(self.place, self.settings.plan, unit.name)
 
     def _process(self, number: int, part: Part, waiting: deque[_OpenUnit]) -> Counts:
         found: list[Counts] = []  # appended to by several threads
         suspicious: list[Unit] = []
 
         def list_portions() -> Iterator[Sequence[Record]]:
-            for unit in cut_units(number, self.read(number, part), self.settings.unit_records):
-                path = shard_path(self.place, unit.name)
-                if path.exists():
-                    found.append(read_counts(path)[0])
-                    continue
-                tries = self._find_tries(unit)
-                if tries.suspicious:
-                    suspicious.append(unit)
-                    continue
-                tries.begin()
-                waiting.append(_OpenUnit(unit))
-                yield from cut_portions(unit.good, self.encoder)
+            with Reading(self.place, self.settings.plan, number) as reading:
+                for unit in self._read_units(number, part, reading, found):
+                    tries = self._find_tries(unit)
+                    if tries.suspicious:
+                        suspicious.append(unit)
+                        continue
+                    reading.end()
+                    tries.begin()
+                    waiting.append(_OpenUnit(unit))
+                    yield from cut_portions(unit.good, self.encoder)
 
         def commit_complete() -> None:
             while waiting and not waiting[0].missing:
@@ -183,6 +183,30 @@ class Worker:
         for own in found:
             total.add(own)
         return total
+
+    def _read_units(self, number: int, part: Part, reading: Reading, found: list[Counts]) -> Iterator[Unit]:
+        """Yield the units of a part that are not committed yet, and add the counts of the others to `found`.
+
+        If reading one has killed several workers, it is a bad record, and the last one.
+        """
+        units = cut_units(number, self.read(number, part), self.settings.unit_records)
+        for place in itertools.count():
+            given_up = Unit(number, place, [BadRecord(part.name, _DEADLY)], last=True)
+            path = shard_path(self.place, given_up.name)
+            if path.exists():
+                counts, last = read_counts(path)
+                found.append(counts)
+                if last:
+                    return
+                next(units, None)
+                continue
+            reading.begin(place)
+            unit = given_up if reading.is_deadly(place) else next(units, None)
+            if unit is None:  # the input was longer before
+                return
+            yield unit
+            if unit.last:
+                return
 
     def _encode_one_by_one(self, unit: Unit) -> list[Row]:
         """Return the rows of a unit that has killed several workers; a document that kills alone is an error."""

@@ -1,4 +1,4 @@
-"""What a worker on a machine of a cluster refuses before it does anything."""
+"""What a worker on a machine of a cluster refuses before it does anything, and what it holds in memory."""
 
 import json
 import shutil
@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from scaled import plan_scores
 
 from apood.data.inputs import Request
+from apood.data.record import Record
 from apood.encoders.opening import open_encoder
 from apood.pipeline.token_cache import describe_source
 from apood.scale.embedding import EmbedWorker
@@ -69,7 +71,7 @@ def test_a_folder_that_disappears_before_a_commit_is_not_made_again(root: Path, 
 
 def test_other_code_of_the_same_version_is_refused(root: Path, tmp_path: Path):
     job = plan(root, tmp_path / "out")
-    with pytest.raises(InputError, match="has other code of apood .* than the command: install the same everywhere"):
+    with pytest.raises(InputError, match=r"has other code of apood .* than the command: install the same everywhere"):
         ScoreWorker(replace(job.settings, source="other code"))
 
 
@@ -105,5 +107,12 @@ def test_a_machine_whose_gpu_torch_cannot_use_is_refused_if_others_have_one(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(InputError, match="torch cannot use the GPU of the machine .*: install torch with CUDA on all"):
+    with pytest.raises(InputError, match=r"torch cannot use the GPU of the machine .*: install torch with CUDA on all"):
         ScoreWorker(replace(plan(root, tmp_path / "out").settings, on_gpu=True))
+
+
+def test_tokens_wait_for_their_commit_in_the_dtype_of_the_store(root: Path, tmp_path: Path):
+    settings = Settings(str(tmp_path / "parts"), Request(), encoder={"model": str(root / "bert")})
+    worker = EmbedWorker(settings)
+    worker._encode_alone([Record("word1", "line 1")])
+    assert [batch.values.dtype for batch in worker._batches] == [torch.float16]
