@@ -158,7 +158,7 @@ def drive(corpus: str, detector: str, out: str, address: str, workers: str, unit
     job = Job.plan("score", [corpus], settings, {}, part_bytes=1 << 16)
     with connect(address):
         left, cluster = job.begin(), find_resources()
-        for _ in run_workers(CountingWorker, settings, job.parts, left, cluster=cluster, workers=int(workers)):
+        for _ in run_workers(CountingWorker, job.settings, job.parts, left, cluster=cluster, workers=int(workers)):
             pass
     job.finish()
 

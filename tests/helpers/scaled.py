@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,18 @@ class DyingWorker(ScoreWorker):
         if unit.part == 2 and unit.number == 1 and not marker.exists():
             marker.touch()
             os._exit(1)
+
+
+class LateWorker(ScoreWorker):
+    """Fails to start the first three times, and then takes long for each unit."""
+
+    def __init__(self, settings: Settings) -> None:
+        beside = Path(settings.folder).parent
+        failures = len(list(beside.glob("failed-*")))
+        if failures < 3:
+            (beside / f"failed-{failures}").touch()
+            raise OSError("The model cannot be read.")
+        super().__init__(settings)
+
+    def save_more(self, _unit: Any) -> None:
+        time.sleep(0.3)

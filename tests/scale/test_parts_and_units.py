@@ -15,7 +15,6 @@ from apood.data.inputs import Request
 from apood.data.parts import Part, find_parts, read_part
 from apood.data.record import Record
 from apood.scale.embedding import EmbedWorker, join_units
-from apood.scale.engine import Cluster
 from apood.scale.job import Job, Settings
 from apood.scale.sampling import choose_bound, compute_key, draw_from_part, take_smallest
 from apood.scale.scoring import ScoreWorker
@@ -159,12 +158,6 @@ def test_a_unit_that_is_lost_is_done_again_with_the_same_bytes(root: Path, refer
     assert 0 < len(job.begin()) < len(job.parts)
     run_here(job, worker)
     assert read_shards(tmp_path / "out") == reference
-
-
-def test_a_cluster_without_processors_is_refused():
-    with pytest.raises(InputError, match="has no processor for workers yet"):
-        Cluster(cpus=0, gpus=0).count_workers(None)
-    assert Cluster(cpus=4, gpus=0).count_workers(None) == 4
 
 
 def test_shards_are_in_the_order_of_their_numbers(tmp_path: Path):
@@ -316,7 +309,7 @@ def test_other_code_of_the_same_version_does_not_continue_the_work(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     plan_scores(root / "corpus", root / "detector", tmp_path / "out").begin()
-    monkeypatch.setattr("apood.scale.job.source_digest", lambda: "other code")
+    monkeypatch.setattr("apood.scale.job.source_digest", lambda **_: "other code")
     with pytest.raises(InputError, match="holds the work of another command, whose source differs"):
         plan_scores(root / "corpus", root / "detector", tmp_path / "out").begin()
 

@@ -389,10 +389,11 @@ def test_the_digest_of_the_code_does_not_depend_on_its_folder(package, tmp_path,
     ],
 )
 def test_the_digest_covers_the_code_that_fits(package, file, counts):
-    before = source_digest.__wrapped__()
+    before, everything = source_digest.__wrapped__(), source_digest.__wrapped__(everything=True)
     with (package / file).open("a", encoding="utf-8") as code:
         code.write("# changed")
     assert (source_digest.__wrapped__() != before) == counts
+    assert source_digest.__wrapped__(everything=True) != everything
 
 
 def test_a_renamed_file_changes_the_digest(package):

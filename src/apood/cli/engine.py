@@ -1,6 +1,5 @@
 """The options of commands that run on a cluster, and what these commands do there."""
 
-import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -106,10 +105,9 @@ def score_on_ray(
 ) -> None:
     """Score texts on a cluster; `fields` are the fields to read and to keep."""
     from apood.data.inputs import Request
-    from apood.detectors.contract.artefact import CONFIG_FILE, TENSORS_FILE
     from apood.pipeline.facts import load_detector_and_facts
     from apood.scale.job import Job, Settings
-    from apood.scale.scoring import ScoreWorker
+    from apood.scale.scoring import ScoreWorker, digest_detector
 
     if out == "-":
         raise InputError("--engine ray writes a folder of Parquet files: name it with --out.")
@@ -123,9 +121,7 @@ def score_on_ray(
         detector=_name_for_workers(place),
         model=model,
     )
-    files = [(place / name).read_bytes() for name in (CONFIG_FILE, TENSORS_FILE)]
-    identity = {"detector": [hashlib.sha256(file).hexdigest() for file in files]}
-    job = Job.plan("score", inputs, settings, identity)
+    job = Job.plan("score", inputs, settings, {"detector": digest_detector(place)})
     if on_ray.dry_run:
         on_ray.show_estimate(job, ScoreWorker)
         return

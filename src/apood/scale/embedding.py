@@ -1,8 +1,10 @@
 """Workers that embed documents: each unit becomes a token store of its own, and all are joined at the end."""
 
+import platform
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from apood.encoders.embed import Portion
 from apood.encoders.opening import open_encoder
 from apood.pipeline.seen import count_tokens
+from apood.pipeline.token_cache import describe_source
 from apood.scale.job import Settings
 from apood.scale.shards import Counts, Row, shard_path
 from apood.scale.units import Unit
@@ -20,6 +23,7 @@ from apood.support.cloud_folders import download_folder, write_folder
 from apood.support.errors import InputError, StoreError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.documents import find_documents
+from apood.tokens.identity import same_encoder
 from apood.tokens.joining import join_stores
 from apood.tokens.store import INDEX_FILE, TokenStore
 from apood.tokens.writer import TokenStoreWriter, refuse_overflow
@@ -34,13 +38,22 @@ class EmbedWorker(Worker):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.encoder = open_encoder(**dict(settings.encoder or {}))
+        options = dict(settings.encoder or {})
+        self.encoder = open_encoder(**options)
+        if (known := self.plan.get("encoder")) is not None:
+            own = describe_source(options["model"], lambda: self.encoder)
+            if not same_encoder(*(source.get("encoder", source) for source in (known["model"], own))):
+                raise InputError(
+                    f"The model {options['model']} on the machine {platform.node()} is not the one that the command "
+                    "has: all machines need the same model until its end."
+                )
         self._batches: list[TokenBatch] = []
 
     def make_rows(self, portion: Portion) -> list[Row]:
         """Return what was encoded of each record, and keep its tokens for `save_more`."""
-        refuse_overflow(portion.batch.values, getattr(torch, self.settings.dtype))
-        self._batches.append(portion.batch)
+        values, dtype = portion.batch.values, getattr(torch, self.settings.dtype)
+        refuse_overflow(values, dtype)
+        self._batches.append(replace(portion.batch, values=values.to(dtype)))  # a unit may have gigabytes of them
         return describe_documents(portion)
 
     def save_more(self, unit: Unit) -> None:

@@ -21,7 +21,7 @@ from apood.support.errors import InputError
 from apood.support.files import is_temporary, parse_json, read_json, refuse_unwritable, source_digest, write_json
 from apood.support.version import __version__
 
-__all__ = ["MANIFEST", "Job", "Settings"]
+__all__ = ["MANIFEST", "Job", "Settings", "read_plan"]
 
 MANIFEST = "_manifest.json"
 _PLAN = "_plan.json"  # readers of Parquet folders skip names that begin like this
@@ -45,7 +45,9 @@ class Settings:
         unit_records: the largest number of documents of a unit.
         cwd: the folder of the command, from which relative paths of inputs and models begin.
         version: the version of apood of the command; workers must have the same.
+        source: a hash of its source files, which must be the same, too.
         plan: a hash of the plan of the job, which tells it from another one with the same folder.
+        on_gpu: whether workers of a cluster use GPUs; None for a worker in the process of the command.
     """
 
     folder: str
@@ -60,7 +62,9 @@ class Settings:
     unit_records: int = UNIT_RECORDS
     cwd: str = field(default_factory=lambda: str(Path.cwd()))
     version: str = __version__
+    source: str = field(default_factory=lambda: source_digest(everything=True))
     plan: str = ""
+    on_gpu: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -195,3 +199,9 @@ class Job:
 def _write_json(place: Place, content: Mapping[str, Any]) -> None:
     with write_file(place) as temporary:
         write_json(temporary, content)
+
+
+def read_plan(place: Place) -> tuple[dict[str, Any], str]:
+    """Return the plan in the folder of a job, and its hash, as in `Settings`."""
+    plan = parse_json((place / _PLAN).read_bytes())
+    return plan, hashlib.sha256(json.dumps(plan).encode()).hexdigest()

@@ -290,13 +290,14 @@ def sha256_of(path: Path) -> str:
 
 
 @cache
-def source_digest() -> str:
-    """Return a sha256 of the source files that decide what a fit learns.
+def source_digest(*, everything: bool = False) -> str:
+    """Return a sha256 of the source files that decide what a fit learns, or of all of them.
 
     Cached results depend on it, because the version does not change with every commit.
     """
     digest = hashlib.sha256()
-    for path in sorted(path for name in _FIT_PACKAGES for path in (_PACKAGE / name).rglob("*.py")):
+    folders = [_PACKAGE] if everything else [_PACKAGE / name for name in _FIT_PACKAGES]
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(f"{path.relative_to(_PACKAGE).as_posix()}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
