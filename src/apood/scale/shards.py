@@ -19,7 +19,7 @@ from typing import Any, Self
 from apood.support.background import map_concurrently
 from apood.support.cloud import Place, list_names, write_file
 from apood.support.errors import InputError
-from apood.support.files import atomic_file
+from apood.support.files import atomic_file, replace_half_pairs
 
 __all__ = [
     "Counts",
@@ -127,7 +127,10 @@ def write_shard(path: Place, rows: Sequence[Row], columns: Sequence[str], kept: 
 
 
 def _as_text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return str(replace_half_pairs(text))
 
 
 def read_counts(path: Place) -> tuple[Counts, bool]:
