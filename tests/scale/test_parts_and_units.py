@@ -219,15 +219,6 @@ def test_an_error_of_every_document_is_raised(root: Path, tmp_path: Path):
         Failing(job.settings).process(0, job.parts[0])
 
 
-def test_a_damaged_file_ends_with_a_row(root: Path, tmp_path: Path):
-    content = gzip.compress(b"".join(b'{"text": "word1", "id": 1}\n' for _ in range(5000)))
-    (tmp_path / "a.jsonl.gz").write_bytes(content[: len(content) // 2])
-    job = plan_scores(tmp_path, root / "detector", tmp_path / "out")
-    run_here(job, ScoreWorker(job.settings))
-    rows = read_rows(tmp_path / "out")
-    assert len(rows) > 1 and rows[-1]["place"] == str(tmp_path / "a.jsonl.gz") and "cannot be read" in rows[-1]["error"]
-
-
 def test_a_file_that_a_machine_cannot_open_is_an_error_and_not_a_row(root: Path, tmp_path: Path):
     import pyarrow
     import pyarrow.parquet

@@ -174,8 +174,7 @@ def embed_on_ray(
     if on_ray.as_json:
         print_json({**asdict(counts), "store": out})
         return
-    if counts.bad:
-        echo(f"Skipped: {format_count(counts.bad, 'document')} that could not be used.", err=True)
+    _tell_skipped(counts)
     tokens = f"{format_count(counts.tokens, 'token')} of D={store.dim}"
     echo(f"Embedded {format_count(counts.rows - counts.bad, 'text')} into {out}: {tokens}.")
 
@@ -226,13 +225,20 @@ def fit_on_ray(
     everything = None if counts is None else counts.rows - counts.bad - len(drawn.held_out)
     if on_ray.as_json:
         result = {"method": fitted.name, "sample": len(drawn.training), "held_out": len(drawn.held_out)}
-        print_json({**result, "measured": everything, "threshold": fitted.threshold_, "detector": out})
+        bad = None if counts is None else counts.bad
+        print_json({**result, "measured": everything, "bad": bad, "threshold": fitted.threshold_, "detector": out})
         return
+    _tell_skipped(counts)
     rest = "" if everything is None else f", learnt statistics of {format_count(everything, 'text')}"
     echo(
         f"Trained {fitted.name} on a sample of {format_count(len(drawn.training), 'text')}{rest}, set the threshold "
         f"with {len(drawn.held_out):,} others, and saved it to {out}."
     )
+
+
+def _tell_skipped(counts: "Counts | None") -> None:
+    if counts is not None and counts.bad:
+        echo(f"Skipped: {format_count(counts.bad, 'document')} that could not be used.", err=True)
 
 
 def _find_work(out: str, ending: str) -> Place:

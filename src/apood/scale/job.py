@@ -1,9 +1,11 @@
 """A job: what is to be done with which inputs, in a folder that keeps what is done."""
 
 import hashlib
+import itertools
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,13 +13,13 @@ from typing import Any, Self
 
 from apood.data.inputs import Request
 from apood.data.parts import Part, find_parts
-from apood.data.record import BadRecord, MissingField
+from apood.data.record import MissingField
 from apood.scale.shards import Counts, find_committed, list_finished, read_counts
 from apood.scale.tries import delete_marks
 from apood.scale.units import PART_BYTES, UNIT_RECORDS, read_safely
 from apood.support.background import map_concurrently
 from apood.support.cloud import CloudAddress, Place, list_names, parse_place, write_file
-from apood.support.errors import InputError
+from apood.support.errors import DataWarning, InputError
 from apood.support.files import is_temporary, parse_json, read_json, refuse_unwritable, source_digest, write_json
 from apood.support.version import __version__
 
@@ -26,6 +28,7 @@ __all__ = ["MANIFEST", "Job", "Settings"]
 MANIFEST = "_manifest.json"
 _PLAN = "_plan.json"  # readers of Parquet folders skip names that begin like this
 _CLAIM = "_claim-"
+_MOST_NAMES = 5  # of a list in a message
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,6 @@ class Job:
         first = next(read_safely(parts[0], settings.request), None)
         if isinstance(first, MissingField):  # probably all records lack it
             raise InputError(f"{first.reason.rstrip('.')}; name it with --field.")
-        if isinstance(first, BadRecord) and len(parts) == 1 and first.place == parts[0].name:
-            raise InputError(first.reason)
         job = cls(kind, settings, parts, identity)
         digest = hashlib.sha256(json.dumps(job._plan).encode()).hexdigest()
         return replace(job, settings=replace(settings, plan=digest))
@@ -170,6 +171,8 @@ class Job:
     def finish(self) -> Counts:
         """Write the manifest, which lists all shards in the order of the inputs, and return the counts of all rows.
 
+        A DataWarning names inputs that are damaged.
+
         Raises:
             InputError: if a shard is missing, or if another job began in the same place at the same time.
         """
@@ -178,18 +181,29 @@ class Job:
         committed = find_committed(place)
         if missing := set(range(len(self.parts))) - list_finished(committed):
             raise InputError(f"{len(missing)} parts of {place} are missing: run the same command again.")
-        total, shards = Counts(), []
+        total, shards, damaged = Counts(), [], dict[str, None]()
         paths = [(part, path) for part in sorted(committed) for path in committed[part]]
         found = map_concurrently(read_counts, [path for _, path in paths])
         for (part, path), (counts, _) in zip(paths, found, strict=True):
             shards.append({"file": path.name, "first": total.rows, "input": self.parts[part].name, "rows": counts.rows})
             total.add(counts)
+            if counts.damaged:
+                damaged[repr(self.parts[part].name)] = None
         delete_marks(place, self.settings.plan)
         if isinstance(place, Path):
             for left in filter(is_temporary, place.iterdir()):  # of workers that were killed
                 shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
         _write_json(place / MANIFEST, {**self._plan, "counts": asdict(total), "shards": shards})
+        if damaged:
+            are = "is damaged, and was" if len(damaged) == 1 else "are damaged, and were"
+            warnings.warn(f"{_list_some(damaged)} {are} read only up to the damage.", DataWarning, stacklevel=2)
         return total
+
+
+def _list_some(names: Collection[str]) -> str:
+    """Return the first few of some names, and the number of the others."""
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(itertools.islice(names, _MOST_NAMES)) + more
 
 
 def _write_json(place: Place, content: Mapping[str, Any]) -> None:

@@ -214,7 +214,7 @@ class Worker:
         path, kept = shard_path(self.place, unit.name), self.settings.request.keep
         if isinstance(path, Path) and not path.parent.is_dir():
             raise InputError(f"This machine does not see {path.parent}, which all machines of the cluster share.")
-        counts = write_shard(path, rows, self.columns, kept, last=unit.last)
+        counts = write_shard(path, rows, self.columns, kept, last=unit.last, damaged=unit.damaged)
         self._find_tries(unit).forget()
         return counts
 
