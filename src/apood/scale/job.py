@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from apood.data.inputs import Request
-from apood.data.parts import Part, find_parts
+from apood.data.parts import Part, find_parts, find_versions, pin_input
 from apood.data.record import MissingField
 from apood.scale.shards import Counts, find_committed, list_finished, read_counts
 from apood.scale.tries import delete_marks
@@ -75,12 +75,14 @@ class Job:
         settings: what workers are told.
         parts: the parts of the inputs.
         identity: whatever else decides the result, as JSON.
+        inputs: the inputs; those of the hub with their commit.
     """
 
     kind: str
     settings: Settings
     parts: Sequence[Part]
     identity: Mapping[str, Any]
+    inputs: Sequence[str]
 
     @classmethod
     def plan(
@@ -92,13 +94,14 @@ class Job:
         part_bytes: int = PART_BYTES,
     ) -> Self:
         """Return the job for these inputs. Raise InputError if they cannot be used, or if the first record is bad."""
-        parts = find_parts(inputs, part_bytes)
+        pinned = [pin_input(name) for name in inputs]
+        parts = find_parts(pinned, part_bytes)
         if not parts:
             raise InputError(f"There is no text in {', '.join(map(repr, inputs))}.")
         first = next(read_safely(parts[0], settings.request), None)
         if isinstance(first, MissingField):  # probably all records lack it
             raise InputError(f"{first.reason.rstrip('.')}; name it with --field.")
-        job = cls(kind, settings, parts, identity)
+        job = cls(kind, settings, parts, identity, pinned)
         digest = hashlib.sha256(json.dumps(job._plan).encode()).hexdigest()
         return replace(job, settings=replace(settings, plan=digest))
 
@@ -109,9 +112,7 @@ class Job:
 
     @cached_property
     def _plan(self) -> dict[str, Any]:
-        files = {part.name for part in self.parts if Path(part.name).is_file()}
-        times = {name: Path(name).stat().st_mtime_ns for name in files}
-        described = [[*asdict(part).values(), times.get(part.name)] for part in self.parts]
+        described = [list(asdict(part).values()) for part in self.parts]
         request = asdict(self.settings.request)
         return {
             "kind": self.kind,
@@ -168,19 +169,31 @@ class Job:
                 "folder."
             )
 
+    def _refuse_changed_inputs(self) -> None:
+        now = find_versions(self.inputs)
+        changed = {repr(part.name): None for part in self.parts if now.get(part.name, part.version) != part.version}
+        if changed:
+            have = "has" if len(changed) == 1 else "have"
+            raise InputError(
+                f"{_list_some(changed)} {have} changed since the work began, so that {self.place} may hold a part of "
+                "both versions: choose another folder, and do it again."
+            )
+
     def finish(self) -> Counts:
         """Write the manifest, which lists all shards in the order of the inputs, and return the counts of all rows.
 
         A DataWarning names inputs that are damaged.
 
         Raises:
-            InputError: if a shard is missing, or if another job began in the same place at the same time.
+            InputError: if a shard is missing, if another job began in the same place at the same time, or if an input
+                has changed since this one began.
         """
         place = self.place
         self._refuse_other_plan(place / _PLAN)  # on a disk that has no locks, the other one may have replaced the plan
         committed = find_committed(place)
         if missing := set(range(len(self.parts))) - list_finished(committed):
             raise InputError(f"{len(missing)} parts of {place} are missing: run the same command again.")
+        self._refuse_changed_inputs()
         total, shards, damaged = Counts(), [], dict[str, None]()
         paths = [(part, path) for part in sorted(committed) for path in committed[part]]
         found = map_concurrently(read_counts, [path for _, path in paths])

@@ -116,4 +116,4 @@ def make_row(number: int, part: Part) -> dict[str, Any]:
 
 def read_row(row: Mapping[str, Any]) -> Part:
     """Return the part that a row of the plan describes."""
-    return Part(row["name"], row["start"], None if row["stop"] == _WHOLE else row["stop"], row["size"])
+    return Part(row["name"], row["start"], None if row["stop"] == _WHOLE else row["stop"], row["size"], row["version"])
