@@ -51,3 +51,40 @@ def test_tokens_of_two_models_do_not_become_one_store(root: Path, tmp_path: Path
     output = run("embed", root / "corpus", "--model", root / "bert", "--out", tmp_path / "store", code=2)
     assert "cannot be merged, because their encoder differs: fingerprint" in output
     assert not (tmp_path / "store").exists()
+
+
+def test_workers_of_a_fit_are_told_the_model(root: Path, tmp_path: Path, jobs: list[Job]):
+    """They do not open a model that only the detector names, unless it is on their machine already."""
+    fit(root, tmp_path / "fitted", "--sample", 100)
+    assert [job.settings.model for job in jobs] == [str(root / "bert")]
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_sample_that_is_too_large_leaves_nothing_behind(root: Path, tmp_path: Path):
+    texts, out = tmp_path / "a.txt", tmp_path / "fitted"
+    texts.write_text("".join(f"word{n % 9} word{n % 7}\n" for n in range(50)))
+    output = fit(root, out, "--sample", 40, texts=texts, code=2)
+    assert output == (
+        "Error: Of 50 texts, 19 must be held out to set the threshold, so that there are not enough for a sample of "
+        "40: give more texts, or --sample 31 or less.\n"
+    )
+    assert not (tmp_path / "fitted.scale").exists()
+    output = fit(root, out, "--sample", 31, texts=texts)
+    assert "a sample of 31 texts" in output and "with 19 others" in output
+    texts.write_text("word1\n" * 19)
+    assert fit(root, tmp_path / "other", "--sample", 5, texts=texts, code=2).endswith(
+        "a sample of 5: give more texts.\n"
+    )
+
+
+def test_a_sample_of_another_command_is_drawn_again(root: Path, tmp_path: Path, jobs: list[Job]):
+    """As after a kill between the sample and the plan."""
+
+    def interrupt(_: Job) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "begin", interrupt)
+        assert fit(root, tmp_path / "fitted", "--sample", 60, code=130)
+    assert (tmp_path / "fitted.scale" / "sample.parquet").exists() and not jobs
+    assert "Trained mahalanobis on a sample of 100 texts" in fit(root, tmp_path / "fitted", "--sample", 100)

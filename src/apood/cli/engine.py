@@ -203,6 +203,7 @@ def fit_on_ray(
         folder=_name_for_workers(work / "measured"),
         request=Request(field=field),
         detector=_name_for_workers(trained),
+        model=model,
         seed=seed,
         unit_records=MEASURED_RECORDS,
     )
@@ -213,9 +214,10 @@ def fit_on_ray(
         on_ray.show_estimate(replace(job, settings=replace(settings, encoder={"model": model})), EmbedWorker)
         return
     with advise_on_interrupt(_advise(work)), _reserve(folder), connect(on_ray.address):
-        job.begin()
+        job.has_begun()  # another job is refused before anything is read
         cache = TokenCache.of_model(here / "tokens", model)
         drawn = draw_sample(job, sample, seed, work / "sample.parquet")
+        job.begin()  # only now: what cannot be drawn leaves nothing behind
         fitted = fit_sample(detector, drawn, cache, trained, Checkpoint(here / "checkpoint"))
         facts, counts = refine_and_calibrate(
             fitted, drawn, cache, job, lambda measured: on_ray.run(measured, MeasureWorker)

@@ -35,6 +35,7 @@ from apood.scale.job import Job
 from apood.scale.measuring import merge_units
 from apood.scale.sampling import Drawn, choose_bound, count_by_keys, draw_rows, take_smallest
 from apood.scale.shards import Counts
+from apood.support.checks import format_count
 from apood.support.cloud import Place, write_file
 from apood.support.errors import InputError
 from apood.tokens.store import TokenStore
@@ -44,6 +45,7 @@ __all__ = ["Sample", "draw_sample", "fit_sample", "refine_and_calibrate"]
 _HELD_OUT = 0.25  # documents that set the threshold, per document of the sample
 _ACCEPT = 0.95
 _REMEMBERED = 100_000  # windows that neighbours remember, or as many as the sample has documents
+_PLAN = b"plan"
 _COMPLETE = "config.json"  # the last file of a detector that is written
 
 
@@ -71,9 +73,11 @@ class Sample:
         count = min(size, round(len(drawn) / (1 + _HELD_OUT)))
         needed = count_needed(_ACCEPT)
         if len(drawn) - count < needed:
+            most = len(drawn) - needed
+            smaller = f", or --sample {most} or less" if most > 0 else ""
             raise InputError(
-                f"{len(drawn) - count} documents would be held out to set the threshold, and it takes {needed}: give "
-                "more documents, or a larger --sample."
+                f"Of {format_count(len(drawn), 'text')}, {needed} must be held out to set the threshold, so that there "
+                f"are not enough for a sample of {size}: give more texts{smaller}."
             )
         in_order = [sorted(part, key=lambda own: own[1:3]) for part in (drawn[:count], drawn[count:])]
         training, held_out = ([Record(own.text, own.place) for own in part] for part in in_order)
@@ -86,22 +90,26 @@ def _count_wanted(size: int) -> int:
 
 
 def draw_sample(job: Job, size: int, seed: int, path: Place) -> Sample:
-    """Return a uniform sample of the documents of a job and others to hold out, drawn once and kept in a file."""
+    """Return a uniform sample of the documents of a job and others to hold out, drawn once and kept in a file.
+
+    A file of another job is replaced. Its command was interrupted before it had written its plan.
+    """
     import pyarrow
     import pyarrow.parquet
 
     if path.exists():
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(path.read_bytes()))
-        drawn = [Drawn(**row) for row in table.to_pylist()]
-        return Sample.of(drawn, size)
+        if (table.schema.metadata or {}).get(_PLAN) == job.settings.plan.encode():
+            return Sample.of([Drawn(**row) for row in table.to_pylist()], size)
     wanted = _count_wanted(size)
     bound = choose_bound(wanted, count_documents_about(job)[0])
     drawn = _draw(job.parts, job.settings.request, wanted, seed, bound)
     if len(drawn) < wanted:  # there are fewer documents, or fewer below the bound
         drawn = _draw(job.parts, job.settings.request, wanted, seed, choose_bound(wanted, 0))
     sample = Sample.of(drawn, size)
+    table = pyarrow.Table.from_pylist([own._asdict() for own in drawn])
     with write_file(path) as temporary:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([own._asdict() for own in drawn]), temporary)
+        pyarrow.parquet.write_table(table.replace_schema_metadata({_PLAN: job.settings.plan}), temporary)
     return sample
 
 

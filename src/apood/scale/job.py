@@ -124,24 +124,33 @@ class Job:
             **json.loads(json.dumps(dict(self.identity))),
         }
 
-    def begin(self) -> list[int]:
-        """Write the plan, or compare it with the one of an earlier run, and return the parts that are still to do.
+    def has_begun(self) -> bool:
+        """Return whether an earlier run of the job has written its plan. Nothing is written.
 
         Raises:
-            InputError: if the folder holds something else, or the work of another job.
+            InputError: if the folder holds something else, or the work of another job, or if it cannot be written to.
         """
         place = self.place
-        path = place / _PLAN
-        if path.exists():
-            self._refuse_other_plan(path)
-        else:
-            if place.exists() and (not place.is_dir() or any(not own.startswith(_CLAIM) for own in list_names(place))):
-                raise InputError(f"{place} already exists and is not empty: choose another folder.")
-            if isinstance(place, Path):
-                refuse_unwritable(place)
-            else:
+        if (place / _PLAN).exists():
+            self._refuse_other_plan(place / _PLAN)
+            return True
+        if place.exists() and (not place.is_dir() or any(not own.startswith(_CLAIM) for own in list_names(place))):
+            raise InputError(f"{place} already exists and is not empty: choose another folder.")
+        if isinstance(place, Path):
+            refuse_unwritable(place)
+        return False
+
+    def begin(self) -> list[int]:
+        """Write the plan, unless an earlier run has, and return the parts that are still to do.
+
+        Raises:
+            InputError: see `has_begun`; or if another command begins at the same address in a cloud store.
+        """
+        place = self.place
+        if not self.has_begun():
+            if isinstance(place, CloudAddress):
                 self._claim(place)
-            _write_json(path, self._plan)
+            _write_json(place / _PLAN, self._plan)
         finished = list_finished(find_committed(place))
         return [number for number in range(len(self.parts)) if number not in finished]
 
