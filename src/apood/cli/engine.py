@@ -218,9 +218,9 @@ def fit_on_ray(
         cache = TokenCache.of_model(here / "tokens", model)
         drawn = draw_sample(job, sample, seed, work / "sample.parquet")
         job.begin()  # only now: what cannot be drawn leaves nothing behind
-        fitted = fit_sample(detector, drawn, cache, trained, Checkpoint(here / "checkpoint"))
+        fitted, digest = fit_sample(detector, drawn, cache, trained, Checkpoint(here / "checkpoint"))
         facts, counts = refine_and_calibrate(
-            fitted, drawn, cache, job, lambda measured: on_ray.run(measured, MeasureWorker)
+            fitted, digest, drawn, cache, job, lambda measured: on_ray.run(measured, MeasureWorker)
         )
         fitted.save(out, facts=facts.to_json())
         _tidy(work)

@@ -23,7 +23,6 @@ from apood.data.inputs import Request
 from apood.data.parts import Part
 from apood.data.record import Record
 from apood.decisions.conformal import count_needed
-from apood.detectors.contract.artefact import load_with_facts
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.refinable import Refinable
 from apood.fitting.optimise import Checkpoint
@@ -32,7 +31,7 @@ from apood.pipeline.token_cache import TokenCache
 from apood.scale.engine import map_parts
 from apood.scale.estimating import count_documents_about
 from apood.scale.job import Job
-from apood.scale.measuring import merge_units
+from apood.scale.measuring import DETECTOR_FILE, load_identified, merge_units
 from apood.scale.sampling import Drawn, choose_bound, count_by_keys, draw_rows, take_smallest
 from apood.scale.shards import Counts
 from apood.support.checks import format_count
@@ -46,7 +45,6 @@ _HELD_OUT = 0.25  # documents that set the threshold, per document of the sample
 _ACCEPT = 0.95
 _REMEMBERED = 100_000  # windows that neighbours remember, or as many as the sample has documents
 _PLAN = b"plan"
-_COMPLETE = "config.json"  # the last file of a detector that is written
 
 
 @dataclass(frozen=True)
@@ -118,26 +116,29 @@ def _draw(parts: Sequence[Part], request: Request, wanted: int, seed: int, bound
     return take_smallest((Drawn(**row) for row in rows), wanted)
 
 
-def fit_sample(detector: Detector, sample: Sample, cache: TokenCache, place: Place, checkpoint: Checkpoint) -> Detector:
+def fit_sample(
+    detector: Detector, sample: Sample, cache: TokenCache, place: Place, checkpoint: Checkpoint
+) -> tuple[Detector, str]:
     """Return the detector, fitted on the sample by this process, or as an earlier run left it at `place`.
 
-    Workers read it there, and whatever was measured belongs to it.
+    Workers read it there, and whatever they measure belongs to it. The second value is its hash, by which they say so.
     """
-    if (place / _COMPLETE).exists():
-        return load_with_facts(str(place))[0]
+    if (place / DETECTOR_FILE).exists():
+        return load_identified(place)
     tokens = TokenStore(cache.find_store(sample.training, skip_bad=True))
     detector.fit(tokens, checkpoint=checkpoint)
     detector.save(str(place), facts=Facts.of_fit(tokens).to_json())
-    return detector
+    return load_identified(place)
 
 
 def refine_and_calibrate(
-    detector: Detector, sample: Sample, cache: TokenCache, job: Job, measure: Callable[[Job], Counts]
+    detector: Detector, digest: str, sample: Sample, cache: TokenCache, job: Job, measure: Callable[[Job], Counts]
 ) -> tuple[Facts, Counts | None]:
     """Learn from everything, set the threshold, and return the facts about it, with the counts of the pass.
 
     Args:
         detector: the detector after `fit_sample`.
+        digest: its hash.
         sample: its sample.
         cache: the tokens of the sample.
         job: the pass over everything.
@@ -147,7 +148,7 @@ def refine_and_calibrate(
     if isinstance(detector, Refinable) and detector.refines:
         places = frozenset(record.place for record in sample.held_out)
         counts = measure(replace(job, settings=replace(job.settings, left_out=places, remembered=sample.bound)))
-        detector.refine(*merge_units(job.place, detector, sample.most))
+        detector.refine(*merge_units(job.place, detector, digest, sample.most))
     training, held_out = (
         TokenStore(cache.find_store(records, skip_bad=True)) for records in (sample.training, sample.held_out)
     )

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import secrets
 import shutil
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -155,18 +156,18 @@ class Job:
         return [number for number in range(len(self.parts)) if number not in finished]
 
     def _claim(self, place: CloudAddress) -> None:
-        """Write an object named after the plan; raise InputError if another command has written one, too.
+        """Write an object of a random name; raise InputError if another command has written one, too.
 
         A cloud store has no locks, and pyarrow cannot ask for an object to be written only if there is none. But
         stores list everything that was written before. So of two commands that begin at the same moment, the one that
         lists later finds the claim of the other. If each finds that of the other, none of them begins.
         """
-        own = f"{_CLAIM}{self.settings.plan[:16]}"
+        own = f"{_CLAIM}{secrets.token_hex(8)}"  # also the same command may have been started twice
         _write_json(place / own, {"plan": self.settings.plan})
         if any(name.startswith(_CLAIM) and name != own for name in list_names(place)):
             raise InputError(
                 f"Another command began to write to {place} at the same moment, or was interrupted when it had just "
-                "begun: choose another folder."
+                f"begun: choose another folder, or delete its objects {_CLAIM}* if no command writes to it."
             )
 
     def _refuse_other_plan(self, path: Place) -> None:
