@@ -53,6 +53,19 @@ def test_tokens_of_two_models_do_not_become_one_store(root: Path, tmp_path: Path
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.usefixtures("jobs")
+def test_an_embed_that_was_stopped_when_it_was_done_says_what_is_left(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    command = ["embed", root / "corpus" / "0.jsonl", "--model", root / "bert", "--out", tmp_path / "store"]
+    with monkeypatch.context() as patch:
+        patch.setattr("apood.cli.engine._tidy", lambda _: None)
+        run(*command)
+    output = run(*command, code=2)
+    left = f"what it was made of is left in {tmp_path / 'store.parts'}: delete the latter."
+    assert output == f"Error: {tmp_path / 'store'} is there already, and {left}\n"
+
+
 def test_workers_of_a_fit_are_told_the_model(root: Path, tmp_path: Path, jobs: list[Job]):
     """They do not open a model that only the detector names, unless it is on their machine already."""
     fit(root, tmp_path / "fitted", "--sample", 100)

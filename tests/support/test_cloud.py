@@ -294,6 +294,23 @@ def test_an_output_that_fails_leaves_nothing(bucket):
     assert find_work_folder(parse_place("s3://bucket/a")) != find_work_folder(parse_place("gs://bucket/a"))
 
 
+@pytest.mark.usefixtures("bucket")
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_file_that_cannot_be_uploaded_is_kept_only_for_the_user(tmp_path, monkeypatch, keep):
+    """A worker writes it again, and its machine has no use for it."""
+
+    def fail(*_: object) -> None:
+        raise CloudError("s3://bucket/x.txt cannot be written: the store does not answer.")
+
+    monkeypatch.setattr(CloudAddress, "upload", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    with pytest.raises(CloudError) as error, write_file(parse_place("s3://bucket/x.txt"), keep=keep) as temporary:
+        temporary.write_text("rows")
+    assert temporary.exists() == keep and (f"kept as {temporary}" in str(error.value)) == keep
+    assert bool(list((tmp_path / "tmp").iterdir())) == keep
+
+
 def test_a_store_that_never_answers_is_given_up(monkeypatch):
     answer = threading.Event()
     monkeypatch.setattr(cloud, "_open_s3", lambda *_: answer.wait(60))

@@ -158,6 +158,7 @@ def embed_on_ray(
     _refuse_sounds(inputs)
     folder, work = parse_place(out), _find_work(out, "parts")
     if not on_ray.dry_run:
+        _refuse_left(folder, work)
         refuse_occupied(folder)
     settings = Settings(_name_for_workers(work), Request(**fields), encoder=encoder, dtype=dtype)
     source = describe_source(encoder["model"], lambda: open_encoder(**encoder))
@@ -256,6 +257,14 @@ def _name_for_workers(place: Place) -> str:
 def _reserve(place: Place) -> AbstractContextManager[None]:
     """Keep other commands from writing to a place on a disk. For a cloud store, the job does what can be done."""
     return reserve_path(place) if isinstance(place, Path) else nullcontext()
+
+
+def _refuse_left(store: Place, work: Place) -> None:
+    """Raise InputError if a command was stopped when its store was complete, before it had deleted what it is of."""
+    from apood.tokens.store import INDEX_FILE
+
+    if (store / INDEX_FILE).exists() and work.exists():
+        raise InputError(f"{store} is there already, and what it was made of is left in {work}: delete the latter.")
 
 
 def _tidy(work: Place) -> None:
