@@ -16,16 +16,15 @@ from apood.cli.arguments import refuse_occupied
 from apood.data.inputs import Request
 from apood.data.parts import find_parts
 from apood.data.record import Record
-from apood.detectors.contract.artefact import load_with_facts
 from apood.fitting.optimise import Checkpoint
 from apood.pipeline.token_cache import TokenCache
 from apood.scale.embedding import EmbedWorker, join_units
 from apood.scale.fitting import Sample, draw_sample, fit_sample
 from apood.scale.job import Job, Settings
-from apood.scale.measuring import MeasureWorker, merge_units
+from apood.scale.measuring import MeasureWorker, load_identified, merge_units
 from apood.scale.sampling import Drawn, choose_bound
 from apood.scale.scoring import ScoreWorker
-from apood.support.cloud import CloudAddress, parse_place
+from apood.support.cloud import CloudAddress, parse_place, write_file
 from apood.support.errors import CloudError, InputError, StoreError
 from apood.tokens.digests import content_digest
 
@@ -111,7 +110,7 @@ def test_what_is_measured_is_the_same_there(root: Path, tmp_path: Path):
         job = plan_scores(root / "corpus", root / "detector", out)
         settings = replace(job.settings, request=Request(), remembered=choose_bound(1, 0))
         run_here(replace(job, settings=settings), MeasureWorker(settings))
-        found.append(merge_units(job.place, load_with_facts(root / "detector")[0], 10**6))
+        found.append(merge_units(job.place, *load_identified(root / "detector"), 10**6))
     (_, here), (_, there) = found
     assert here.keys() == there.keys() and all(here[name].equal(there[name]) for name in here)
 
@@ -123,10 +122,10 @@ def test_a_fit_goes_on_with_the_sample_and_the_detector_that_are_there(root: Pat
     sample = Sample(records, [], 100, choose_bound(1, 0))
     cache = TokenCache.of_model(tmp_path / "tokens", root / "bert")
     place, checkpoint = parse_place("s3://bucket/fit.scale/detector"), Checkpoint(tmp_path / "checkpoint")
-    fitted = fit_sample(KNN(k=2), sample, cache, place, checkpoint)
+    fitted, digest = fit_sample(KNN(k=2), sample, cache, place, checkpoint)
     shutil.rmtree(tmp_path / "cache")
-    again = fit_sample(KNN(k=3), sample, cache, place, checkpoint)
-    assert again.k == 2 and again.bank_.equal(fitted.bank_)
+    again, same = fit_sample(KNN(k=3), sample, cache, place, checkpoint)
+    assert digest == same and again.k == 2 and again.bank_.equal(fitted.bank_)
 
 
 @pytest.mark.usefixtures("bucket")
@@ -226,10 +225,18 @@ def test_two_commands_that_see_each_other_both_give_up(root: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("bucket")
-def test_a_command_that_was_killed_when_it_had_claimed_begins_again(root: Path, tmp_path: Path):
+def test_a_claim_without_a_plan_is_of_another_command(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also of the same command that was started twice, or killed when it had claimed: nobody can say which."""
     one, _ = plan_two(root)
-    one.begin()
-    (tmp_path / "cloud" / "bucket" / "scores" / "_plan.json").unlink()
-    run_here(one, ScoreWorker(one.settings))
-    rest = {path.name for path in (tmp_path / "cloud" / "bucket" / "scores").iterdir() if path.suffix != ".parquet"}
-    assert rest == {"_plan.json", "_manifest.json", f"_claim-{one.settings.plan[:16]}"}
+    with monkeypatch.context() as patch:
+        patch.setattr("apood.scale.job._write_json", lambda place, _: place.name.startswith("_claim") and write(place))
+        assert one.begin() == [0]
+    with pytest.raises(
+        InputError, match=r"begun: choose another folder, or delete its objects _claim-\* if no command"
+    ):
+        plan_two(root)[0].begin()
+
+
+def write(place: CloudAddress) -> None:
+    with write_file(place) as temporary:
+        temporary.write_text("{}")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from apood.scale.job import Job, Settings
 from apood.scale.sampling import choose_bound, compute_key, draw_from_part, take_smallest
 from apood.scale.scoring import ScoreWorker
 from apood.scale.shards import Counts, find_committed
-from apood.scale.units import cut_units
+from apood.scale.units import cut_units, make_row, read_row
 from apood.support.errors import InputError
 from apood.support.files import atomic_folder, is_temporary
 
@@ -212,15 +213,6 @@ def test_an_error_of_every_document_is_raised(root: Path, tmp_path: Path):
         Failing(job.settings).process(0, job.parts[0])
 
 
-def test_a_damaged_file_ends_with_a_row(root: Path, tmp_path: Path):
-    content = gzip.compress(b"".join(b'{"text": "word1", "id": 1}\n' for _ in range(5000)))
-    (tmp_path / "a.jsonl.gz").write_bytes(content[: len(content) // 2])
-    job = plan_scores(tmp_path, root / "detector", tmp_path / "out")
-    run_here(job, ScoreWorker(job.settings))
-    rows = read_rows(tmp_path / "out")
-    assert len(rows) > 1 and rows[-1]["place"] == str(tmp_path / "a.jsonl.gz") and "cannot be read" in rows[-1]["error"]
-
-
 def test_a_file_that_a_machine_cannot_open_is_an_error_and_not_a_row(root: Path, tmp_path: Path):
     import pyarrow
     import pyarrow.parquet
@@ -303,6 +295,24 @@ def test_a_job_does_not_finish_what_another_command_began_at_the_same_time(root:
     with pytest.raises(InputError, match="holds the work of another command, whose inputs differ"):
         one.finish()
     assert not (tmp_path / "one" / "_manifest.json").exists()
+
+
+def test_a_job_does_not_finish_if_an_input_has_changed(root: Path, tmp_path: Path):
+    shutil.copytree(root / "corpus", tmp_path / "corpus")
+    job = plan_scores(tmp_path / "corpus", root / "detector", tmp_path / "out")
+    worker = ScoreWorker(job.settings)
+    for number in job.begin():
+        worker.process(number, job.parts[number])
+    (tmp_path / "corpus" / "new.txt").write_text("a file that another program writes meanwhile\n")
+    assert job.finish().rows == 252
+    os.utime(tmp_path / "corpus" / "1.jsonl")
+    with pytest.raises(InputError, match=r"1\.jsonl' has changed since the work began, so that .* of both versions"):
+        job.finish()
+
+
+def test_a_part_travels_to_workers():
+    for part in (Part("a.jsonl", 4, 8, 4, "8-1"), Part("a.jsonl.gz", size=4, version="4-1")):
+        assert read_row(make_row(0, part)) == part
 
 
 def test_other_code_of_the_same_version_does_not_continue_the_work(

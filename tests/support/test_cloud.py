@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 import apood
 from apood import KNN, TokenBatch, TokenStore, TokenStoreWriter
 from apood.cli.app import app
-from apood.cli.output import write_rows
 from apood.data.inputs import Request, read_records
 from apood.data.parts import find_parts, read_part
 from apood.data.record import Record
@@ -170,7 +169,7 @@ def test_a_store_that_fails_is_not_a_damaged_shard(bucket, monkeypatch):
     import pyarrow.parquet
 
     shard = parse_place("s3://bucket/scores/rows-000000-00000.parquet")
-    write_shard(shard, [{"place": "line 1", "score": 0.5}], ["score"], [], last=True)
+    write_shard(shard, [{"place": "line 1", "score": 0.5}], ["score"], [], last=True, damaged=False)
     assert read_counts(shard) == (Counts(rows=1), True)
     opened = list[Any]()
 
@@ -345,18 +344,20 @@ def test_an_output_that_fails_leaves_nothing(bucket):
 
 
 @pytest.mark.usefixtures("bucket")
-def test_only_the_output_of_a_command_is_kept_if_it_cannot_be_uploaded(tmp_path, monkeypatch):
-    def refuse(address: CloudAddress, _: Path) -> None:
-        raise CloudError(f"{address} cannot be written: the store does not answer.")
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_file_that_cannot_be_uploaded_is_kept_only_for_the_user(tmp_path, monkeypatch, keep):
+    """A worker writes it again, and its machine has no use for it."""
 
-    monkeypatch.setattr(CloudAddress, "upload", refuse)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(CloudError, match=r"does not answer\.$"):
-        write_shard(parse_place("s3://bucket/scores/rows-000000-00000.parquet"), [], ["score"], [], last=True)
-    assert not list(tmp_path.glob("apood-*"))
-    with pytest.raises(CloudError, match=r"does not answer; the file is kept as .*/apood-.*/x\.jsonl\.$") as caught:
-        write_rows([{"score": 0.5}], parse_place("s3://bucket/x.jsonl"), as_json=False)
-    assert Path(str(caught.value).rpartition("kept as ")[2].rstrip(".")).read_text() == '{"score": 0.5}\n'
+    def fail(*_: object) -> None:
+        raise CloudError("s3://bucket/x.txt cannot be written: the store does not answer.")
+
+    monkeypatch.setattr(CloudAddress, "upload", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    with pytest.raises(CloudError) as error, write_file(parse_place("s3://bucket/x.txt"), keep=keep) as temporary:
+        temporary.write_text("rows")
+    assert temporary.exists() == keep and (f"kept as {temporary}" in str(error.value)) == keep
+    assert bool(list((tmp_path / "tmp").iterdir())) == keep
 
 
 def test_a_store_that_never_answers_is_given_up(monkeypatch):

@@ -18,7 +18,7 @@ from apood.encoders.embed import Portion, cut_portions, encode_cut, follow_encod
 from apood.scale.job import Settings, read_plan
 from apood.scale.shards import Counts, Row, read_counts, shard_path, write_shard
 from apood.scale.tries import Reading, Tries, refuse_unseen
-from apood.scale.units import Unit, cut_units, read_row, read_safely
+from apood.scale.units import Damage, Unit, cut_units, read_row, read_safely
 from apood.support.cloud import parse_place
 from apood.support.errors import InputError
 from apood.support.files import source_digest
@@ -191,7 +191,7 @@ class Worker:
         """
         units = cut_units(number, self.read(number, part), self.settings.unit_records)
         for place in itertools.count():
-            given_up = Unit(number, place, [BadRecord(part.name, _DEADLY)], last=True)
+            given_up = Unit(number, place, [Damage(part.name, _DEADLY)], last=True)
             path = shard_path(self.place, given_up.name)
             if path.exists():
                 counts, last = read_counts(path)
@@ -275,7 +275,7 @@ class Worker:
         refuse_unseen(self.place)
         self.save_more(unit)
         path, kept = shard_path(self.place, unit.name), self.settings.request.keep
-        counts = write_shard(path, rows, self.columns, kept, last=unit.last)
+        counts = write_shard(path, rows, self.columns, kept, last=unit.last, damaged=unit.damaged)
         self._find_tries(unit).forget()
         return counts
 

@@ -42,6 +42,7 @@ __all__ = [
     "read_toml",
     "refuse_irregular",
     "refuse_unwritable",
+    "replace_half_pairs",
     "replace_nonfinite",
     "reserve_path",
     "sha256_of",
@@ -317,6 +318,15 @@ def replace_nonfinite(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [replace_nonfinite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def replace_half_pairs(content: Any) -> Any:
+    r"""Return JSON values; half a surrogate pair in their texts, which no UTF-8 holds, is written like \ud800."""
+    if isinstance(content, str):
+        return content.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(content, Mapping):
+        return {replace_half_pairs(key): replace_half_pairs(value) for key, value in content.items()}
+    return [replace_half_pairs(value) for value in content] if isinstance(content, list) else content
 
 
 def read_json(path: Path) -> Any:

@@ -1,7 +1,7 @@
 """Token stores made of others: several merged into one, or one split into several."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -165,18 +165,30 @@ def _add_tallies(indices: Sequence[StoreIndex]) -> dict[str, int]:
     return {name: sum(index.tally.get(name, 0) for index in indices) for name in names}
 
 
-def join_stores(stores: Iterable[TokenSource], out: str | Path, tally: Mapping[str, int], sequences: int) -> TokenStore:
-    """Write stores that go together to the new store `out`, one after the other, and return it.
+def join_stores(stores: Iterable[TokenStore], out: str | Path, tally: Mapping[str, int], sequences: int) -> TokenStore:
+    """Write stores to the new store `out`, one after the other, and return it.
 
     Args:
         stores: the stores, at least one. Each is read before the next one is asked for.
         out: the folder of the new store, which is complete or absent.
         tally: counts about all of them; may be empty.
         sequences: the number of sequences of all of them.
+
+    Raises:
+        StoreError: if two stores do not go together.
     """
     with publish_folder(parse_place(out), INDEX_FILE, _refuse_occupied) as temporary:
-        _write_joined(stores, temporary, tally, sequences)
+        _write_joined(_check_each(stores), temporary, tally, sequences)
     return TokenStore(out)
+
+
+def _check_each(stores: Iterable[TokenStore]) -> Iterator[TokenStore]:
+    """Yield stores; raise StoreError at one that does not go with the first."""
+    first = None
+    for store in stores:
+        first = store if first is None else first
+        _refuse_other(first, store)
+        yield store
 
 
 def _write_joined(sources: Iterable[TokenSource], folder: Path, tally: Mapping[str, int], sequences: int) -> None:
