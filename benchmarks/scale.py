@@ -186,9 +186,9 @@ _PAGE = Path(__file__).with_name("SCALE.md")
 _INTRODUCTION = """# The Ray engine, measured
 
 A cluster of three nodes on one machine, of which two have one worker each, with one thread; MiniLM, and the default
-detector without its training. Documents are a few invented words. "Documents encoded" counts a portion when its
-encoding begins, so that what a kill interrupts counts whole. Units have {unit} documents there, and kills are spread
-over the run.
+detector without its training. Documents are a few invented words. *Documents encoded* counts a portion of documents as
+soon as its encoding begins, also if a kill interrupts it. In the runs with kills, units have {unit} documents, and the
+kills are spread over the run.
 
 The machine has {processors} processors, and the mean load in the last 15 minutes was {load:.1f}. If it is more than
 about two, other programs took their share: processor time is then more to be trusted than speed. Ray's own processes

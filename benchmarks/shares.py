@@ -1,8 +1,10 @@
 """What the default detector costs beside its encoder: `python -m benchmarks.shares --texts FILE MODEL_FOLDER ...`.
 
 Every text fills the encoder, so that batches are full: each is made of a few texts of the file. A pass is what
-`TextEncoder.run` does with texts that are tokenised. Scores are those of the tokens that a pass returns, and each is
-timed in turns with a pass. Fits are timed once, the second one of a process, because a GPU compiles during the first.
+`TextEncoder.run` does with texts that are tokenised. Passes are compared with one that makes tokens of the last layer,
+without summary and sentences, because a summary reads the layers that tokens are not made of: each of the others does
+more. Scores are those of the tokens that a default pass returns, and each is timed in turns with such a pass. Fits are
+timed once, on a GPU the second one of a process, because it compiles during the first.
 """
 
 import argparse
@@ -30,7 +32,16 @@ from apood.tokens.store import TokenStore
 from benchmarks.record import describe_run
 from benchmarks.timing import Timing, measure
 
-__all__ = ["main"]
+__all__ = ["LAST", "PASSES", "compare_passes", "main", "measure_model", "open_encoder"]
+
+LAST = "last"
+_BARE = {"summary": False, "sentences": False}
+PASSES: dict[str, dict[str, Any]] = {
+    LAST: {"layers": -1, **_BARE},
+    "the mix of layers": {"layers": "mix", **_BARE},
+    "the defaults: auto layers, summary, sentences": {},
+}
+"""The options of encoders whose passes are compared with the first."""
 
 _JOINED = 6  # texts of the file in one text
 _METHODS: dict[str, Callable[[str], Detector]] = {
@@ -45,17 +56,19 @@ def join_texts(texts: Sequence[str], count: int) -> list[str]:
     return [" ".join(dice.choices(texts, k=_JOINED)) for _ in range(count)]
 
 
-def open_encoder(folder: str, layers: int | str, device: str, max_tokens: int) -> TextEncoder:
+def open_encoder(folder: str, device: str, max_tokens: int, **options: Any) -> TextEncoder:
     """Return an encoder that cuts long texts, so that all have the same number of tokens."""
-    return TextEncoder(folder, layers=layers, device=device, max_tokens=max_tokens, on_long="beginning", logprobs=False)
+    return TextEncoder(folder, device=device, max_tokens=max_tokens, on_long="beginning", logprobs=False, **options)
 
 
-def compare_passes(open_layers: Callable[[int | str], TextEncoder], texts: Sequence[str], **options: Any) -> str:
-    """Return the cost of a pass that takes the mean over layers, in units of one that takes the last layer."""
-    last, mixed = open_layers(-1), open_layers("mix")
-    prepared = last.prepare(texts)
-    found = measure(contenders={"last": lambda: last.run(prepared), "mix": lambda: mixed.run(prepared)}, **options)
-    return divide(found["mix"], found["last"])
+def compare_passes(open_one: Callable[..., TextEncoder], texts: Sequence[str], **options: Any) -> dict[str, str]:
+    """Return the cost of each kind of pass but the first, in units of the first."""
+    runs: dict[str, Callable[[], object]] = {}
+    for name, chosen in PASSES.items():
+        encoder = open_one(**chosen)
+        runs[name] = partial(encoder.run, encoder.prepare(texts))
+    found = measure(contenders=runs, **options)
+    return {name: divide(found[name], found[LAST]) for name in PASSES if name != LAST}
 
 
 def divide(timing: Timing, baseline: Timing) -> str:
@@ -67,17 +80,19 @@ def measure_model(
     folder: str, texts: Sequence[str], *, device: str, count: int, train: int, max_tokens: int, seconds: float
 ) -> Iterator[tuple[str, str]]:
     """Yield what was measured, and the figure, for one model."""
-    open_layers = partial(open_encoder, folder, device=device, max_tokens=max_tokens)
+    open_one = partial(open_encoder, folder, device=device, max_tokens=max_tokens)
     options: dict[str, Any] = {"device": device, "seconds": seconds, "alone": True}
     long = join_texts(texts, count)
-    yield "a pass with the mix of layers, to one with the last", compare_passes(open_layers, long, **options)
-    encoder = open_layers("auto")
+    for name, figure in compare_passes(open_one, long, **options).items():
+        yield f"a pass with {name}, to one with the last layer alone", figure
+    encoder = open_one()
     detectors: dict[str, Detector] = {}
     with tempfile.TemporaryDirectory() as place:
         embed_to_store(join_texts(texts, train), encoder, Path(place, "store"))
         store = TokenStore(Path(place, "store"))
         for name, make in _METHODS.items():
-            make(device).fit(store)
+            if device != "cpu":
+                make(device).fit(store)
             started = time.perf_counter()
             detectors[name] = make(device).fit(store)
             yield f"fit of {name}, {train:,} texts", f"{time.perf_counter() - started:.1f} s"
@@ -86,7 +101,7 @@ def measure_model(
     scores = {name: partial(detector.score_samples, batch) for name, detector in detectors.items()}
     timings = measure(contenders={"pass": lambda: encoder.run(prepared), **scores}, **options)
     for name in scores:
-        yield f"scores of {name}, to a pass", divide(timings[name], timings["pass"])
+        yield f"scores of {name}, to a pass with the defaults", divide(timings[name], timings["pass"])
 
 
 def main() -> None:

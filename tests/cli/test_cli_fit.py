@@ -141,7 +141,13 @@ def test_the_default_is_the_recommended_fusion(apood, stores, tmp_path):
     members = facts["learnt"]["members_"]
     assert [member.partition("(")[0] for member in members] == ["APOOD", "MahalanobisKNN", "KNN", "KNN"]
     assert "view='summary'" in members[3]
-    assert "seed=1" in members[0] and "MahalanobisKNN" in apood("inspect", out).stdout
+    shown = " ".join(apood("inspect", out).stdout.split())
+    assert "seed=1" in members[0] and "MahalanobisKNN" in shown
+    trained = load_detector(out).members_[0]
+    heads, queries, _ = trained.queries_.shape
+    given = {"method": "ap-ood", "heads": heads, "queries": queries, "beta": trained.beta_, "steps": 300}
+    assert facts["trained"] == [given]
+    assert f"ap-ood: {heads} heads, {queries} queries per head, β {trained.beta_:.4g}, 300 steps" in shown
 
 
 def test_the_members_of_a_fusion_cannot_be_set(refused, stores, tmp_path):

@@ -12,6 +12,7 @@ from apood.detectors.contract.artefact import load_detector
 from apood.detectors.knn import KNN
 from apood.encoders.text.encoder import TextEncoder
 from apood.evaluation.result import compute_mean_row, compute_rows
+from apood.fitting.curve import TrainingCurve
 from apood.tokens.batch import decode_texts
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
@@ -316,6 +317,29 @@ def test_inspect_a_detector(apood, calibrated, fitted):
     assert calibration.items() <= facts["calibration"].items()
     assert json.loads(apood("inspect", fitted, "--json").stdout)["calibration"] is None
     assert "mahalanobis" in apood("inspect", calibrated).stdout
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_inspect_shows_the_settings_that_ap_ood_was_trained_with(apood, stores, tmp_path, queries):
+    settings = [f"--set={name}" for name in (f"queries={queries}", "steps=23", "sharpness=1.5")]
+    apood("fit", stores / "train", "--method", "ap-ood", *settings, "--out", tmp_path / "detector")
+    detector = load_detector(tmp_path / "detector")
+    heads = len(detector.prototype_)
+    assert heads > 1 and detector.beta_ > 0
+    expected = {"method": "ap-ood", "heads": heads, "queries": queries, "beta": detector.beta_, "steps": 23}
+    assert json.loads(apood("inspect", tmp_path / "detector", "--json").stdout)["trained"] == [expected]
+    line = f"{heads} heads, {queries} {'query' if queries == 1 else 'queries'} per head, β {detector.beta_:.4g}"
+    assert f"ap-ood: {line}, 23 steps" in " ".join(apood("inspect", tmp_path / "detector").stdout.split())
+
+    detector.training_curve_ = TrainingCurve()  # as of detectors that were saved before it was kept
+    detector.save(tmp_path / "old")
+    assert json.loads(apood("inspect", tmp_path / "old", "--json").stdout)["trained"] == [expected | {"steps": None}]
+    assert " ".join(apood("inspect", tmp_path / "old").stdout.split()).endswith(f"ap-ood: {line}")
+
+
+def test_inspect_says_nothing_of_a_training_where_there_was_none(apood, fitted):
+    assert json.loads(apood("inspect", fitted, "--json").stdout)["trained"] == []
+    assert "trained" not in apood("inspect", fitted).stdout
 
 
 def test_inspect_shows_learnt_numbers(apood, stores, tmp_path):

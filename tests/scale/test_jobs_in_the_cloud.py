@@ -1,5 +1,6 @@
 """Jobs whose work and results are in a cloud store, which a folder of this machine stands in for."""
 
+import itertools
 import json
 import shutil
 import threading
@@ -11,6 +12,7 @@ from bucket import Bucket, put_bucket_in_place
 from scaled import plan_scores, read_shards, run_here
 
 from apood import KNN, TokenStore
+from apood.cli.arguments import refuse_occupied
 from apood.data.inputs import Request
 from apood.data.parts import find_parts
 from apood.data.record import Record
@@ -24,7 +26,7 @@ from apood.scale.measuring import MeasureWorker, merge_units
 from apood.scale.sampling import Drawn, choose_bound
 from apood.scale.scoring import ScoreWorker
 from apood.support.cloud import CloudAddress, parse_place
-from apood.support.errors import CloudError, InputError
+from apood.support.errors import CloudError, InputError, StoreError
 from apood.tokens.digests import content_digest
 
 
@@ -73,6 +75,33 @@ def test_an_interrupted_upload_leaves_no_store(root: Path, monkeypatch: pytest.M
             embed(root, "s3://bucket/there.parts", "s3://bucket/there")
     with pytest.raises(CloudError, match=r"incomplete: it has no index\.json"):
         TokenStore("s3://bucket/there")
+    refuse_occupied(parse_place("s3://bucket/there"))  # the same command goes on
+    embed(root, "s3://bucket/there.parts", "s3://bucket/there")
+    for is_taken in (
+        lambda: refuse_occupied(parse_place("s3://bucket/there")),
+        lambda: embed(root, "s3://bucket/there.parts", "s3://bucket/there"),
+    ):
+        with pytest.raises(InputError, match="s3://bucket/there already exists and is not empty"):
+            is_taken()
+
+
+@pytest.mark.usefixtures("bucket")
+@pytest.mark.parametrize("work", ["s3://bucket/there.parts", "there.parts"])
+def test_a_damaged_unit_is_named_with_what_to_delete(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+):
+    monkeypatch.chdir(tmp_path)
+    store = embed(root, work, "first")
+    units = tmp_path / work.replace("s3://", "cloud/")
+    for file in ("shard-00000.safetensors", "index.json"):
+        (units / "tokens-000001-00001" / file).write_text("")
+        with pytest.raises(StoreError, match=rf"the token store {work}/tokens-000001-00001 cannot be read") as caught:
+            embed(root, work, "second")
+        assert f"Delete {work}/tokens-000001-00001 and rows-000001-00001.parquet beside it" in str(caught.value)
+        shutil.rmtree(units / "tokens-000001-00001")
+        (units / "rows-000001-00001.parquet").unlink()
+        again = embed(root, work, f"again with {file}")
+        assert content_digest(again) == content_digest(store)
 
 
 @pytest.mark.usefixtures("bucket")
@@ -129,17 +158,25 @@ def test_the_number_of_requests_for_inputs_does_not_depend_on_their_number(bucke
 
 @pytest.mark.usefixtures("bucket")
 def test_shards_are_read_at_the_same_time(root: Path, monkeypatch: pytest.MonkeyPatch):
-    """The manifest is in order, and two reads wait for each other."""
+    """The manifest is in order, and the first two reads wait for each other, both of the beginning and of the end."""
     job = plan_scores(root / "corpus", root / "detector", "s3://bucket/scores")
     run_here(job, ScoreWorker(job.settings))
-    read, met = CloudAddress.open_anywhere, threading.Barrier(2, timeout=30)
+    read = CloudAddress.open_anywhere
 
-    def meet_and_read(address: CloudAddress):
-        met.wait()
-        return read(address)
+    def let_two_meet() -> None:
+        met, numbers = threading.Barrier(2, timeout=30), itertools.count()
 
-    monkeypatch.setattr(CloudAddress, "open_anywhere", meet_and_read)
+        def meet_and_read(address: CloudAddress):
+            if next(numbers) < 2:
+                met.wait()
+            return read(address)
+
+        monkeypatch.setattr(CloudAddress, "open_anywhere", meet_and_read)
+
+    let_two_meet()
     assert job.begin() == []
+    monkeypatch.setattr("apood.scale.job.list_finished", set)  # which has read some of them
+    let_two_meet()
     assert job.finish().rows == 252
     manifest = json.loads((job.place / "_manifest.json").read_bytes())
     assert [shard["file"] for shard in manifest["shards"]] == sorted(shard["file"] for shard in manifest["shards"])

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 import apood
 from apood import KNN, TokenBatch, TokenStore, TokenStoreWriter
 from apood.cli.app import app
+from apood.cli.output import write_rows
 from apood.data.inputs import Request, read_records
 from apood.data.parts import find_parts, read_part
 from apood.data.record import Record
@@ -247,6 +249,27 @@ def test_files_that_do_not_belong_together_are_refused_and_not_kept(bucket, forg
         apood.load("other").save("s3://bucket/detector")
 
 
+@pytest.mark.usefixtures("bucket")
+def test_a_folder_that_a_killed_process_did_not_upload_is_deleted_by_the_next_one(tmp_path, monkeypatch):
+    detector, upload = KNN(k=1).fit([np.ones((2, 4)), np.zeros((2, 4))]), CloudAddress.upload
+    cache = tmp_path / "cache" / "apood" / "cloud"
+    left = list[Path]()
+
+    def leave(address: CloudAddress, file: Path) -> None:
+        """Upload a file, and leave a copy of its folder with the name that it would have of a process that ended."""
+        folder = file.parents[1]
+        left.append(folder.with_name(folder.name.replace(f"-{os.getpid()}-", f"-{2**22 + 1}-")))
+        left[-1].mkdir(exist_ok=True)
+        upload(address, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CloudAddress, "upload", leave)
+        detector.save("s3://bucket/detector")
+    assert left[-1] in cache.iterdir()
+    detector.save("s3://bucket/detector")
+    assert [path.name for path in cache.iterdir()] == ["s3"]
+
+
 def test_names_in_a_store_cannot_lead_out_of_the_copy(bucket, forget_copies):
     write_store("s3://bucket/store")
     index = json.loads((bucket / "store" / "index.json").read_text())
@@ -271,6 +294,33 @@ def test_commands_take_addresses(bucket, forget_copies):
     assert '"folder": "s3://bucket/all"' in run("inspect", "s3://bucket/all", "--json")
 
 
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [
+        (["fit", "s3://bucket/train", "--method", "knn", "--out", "s3://bucket/new"], "new/config.json"),
+        (["store", "merge", "s3://bucket/train", "s3://bucket/more", "--out", "s3://bucket/new"], "new/index.json"),
+        (["store", "split", "s3://bucket/train", "--part", "a=0.5", "--out", "s3://bucket/new"], "new/a/index.json"),
+    ],
+)
+@pytest.mark.usefixtures("bucket")
+def test_a_command_whose_upload_was_interrupted_can_be_repeated(monkeypatch, command, last):
+    write_store("s3://bucket/train", count=30)
+    write_store("s3://bucket/more", value=0.5, count=30)
+    upload = CloudAddress.upload
+
+    def interrupt(address: CloudAddress, file: Path) -> None:
+        if str(address) == f"s3://bucket/{last}":
+            raise KeyboardInterrupt
+        upload(address, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CloudAddress, "upload", interrupt)
+        assert CliRunner().invoke(app, command).exit_code == 130
+    run(*command)
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2 and "already exists and is not empty" in refused.stderr
+
+
 def test_file_addresses_are_paths(tmp_path):
     write_store(f"file://{tmp_path}/store", count=30)
     run("fit", f"file://{tmp_path}/store", "--method", "knn", "--out", f"file://{tmp_path}/detector")
@@ -292,6 +342,21 @@ def test_an_output_that_fails_leaves_nothing(bucket):
         raise ZeroDivisionError
     assert not (bucket / "x.txt").exists() and not temporary.exists()
     assert find_work_folder(parse_place("s3://bucket/a")) != find_work_folder(parse_place("gs://bucket/a"))
+
+
+@pytest.mark.usefixtures("bucket")
+def test_only_the_output_of_a_command_is_kept_if_it_cannot_be_uploaded(tmp_path, monkeypatch):
+    def refuse(address: CloudAddress, _: Path) -> None:
+        raise CloudError(f"{address} cannot be written: the store does not answer.")
+
+    monkeypatch.setattr(CloudAddress, "upload", refuse)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(CloudError, match=r"does not answer\.$"):
+        write_shard(parse_place("s3://bucket/scores/rows-000000-00000.parquet"), [], ["score"], [], last=True)
+    assert not list(tmp_path.glob("apood-*"))
+    with pytest.raises(CloudError, match=r"does not answer; the file is kept as .*/apood-.*/x\.jsonl\.$") as caught:
+        write_rows([{"score": 0.5}], parse_place("s3://bucket/x.jsonl"), as_json=False)
+    assert Path(str(caught.value).rpartition("kept as ")[2].rstrip(".")).read_text() == '{"score": 0.5}\n'
 
 
 def test_a_store_that_never_answers_is_given_up(monkeypatch):

@@ -106,6 +106,7 @@ def score_on_ray(
 ) -> None:
     """Score texts on a cluster; `fields` are the fields to read and to keep."""
     from apood.data.inputs import Request
+    from apood.detectors.contract.artefact import CONFIG_FILE, TENSORS_FILE
     from apood.pipeline.facts import load_detector_and_facts
     from apood.scale.job import Job, Settings
     from apood.scale.scoring import ScoreWorker
@@ -122,7 +123,7 @@ def score_on_ray(
         detector=_name_for_workers(place),
         model=model,
     )
-    files = [(place / name).read_bytes() for name in ("config.json", "model.safetensors")]
+    files = [(place / name).read_bytes() for name in (CONFIG_FILE, TENSORS_FILE)]
     identity = {"detector": [hashlib.sha256(file).hexdigest() for file in files]}
     job = Job.plan("score", inputs, settings, identity)
     if on_ray.dry_run:
@@ -246,7 +247,10 @@ def _name_for_workers(place: Place) -> str:
 
 
 def _reserve(place: Place) -> AbstractContextManager[None]:
-    """Keep other commands from writing to a place on a disk. For a cloud store, the job does what can be done."""
+    """Keep other commands from writing to a place on a disk.
+
+    A cloud store has no locks: `Job.begin` writes a claim instead.
+    """
     return reserve_path(place) if isinstance(place, Path) else nullcontext()
 
 

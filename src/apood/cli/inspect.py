@@ -1,14 +1,20 @@
 """`apood inspect`."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from apood.cli.arguments import default_parameters, describe_unfinished
 from apood.cli.output import echo, print_facts, print_json
+from apood.support.checks import format_count
 from apood.support.cloud import parse_place
 from apood.support.errors import InputError
+
+if TYPE_CHECKING:
+    from apood.detectors.ap_ood.detector import APOOD
+    from apood.detectors.contract.base import Detector
 
 __all__ = ["inspect"]
 
@@ -21,21 +27,31 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the content of a token store or a detector. The hash of a detector is always checked."""
+    from apood.detectors.contract.artefact import CONFIG_FILE
+    from apood.tokens.store import INDEX_FILE
+
     folder = parse_place(given)
-    if (folder / "index.json").is_file():
+    if (folder / INDEX_FILE).is_file():
         facts = _describe_store(str(folder), verify)
-    elif (folder / "config.json").is_file():
+    elif (folder / CONFIG_FILE).is_file():
         facts = _describe_detector(str(folder))
     elif not folder.exists():
         raise InputError(f"There is no token store or detector {str(folder)!r}: the path does not exist.")
     else:
-        raise InputError(f"{folder} is neither a token store (no index.json) nor a saved detector (no config.json).")
+        raise InputError(
+            f"{folder} is neither a token store (no {INDEX_FILE}) nor a saved detector (no {CONFIG_FILE})."
+        )
     if as_json:
         print_json(facts)
     else:
         members = facts.get("learnt", {}).get("members_")  # the shapes of tensors are for --json only
-        shown = {name: value for name, value in facts.items() if name != "learnt"}
-        print_facts(shown | ({"members": "\n".join(members)} if members else {}))
+        trained = [_format_trained(**one) for one in facts.get("trained", [])]
+        shown = {name: value for name, value in facts.items() if name not in ("learnt", "trained")}
+        print_facts(
+            shown
+            | ({"members": "\n".join(members)} if members else {})
+            | ({"trained": "\n".join(trained)} if trained else {})
+        )
         if facts.get("complete") is False:
             echo(describe_unfinished(given, facts["sequences"]))
 
@@ -93,6 +109,7 @@ def _describe_detector(folder: str) -> dict[str, Any]:
         "parameters": {name: _to_plain(getattr(detector, name)) for name in default_parameters(type(detector))},
         "dim": detector.dim_,
         "learnt": learnt,
+        "trained": [_describe_trained(found) for found in _list_trained(detector)],
         "encoder": detector.encoder_,
         "training": None if known.training is None else known.training.to_json(),
         "calibration": {
@@ -105,6 +122,34 @@ def _describe_detector(folder: str) -> dict[str, Any]:
         else None,
         "versions": dict(known.versions) or None,
     }
+
+
+def _list_trained(detector: "Detector") -> "Iterator[APOOD]":
+    """Yield the AP-OOD detectors among a detector and its members."""
+    from apood.detectors.ap_ood.detector import APOOD
+
+    if isinstance(detector, APOOD):
+        yield detector
+    for member in getattr(detector, "members_", []):
+        yield from _list_trained(member)
+
+
+def _describe_trained(detector: "APOOD") -> dict[str, Any]:
+    """Return the settings that the fit used: its defaults depend on the data, and on whether there was a GPU."""
+    points = detector.training_curve_.points
+    return {
+        "method": detector.name,
+        "heads": detector.queries_.shape[0],
+        "queries": detector.queries_.shape[1],
+        "beta": detector.beta_,
+        "steps": points[-1].step + 1 if points else None,
+    }
+
+
+def _format_trained(method: str, heads: int, queries: int, beta: float, steps: int | None) -> str:
+    parts = [format_count(heads, "head"), f"{queries:,} {'query' if queries == 1 else 'queries'} per head"]
+    parts += [f"β {beta:.4g}", *([] if steps is None else [format_count(steps, "step")])]
+    return f"{method}: {', '.join(parts)}"
 
 
 def _to_plain(value: Any) -> Any:

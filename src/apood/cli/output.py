@@ -147,7 +147,7 @@ def write_rows(rows: Iterable[Row], path: Place | None, *, as_json: bool) -> Non
         else:
             _print_table(list(rows))
         return
-    with write_file(path) as temporary:
+    with write_file(path, keep=True) as temporary:
         if path.suffix.lower() == ".parquet":
             _write_parquet(rows, temporary, path)
             return

@@ -36,8 +36,9 @@ _SMALLEST = 1e-6  # a difference from what is usual that counts as none
 
 
 class Coherence(Detector):
-    """s(Z) = a(n) - max_i z_i: how well the sentence that fits least fits the rest of its text.
+    """Coherence: how well the sentence that fits least fits the rest of its text.
 
+        s(Z) = a(n) - max_i z_i
         u_i = P (v_i - μ) / |P (v_i - μ)|
         c_i = u_i · Σ_{j≠i} u_j / |Σ_{j≠i} u_j|
         z_i = (m(l_i) - c_i) / e(l_i)

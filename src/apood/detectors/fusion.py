@@ -61,7 +61,9 @@ def default_detector(
 
 
 class Fusion(Refinable, Detector):
-    """s(Z) = -Σ_k w_k z_k, z_k = (log d_k(Z) - a_k(S) - mean_k) / std_k: several methods as one, on a common scale.
+    """Several methods as one: minus the weighted sum of how unusual each finds a sequence, on a common scale.
+
+        s(Z) = -Σ_k w_k z_k,  z_k = (log d_k(Z) - a_k(S) - mean_k) / std_k
 
     No single method is best everywhere. d_k is the distance behind the score of member k. mean_k and std_k are those of
     log d_k over ID sequences that the member has not seen, so that z_k says how unusual a sequence is for the member.

@@ -12,12 +12,12 @@ from apood.encoders.embed import Portion
 from apood.encoders.opening import open_encoder
 from apood.pipeline.seen import count_tokens
 from apood.scale.job import Settings
-from apood.scale.shards import Counts, Row
+from apood.scale.shards import Counts, Row, shard_path
 from apood.scale.units import Unit
 from apood.scale.worker import Worker
 from apood.support.cloud import Place, list_names
 from apood.support.cloud_folders import download_folder, write_folder
-from apood.support.errors import InputError
+from apood.support.errors import InputError, StoreError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.documents import find_documents
 from apood.tokens.joining import join_stores
@@ -88,16 +88,29 @@ def join_units(place: Place, out: str, counts: Counts) -> TokenStore:
     if not found:
         raise InputError("There is nothing to embed: no record can be used.")
     found.sort(key=lambda match: (int(match[1]), int(match[2])))
-    stores = _open_stores([place / match[0] for match in found])
-    return join_stores(stores, out, {"truncated": counts.cut, "bad": counts.bad}, counts.sequences)
+    last: list[tuple[Place, Path]] = []  # the store that is being read, and its folder on this machine
+    stores = _open_stores([place / match[0] for match in found], last)
+    try:
+        return join_stores(stores, out, {"truncated": counts.cut, "bad": counts.bad}, counts.sequences)
+    except StoreError as error:
+        damaged, folder = last[-1]
+        if str(folder) not in str(error):
+            raise
+        unit = damaged.name.removeprefix("tokens-")
+        raise StoreError(
+            f"{str(error).replace(str(folder), str(damaged))} Delete {damaged} and {shard_path(place, unit).name} "
+            "beside it, and run the same command again."
+        ) from error
 
 
-def _open_stores(places: Sequence[Place]) -> Iterator[TokenStore]:
-    """Yield the stores; of those in the cloud, this machine has only one at a time."""
+def _open_stores(places: Sequence[Place], last: list[tuple[Place, Path]]) -> Iterator[TokenStore]:
+    """Yield the stores, each after it was added to `last`; of those in the cloud, this machine has one at a time."""
     for place in places:
         if isinstance(place, Path):
+            last.append((place, place))
             yield TokenStore(place)
             continue
         with tempfile.TemporaryDirectory(prefix="apood-") as temporary:
+            last.append((place, Path(temporary)))
             download_folder(place, Path(temporary))
             yield TokenStore(temporary)

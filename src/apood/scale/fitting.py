@@ -23,7 +23,7 @@ from apood.data.inputs import Request
 from apood.data.parts import Part
 from apood.data.record import Record
 from apood.decisions.conformal import count_needed
-from apood.detectors.contract.artefact import load_with_facts
+from apood.detectors.contract.artefact import CONFIG_FILE, load_with_facts
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.refinable import Refinable
 from apood.fitting.optimise import Checkpoint
@@ -44,7 +44,6 @@ __all__ = ["Sample", "draw_sample", "fit_sample", "refine_and_calibrate"]
 _HELD_OUT = 0.25  # documents that set the threshold, per document of the sample
 _ACCEPT = 0.95
 _REMEMBERED = 100_000  # windows that neighbours remember, or as many as the sample has documents
-_COMPLETE = "config.json"  # the last file of a detector that is written
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def fit_sample(detector: Detector, sample: Sample, cache: TokenCache, place: Pla
 
     Workers read it there, and whatever was measured belongs to it.
     """
-    if (place / _COMPLETE).exists():
+    if (place / CONFIG_FILE).exists():
         return load_with_facts(str(place))[0]
     tokens = TokenStore(cache.find_store(sample.training, skip_bad=True))
     detector.fit(tokens, checkpoint=checkpoint)

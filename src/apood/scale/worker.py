@@ -46,7 +46,7 @@ class Worker:
     """Does the work of one process of the cluster. A subclass opens `encoder`, and makes rows of encoded records.
 
     With a GPU it makes the rows of one portion and commits them while the encoder runs the next one (see
-    `follow_encoder`). Two portions are then in memory, as without, and a third one as token ids.
+    `follow_encoder`). Memory then holds two portions, as many as without a GPU, and the token ids of a third one.
 
     Nothing that is written depends on which worker does it, in which order, or how often. There is one exception: after
     several deaths with a unit its documents are encoded one by one, so that last digits may differ (see `tries`).

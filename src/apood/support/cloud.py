@@ -275,27 +275,27 @@ def open_stream(place: Place) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def write_file(place: Place) -> Iterator[Path]:
+def write_file(place: Place, *, keep: bool = False) -> Iterator[Path]:
     """Yield a temporary path whose file is at `place`, in one step, if the block ends without an error.
 
-    If it cannot be written to a cloud store, it is kept, and the error says where.
+    With `keep`, a file that cannot be written to a cloud store is kept on this machine, and the error says where.
     """
     if isinstance(place, Path):
         with atomic_file(place) as temporary:
             yield temporary
         return
-    folder = Path(tempfile.mkdtemp(prefix="apood-"))
-    file = folder / place.name
-    try:
+    with contextlib.ExitStack() as tidying:
+        folder = Path(tempfile.mkdtemp(prefix="apood-"))
+        tidying.callback(shutil.rmtree, folder, ignore_errors=True)
+        file = folder / place.name
         yield file
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    try:
-        place.upload(file)
-    except CloudError as error:
-        raise CloudError(f"{str(error).rstrip('.')}; the file is kept as {file}.") from error
-    shutil.rmtree(folder, ignore_errors=True)
+        try:
+            place.upload(file)
+        except CloudError as error:
+            if not keep:
+                raise
+            tidying.pop_all()
+            raise CloudError(f"{str(error).rstrip('.')}; the file is kept as {file}.") from error
 
 
 def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:

@@ -46,6 +46,7 @@ __all__ = [
     "reserve_path",
     "sha256_of",
     "source_digest",
+    "temporary_folder",
     "write_json",
 ]
 
@@ -93,6 +94,26 @@ def _sweep(path: Path) -> None:
             is_old = time.time() - found.stat().st_mtime > _OLD_SECONDS
             if is_old or (origin[1] == _this_computer() and not _is_running(int(origin[2]))):
                 found.unlink()
+
+
+@contextlib.contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside `path`, which is named after it and deleted after the block.
+
+    Before, those that killed processes of this computer left are deleted. Nobody knows of those of other computers
+    whether they are still in use, which may take days.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for found in path.parent.glob(f"{glob.escape(path.name)}{_TEMPORARY}{_this_computer()}-*"):
+        origin = _ORIGIN.fullmatch(found.name.removeprefix(f"{path.name}{_TEMPORARY}"))
+        if origin is not None and not _is_running(int(origin[2])):
+            _delete(found)
+    temporary = _temporary(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+    finally:
+        _delete(temporary)
 
 
 def _is_running(process: int) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from apood.support.checks import format_count
-from apood.support.cloud import Place, parse_place
+from apood.support.cloud import CloudAddress, Place, parse_place
 from apood.support.cloud_folders import publish_folder
 from apood.support.errors import InputError, StoreError
 from apood.support.progress import progress_bar
@@ -91,7 +91,7 @@ def split_store(folder: str | Path, shares: Mapping[str, float], out: str | Path
             raise StoreError(
                 f"The token store {folder} has documents without a first window, which a split would join to others."
             )
-    with publish_folder(parse_place(out), INDEX_FILE, _refuse_occupied) as temporary:
+    with publish_folder(parse_place(out), INDEX_FILE, _refuse_occupied_parts) as temporary:
         for name, part in parts.items():
             _write_joined([part], temporary / name, {}, len(part))
     return {name: TokenStore(f"{out}/{name}") for name in shares}
@@ -140,9 +140,21 @@ def _refuse_continued(before: TokenStore, after: TokenStore) -> None:
 
 
 def _refuse_occupied(folder: Place) -> None:
-    is_empty_folder = isinstance(folder, Path) and folder.is_dir() and not any(folder.iterdir())
-    if folder.exists() and not is_empty_folder:
+    """Raise InputError if something is in a folder; in a cloud store, if a complete token store is there."""
+    if isinstance(folder, Path):
+        is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    else:  # other files are those of an upload that was interrupted
+        is_free = not (folder / INDEX_FILE).exists()
+    if not is_free:
         raise InputError(f"{folder} already exists and is not empty: choose another folder, or delete it first.")
+
+
+def _refuse_occupied_parts(folder: Place) -> None:
+    """Raise InputError if something is in a folder; in a cloud store, if one of its folders is a complete store."""
+    _refuse_occupied(folder)
+    if isinstance(folder, CloudAddress):
+        for name in folder.list_names():
+            _refuse_occupied(folder / name)
 
 
 def _add_tallies(indices: Sequence[StoreIndex]) -> dict[str, int]:

@@ -285,7 +285,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
         A new in-distribution document is then accepted with probability at least `accept`, for every distribution, if
         it is exchangeable with the documents given here. Each of them counts once, by its worst window. Empty sequences
-        are refused here as in `fit`: the promise is for inputs that can be scored.
+        are refused here as in `fit`: the guarantee is for inputs that can be scored.
         """
         source = self._check_for_scoring(X)
         if _TOKENS in self.requires:  # the lengths are known without reading any token
@@ -295,13 +295,13 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if self.was_fitted_on(source):
             warnings.warn(
                 "The detector is calibrated on the sequences it was fitted on, whose scores are too high: "
-                "the threshold promises nothing about new inputs; use held-out sequences.",
+                "the threshold guarantees nothing about new inputs; use held-out sequences.",
                 DataWarning,
                 stacklevel=2,
             )
         scores = scores[find_worst(scores, source)]
         calibration = Calibration.from_scores(scores, accept, coarse=is_coarse(source))
-        if np.isneginf(calibration.threshold):  # a score of -inf is always OOD, so the promise could not be kept
+        if np.isneginf(calibration.threshold):  # a score of -inf is always OOD, so the guarantee could not hold
             raise InputError(
                 f"{np.isneginf(scores).sum()} of {len(scores)} calibration sequences have the score -inf, because "
                 f"their values are too large, and are always refused: too many for an accept rate of {accept}; "
