@@ -12,7 +12,9 @@ from tiny_models import WORDS
 from apood import APOOD, KNN, Fusion, Mahalanobis, TextDetector, TextEncoder
 from apood.explain.explaining import choose_marks, explain_texts
 from apood.explain.html import render_page
+from apood.explain.spans import Span
 from apood.explain.text_explanation import MemberPart, TextExplanation
+from apood.explain.wording import describe_explained
 from apood.support.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Training has not settled")
@@ -197,6 +199,9 @@ def test_a_sentence_that_decides_is_shown_in_whatever_window_it_is(comparing, fo
         assert one.window[0] <= worst.start < worst.end <= one.window[1]
         assert [member.share for member in one.members] == [0.0, pytest.approx(-one.score)]
         assert not any(word.contribution for word in one.words) and one.explained == 0
+        assert not any(member.marked for member in one.members)
+        said = "coherence speaks most against this text. No word is marked: coherence compares whole sentences."
+        assert said in " ".join(str(one).split()) and said in one.to_html()
 
 
 def test_sentences_are_compared_in_the_window_that_another_member_decides_by(comparing):
@@ -237,6 +242,34 @@ def test_a_side_that_does_not_decide_says_nothing_for_or_against_a_text(shares, 
     """Of a fusion with `sentences`, either coherence or all others decide, and those that do not have a share of 0."""
     members = [MemberPart(*given, True) for given in zip(("ap-ood", "knn", "coherence"), shares, strict=True)]
     assert TextExplanation("", -sum(shares), 0.0, 0.5, True, (0, 0), 1, [], [], members, 1.0).decided == decided
+
+
+@pytest.mark.parametrize(
+    ("shares", "contribution", "said"),
+    [
+        (
+            (0.0, -0.5),
+            0.0,
+            "No member speaks against this text. No word is marked: coherence compares whole sentences.",
+        ),
+        ((-0.5, 0.0), 0.0, "No member speaks against this text. No word is marked."),
+        ((-0.5, 0.0), -0.5, "No member speaks against this text. No word is marked."),
+        ((-0.5, 0.0), 0.1, "No member speaks against this text; the marks show the least ordinary words."),
+        (
+            (0.0, 2.0),
+            0.0,
+            "coherence speaks most against this text. No word is marked: coherence compares whole sentences.",
+        ),
+        ((2.0, 0.0), -0.1, "knn speaks most against this text. No word is marked."),
+        ((2.0,), 0.0, "No word is marked."),
+        ((2.0,), 0.1, "The marked words show what knn sees; all words make up 40% of its distance."),
+    ],
+)
+def test_marks_are_only_spoken_of_if_there_are_any(shares, contribution, said):
+    members = [MemberPart(name, share, bool(share)) for name, share in zip(("knn", "coherence"), shares, strict=False)]
+    words = [Span(0, 4, contribution, 1)]
+    explanation = TextExplanation("word", -sum(shares), 0.0, 0.5, True, (0, 4), 1, words, [], members, 0.4)
+    assert describe_explained(explanation) == said
 
 
 def test_infinite_numbers_are_null_in_json():

@@ -134,7 +134,7 @@ class _ExplainedBatch:
         self._judge = find_judge(detector)
 
     def describe(self, texts: Sequence[str]) -> list[TextExplanation]:
-        """Return one explanation per text, that of its worst window."""
+        """Return one explanation per text, that of the window that decides."""
         stops = [*self._starts[1:], len(self._scores)]
         chosen = [self._choose_window(*given) for given in zip(texts, self._starts, stops, strict=True)]
         owners = {own.shown: find_owners(own.text, own.sentences, own.places) for own in chosen}
@@ -225,11 +225,13 @@ class _ExplainedBatch:
         if not explanation.members:
             share, neighbours = float(explanation.totals[number]), _list_neighbours(explanation, number)
             return [MemberPart(self._detector.name, share, True, neighbours)]
+        shares = [float(member.share[number]) for member in explanation.members]
         return [
+            # a member that did not decide marks nothing
             MemberPart(
-                member.name, float(member.share[number]), place in marks.members, _list_neighbours(member.parts, number)
+                member.name, share, place in marks.members and share != 0, _list_neighbours(member.parts, number)
             )
-            for place, member in enumerate(explanation.members)
+            for place, (member, share) in enumerate(zip(explanation.members, shares, strict=True))
         ]
 
 

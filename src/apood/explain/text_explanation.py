@@ -21,7 +21,7 @@ class MemberPart:
     Attributes:
         name: the name of the member.
         share: what it adds to minus the score; positive speaks against the text.
-        marked: whether its contributions are those of the marks.
+        marked: whether its contributions are those of the marks; not if it adds 0.
         neighbours: the numbers of the nearest training sequences, nearest first; empty if the member has none.
         neighbour_texts: their texts; empty unless they were asked for, because they are training data.
     """
