@@ -124,9 +124,7 @@ class AudioEncoder:
         self.device = resolve_device(device)
         pretrained = find_pretrained(model)
         self._model = _load_model(pretrained, self.device, self._dtype, special_tokens=special_tokens)
-        resolved = resolve_layers(layers, self._model.kind, self._model.depth, pretrained.name)
-        # without a search, which takes seconds with a large model
-        reader = LayerReader() if str(resolved) == "-1" and not summary else self._find_reader(resolved)
+        reader = self._find_reader(resolve_layers(layers, self._model.kind, self._model.depth, pretrained.name))
         self._views, self._summary = Views(reader, summary=summary), summary
         self.classes, self.dim, self.max_tokens = self._model.classes, self._model.dim, self._model.max_tokens
         self.least_samples, self.rate = self._model.least_samples, self._model.rate
