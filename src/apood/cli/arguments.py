@@ -50,7 +50,7 @@ _CHANNEL_SOURCES = {
     "token_logprobs": "`apood embed` stores it for causal language models, and in --mode output or reference",
     "sample_logprobs": "`apood embed` stores it with --samples, for models that generate",
     "logits": "`apood embed` stores it for classifiers",
-    "summary": "`apood embed` stores it for texts and sounds",
+    "summary": "`apood embed` stores it for texts",
     "sentences": "`apood embed` stores it for texts in --mode input",
 }
 

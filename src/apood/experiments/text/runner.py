@@ -118,7 +118,7 @@ class PreparedBench:
         predicts = task.mode == "output" or (
             not task.model.takes_sounds and find_kind(load_config(task.model.found)) == "causal"
         )
-        channels = ["summary"]
+        channels = [] if task.model.takes_sounds else ["summary"]
         channels += ["sentences"] if task.mode == "input" and sets.has_sentences and task.first_view else []
         channels += ["token_logprobs"] if predicts and task.first_view else []
         aux = len(sets.items.get(AUX, ())) if self.measurer.with_aux else 0
