@@ -16,11 +16,15 @@ _VERDICTS = {True: "held", False: "**not held**", None: "undecided"}
 _HEAD = """# The paper's claims, one by one
 
 Written by `python -m benchmarks.claims` from the results beside it. A claim holds if the means say so, however close
-they are; the tables have the deviations.
+they are; the tables have the deviations. *Layers* are those that a token is made of in these results: the last one, as
+in the paper, or the mix that apood chooses for a model. Results of `robust` that are marked as *earlier* were made
+before the present version of apood's recipe, on the last layer, and would be others today. In all results, baselines
+have their defaults.
 
-| experiment | model | recipe | claim | here | means |
-| --- | --- | --- | --- | --- | --- |
+| experiment | model | recipe | layers | date | claim | here | means |
+| --- | --- | --- | --- | --- | --- | --- | --- |
 """
+_PRESENT_RECIPE = "2026-11-18"  # since then, `robust` is what it is today
 
 
 def main() -> None:
@@ -50,8 +54,26 @@ def _facts(experiment: Path) -> dict[str, Any]:
 def _line(place: Path, facts: dict[str, Any], claim: dict[str, Any]) -> str:
     model = "–" if facts["model"] is None else Path(facts["model"]["name"]).name
     name = f"[{facts['experiment']}]({place.as_posix()}/table.md)"
-    cells = [name, model, facts["recipe"], claim["claim"], _VERDICTS[claim["held"]], claim["because"]]
+    recipe, date = facts["recipe"], facts["finished"][:10]
+    origin = [
+        recipe,
+        _name_layers(facts),
+        f"{date}, earlier" if recipe == "robust" and date < _PRESENT_RECIPE else date,
+    ]
+    cells = [name, model, *origin, claim["claim"], _VERDICTS[claim["held"]], claim["because"]]
     return f"| {' | '.join(cells)} |"
+
+
+def _name_layers(facts: dict[str, Any]) -> str:
+    """Return the layers of the tokens, by mode if the modes differ."""
+    layers = {}
+    for store in facts["stores"]:
+        encoder = store["encoder"]
+        own = str(encoder["layers"] if "layers" in encoder else encoder["layer"])
+        layers[store["mode"]] = "last" if own == "-1" else own
+    if len(set(layers.values())) < 2:
+        return next(iter(layers.values()), "–")
+    return ", ".join(f"{mode}: {own}" for mode, own in layers.items())
 
 
 if __name__ == "__main__":

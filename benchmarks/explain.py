@@ -39,7 +39,7 @@ from apood.encoders.text.encoder import TextEncoder
 from apood.evaluation.metrics import auroc
 from apood.experiments.text.splices import split_sentences
 from apood.explain.explaining import choose_marks, explain_texts
-from apood.explain.sentences import rate_sentences
+from apood.explain.sentences import compare_sentences, rate_sentences
 from apood.explain.spans import Span, find_owners, sum_tokens
 from apood.pooling.algebra import similarities_and_logits
 from apood.support.device import resolve_device
@@ -177,7 +177,8 @@ def measure_ranks(
         explain_texts(detector, encoder, given)
     with Stopwatch(device) as leaving:
         scores = detector.score_samples(encoder.encode([own for text in texts for own in text.leave_out()]))
-    fits = list(rate_sentences(judge, batch, dict(enumerate(owners))).values())
+    # a foreign sentence without a full stop is one with the next sentence for the encoder: then the first one is named
+    fits = [np.nan_to_num(compare_sentences(judge, batch, number, [own])) for number, own in enumerate(owners)]
     left_out = np.split(scores, np.cumsum([len(text.sentences) for text in texts])[:-1])
 
     explanation = detector.explain(batch)

@@ -14,17 +14,23 @@ def leave(folder: Path, facts: dict[str, Any], results: dict[str, Any]) -> None:
 
 
 def test_each_claim_has_its_line_beside_those_of_the_same_experiment(tmp_path: Path) -> None:
-    facts = {"experiment": "scaling", "recipe": "paper", "model": {"name": "models/tiny"}}
+    stores = [{"mode": mode, "encoder": {"layers": layers}} for mode, layers in (("input", -1), ("output", "mix"))]
+    facts = {"experiment": "scaling", "recipe": "paper", "model": {"name": "models/tiny"}, "stores": stores[:1]}
+    facts["finished"] = "2026-11-16T08:00:00+00:00"
     claims = [{"claim": f"claim {n}", "held": held, "because": "1 > 0"} for n, held in enumerate([True, False, None])]
     leave(tmp_path / "tiny" / "scaling", facts, {"claims": claims})
-    leave(tmp_path / "toy", facts | {"experiment": "toy", "model": None}, {"claims": claims[:1]})
-    leave(tmp_path / "another" / "scaling", facts | {"recipe": "robust"}, {"claims": claims[:1]})
+    leave(tmp_path / "toy", facts | {"experiment": "toy", "model": None, "stores": []}, {"claims": claims[:1]})
+    robust = facts | {"recipe": "robust"}
+    leave(tmp_path / "another" / "scaling", robust, {"claims": claims[:1]})
+    leave(tmp_path / "later" / "scaling", robust | {"finished": "2026-11-18", "stores": stores}, {"claims": claims[:1]})
     leave(tmp_path / "tiny" / "runtime", {}, {"measurements": []})
     lines = [line for line in make_page(tmp_path).splitlines() if line.startswith("| [")]
     assert lines == [
-        "| [scaling](another/scaling/table.md) | tiny | robust | claim 0 | held | 1 > 0 |",
-        "| [scaling](tiny/scaling/table.md) | tiny | paper | claim 0 | held | 1 > 0 |",
-        "| [scaling](tiny/scaling/table.md) | tiny | paper | claim 1 | **not held** | 1 > 0 |",
-        "| [scaling](tiny/scaling/table.md) | tiny | paper | claim 2 | undecided | 1 > 0 |",
-        "| [toy](toy/table.md) | – | paper | claim 0 | held | 1 > 0 |",
+        "| [scaling](another/scaling/table.md) | tiny | robust | last | 2026-11-16, earlier | claim 0 | held | 1 > 0 |",
+        "| [scaling](later/scaling/table.md) | tiny | robust | input: last, output: mix | 2026-11-18 | claim 0 | held "
+        "| 1 > 0 |",
+        "| [scaling](tiny/scaling/table.md) | tiny | paper | last | 2026-11-16 | claim 0 | held | 1 > 0 |",
+        "| [scaling](tiny/scaling/table.md) | tiny | paper | last | 2026-11-16 | claim 1 | **not held** | 1 > 0 |",
+        "| [scaling](tiny/scaling/table.md) | tiny | paper | last | 2026-11-16 | claim 2 | undecided | 1 > 0 |",
+        "| [toy](toy/table.md) | – | paper | – | 2026-11-16 | claim 0 | held | 1 > 0 |",
     ]

@@ -49,7 +49,7 @@ def test_a_run_is_shown_reported_and_checked(apood, refused, declaration, model,
     content = json.loads(result.read_text(encoding="utf-8"))
     content["means"]["all"]["plain"]["fpr95"][0] += 3
     result.write_text(json.dumps(content), encoding="utf-8")
-    assert "differs from what was measured now: fpr95 of all (plain) is" in refused(*check)
+    assert "differs from what was measured now: fpr95 of the mean over all, plain is" in refused(*check)
 
 
 def test_bad_options_are_refused(refused, declaration, model, tmp_path):

@@ -81,8 +81,28 @@ def test_stores_are_kept_all_at_once(apood, model, files, tmp_path, monkeypatch)
         assert _run(*command).exit_code == 130
     assert copied and not (tmp_path / "stores").exists()
     monkeypatch.setattr(TextEncoder, "_run_batch", None)  # nothing is embedded again
-    apood(*command, "--force")
+    apood(*command)
     assert sorted(path.name for path in (tmp_path / "stores").iterdir()) == ["aux", "id"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["detector", "stores"]
+
+
+def test_a_build_goes_on_with_the_stores_that_it_kept_and_with_no_others(
+    apood, refused, model, files, stores, tmp_path, monkeypatch
+):
+    kept = tmp_path / "stores"
+    command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "detector", "--method", "knn")
+    command += ("--keep-stores", kept)
+    with monkeypatch.context() as patch:
+        patch.setattr(TextDetector, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert _run(*command).exit_code == 130
+    assert len(TokenStore(kept / "id")) == 120
+    monkeypatch.setattr(TextEncoder, "_run_batch", None)  # nothing is embedded again
+    (kept / "id").rename(tmp_path / "own")
+    shutil.copytree(stores / "test", kept / "id")
+    assert f"{kept} already exists and is not empty" in refused(*command)
+    shutil.rmtree(kept / "id")
+    (tmp_path / "own").rename(kept / "id")
+    apood(*command)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["detector", "stores"]
 
 
@@ -126,7 +146,7 @@ def test_the_default_has_forms(apood, refused, model, files, tmp_path):
     command = ("build", files / "train.jsonl", "--model", model, "--out", tmp_path / "d")
     for option in ("--fast", "--beginnings", "--sentences"):
         assert f"{option} is for the default method" in refused(*command, option, "--method", "knn")
-    apood(*command, "--fast", "--beginnings")
+    apood(*command, "--fast", "--beginnings", "--method", "fusion")  # the name of the default
     detector = library.load(tmp_path / "d").detector
     assert detector.beginnings and [member.name for member in detector.members_] == ["mahalanobis-knn", "knn"]
 
@@ -294,27 +314,26 @@ class TestTexts:
         assert "--model is for texts" in refused("fit", stores / "train", "--out", out, "--model", model)
         assert "There is no token store" in refused("fit", tmp_path / "nothing", "--out", out)
 
-    def test_standard_input_is_read_once(self, refused, model, detector, files, tmp_path):
-        once = "Standard input (-) can be read only once"
-        texts = (files / "test.jsonl").read_text()
+    def test_a_second_reading_of_standard_input_is_refused_before_the_first(
+        self, refused, model, detector, files, tmp_path, monkeypatch
+    ):
+        for module in ("stores", "build"):
+            monkeypatch.setattr(f"apood.cli.{module}.read_text_records", lambda *_, **__: pytest.fail("it was read"))
         copy = shutil.copytree(detector, tmp_path / "copy")
-        cache = ("--cache", tmp_path / "cache")
-        assert once in refused("evaluate", detector, "--id", "-", "--ood", "other=-", *cache, input=texts)
-        assert once in refused("evaluate", detector, copy, "--id", "-", "--ood", f"other={files / 'other.jsonl'}")
-        assert once in refused(
-            "fit",
-            "-",
-            "--aux",
-            "-",
-            "--method",
-            "deep-sad",
-            "--model",
-            model,
-            "--out",
-            tmp_path / "d",
-            *cache,
-            input=texts,
-        )
+        plan = tmp_path / "plan.toml"
+        plan.write_text('[data]\nid = "-"\n[data.ood]\nother = "-"\n')
+        texts = files / "test.jsonl"
+        for command in (
+            ("fit", "-", "--aux", "-", "--method", "deep-sad", "--model", model, "--out", tmp_path / "d"),
+            ("build", "-", "--aux", "-", "--method", "deep-sad", "--model", model, "--out", tmp_path / "d"),
+            ("select", "-", "--aux", "-", "--method", "knn", "--model", model, "--out", tmp_path / "d"),
+            ("compare", "--id", "-", "--ood", "other=-", "--model", model, "--out", tmp_path / "d"),
+            ("compare", plan, "--model", model, "--out", tmp_path / "d"),
+            ("evaluate", detector, "--id", "-", "--ood", "other=-"),
+            ("evaluate", detector, copy, "--id", "-", "--ood", f"other={texts}"),
+            ("report", detector, "--id", texts, "--ood", "a=-", "--new", "b=-", "--out", tmp_path / "d.html"),
+        ):
+            assert "Standard input (-) can be read only once" in refused(*command)
 
     def test_a_model_that_moved_is_named_by_its_new_folder(self, apood, model, files, tmp_path):
         options = (files / "train.jsonl", "--cache", tmp_path / "cache", "--method", "knn")

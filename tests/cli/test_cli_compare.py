@@ -92,6 +92,20 @@ def test_results_and_next_steps_name_the_texts_that_were_given(apood, model, fil
     assert (tmp_path / "report.html").exists()
 
 
+def test_the_commands_that_are_shown_embed_no_text_again(apood, model, files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    sets = {name: files / f"{name}.jsonl" for name in ("train", "test", "held-out", "other")}
+    options = ["--id-train", sets["train"], "--id-test", sets["test"], "--id-validation", sets["held-out"]]
+    options += ["--ood", f"other={sets['other']}", "--method", "knn", "--splits", 1, "--model", model]
+    shown = apood("compare", *options, "--cache", "my cache").stdout
+    kept = sorted((tmp_path / "my cache" / "tokens").iterdir())
+    for line in [line for line in shown.splitlines() if line.startswith("  apood ")]:
+        apood(*shlex.split(line)[1:])
+    assert sorted((tmp_path / "my cache" / "tokens").iterdir()) == kept
+    assert (tmp_path / "report.html").exists() and not (tmp_path / "user" / "apood").exists()
+
+
 @pytest.mark.parametrize("plan", [False, True])
 def test_a_test_share_is_for_one_set_of_id_sequences(refused, stores, options, tmp_path, plan):
     given = [*options, "--test-share", 0.3]

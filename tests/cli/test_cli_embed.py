@@ -337,7 +337,7 @@ def test_sounds_are_embedded_and_scored(apood, refused, audio_model, sounds, tmp
     result = apood(*command, "--resume", "--skip-bad")
     assert "Embedded 25 sounds" in result.stdout and "4 were there before, 1 bad one skipped" in result.stdout
     store = TokenStore(tmp_path / "store")
-    assert len(store) == 29 and store.channels == ("logits", "summary")
+    assert len(store) == 29 and store.channels == ("logits",)
     apood("fit", tmp_path / "store", "--method", "mahalanobis", "--out", tmp_path / "detector")
     (tmp_path / "x.mp3").write_bytes(b"ID3")
     message = refused("score", tmp_path / "detector", tmp_path / "x.mp3")

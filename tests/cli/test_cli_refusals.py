@@ -302,9 +302,16 @@ def test_inspect_refuses_damaged_things(refused, stores, fitted, tmp_path):
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        ("calibrate {detector} {texts}/held-out.jsonl --accept 2", "accept must lie"),
+        ("calibrate {detector} {texts}/held-out.jsonl --accept 2", "accept must be a number"),
         ("fit {texts}/train.jsonl --model {model} --out {new}/d --method binary-logits", "with --aux"),
-        ("build {texts}/train.jsonl --model {model} --out {new}/d --method binary-logits", "with --aux"),
+        (
+            "build {texts}/train.jsonl --model {model} --out {new}/d --method binary-logits",
+            "outliers: give some with --aux",
+        ),
+        (
+            "fit {texts}/train.jsonl --model {model} --out {new}/d --method binary-logits --engine ray --sample 9",
+            "outliers: choose --engine plain, and give some with --aux",
+        ),
         ("select {texts}/train.jsonl --model {model} --out {new}/s --method knn", "AUX"),
         ("select {texts}/train.jsonl --model {model} --out {new}/s --method ap-ood --supervised", "AUX"),
         ("select {texts}/train.jsonl --model {model} --out {new}/s --method ap-ood --validation-share 1", "share"),
@@ -335,7 +342,7 @@ def test_no_text_is_embedded_for_a_command_that_is_refused(
     new.mkdir()
     places = {"detector": calibrated, "texts": files, "model": model, "new": new}
     assert named in refused(*command.format(**places).split())
-    assert not (tmp_path / "cache").exists() and not list(new.glob("**/*.safetensors"))
+    assert not (tmp_path / "cache" / "apood").exists() and not list(new.glob("**/*.safetensors"))
 
 
 @pytest.mark.parametrize("wrong", [["--accept", "2"], ["--hold-out", "1"], []])
@@ -353,7 +360,9 @@ def test_a_pipe_is_not_read_by_a_build_whose_place_of_work_is_taken(refused, mod
 
 def test_a_pipe_is_not_read_by_a_calibration_that_is_refused(refused, calibrated, tmp_path, monkeypatch):
     monkeypatch.setattr("apood.cli.recalibrate._read_review", lambda *_: pytest.fail("the rows were read"))
-    assert "accept must lie" in refused("recalibrate", calibrated, "-", "--out", tmp_path / "new", "--accept", 2)
+    assert "accept must be a number" in refused(
+        "recalibrate", calibrated, "-", "--out", tmp_path / "new", "--accept", 2
+    )
 
 
 def test_a_place_that_is_taken_is_refused_before_a_cluster_looks_at_the_model(refused, stores, files):

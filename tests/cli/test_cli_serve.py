@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--host", "0.0.0.0"), "so bearer tokens are required"),
+        (("--host", "0.0.0.0"), "so access tokens are required"),
         (("--tokens", "missing.txt"), "No such file"),
         (("--model", "missing"), "missing"),
     ],
@@ -39,7 +39,7 @@ def test_tokens_must_be_secrets(refused: Any, calibrated: Path, tmp_path: Path) 
     (tmp_path / "tokens.txt").write_text("short\n")
     assert "at least 16" in refused("serve", calibrated, "--tokens", tmp_path / "tokens.txt")
     (tmp_path / "tokens.txt").write_text("\n")
-    assert "holds no token" in refused("serve", calibrated, "--tokens", tmp_path / "tokens.txt")
+    assert "holds no access token" in refused("serve", calibrated, "--tokens", tmp_path / "tokens.txt")
 
 
 def test_a_port_that_is_taken_is_named(refused: Any, calibrated: Path) -> None:
@@ -54,4 +54,4 @@ def test_a_file_of_tokens_that_cannot_be_read_is_refused(refused: Any, calibrate
     os.mkfifo(tmp_path / "pipe")
     assert "it is a pipe" in refused("serve", calibrated, "--tokens", tmp_path / "pipe")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
-    assert "The file of tokens" in refused("serve", calibrated, "--tokens", tmp_path / "bytes")
+    assert "The file of access tokens" in refused("serve", calibrated, "--tokens", tmp_path / "bytes")

@@ -129,7 +129,9 @@ def test_what_cannot_be_watched_is_refused(refused, apood, calibrated, fitted, s
     assert "is not a regular file" in refused("watch", calibrated, tmp_path)
     (tmp_path / "scores.parquet").touch()
     assert "give JSON lines, CSV, or one score per line" in refused("watch", calibrated, tmp_path / "scores.parquet")
-    assert "false_alarm must lie strictly between 0 and 1" in refused("watch", calibrated, rows, "--false-alarm", 2)
+    assert "false_alarm must be a number strictly between 0 and 1" in refused(
+        "watch", calibrated, rows, "--false-alarm", 2
+    )
     apood("watch", calibrated, rows, "--state", state)
     assert "was begun with --false-alarm 0.01, got 0.05" in refused(
         "watch", calibrated, rows, "--state", state, "--false-alarm", 0.05

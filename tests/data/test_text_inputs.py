@@ -516,6 +516,19 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     assert "pip install 'apood[hf]'" in refused(write(tmp_path / "a.parquet", b""))
 
 
+def test_a_kept_field_that_is_nested_too_deeply_is_a_bad_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    nested = [f'{{"text": "one", "id": {"[" * levels}{"]" * levels}}}' for levels in (100, 101, 900)]
+    path.write_text("\n".join(nested))
+    good, *bad = read_records([str(path)], keep=["id"])
+    assert isinstance(good, Record)
+    assert [record.reason for record in bad if isinstance(record, BadRecord)] == [
+        f"Field 'id' in line {number} of {str(path)!r} has more than 100 levels, and cannot be kept."
+        for number in (2, 3)
+    ]
+    assert items(str(path)) == ["one"] * 3
+
+
 def test_an_array_of_objects_or_texts_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('\n [{"text": "one", "id": 1},\n{"text": "two", "id": 2}]\n')

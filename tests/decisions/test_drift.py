@@ -204,7 +204,7 @@ def test_what_is_no_state_is_refused(saved):
     [
         ([], 0.01, "at least one calibration score"),
         ([math.nan], 0.01, "calibration scores hold 1 NaN"),
-        ([1.0], 0.0, "false_alarm must lie strictly between 0 and 1"),
+        ([1.0], 0.0, "false_alarm must be a number strictly between 0 and 1"),
     ],
 )
 def test_what_cannot_be_watched_is_refused(calibration, level, message):

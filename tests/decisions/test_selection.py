@@ -72,8 +72,8 @@ def test_the_default_rate_is_5_percent():
         ([0.5, 1.5], 0.05, r"between 0 and 1, got 1.5 at index 1"),
         ([-0.1], 0.05, r"between 0 and 1, got -0.1 at index 0"),
         ([0.1, math.nan], 0.05, r"The p-values hold 1 NaN of 2, the first at index 1"),
-        ([0.1], 0.0, r"rate must lie strictly between 0 and 1.*got 0.0"),
-        ([0.1], 1.0, r"rate must lie strictly between 0 and 1.*got 1.0"),
+        ([0.1], 0.0, r"rate must be a number strictly between 0 and 1.*got 0.0"),
+        ([0.1], 1.0, r"rate must be a number strictly between 0 and 1.*got 1.0"),
     ],
 )
 def test_what_cannot_be_used_is_refused(p_values, rate, message):

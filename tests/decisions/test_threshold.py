@@ -101,7 +101,7 @@ def test_the_promise_holds_with_repeats_whose_scores_are_rounded_differently(n, 
 
 @pytest.mark.parametrize("accept", [0.0, 1.0, -0.1, 95, math.nan, 1 - 1e-12, "0.9", None])
 def test_accept_rates_outside_of_0_to_1_are_refused(accept):
-    with pytest.raises(InputError, match=r"accept must lie strictly between 0 and 1.*got"):
+    with pytest.raises(InputError, match=r"accept must be a number strictly between 0 and 1.*got"):
         conformal_threshold(range(100), accept)
 
 

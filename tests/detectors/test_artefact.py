@@ -120,7 +120,7 @@ BAD_CALIBRATIONS = {
     "another threshold": (lambda c: c["learnt"].update(threshold_=-1e9), r"threshold_ is -1e\+09, but"),
     "no number": (lambda c: c["learnt"].update(threshold_="high"), "threshold_ must be numbers"),
     "another accept rate": (lambda c: c["learnt"].update(accept_=0.5), "threshold_ is .*, but"),
-    "no accept rate": (lambda c: c["learnt"].update(accept_=1.5), "accept must lie strictly between 0 and 1"),
+    "no accept rate": (lambda c: c["learnt"].update(accept_=1.5), "accept must be a number strictly between 0 and 1"),
     "an accept rate that needs more": (lambda c: c["learnt"].update(accept_=0.999), "needs at least 999"),
     "incomplete": (lambda c: c["learnt"].pop("threshold_"), "does not hold threshold_"),
 }

@@ -175,7 +175,7 @@ def test_calibration_refuses_what_cannot_work(fitted, held_out):
     with pytest.raises(InputError, match=r"needs at least 19 calibration scores, got 18\.$"):
         detector.calibrate(held_out[:18])
     for accept in (0.0, 1.0, -1.0, 1.5, np.nan):
-        with pytest.raises(InputError, match=r"^accept must lie strictly between 0 and 1"):
+        with pytest.raises(InputError, match=r"^accept must be a number strictly between 0 and 1"):
             detector.calibrate(held_out, accept)
     assert not hasattr(detector, "threshold_")
     assert detector.calibrate(held_out[:19]) is detector

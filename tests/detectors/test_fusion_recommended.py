@@ -36,14 +36,14 @@ NEIGHBOURS = [MahalanobisKNN(k=3, average=True), KNN(k=3, average=True)]
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
     """Let the recommended AP-OOD train for a few steps only."""
-    original = fusion._recommend_members
+    original = fusion.recommend_members
 
     def recommend(*arguments, **options):
         members = original(*arguments, **options)
         members[0].set_params(steps=10)
         return members
 
-    monkeypatch.setattr(fusion, "_recommend_members", recommend)
+    monkeypatch.setattr(fusion, "recommend_members", recommend)
 
 
 @pytest.fixture(scope="module")

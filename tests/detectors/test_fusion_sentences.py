@@ -77,6 +77,23 @@ def test_aux_sequences_weigh_the_other_members_alone(train):
     assert float(fitted.weights_[-1]) == 1.0
 
 
+def test_aux_sequences_need_no_sentences(train):
+    """Weights do not depend on them, and the sentences of AUX sequences are neither scored nor checked."""
+    aux = make_texts(50, 10, shift=4.0)
+    sentences = aux.channels["sentences"]
+    broken = aux.with_channels(sentences=Ragged(sentences.values * torch.nan, sentences.offsets))
+    fits = [
+        Fusion([KNN(), Mahalanobis()], sentences=True).fit(train, aux=own)
+        for own in (aux, TokenBatch(aux.values, aux.offsets), broken)
+    ]
+    assert all(torch.equal(own.weights_, fits[0].weights_) for own in fits)
+    assert all(torch.equal(own.spreads_, fits[0].spreads_) for own in fits)
+    with pytest.raises(InputError, match="needs sentences, which the AUX data lack"):
+        Fusion([KNN(), Coherence()]).fit(train, aux=TokenBatch(aux.values, aux.offsets))
+    with pytest.raises(InputError, match="needs sentences, which the ID data lack"):
+        fits[0].fit(TokenBatch(train.values, train.offsets), aux=aux)
+
+
 def test_what_it_reads_is_known_before_the_fit(train):
     assert default_detector(sentences=True).requires == {"tokens", "sentences"}
     plain = TokenBatch(train.values, train.offsets)
@@ -87,6 +104,13 @@ def test_what_it_reads_is_known_before_the_fit(train):
 def test_a_beginning_has_no_sentences(train):
     with pytest.raises(InputError, match="beginnings and sentences cannot be combined"):
         Fusion(beginnings=True, sentences=True).fit(train)
+
+
+def test_coherence_cannot_be_there_twice():
+    sentence = "^sentences=True adds the member coherence: leave it out of members, or leave out sentences"
+    with pytest.raises(InputError, match=sentence):
+        Fusion([KNN(), Coherence()], sentences=True).check_parameters()
+    Fusion([KNN(), Coherence()]).check_parameters()
 
 
 def test_sentences_is_true_or_false():
@@ -119,19 +143,27 @@ def test_texts_of_one_sentence_do_not_set_the_scale():
     assert (parts["coherence"][300:] > parts["mahalanobis"][300:]).mean() > 0.95, "they are judged as a whole"
 
 
-def test_texts_of_one_sentence_alone_are_refused():
-    few = make_texts(12, 40)
-    many = mix_lengths(200, 41).select(slice(200, None))
-    with pytest.raises(InputError, match=r"needs at least 20 ID texts.*as a whole"):
-        Fusion([Mahalanobis()], sentences=True).fit(TokenBatch.concatenate([few, many]))
+class Untrained(Mahalanobis):
+    """A member that must not be fitted."""
+
+    def _fit(self, *_):
+        raise AssertionError("it trains before the data are refused")
 
 
-@pytest.mark.parametrize("members", [[Mahalanobis()], [Mahalanobis(), Coherence()]])
-def test_too_few_held_out_texts_of_several_sentences_are_refused(members):
-    """Enough to fit coherence, but hardly one among those held out, also if coherence is there twice."""
-    texts = TokenBatch.concatenate([mix_lengths(25, 42), mix_lengths(300, 43).select(slice(300, None))])
-    with pytest.raises(InputError, match="Fewer than 5 of the held-out ID sequences have several sentences: leave out"):
-        Fusion(members, sentences=True).fit(texts)
+@pytest.mark.parametrize(
+    ("several", "counts"), [(0, "0 and 0 among 600"), (12, "12 and 0 among 612"), (25, "22 and 3 among 625")]
+)
+@pytest.mark.parametrize(
+    "fusion",
+    [Fusion([Untrained()], sentences=True), Fusion([Untrained(), Coherence()])],
+    ids=["sentences", "member"],
+)
+def test_too_few_texts_of_several_sentences_are_refused_before_anything_is_trained(several, counts, fusion):
+    """Too few to learn from, or enough to learn from but hardly one among those held out."""
+    texts = TokenBatch.concatenate([make_texts(several, 40), mix_lengths(200, 41).select(slice(200, None))])
+    sentence = f"at least 20 ID texts .*, and 5 among those that it holds out, got {counts}.* without sentences"
+    with pytest.raises(InputError, match=sentence):
+        fusion.fit(texts)
 
 
 def cut_into_windows(texts, windows):

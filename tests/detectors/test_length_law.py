@@ -121,14 +121,15 @@ def test_chance_explains_hardly_anything():
 
 
 def test_one_very_long_sequence_does_not_bend_the_law_of_a_few():
-    """Without a limit, ordinary lengths would lie on one side of a parabola whose other end one sequence holds."""
+    """With limits at 1%, the parabola would go on to the longest of 41 sequences, far beyond the others."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(20, 60, (40,), generator=generator)
     logs = -0.5 * lengths.double().log() + 0.2 * torch.randn(40, generator=generator).double()
     outlier = torch.cat([lengths, torch.tensor([5000])]), torch.cat([logs, logs.new_tensor([10.0])])
     plain, bent = LengthLaw.fit([(logs, lengths)]), LengthLaw.fit([(outlier[1], outlier[0])])
-    difference = plain.compute_allowances(lengths) - bent.compute_allowances(lengths)
-    assert float(difference.std()) < 1
+    longer = torch.linspace(60, 300, 50)
+    difference = plain.compute_allowances(longer) - bent.compute_allowances(longer)
+    assert float(difference.abs().mean()) < 1.2, "0.5; with limits at 1% it would be 2.6"
 
 
 @pytest.mark.parametrize("curve", [lambda x: -0.5 * x, lambda x: 0.3 * x, lambda x: 0.2 * (x - 3) ** 2])

@@ -293,7 +293,7 @@ def test_files_that_are_named_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=by_name)
 def test_extras_that_are_named_exist(page):
-    named = re.findall(r"apood\[([\w,]+)\]", page.read_text(encoding="utf-8"))
+    named = re.findall(r"(?:apood|'\.)\[([\w,]+)\]", page.read_text(encoding="utf-8"))
     assert {extra for extras in named for extra in extras.split(",")} <= set(project()["optional-dependencies"])
 
 

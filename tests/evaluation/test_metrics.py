@@ -158,5 +158,5 @@ def test_scores_that_cannot_be_measured_are_refused(metric):
 
 @pytest.mark.parametrize("tpr", [0.0, 1.0, 95])
 def test_a_tpr_outside_of_0_to_1_is_refused(tpr):
-    with pytest.raises(InputError, match=r"tpr must lie strictly between 0 and 1.*got"):
+    with pytest.raises(InputError, match=r"tpr must be a number strictly between 0 and 1.*got"):
         fpr_at_tpr([1.0], [0.0], tpr)

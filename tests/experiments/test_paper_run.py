@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,12 @@ from tiny_models import WORDS
 
 from apood.experiments.paper import cost as cost_module
 from apood.experiments.paper import stores as stores_module
-from apood.experiments.paper.data_sets import MANIFEST
+from apood.experiments.paper.catalogue import load_experiment
+from apood.experiments.paper.data_sets import MANIFEST, DataSets
 from apood.experiments.paper.runner import BenchOptions, PreparedExperiment, prepare
 from apood.experiments.paper.stores import embed_all
+from apood.experiments.paper.study_data import RecipeChoice, StudyData, TableContext
+from apood.experiments.paper.tasks import Settings
 from apood.support.errors import ApoodError, InputError
 from apood.tokens.batch import decode_texts
 from apood.tokens.store import TokenStore
@@ -201,8 +205,22 @@ def test_the_profile_paper_generates_with_the_models_own_beams(
     stores = prepare("summarization", options, dry_run=True).embeddings
     assert {store.options.get("beams") for store in stores if store.mode == "output"} == {expected}
     assert all("beams" not in store.options for store in stores if store.mode == "input")
-    local = prepare("summarization", BenchOptions(data=texts, model=str(model), out=tmp_path / "out"), dry_run=True)
-    assert all("beams" not in store.options for store in local.embeddings)
+    local = BenchOptions(data=texts, model=str(model), out=tmp_path / "out")
+    others = ((local, None), (replace(local, beams="own"), expected), (replace(options, beams="greedy"), None))
+    for asked, beams in others:
+        stores = prepare("summarization", asked, dry_run=True).embeddings
+        assert {store.options.get("beams") for store in stores if store.mode == "output"} == {beams}
+
+
+@pytest.mark.parametrize(("recipe", "temperature"), [("paper", 1.0), ("reference", 1.0), ("robust", None)])
+def test_entropy_weights_plain_samples_as_the_authors_do(
+    recipe: RecipeChoice, temperature: float | None, tmp_path: Path
+) -> None:
+    """Their code gives plain samples importance weights; apood's default knows that these need none."""
+    study = StudyData(DataSets({}, Settings()), {}, seeds=1, recipe=recipe, cache=tmp_path)
+    rows = load_experiment("summarization").rows(TableContext("output", 16, 0, Settings()))
+    (row,) = (row for row in rows if row.label == "Entropy")
+    assert study.resolve(row, "output").make_detector().get_params()["temperature"] == temperature
 
 
 def test_stores_and_fits_are_reused(
@@ -224,6 +242,7 @@ def test_the_command_in_the_manifest_can_be_parsed() -> None:
     words = ["apood", "bench", "audio", "--data", "my data", "--seeds", "2", "--recipe", "robust", "--out", "bench"]
     assert shlex.split(options.command("audio")) == [*words, "--skip", "CNN/DM", "--skip", "it's"]
     assert BenchOptions().command("toy") == "apood bench toy --out bench"
+    assert BenchOptions(beams="own").command("toy") == "apood bench toy --beams own --out bench"
 
 
 @pytest.mark.usefixtures("quick_processes")

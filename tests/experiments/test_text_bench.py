@@ -1,6 +1,7 @@
 """The text benchmark in miniature: what it measures, keeps, reports and checks."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -17,11 +18,13 @@ from tiny_audio import make_audio_model, noise, tone
 from apood.detectors.length import Length
 from apood.evaluation.entry import Entry
 from apood.evaluation.metrics import auroc, fpr95
+from apood.experiments.text import checking
 from apood.experiments.text import rows as rows_module
 from apood.experiments.text.bootstrap import estimate_difference, resample
+from apood.experiments.text.checking import check_result
 from apood.experiments.text.report import make_page
 from apood.experiments.text.results import list_results, make_key, read_result
-from apood.experiments.text.runner import TextBenchOptions, check_result, prepare
+from apood.experiments.text.runner import TextBenchOptions, prepare
 from apood.experiments.text.tasks import _Held, open_sets, parse_view
 from apood.support.errors import InputError
 from apood.tokens.digests import content_digest
@@ -180,8 +183,35 @@ def test_a_result_is_checked_by_measuring_again(measured: Path, options: TextBen
     changed.write_text(json.dumps(content), encoding="utf-8")
     shutil.copy(path.with_suffix(".safetensors"), tmp_path)
     (note,) = check_result(changed, asked, 0.5)
-    assert note.startswith("auroc of ood.other (plain) is ")
+    assert note.startswith("auroc of ood.other, plain is ")
     assert check_result(changed, asked, 2.0) == []
+    content["manifest"]["versions"]["source"] = "0" * 64
+    changed.write_text(json.dumps(content), encoding="utf-8")
+    (_, note) = check_result(changed, asked, 0.5)
+    assert re.match(r"The file is from apood .* \(source 000000000000\) on CPU, 1 thread; measured now with", note)
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "sentence"),
+    [
+        ("task", "mode", None, "its task has no proper mode"),
+        ("method", "aux", "8", "its method has no proper aux"),
+        ("manifest", "seeds", 0, "seeds must be at least 1"),
+        ("manifest", "texts", {}, "on other texts: those for train differ"),
+        ("manifest", "texts", [], "its manifest has no proper texts"),
+        ("task", "view", "mix", "its view 'mix' is none of its views"),
+        ("task", "corpus", "big", "There is no corpus 'big'"),
+        ("method", "label", "KNN", "There is no row 'KNN' on tiny-small"),
+    ],
+)
+def test_a_result_that_does_not_say_what_it_is_of_is_refused(
+    measured: Path, options: TextBenchOptions, tmp_path: Path, part: str, key: str, value: Any, sentence: str
+) -> None:
+    content = find(measured, "tiny-small", "last", "length")
+    content[part][key] = value
+    (tmp_path / "length.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(InputError, match=sentence):
+        check_result(tmp_path / "length.json", replace(options, out=measured), 0.5)
 
 
 def test_a_check_of_other_texts_or_models_is_refused(
@@ -196,6 +226,42 @@ def test_a_check_of_other_texts_or_models_is_refused(
     elsewhere.write_text(elsewhere.read_text(encoding="utf-8").replace("train = 200", "train = 150"), encoding="utf-8")
     with pytest.raises(InputError, match=r"was measured on other texts: those for train differ"):
         check_result(path, replace(options, declaration=elsewhere), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("method", "then", "now", "sentence"),
+    [
+        ("default", "NVIDIA H200", "CPU, 1 thread", "NVIDIA H200, and this is CPU, 1 thread: .* with a GPU"),
+        ("ap-ood", "CPU, 2 threads", "NVIDIA H200", "CPU, 2 threads, and this is NVIDIA H200: .* CUDA_VISIBLE_DEVICES"),
+        ("ap-ood", "NVIDIA H200", "NVIDIA L4", None),
+        ("ap-ood", "CPU, 2 threads", "CPU, 1 thread", None),
+        ("length", "NVIDIA H200", "CPU, 1 thread", None),
+    ],
+)
+def test_settings_of_another_kind_of_device_are_not_called_wrong(
+    measured: Path,
+    options: TextBenchOptions,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    then: str,
+    now: str,
+    sentence: str | None,
+) -> None:
+    """AP-OOD has other heads and queries on a GPU, so a result from there says nothing about one from a CPU."""
+    monkeypatch.setattr(checking, "device_name", lambda: now)
+    content = find(measured, "tiny-small", "last", "length")
+    content["method"]["method"], content["manifest"]["device"] = method, then
+    (tmp_path / "length.json").write_text(json.dumps(content), encoding="utf-8")
+    asked = replace(options, out=measured)
+    if sentence is not None:
+        with pytest.raises(InputError, match=sentence):
+            check_result(tmp_path / "length.json", asked, 0.5)
+    elif method == "length":
+        assert check_result(tmp_path / "length.json", asked, 0.5) == []
+    else:  # the device is no reason to refuse it, and it has another label than the method
+        with pytest.raises(InputError, match="There is no row 'length'"):
+            check_result(tmp_path / "length.json", asked, 0.5)
 
 
 def test_a_changed_or_foreign_file_is_no_result(measured: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from text_corpora import DECLARATION, make_texts, write_corpora
 
+from apood.data.presets import PRESETS
 from apood.experiments.text.declaration import read_declaration
 from apood.experiments.text.splices import splice, split_sentences
 from apood.experiments.text.texts import draw_order, make_sets, normalize_text
@@ -62,6 +63,17 @@ def test_the_declaration_of_the_project_can_be_read() -> None:
     found = read_declaration(ROOT / "benchmarks" / "text" / "corpora.toml")
     assert {name for name, own in found.corpora.items() if own.status == "untouched"} == {"europarl"}
     assert len(found.corpora["xsum"].ood) == 4 and found.corpora["pile"].aux is None
+
+
+def test_the_corpora_of_the_hub_are_sets_that_apood_knows() -> None:
+    """They need a connection and nothing else, so that everybody can measure on them."""
+    found = read_declaration(ROOT / "benchmarks" / "text" / "hub.toml")
+    assert {"xsum", "wmt15"} <= set(found.corpora)
+    for corpus in found.corpora.values():
+        inputs = [*corpus.id.values(), *corpus.ood.values(), *([corpus.aux] if corpus.aux else [])]
+        for preset, _, split in (name.partition(":") for one in inputs for name in one.names):
+            assert PRESETS[preset].hub_id is not None and not PRESETS[preset].get, f"{preset} takes more than a name"
+            assert split in PRESETS[preset].where.split(", ")
 
 
 @pytest.mark.parametrize(

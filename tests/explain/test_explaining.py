@@ -7,11 +7,14 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
+from tiny_models import WORDS
 
 from apood import APOOD, KNN, Fusion, Mahalanobis, TextDetector, TextEncoder
 from apood.explain.explaining import choose_marks, explain_texts
 from apood.explain.html import render_page
+from apood.explain.spans import Span
 from apood.explain.text_explanation import MemberPart, TextExplanation
+from apood.explain.wording import describe_explained
 from apood.support.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Training has not settled")
@@ -162,6 +165,58 @@ def test_a_long_text_is_explained_by_its_worst_window(fitted):
     assert left_out > 0 and "characters" in explanation.to_html()
 
 
+def make_stories(count, seed, *, foreign=None, sentences=12, words=7):
+    """Return texts with a few words each; the sentence with the number `foreign` has other words."""
+    generator = torch.Generator().manual_seed(seed)
+    stories = []
+    for _ in range(count):
+        order = torch.randperm(len(WORDS), generator=generator)
+        drawn = torch.randint(5, (sentences, words), generator=generator)
+        if foreign is not None:
+            drawn[foreign] += 5
+        stories.append(" ".join(" ".join(WORDS[n] for n in own) + "." for own in order[drawn].tolist()))
+    return stories
+
+
+@pytest.fixture(scope="module")
+def comparing(models):
+    """A detector for which stories have several windows."""
+    encoder = TextEncoder(models("bert"), max_tokens=40)
+    return TextDetector(encoder, Fusion([KNN()], sentences=True), accept=0.9).fit(make_stories(200, 0))
+
+
+@pytest.mark.parametrize("foreign", [0, 5, 9, 11])
+def test_a_sentence_that_decides_is_shown_in_whatever_window_it_is(comparing, foreign):
+    """All sentences are compared in the first window, so that its score is the lowest."""
+    stories = make_stories(12, 5, foreign=foreign)
+    found = comparing.explain(stories)
+    assert [one.score for one in found] == pytest.approx(comparing.score_samples(stories), rel=1e-4)
+    refused = [one for one in found if one.decided == "coherence" and not one.accepted]
+    assert len(refused) >= 5
+    for one in refused:
+        worst = one.find_worst_sentence()
+        assert one.windows >= 3 and one.text[: worst.start].count(".") == foreign
+        assert one.window[0] <= worst.start < worst.end <= one.window[1]
+        assert [member.share for member in one.members] == [0.0, pytest.approx(-one.score)]
+        assert not any(word.contribution for word in one.words) and one.explained == 0
+        assert not any(member.marked for member in one.members)
+        said = "coherence speaks most against this text. No word is marked: coherence compares whole sentences."
+        assert said in " ".join(str(one).split()) and said in one.to_html()
+
+
+def test_sentences_are_compared_in_the_window_that_another_member_decides_by(comparing):
+    """If it is not the first one, the ratings are still those of all sentences of the text."""
+    stories = make_stories(60, 6)
+    judge = comparing.detector.members_[-1]
+    further = [one for one in comparing.explain(stories) if one.decided == "knn" and one.window[0] > 0]
+    assert further
+    for one in further:
+        rated = judge.rate_sentences(comparing.encoder.encode([one.text])[:1]).values
+        first = one.text[: one.sentences[0].start].count(".")
+        expected = rated[first : first + len(one.sentences)].tolist()
+        assert [sentence.suspicion for sentence in one.sentences] == pytest.approx(expected, abs=1e-6)
+
+
 def test_without_attention_all_members_mark(models, texts):
     encoder = TextEncoder(models("bert"))
     tokens = encoder.encode(texts)
@@ -187,6 +242,34 @@ def test_a_side_that_does_not_decide_says_nothing_for_or_against_a_text(shares, 
     """Of a fusion with `sentences`, either coherence or all others decide, and those that do not have a share of 0."""
     members = [MemberPart(*given, True) for given in zip(("ap-ood", "knn", "coherence"), shares, strict=True)]
     assert TextExplanation("", -sum(shares), 0.0, 0.5, True, (0, 0), 1, [], [], members, 1.0).decided == decided
+
+
+@pytest.mark.parametrize(
+    ("shares", "contribution", "said"),
+    [
+        (
+            (0.0, -0.5),
+            0.0,
+            "No member speaks against this text. No word is marked: coherence compares whole sentences.",
+        ),
+        ((-0.5, 0.0), 0.0, "No member speaks against this text. No word is marked."),
+        ((-0.5, 0.0), -0.5, "No member speaks against this text. No word is marked."),
+        ((-0.5, 0.0), 0.1, "No member speaks against this text; the marks show the least ordinary words."),
+        (
+            (0.0, 2.0),
+            0.0,
+            "coherence speaks most against this text. No word is marked: coherence compares whole sentences.",
+        ),
+        ((2.0, 0.0), -0.1, "knn speaks most against this text. No word is marked."),
+        ((2.0,), 0.0, "No word is marked."),
+        ((2.0,), 0.1, "The marked words show what knn sees; all words make up 40% of its distance."),
+    ],
+)
+def test_marks_are_only_spoken_of_if_there_are_any(shares, contribution, said):
+    members = [MemberPart(name, share, bool(share)) for name, share in zip(("knn", "coherence"), shares, strict=False)]
+    words = [Span(0, 4, contribution, 1)]
+    explanation = TextExplanation("word", -sum(shares), 0.0, 0.5, True, (0, 4), 1, words, [], members, 0.4)
+    assert describe_explained(explanation) == said
 
 
 def test_infinite_numbers_are_null_in_json():

@@ -5,8 +5,8 @@ import pytest
 import torch
 from builders import correlated_sequences
 
-from apood import APOOD, KNN, Fusion, Mahalanobis
-from apood.explain.sentences import rate_sentences
+from apood import APOOD, KNN, Coherence, Fusion, Mahalanobis
+from apood.explain.sentences import compare_sentences, find_judge, rate_sentences
 from apood.tokens.batch import Ragged, TokenBatch
 
 LENGTHS = (20, 5, 12, 3, 9, 15)
@@ -117,38 +117,47 @@ def compares():
     return Fusion([KNN()], sentences=True).fit(TokenBatch.concatenate([make_compared(n) for n in range(200)]))
 
 
-class TestADetectorThatComparesSentences:
-    def test_the_sentence_that_fits_least_is_the_most_suspicious(self, compares):
-        batch = TokenBatch.concatenate([make_compared(1000 + n, foreign=n % 6) for n in range(24)])
-        rated = rate_sentences(compares, batch, dict.fromkeys(range(24), OWNERS))
-        assert sum(int(np.argmax(own)) == number % 6 for number, own in rated.items()) >= 20
+def compare(detector, text, *owners):
+    judge = find_judge(detector)
+    assert isinstance(judge, Coherence)
+    return compare_sentences(judge, text, 0, owners)
 
-    def test_sentences_without_tokens_of_their_own_are_rated_by_tokens(self, compares):
+
+class TestADetectorThatComparesSentences:
+    def test_it_is_found_among_the_members(self, compares):
+        assert find_judge(compares) is compares.members_[-1] is find_judge(compares.members_[-1])
+        assert find_judge(compares.members_[0]) is None
+
+    def test_the_sentence_that_fits_least_is_the_most_suspicious(self, compares):
+        rated = [compare(compares, make_compared(1000 + n, foreign=n % 6), OWNERS) for n in range(24)]
+        assert sum(int(np.argmax(own)) == number % 6 for number, own in enumerate(rated)) >= 20
+
+    def test_the_sentences_of_all_windows_are_rated_at_once(self, compares):
+        """The first window has all of them; where they are does not matter."""
+        text = make_compared(3, foreign=4)
+        expected = compare(compares, text, OWNERS)
+        assert expected.argmax() == 4 and not np.isnan(expected).any()
+        parts = OWNERS[:30], np.concatenate([[-1], OWNERS[22:55]]), OWNERS[50:]
+        assert np.array_equal(compare(compares, text, *parts), expected)
+
+    def test_after_a_sentence_without_tokens_of_its_own_nothing_is_known(self, compares):
         """A token that spans two sentences belongs to the first: then no rating is known to be that of the second."""
         shifted = np.where(OWNERS >= 2, OWNERS + 1, OWNERS)
-        text = make_compared(3, foreign=4)
-        rated = rate_sentences(compares, text, {0: shifted})[0]
-        assert np.isnan(rated).tolist() == [False, False, True, False, False, False, False]
-        assert rated[0] != rate_sentences(compares, text, {0: OWNERS})[0][0]
+        rated = compare(compares, make_compared(3), shifted)
+        assert np.isnan(rated).tolist() == [False, False, True, True, True, True, True]
+        assert np.isnan(compare(compares, make_compared(3), OWNERS + 1)).all()
+
+    def test_a_single_sentence_is_not_rated(self, compares):
+        whole = make_compared(5)
+        single = Ragged.from_lengths(whole.channels["sentences"].values[:1], [1])
+        text = whole.with_channels(sentences=single)
+        assert np.isnan(compare(compares, text, np.zeros(TOTAL, dtype=np.int64))).all()
+        assert np.isnan(compare(compares, text, OWNERS)).all(), "or if there are fewer ratings than sentences"
 
     def test_ratings_by_tokens_do_not_depend_on_how_the_whole_text_fits(self, compares):
         """They are like those of the same fusion without `sentences`."""
         texts = TokenBatch.concatenate([make_compared(n) for n in range(200)])
         plain = Fusion([KNN()]).fit(TokenBatch(texts.values, texts.offsets))
-        shifted = np.where(OWNERS >= 2, OWNERS + 1, OWNERS)
         text = make_compared(3, foreign=4)
-        rated, expected = (rate_sentences(one, text, {0: shifted})[0] for one in (compares, plain))
-        known = ~np.isnan(rated)
-        assert np.corrcoef(rated[known], expected[known])[0, 1] > 0.99
-
-    def test_ratings_have_the_order_of_their_sequences(self, compares):
-        shifted = np.where(OWNERS >= 2, OWNERS + 1, OWNERS)
-        batch = TokenBatch.concatenate([make_compared(n) for n in range(3)])
-        owners = {0: OWNERS, 1: shifted, 2: OWNERS}
-        assert list(rate_sentences(compares, batch, owners)) == [0, 1, 2]
-
-    def test_a_further_window_is_rated_by_its_tokens(self, compares):
-        whole = make_compared(5)
-        single = Ragged.from_lengths(whole.channels["sentences"].values[:1], [1])
-        rated = rate_sentences(compares, whole.with_channels(sentences=single), {0: OWNERS})[0]
-        assert len(rated) == len(LENGTHS) and np.isfinite(rated).all() and np.ptp(rated) > 0
+        rated, expected = (rate_sentences(one, text, {0: OWNERS})[0] for one in (compares, plain))
+        assert np.corrcoef(rated, expected)[0, 1] > 0.99

@@ -3,16 +3,23 @@
 import gzip
 import json
 import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 from http_server import FOREIGN, KNOWN, make_texts
 from tiny_models import save_model
 
 from apood import KNN, TextDetector, TextEncoder
+from apood.cli.engine import OnRay
 from apood.data.inputs import Request
+from apood.data.parts import Part
 from apood.scale.job import Job, Settings
 from apood.scale.scoring import ScoreWorker
+from apood.scale.shards import Counts
 from apood.scale.worker import Worker
 
 FILES, EACH = 6, 40
@@ -51,11 +58,28 @@ def plan_scores(corpus: Path, detector: Path, out: Path | str, **options: Any) -
     return Job.plan("score", [str(corpus)], settings, {}, **options)
 
 
-def run_here(job: Job, worker: Worker) -> None:
-    """Do what is left of a job in this process."""
+def run_here(job: Job, worker: Worker) -> Counts:
+    """Do what is left of a job in this process, and return the counts of all rows."""
     for number in job.begin():
         worker.process(number, job.parts[number])
-    job.finish()
+    return job.finish()
+
+
+def run_commands_here(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Let commands with --engine ray do their work in this process, and return the list of the jobs that they run."""
+    jobs: list[Job] = []
+
+    def run(_: OnRay, job: Job, worker: type[Worker]) -> Counts:
+        jobs.append(job)
+        return run_here(job, worker(job.settings))
+
+    def call(function: Callable[..., list[Any]], parts: Sequence[Part], **arguments: Any) -> Iterator[Any]:
+        return (row for number, part in enumerate(parts) for row in function(number, part, **arguments))
+
+    monkeypatch.setattr(OnRay, "run", run)
+    monkeypatch.setattr("apood.scale.engine.connect", lambda _: nullcontext())
+    monkeypatch.setattr("apood.scale.fitting.map_parts", call)
+    return jobs
 
 
 def read_shards(folder: Path) -> dict[str, bytes]:
@@ -71,3 +95,18 @@ class DyingWorker(ScoreWorker):
         if unit.part == 2 and unit.number == 1 and not marker.exists():
             marker.touch()
             os._exit(1)
+
+
+class LateWorker(ScoreWorker):
+    """Fails to start the first three times, and then takes long for each unit."""
+
+    def __init__(self, settings: Settings) -> None:
+        beside = Path(settings.folder).parent
+        failures = len(list(beside.glob("failed-*")))
+        if failures < 3:
+            (beside / f"failed-{failures}").touch()
+            raise OSError("The model cannot be read.")
+        super().__init__(settings)
+
+    def save_more(self, _unit: Any) -> None:
+        time.sleep(0.3)

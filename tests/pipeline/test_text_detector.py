@@ -11,7 +11,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 import apood
-from apood import KNN, Detector, Mahalanobis, TextDetector, TextEncoder
+from apood import KNN, Coherence, Detector, Mahalanobis, TextDetector, TextEncoder
 from apood.pipeline.judging import Judgement
 from apood.support.errors import ArtefactError, DataWarning, InputError, NotCalibratedError
 from apood.tokens.source import split
@@ -166,6 +166,23 @@ def test_changed_facts_are_refused(fitted, tmp_path):
     config.write_text(config.read_text().replace('"hold_out": 0.2', '"hold_out": 0.3'))
     with pytest.raises(ArtefactError, match="its config_sha256 differs"):
         apood.load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("detector", "sentence"),
+    [
+        (KNN(view="summary"), "^The method knn needs summary, which the tokens of the encoder lack; they have"),
+        (Coherence(), "^The method coherence compares the sentences of a text by the input embeddings of a model in"),
+    ],
+    ids=["summary", "sentences"],
+)
+def test_an_encoder_without_a_channel_is_refused_before_all_texts_are_embedded(folder, texts, detector, sentence):
+    encoder = TextEncoder(folder, summary=False, sentences=False)
+    embedded = []
+    encoder.prepare = lambda items: embedded.extend(items) or TextEncoder.prepare(encoder, items)
+    with pytest.raises(InputError, match=sentence):
+        TextDetector(encoder, detector).fit(texts)
+    assert embedded == ["a"]
 
 
 def test_it_can_be_calibrated_anew_and_cloned(folder, texts):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from apood.data.parts import Part
 from apood.scale import engine
 from apood.support.errors import InputError
 
@@ -20,7 +21,7 @@ class _GetTimeoutError(_RayError):
 
 
 class FakeRay:
-    """A cluster of 4 processors and 2 GPUs. A task runs when its answer is asked for, or fails as it is told."""
+    """A machine of 4 processors and 2 GPUs, and one that is gone. A task runs or fails when its answer is asked for."""
 
     exceptions = SimpleNamespace(RayError=_RayError, GetTimeoutError=_GetTimeoutError)
 
@@ -32,8 +33,12 @@ class FakeRay:
     def is_initialized(self) -> bool:
         return True
 
-    def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 4.0, "GPU": 2.0}
+    def nodes(self) -> list[dict[str, Any]]:
+        resources = {"CPU": 4.0, "GPU": 2.0, "memory": 1e9}
+        return [{"Alive": alive, "Resources": resources if alive else {}} for alive in (True, False)]
+
+    def available_resources_per_node(self) -> dict[str, dict[str, float]]:
+        return {"one": self.available_resources()}
 
     def available_resources(self) -> dict[str, float]:
         return {"CPU": 4.0} | ({"GPU": self.free} if self.free else {})
@@ -60,6 +65,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeRay], FakeRay]:
     def replace_ray(fake: FakeRay) -> FakeRay:
         monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
         monkeypatch.setitem(sys.modules, "ray.data", SimpleNamespace())  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "ray._private.state", fake)  # type: ignore[arg-type]
         return fake
 
     return replace_ray
@@ -77,18 +83,57 @@ def test_workers_ask_for_gpus_that_torch_can_use(use, monkeypatch: pytest.Monkey
     assert usable or "offers 2 GPUs that torch cannot use, so workers use processors" in notices[0]
 
 
+HEAD, CPUS, GPUS = {"CPU": 64.0}, {"CPU": 96.0}, {"CPU": 8.0, "GPU": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("machines", "threads", "workers"),
+    [
+        ([HEAD, GPUS], 2, 4),  # the 64 processors of the head are of no use to a worker on the other machine
+        ([CPUS, GPUS, {"CPU": 96.0, "GPU": 8.0}], 2, 12),  # the smallest share fits everywhere
+        ([{"CPU": 256.0, "GPU": 2.0}], 8, 2),
+        ([{"CPU": 2.0, "GPU": 4.0}, {"CPU": 64.0, "GPU": 4.0}], 1, 6),
+        ([{"GPU": 1.0}, GPUS], 2, 4),  # a head that takes no work
+    ],
+)
+def test_a_worker_needs_a_gpu_and_processors_of_the_same_machine(machines, threads: int, workers: int):
+    cluster = engine.Cluster(machines, uses_gpus=True)
+    assert cluster.needs == {"num_gpus": 1, "num_cpus": threads}
+    assert cluster.count_workers(None) == workers
+    message = f"--workers {workers + 1} needs as many GPUs with a processor .* the cluster has {workers}"
+    with pytest.raises(InputError, match=message):
+        cluster.count_workers(workers + 1)
+
+
+def test_what_fits_nowhere_is_refused():
+    with pytest.raises(InputError, match="No machine of the Ray cluster has a GPU and a processor"):
+        engine.Cluster([HEAD, {"GPU": 4.0}], uses_gpus=True).count_workers(None)
+    with pytest.raises(InputError, match="has no processor for workers yet"):
+        engine.Cluster([{}], uses_gpus=False).count_workers(None)
+    assert engine.Cluster([{"CPU": 1.0}, GPUS], uses_gpus=False).count_workers(None) == 9
+
+
+def test_free_places_are_counted_on_each_machine(use, monkeypatch: pytest.MonkeyPatch):
+    ray = use(FakeRay())
+    monkeypatch.setattr(engine, "_FREE_SECONDS", 0.0)
+    free = {"head": HEAD, "busy": {"CPU": 1.0, "GPU": 3.0}, "idle": {"CPU": 6.0, "GPU": 1.0}, "new": GPUS}
+    monkeypatch.setattr(ray, "available_resources_per_node", lambda: free)
+    (notice,) = engine.Cluster([HEAD, GPUS, GPUS, GPUS], uses_gpus=True).list_notices(12)
+    assert notice.startswith("The cluster has room for 5 of 12 workers: other programs use its GPUs")
+
+
 def test_busy_gpus_are_not_waited_for(use, monkeypatch: pytest.MonkeyPatch):
     ray = use(FakeRay(free=0.0))
     monkeypatch.setattr(engine, "_FREE_SECONDS", 0.0)
     found = engine.find_resources()
-    assert found.gpus == 2 and ray.asked == []
+    assert found.uses_gpus and ray.asked == []
     (notice,) = found.list_notices(2)
     assert notice.startswith("The cluster has room for 0 of 2 workers: other programs use its GPUs")
 
 
 def test_a_machine_that_does_not_answer_is_not_asked_any_longer(use):
     ray = use(FakeRay(failure=_GetTimeoutError("no answer")))
-    assert engine.find_resources().gpus == 2
+    assert engine.find_resources().uses_gpus
     assert ray.cancelled == ray.asked and len(ray.asked) == 1
 
 
@@ -103,3 +148,32 @@ def test_a_connection_alone_asks_nothing(use):
     with engine.connect(None):
         pass
     assert ray.asked == []
+
+
+def test_notices_of_ray_are_not_among_the_results(use, capsys: pytest.CaptureFixture[str]):
+    use(FakeRay())
+    with engine.connect(None):
+        print("(raylet) A worker died.")
+    print("results")
+    assert capsys.readouterr() == ("results\n", "(raylet) A worker died.\n")
+
+
+def test_a_part_may_take_longer_than_ray_waits_for_progress(monkeypatch: pytest.MonkeyPatch):
+    import ray.data
+
+    context = ray.data.DataContext.get_current()
+    monkeypatch.setattr(context, "execution_no_progress_timeout_s", 2.0)
+    monkeypatch.setattr("ray.data.from_items", lambda rows, **_: rows)
+    assert len(engine._make_dataset([Part("a.txt", 0, None, 5)], [0])) == 1
+    assert context.execution_no_progress_timeout_s == -1
+
+
+def test_errors_of_ray_data_are_sentences():
+    from ray.data.exceptions import ExecutionTimeoutError
+
+    def fail():
+        raise ExecutionTimeoutError("It made no progress.")
+        yield
+
+    with pytest.raises(InputError, match=r"^A worker failed: It made no progress\.$"):
+        list(engine._iterate(SimpleNamespace(iter_rows=fail)))

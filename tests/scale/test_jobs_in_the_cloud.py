@@ -1,5 +1,6 @@
 """Jobs whose work and results are in a cloud store, which a folder of this machine stands in for."""
 
+import itertools
 import json
 import shutil
 import threading
@@ -11,20 +12,20 @@ from bucket import Bucket, put_bucket_in_place
 from scaled import plan_scores, read_shards, run_here
 
 from apood import KNN, TokenStore
+from apood.cli.arguments import refuse_occupied
 from apood.data.inputs import Request
 from apood.data.parts import find_parts
 from apood.data.record import Record
-from apood.detectors.contract.artefact import load_with_facts
 from apood.fitting.optimise import Checkpoint
 from apood.pipeline.token_cache import TokenCache
 from apood.scale.embedding import EmbedWorker, join_units
 from apood.scale.fitting import Sample, draw_sample, fit_sample
 from apood.scale.job import Job, Settings
-from apood.scale.measuring import MeasureWorker, merge_units
+from apood.scale.measuring import MeasureWorker, load_identified, merge_units
 from apood.scale.sampling import Drawn, choose_bound
 from apood.scale.scoring import ScoreWorker
-from apood.support.cloud import CloudAddress, parse_place
-from apood.support.errors import CloudError, InputError
+from apood.support.cloud import CloudAddress, parse_place, write_file
+from apood.support.errors import CloudError, InputError, StoreError
 from apood.tokens.digests import content_digest
 
 
@@ -73,6 +74,33 @@ def test_an_interrupted_upload_leaves_no_store(root: Path, monkeypatch: pytest.M
             embed(root, "s3://bucket/there.parts", "s3://bucket/there")
     with pytest.raises(CloudError, match=r"incomplete: it has no index\.json"):
         TokenStore("s3://bucket/there")
+    refuse_occupied(parse_place("s3://bucket/there"))  # the same command goes on
+    embed(root, "s3://bucket/there.parts", "s3://bucket/there")
+    for is_taken in (
+        lambda: refuse_occupied(parse_place("s3://bucket/there")),
+        lambda: embed(root, "s3://bucket/there.parts", "s3://bucket/there"),
+    ):
+        with pytest.raises(InputError, match="s3://bucket/there already exists and is not empty"):
+            is_taken()
+
+
+@pytest.mark.usefixtures("bucket")
+@pytest.mark.parametrize("work", ["s3://bucket/there.parts", "there.parts"])
+def test_a_damaged_unit_is_named_with_what_to_delete(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+):
+    monkeypatch.chdir(tmp_path)
+    store = embed(root, work, "first")
+    units = tmp_path / work.replace("s3://", "cloud/")
+    for file in ("shard-00000.safetensors", "index.json"):
+        (units / "tokens-000001-00001" / file).write_text("")
+        with pytest.raises(StoreError, match=rf"the token store {work}/tokens-000001-00001 cannot be read") as caught:
+            embed(root, work, "second")
+        assert f"Delete {work}/tokens-000001-00001 and rows-000001-00001.parquet beside it" in str(caught.value)
+        shutil.rmtree(units / "tokens-000001-00001")
+        (units / "rows-000001-00001.parquet").unlink()
+        again = embed(root, work, f"again with {file}")
+        assert content_digest(again) == content_digest(store)
 
 
 @pytest.mark.usefixtures("bucket")
@@ -82,7 +110,7 @@ def test_what_is_measured_is_the_same_there(root: Path, tmp_path: Path):
         job = plan_scores(root / "corpus", root / "detector", out)
         settings = replace(job.settings, request=Request(), remembered=choose_bound(1, 0))
         run_here(replace(job, settings=settings), MeasureWorker(settings))
-        found.append(merge_units(job.place, load_with_facts(root / "detector")[0], 10**6))
+        found.append(merge_units(job.place, *load_identified(root / "detector"), 10**6))
     (_, here), (_, there) = found
     assert here.keys() == there.keys() and all(here[name].equal(there[name]) for name in here)
 
@@ -94,10 +122,10 @@ def test_a_fit_goes_on_with_the_sample_and_the_detector_that_are_there(root: Pat
     sample = Sample(records, [], 100, choose_bound(1, 0))
     cache = TokenCache.of_model(tmp_path / "tokens", root / "bert")
     place, checkpoint = parse_place("s3://bucket/fit.scale/detector"), Checkpoint(tmp_path / "checkpoint")
-    fitted = fit_sample(KNN(k=2), sample, cache, place, checkpoint)
+    fitted, digest = fit_sample(KNN(k=2), sample, cache, place, checkpoint)
     shutil.rmtree(tmp_path / "cache")
-    again = fit_sample(KNN(k=3), sample, cache, place, checkpoint)
-    assert again.k == 2 and again.bank_.equal(fitted.bank_)
+    again, same = fit_sample(KNN(k=3), sample, cache, place, checkpoint)
+    assert digest == same and again.k == 2 and again.bank_.equal(fitted.bank_)
 
 
 @pytest.mark.usefixtures("bucket")
@@ -129,17 +157,25 @@ def test_the_number_of_requests_for_inputs_does_not_depend_on_their_number(bucke
 
 @pytest.mark.usefixtures("bucket")
 def test_shards_are_read_at_the_same_time(root: Path, monkeypatch: pytest.MonkeyPatch):
-    """The manifest is in order, and two reads wait for each other."""
+    """The manifest is in order, and the first two reads wait for each other, both of the beginning and of the end."""
     job = plan_scores(root / "corpus", root / "detector", "s3://bucket/scores")
     run_here(job, ScoreWorker(job.settings))
-    read, met = CloudAddress.open_anywhere, threading.Barrier(2, timeout=30)
+    read = CloudAddress.open_anywhere
 
-    def meet_and_read(address: CloudAddress):
-        met.wait()
-        return read(address)
+    def let_two_meet() -> None:
+        met, numbers = threading.Barrier(2, timeout=30), itertools.count()
 
-    monkeypatch.setattr(CloudAddress, "open_anywhere", meet_and_read)
+        def meet_and_read(address: CloudAddress):
+            if next(numbers) < 2:
+                met.wait()
+            return read(address)
+
+        monkeypatch.setattr(CloudAddress, "open_anywhere", meet_and_read)
+
+    let_two_meet()
     assert job.begin() == []
+    monkeypatch.setattr("apood.scale.job.list_finished", set)  # which has read some of them
+    let_two_meet()
     assert job.finish().rows == 252
     manifest = json.loads((job.place / "_manifest.json").read_bytes())
     assert [shard["file"] for shard in manifest["shards"]] == sorted(shard["file"] for shard in manifest["shards"])
@@ -189,10 +225,18 @@ def test_two_commands_that_see_each_other_both_give_up(root: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("bucket")
-def test_a_command_that_was_killed_when_it_had_claimed_begins_again(root: Path, tmp_path: Path):
+def test_a_claim_without_a_plan_is_of_another_command(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also of the same command that was started twice, or killed when it had claimed: nobody can say which."""
     one, _ = plan_two(root)
-    one.begin()
-    (tmp_path / "cloud" / "bucket" / "scores" / "_plan.json").unlink()
-    run_here(one, ScoreWorker(one.settings))
-    rest = {path.name for path in (tmp_path / "cloud" / "bucket" / "scores").iterdir() if path.suffix != ".parquet"}
-    assert rest == {"_plan.json", "_manifest.json", f"_claim-{one.settings.plan[:16]}"}
+    with monkeypatch.context() as patch:
+        patch.setattr("apood.scale.job._write_json", lambda place, _: place.name.startswith("_claim") and write(place))
+        assert one.begin() == [0]
+    with pytest.raises(
+        InputError, match=r"begun: choose another folder, or delete its objects _claim-\* if no command"
+    ):
+        plan_two(root)[0].begin()
+
+
+def write(place: CloudAddress) -> None:
+    with write_file(place) as temporary:
+        temporary.write_text("{}")

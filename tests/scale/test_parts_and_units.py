@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,11 @@ from apood.data.inputs import Request
 from apood.data.parts import Part, find_parts, read_part
 from apood.data.record import Record
 from apood.scale.embedding import EmbedWorker, join_units
-from apood.scale.engine import Cluster
 from apood.scale.job import Job, Settings
 from apood.scale.sampling import choose_bound, compute_key, draw_from_part, take_smallest
 from apood.scale.scoring import ScoreWorker
 from apood.scale.shards import Counts, find_committed
-from apood.scale.units import cut_units
+from apood.scale.units import cut_units, make_row, read_row
 from apood.support.errors import InputError
 from apood.support.files import atomic_folder, is_temporary
 
@@ -161,12 +161,6 @@ def test_a_unit_that_is_lost_is_done_again_with_the_same_bytes(root: Path, refer
     assert read_shards(tmp_path / "out") == reference
 
 
-def test_a_cluster_without_processors_is_refused():
-    with pytest.raises(InputError, match="has no processor for workers yet"):
-        Cluster(cpus=0, gpus=0).count_workers(None)
-    assert Cluster(cpus=4, gpus=0).count_workers(None) == 4
-
-
 def test_shards_are_in_the_order_of_their_numbers(tmp_path: Path):
     for name in ("000000-99999", "000000-100000", "1000000-00000", "999999-00000"):
         (tmp_path / f"rows-{name}.parquet").touch()
@@ -217,15 +211,6 @@ def test_an_error_of_every_document_is_raised(root: Path, tmp_path: Path):
     job.begin()
     with pytest.raises(ValueError, match="nothing works"):
         Failing(job.settings).process(0, job.parts[0])
-
-
-def test_a_damaged_file_ends_with_a_row(root: Path, tmp_path: Path):
-    content = gzip.compress(b"".join(b'{"text": "word1", "id": 1}\n' for _ in range(5000)))
-    (tmp_path / "a.jsonl.gz").write_bytes(content[: len(content) // 2])
-    job = plan_scores(tmp_path, root / "detector", tmp_path / "out")
-    run_here(job, ScoreWorker(job.settings))
-    rows = read_rows(tmp_path / "out")
-    assert len(rows) > 1 and rows[-1]["place"] == str(tmp_path / "a.jsonl.gz") and "cannot be read" in rows[-1]["error"]
 
 
 def test_a_file_that_a_machine_cannot_open_is_an_error_and_not_a_row(root: Path, tmp_path: Path):
@@ -312,11 +297,29 @@ def test_a_job_does_not_finish_what_another_command_began_at_the_same_time(root:
     assert not (tmp_path / "one" / "_manifest.json").exists()
 
 
+def test_a_job_does_not_finish_if_an_input_has_changed(root: Path, tmp_path: Path):
+    shutil.copytree(root / "corpus", tmp_path / "corpus")
+    job = plan_scores(tmp_path / "corpus", root / "detector", tmp_path / "out")
+    worker = ScoreWorker(job.settings)
+    for number in job.begin():
+        worker.process(number, job.parts[number])
+    (tmp_path / "corpus" / "new.txt").write_text("a file that another program writes meanwhile\n")
+    assert job.finish().rows == 252
+    os.utime(tmp_path / "corpus" / "1.jsonl")
+    with pytest.raises(InputError, match=r"1\.jsonl' has changed since the work began, so that .* of both versions"):
+        job.finish()
+
+
+def test_a_part_travels_to_workers():
+    for part in (Part("a.jsonl", 4, 8, 4, "8-1"), Part("a.jsonl.gz", size=4, version="4-1")):
+        assert read_row(make_row(0, part)) == part
+
+
 def test_other_code_of_the_same_version_does_not_continue_the_work(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     plan_scores(root / "corpus", root / "detector", tmp_path / "out").begin()
-    monkeypatch.setattr("apood.scale.job.source_digest", lambda: "other code")
+    monkeypatch.setattr("apood.scale.job.source_digest", lambda **_: "other code")
     with pytest.raises(InputError, match="holds the work of another command, whose source differs"):
         plan_scores(root / "corpus", root / "detector", tmp_path / "out").begin()
 

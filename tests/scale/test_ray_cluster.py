@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from processes import PROGRAM
-from scaled import DyingWorker, plan_scores, read_shards
+from scaled import DyingWorker, LateWorker, plan_scores, read_shards
 from typer.testing import CliRunner
 
 from apood.cli.app import app
 from apood.data.inputs import Request
 from apood.data.parts import find_parts
+from apood.scale.engine import run_workers
 from apood.scale.sampling import choose_bound, draw_from_part, draw_rows, take_smallest
 from apood.scale.scoring import ScoreWorker
 from apood.scale.worker import Worker
@@ -50,8 +51,6 @@ def cluster(address: str):
 
 
 def run_job(root: Path, out: Path, worker: type[Worker], cluster, workers: int) -> dict[str, bytes]:
-    from apood.scale.engine import run_workers
-
     job = plan_scores(root / "corpus", root / "detector", out)
     chosen = job.begin()
     found = list(run_workers(worker, job.settings, job.parts, chosen, cluster=cluster, workers=workers))
@@ -67,6 +66,17 @@ def test_one_worker_writes_the_same_bytes(root: Path, reference, cluster, tmp_pa
 def test_a_worker_that_dies_costs_its_unit(root: Path, reference, cluster, tmp_path: Path):
     assert run_job(root, tmp_path / "out", DyingWorker, cluster, 2) == reference
     assert (tmp_path / "died").exists()
+
+
+def test_a_worker_that_starts_late_and_takes_long_is_waited_for(
+    root: Path, cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from ray.data import DataContext
+
+    monkeypatch.setattr(DataContext.get_current(), "execution_no_progress_timeout_s", 0.5)
+    job = plan_scores(root / "corpus" / "0.jsonl", root / "detector", tmp_path / "out")
+    (found,) = run_workers(LateWorker, job.settings, job.parts, job.begin(), cluster=cluster, workers=1)
+    assert found["rows"] == 42 and len(list(tmp_path.glob("failed-*"))) == 3
 
 
 @pytest.mark.usefixtures("cluster")
@@ -172,7 +182,7 @@ def test_an_error_of_apood_in_a_worker_is_the_error_of_the_command(root: Path, t
     options = ["--out", str(tmp_path / "out"), "--engine", "ray", "--workers", "1", "--model", str(tmp_path / "none")]
     result = CliRunner().invoke(app, ["score", str(root / "detector"), str(root / "corpus" / "0.jsonl"), *options])
     assert result.exit_code == 2
-    assert result.output.startswith(f"Error: There is no folder {str(tmp_path / 'none')!r}.")
+    assert f"Error: There is no folder {str(tmp_path / 'none')!r}." in result.output
 
 
 def test_a_busy_cluster_is_named(cluster, monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scaled import plan_scores
@@ -11,14 +13,15 @@ from apood.scale.job import Job
 from apood.scale.scoring import ScoreWorker
 from apood.scale.tries import PATIENCE, PATIENCE_ALONE, Tries, delete_marks
 from apood.scale.units import Unit
-from apood.scale.worker import Worker
+from apood.scale.worker import Worker, _is_gpu_lost
 from apood.support.background import BackgroundCalls
 from apood.support.cloud import parse_place
+from apood.support.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("both_orders")
 
 POISON = "a poisoned text"
-UNIT = Unit(0, 0, [], last=True)
+UNIT = Unit(0, 0, [], last=True).name
 
 
 @pytest.fixture(params=["one after the other", "overlapping"])
@@ -61,11 +64,14 @@ def run_until_done(job: Job, worker: Worker, most: int = 20) -> int:
     raise AssertionError(f"The worker died {most} times.")
 
 
-def find_given_up(folder: Path) -> list[int]:
+def read_rows(folder: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet
 
-    rows = [row for path in sorted(folder.glob("*.parquet")) for row in pyarrow.parquet.read_table(path).to_pylist()]
-    errors = {int(row["id"]): row["error"] for row in rows if row["error"] is not None}
+    return [row for path in sorted(folder.glob("*.parquet")) for row in pyarrow.parquet.read_table(path).to_pylist()]
+
+
+def find_given_up(folder: Path) -> list[int]:
+    errors = {int(row["id"]): row["error"] for row in read_rows(folder) if row["error"] is not None}
     assert all("each worker that tried to encode or score it died" in error for error in errors.values())
     return list(errors)
 
@@ -90,7 +96,7 @@ def test_a_commit_that_fails_is_no_fault_of_the_last_document(
 
     job = plan(root, tmp_path, poisoned)
     (number,) = job.begin()
-    unit = Unit(number, 0, [], last=True)
+    unit = Unit(number, 0, [], last=True).name
     for _ in range(PATIENCE):
         Tries(job.place, job.settings.plan, unit).begin()
     for _ in range(2 * PATIENCE_ALONE):
@@ -110,6 +116,94 @@ def test_a_document_that_kills_when_its_unit_is_tried_again_is_given_up(root: Pa
     job = plan(root, tmp_path, [5])
     assert run_until_done(job, Failing(job.settings)) == PATIENCE + PATIENCE_ALONE
     assert find_given_up(tmp_path / "out") == [5]
+
+
+def test_a_document_after_which_the_gpu_fails_is_given_up(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every call of the process fails from then on, so that other documents would seem to fail, too."""
+
+    class Losing(ScoreWorker):
+        lost = False
+
+        def process(self, number, part):
+            self.lost = False  # in a new process
+            return super().process(number, part)
+
+        def make_rows(self, portion):
+            self.lost |= any(record.item == POISON for record in portion.records)
+            if self.lost:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return super().make_rows(portion)
+
+    def end(_code: int) -> None:
+        raise Died
+
+    job = plan(root, tmp_path, [18, 20], documents=40)
+    worker = Losing(job.settings)
+    worker.settings = replace(job.settings, on_gpu=True)
+    monkeypatch.setattr("apood.scale.worker._is_gpu_lost", lambda: worker.lost)
+    monkeypatch.setattr("os._exit", end)
+    assert run_until_done(job, worker) == PATIENCE + 2 * PATIENCE_ALONE
+    assert find_given_up(tmp_path / "out") == [18, 20]
+
+
+@pytest.mark.parametrize(("errors", "lost"), [(0, False), (1, False), (2, True)])
+def test_a_gpu_is_lost_if_it_fails_again(monkeypatch: pytest.MonkeyPatch, errors: int, lost: bool):
+    left = iter(range(errors))
+
+    def fail() -> None:
+        if next(left, None) is not None:
+            raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr("torch.cuda.synchronize", fail)
+    assert _is_gpu_lost() == lost
+
+
+@pytest.mark.parametrize("dies_at", [0, 7, 16, 35])
+@pytest.mark.parametrize("poisoned", [(), (3,)])
+def test_a_part_that_kills_who_reads_it_ends_there(root: Path, tmp_path: Path, dies_at: int, poisoned: Sequence[int]):
+    """What comes before is done, whether a document of it kills, too, or not."""
+
+    class Reader(DyingWorker):
+        def read(self, number, part):
+            for place, record in enumerate(super().read(number, part)):
+                if place == dies_at:
+                    raise Died
+                yield record
+
+    job = plan(root, tmp_path, poisoned, documents=40)
+    run_until_done(job, Reader(job.settings), most=30)
+    rows = read_rows(tmp_path / "out")
+    kept = max(dies_at - 1, 0) // 16 * 16  # units are given up as a whole; the next record tells where one ends
+    assert [row["id"] for row in rows] == [*map(str, range(kept)), None]
+    given_up = {int(row["id"]) for row in rows[:-1] if row["error"]}
+    assert given_up == set(poisoned) & set(range(kept))
+    assert rows[-1]["place"] == str(tmp_path / "corpus.jsonl") and "each worker that tried to read" in rows[-1]["error"]
+    assert not list((tmp_path / "out").glob("_tries*"))
+
+
+def test_deaths_while_other_units_are_encoded_do_not_give_up_what_is_read(root: Path, tmp_path: Path):
+    class Unlucky(ScoreWorker):
+        deaths = 0
+
+        def make_rows(self, portion):
+            self.deaths += 1
+            if self.deaths <= PATIENCE:
+                raise Died
+            return super().make_rows(portion)
+
+    job = plan(root, tmp_path, [], documents=40)
+    run_until_done(job, Unlucky(job.settings))
+    assert len(read_rows(tmp_path / "out")) == 40 and find_given_up(tmp_path / "out") == []
+
+
+def test_an_error_of_reading_leaves_no_marks(root: Path, tmp_path: Path):
+    job = plan(root, tmp_path, [])
+    job.begin()
+    (tmp_path / "corpus.jsonl").unlink()
+    for _ in range(PATIENCE + 1):
+        with pytest.raises(InputError, match="cannot be read"):
+            ScoreWorker(job.settings).process(0, job.parts[0])
+    assert not list((tmp_path / "out").glob("_tries*"))
 
 
 def test_an_error_leaves_no_marks(root: Path, tmp_path: Path):

@@ -1,6 +1,7 @@
 """A guarded generator reads once, generates as usual for accepted inputs, and not at all for refused ones."""
 
 import doctest
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import torch
 from sklearn.exceptions import NotFittedError
 from tiny_models import CAUSAL, ENCODER_DECODER, WORDS, made_once
 
-from apood import KNN, MSP, Detector, Entropy, Perplexity, TextEncoder, guard
+from apood import KNN, MSP, Detector, Entropy, Fusion, Perplexity, TextEncoder, guard
 from apood.data.record import Pair
 from apood.support.errors import InputError, NotCalibratedError
 from apood.tokens.batch import Ragged, TokenBatch
@@ -432,6 +433,21 @@ def test_the_outputs_of_a_callable_can_be_checked(models: Models, texts: list[st
                 assert "ZeroDivisionError" in str(result.reason) and "ZeroDivisionError" in json.dumps(result.to_dict())
                 with pytest.raises(ZeroDivisionError):
                     guard(fail_sometimes, detector)(result.text)
+
+
+def test_the_encoder_of_a_callable_gives_what_both_detectors_need(models: Models, texts: list[str]) -> None:
+    encoder = TextEncoder(models("bert"))
+    stories = [f"{a}. {b}." for a, b in itertools.product(texts[:12], texts[12:24])]
+    parts = (stories[:90], stories[90:])
+    checker = Fusion([KNN(), KNN(view="summary")], sentences=True).fit(encoder.encode(parts[0]))
+    checker.calibrate(encoder.encode(parts[1]), 0.5)
+    detector = KNN(k=1).fit(encoder.encode(parts[0])).calibrate(encoder.encode(parts[1]), 0.9)
+    results = guard(str.lower, detector, output_detector=checker)(parts[1])
+    scores = checker.score_samples(encoder.encode([text.lower() for text in parts[1]]))
+    checked = [(own.output_score, score) for own, score in zip(results, scores, strict=True) if own.accepted]
+    assert len(checked) > 40
+    for found, expected in checked:
+        assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_threads_share_a_guard(models: Models, texts: list[str]) -> None:

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
-from apood import Length
+from apood import Coherence, Length
 from apood.serving.shared.verdicts import Judged, decide
-from apood.tokens.batch import TokenBatch
+from apood.tokens.batch import Ragged, TokenBatch
 
 
 def make_windows(*scores: float) -> Judged:
@@ -46,3 +47,12 @@ def test_a_text_with_a_score_that_is_nan_is_refused(scores: tuple[float, ...]):
 
 def test_texts_without_any_window_at_all():
     assert Judged.gather(2, [], [], {}).scores.tolist() == [-np.inf, -np.inf]
+
+
+def test_the_score_of_sentences_is_not_said_to_be_that_of_a_window():
+    rows = torch.randn(480, 5, generator=torch.Generator().manual_seed(0)).abs() + 1
+    texts = TokenBatch.without_tokens(sentences=Ragged.from_lengths(rows, [4] * 120))
+    detectors = make_detector(), Coherence().fit(texts[:60]).calibrate(texts[60:])
+    reasons = [decide(own, Judged(np.array([-1e9]), [None], [3]), "input")[0].reason for own in detectors]
+    assert "its score -1e+09 in the worst of its 3 windows is below" in reasons[0]
+    assert "its score -1e+09 in the worst of its sentences and 3 windows is below" in reasons[1]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -168,7 +169,7 @@ def test_a_store_that_fails_is_not_a_damaged_shard(bucket, monkeypatch):
     import pyarrow.parquet
 
     shard = parse_place("s3://bucket/scores/rows-000000-00000.parquet")
-    write_shard(shard, [{"place": "line 1", "score": 0.5}], ["score"], [], last=True)
+    write_shard(shard, [{"place": "line 1", "score": 0.5}], ["score"], [], last=True, damaged=False)
     assert read_counts(shard) == (Counts(rows=1), True)
     opened = list[Any]()
 
@@ -247,6 +248,27 @@ def test_files_that_do_not_belong_together_are_refused_and_not_kept(bucket, forg
         apood.load("other").save("s3://bucket/detector")
 
 
+@pytest.mark.usefixtures("bucket")
+def test_a_folder_that_a_killed_process_did_not_upload_is_deleted_by_the_next_one(tmp_path, monkeypatch):
+    detector, upload = KNN(k=1).fit([np.ones((2, 4)), np.zeros((2, 4))]), CloudAddress.upload
+    cache = tmp_path / "cache" / "apood" / "cloud"
+    left = list[Path]()
+
+    def leave(address: CloudAddress, file: Path) -> None:
+        """Upload a file, and leave a copy of its folder with the name that it would have of a process that ended."""
+        folder = file.parents[1]
+        left.append(folder.with_name(folder.name.replace(f"-{os.getpid()}-", f"-{2**22 + 1}-")))
+        left[-1].mkdir(exist_ok=True)
+        upload(address, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CloudAddress, "upload", leave)
+        detector.save("s3://bucket/detector")
+    assert left[-1] in cache.iterdir()
+    detector.save("s3://bucket/detector")
+    assert [path.name for path in cache.iterdir()] == ["s3"]
+
+
 def test_names_in_a_store_cannot_lead_out_of_the_copy(bucket, forget_copies):
     write_store("s3://bucket/store")
     index = json.loads((bucket / "store" / "index.json").read_text())
@@ -271,6 +293,33 @@ def test_commands_take_addresses(bucket, forget_copies):
     assert '"folder": "s3://bucket/all"' in run("inspect", "s3://bucket/all", "--json")
 
 
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [
+        (["fit", "s3://bucket/train", "--method", "knn", "--out", "s3://bucket/new"], "new/config.json"),
+        (["store", "merge", "s3://bucket/train", "s3://bucket/more", "--out", "s3://bucket/new"], "new/index.json"),
+        (["store", "split", "s3://bucket/train", "--part", "a=0.5", "--out", "s3://bucket/new"], "new/a/index.json"),
+    ],
+)
+@pytest.mark.usefixtures("bucket")
+def test_a_command_whose_upload_was_interrupted_can_be_repeated(monkeypatch, command, last):
+    write_store("s3://bucket/train", count=30)
+    write_store("s3://bucket/more", value=0.5, count=30)
+    upload = CloudAddress.upload
+
+    def interrupt(address: CloudAddress, file: Path) -> None:
+        if str(address) == f"s3://bucket/{last}":
+            raise KeyboardInterrupt
+        upload(address, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CloudAddress, "upload", interrupt)
+        assert CliRunner().invoke(app, command).exit_code == 130
+    run(*command)
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2 and "already exists and is not empty" in refused.stderr
+
+
 def test_file_addresses_are_paths(tmp_path):
     write_store(f"file://{tmp_path}/store", count=30)
     run("fit", f"file://{tmp_path}/store", "--method", "knn", "--out", f"file://{tmp_path}/detector")
@@ -292,6 +341,23 @@ def test_an_output_that_fails_leaves_nothing(bucket):
         raise ZeroDivisionError
     assert not (bucket / "x.txt").exists() and not temporary.exists()
     assert find_work_folder(parse_place("s3://bucket/a")) != find_work_folder(parse_place("gs://bucket/a"))
+
+
+@pytest.mark.usefixtures("bucket")
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_file_that_cannot_be_uploaded_is_kept_only_for_the_user(tmp_path, monkeypatch, keep):
+    """A worker writes it again, and its machine has no use for it."""
+
+    def fail(*_: object) -> None:
+        raise CloudError("s3://bucket/x.txt cannot be written: the store does not answer.")
+
+    monkeypatch.setattr(CloudAddress, "upload", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    with pytest.raises(CloudError) as error, write_file(parse_place("s3://bucket/x.txt"), keep=keep) as temporary:
+        temporary.write_text("rows")
+    assert temporary.exists() == keep and (f"kept as {temporary}" in str(error.value)) == keep
+    assert bool(list((tmp_path / "tmp").iterdir())) == keep
 
 
 def test_a_store_that_never_answers_is_given_up(monkeypatch):

@@ -280,6 +280,30 @@ def test_only_old_files_of_unknown_processes_are_deleted_and_no_foreign_ones(tmp
     assert [name for name in foreign if is_temporary(Path(name))] == ["aXjson.partial-0123abcd"]
 
 
+def _make_folder_until_killed(sender, path):
+    with files.temporary_folder(path) as temporary:
+        (temporary / "inner").mkdir()
+        sender.send(temporary.name)
+        time.sleep(60)
+
+
+def test_folders_of_killed_processes_of_this_computer_are_deleted_by_the_next_one(tmp_path):
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_make_folder_until_killed, args=(sender, tmp_path / "new"))
+    process.start()
+    left = receiver.recv()
+    others = ["new.partial-ffffffff-1-4567abcd", "new.partial-notes"]
+    for name in others:
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (0, 0))
+    for is_left in (True, False):
+        with files.temporary_folder(tmp_path / "new") as temporary:
+            assert names(tmp_path) == sorted([temporary.name, *others, *[left] * is_left])
+        process.kill()
+        process.join()
+    assert names(tmp_path) == others
+
+
 def test_json_round_trip(tmp_path):
     path = tmp_path / "a.json"
     content = {"name": "ünï", "list": [1, 2.5, None, True], "nested": {"a": "b"}}
@@ -365,10 +389,11 @@ def test_the_digest_of_the_code_does_not_depend_on_its_folder(package, tmp_path,
     ],
 )
 def test_the_digest_covers_the_code_that_fits(package, file, counts):
-    before = source_digest.__wrapped__()
+    before, everything = source_digest.__wrapped__(), source_digest.__wrapped__(everything=True)
     with (package / file).open("a", encoding="utf-8") as code:
         code.write("# changed")
     assert (source_digest.__wrapped__() != before) == counts
+    assert source_digest.__wrapped__(everything=True) != everything
 
 
 def test_a_renamed_file_changes_the_digest(package):

@@ -30,6 +30,7 @@ __all__ = [
     "default_parameters",
     "describe_unfinished",
     "format_parameter",
+    "is_default",
     "make_detector",
     "open_store",
     "parse_named_stores",
@@ -49,7 +50,7 @@ _CHANNEL_SOURCES = {
     "token_logprobs": "`apood embed` stores it for causal language models, and in --mode output or reference",
     "sample_logprobs": "`apood embed` stores it with --samples, for models that generate",
     "logits": "`apood embed` stores it for classifiers",
-    "summary": "`apood embed` stores it for texts and sounds",
+    "summary": "`apood embed` stores it for texts",
     "sentences": "`apood embed` stores it for texts in --mode input",
 }
 
@@ -66,6 +67,13 @@ def format_parameter(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def is_default(method: str) -> bool:
+    """Return whether a method is the default one, which also has a name of its own."""
+    from apood.detectors.contract.registry import DEFAULT
+
+    return method in ("default", DEFAULT)
+
+
 def make_detector(
     method: str,
     settings: Sequence[str],
@@ -74,15 +82,16 @@ def make_detector(
     fast: bool = False,
     beginnings: bool = False,
     sentences: bool = False,
+    on_ray: bool = False,
 ) -> "Detector":
     """Return a new detector, after a check of its parameters and of the options that only some methods have or need."""
     from apood.detectors.contract.registry import detector_class
-    from apood.detectors.fusion import list_untrained_members
+    from apood.detectors.recommended import list_untrained_members
 
     chosen = detector_class(method)
     given = parse_settings(chosen, settings)
     for option, wanted in (("--fast", fast), ("--beginnings", beginnings), ("--sentences", sentences)):
-        if wanted and method != "default":
+        if wanted and not is_default(method):
             raise InputError(f"{option} is for the default method: leave it out, or --method {method}.")
     given |= {"members": list_untrained_members()} if fast else {}
     given |= {"beginnings": True} if beginnings else {}
@@ -92,7 +101,8 @@ def make_detector(
     if with_aux and detector.aux == "unused":
         raise InputError(f"The method {chosen.name} does not use auxiliary outliers: leave out --aux.")
     if not with_aux and detector.aux == "required":
-        raise InputError(f"The method {chosen.name} learns from auxiliary outliers: give some with --aux.")
+        remedy = "choose --engine plain, and give some" if on_ray else "give some"
+        raise InputError(f"The method {chosen.name} learns from auxiliary outliers: {remedy} with --aux.")
     return detector
 
 
@@ -352,16 +362,19 @@ def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
 def refuse_occupied(target: Place, force: bool | None = None) -> None:
     """Raise an error if the folder `target` holds something already, or if nothing can be written there.
 
-    `force` is for commands that write a detector: True lets them replace one, but nothing else.
+    In a cloud store, only a manifest counts, which is written last: without it, an upload was interrupted, and the same
+    command repeats it. `force` is for commands that write a detector: True lets them replace one, but nothing else.
     """
     if target.name in ("", ".."):
         raise InputError(f"{target} cannot be replaced as a whole: give the name of a folder in it.")
     if force is not None:
-        from apood.detectors.contract.artefact import refuse_foreign
+        from apood.detectors.contract.artefact import CONFIG_FILE, refuse_foreign
 
         refuse_foreign(target)
     if isinstance(target, CloudAddress):
-        is_free = not target.exists()
+        from apood.tokens.store import INDEX_FILE
+
+        is_free = not (target / (INDEX_FILE if force is None else CONFIG_FILE)).exists()
     else:
         is_empty = not target.exists() or (target.is_dir() and not any(target.iterdir()))
         is_free = is_empty and not is_being_replaced(target)

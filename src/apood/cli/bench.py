@@ -58,6 +58,13 @@ class RecipeName(StrEnum):
     robust = "robust"
 
 
+class BeamsName(StrEnum):
+    """How outputs are generated."""
+
+    own = "own"
+    greedy = "greedy"
+
+
 bench = typer.Typer(cls=_Experiments, help="Run an experiment of the paper.", invoke_without_command=True)
 
 
@@ -120,6 +127,15 @@ def run_experiment(
             "authors' code; robust: apood's defaults, also for the layers that all methods read.",
         ),
     ] = RecipeName.paper,
+    beams: Annotated[
+        BeamsName | None,
+        typer.Option(
+            "--beams",
+            metavar="BEAMS",
+            help="How outputs are generated: own, with the beams of the model's own settings, or greedy.",
+            show_default="own with --profile paper, else greedy",
+        ),
+    ] = None,
     skip: Annotated[
         list[str] | None, typer.Option("--skip", metavar="SET", help="Leave an OOD set out; may be repeated.")
     ] = None,
@@ -139,6 +155,7 @@ def run_experiment(
         model=model,
         seeds=seeds,
         recipe=recipe.value,
+        beams=None if beams is None else beams.value,
         skip=skip or (),
         out=out,
         jobs=jobs,

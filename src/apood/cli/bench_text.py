@@ -135,15 +135,23 @@ def check(
     models: _Models,
     data: _Data = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, metavar="POINTS", help="The difference that is allowed, in percentage points.")
+        float,
+        typer.Option(
+            min=0,
+            metavar="POINTS",
+            help="The difference that is allowed, in percentage points; FPR95 and the ends of intervals may differ by "
+            "twice as much.",
+        ),
     ] = 0.5,
     out: _Out = Path("text-bench"),
 ) -> None:
-    """Fit and score the method of a results file again, and compare the figures."""
-    from apood.experiments.text.runner import TextBenchOptions, check_result
+    """Fit and score the method of a results file again, and compare all that the file states."""
+    from apood.experiments.text.checking import check_result
+    from apood.experiments.text.runner import TextBenchOptions
 
     options = TextBenchOptions(declaration, models, data=data, out=out)
     differences = check_result(result, options, tolerance)
     if differences:
         raise InputError(f"{result} differs from what was measured now: {' '.join(differences)}")
-    echo(f"{result}: all figures are the same within {tolerance:g} percentage points.")
+    within = f"{tolerance:g} percentage points (FPR95 and intervals: {2 * tolerance:g})"
+    echo(f"{result}: all figures are the same within {within}.")

@@ -3,14 +3,21 @@
 import os
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from apood.cli.arguments import advise_to_skip, make_detector, read_text_records, refuse_occupied, report_skipped
+from apood.cli.arguments import (
+    advise_to_skip,
+    is_default,
+    make_detector,
+    read_text_records,
+    refuse_occupied,
+    report_skipped,
+)
 from apood.cli.costs import FAST_ADVICE, announce
 from apood.cli.options import MODELS, Accept, AsJson, Fast, Force, Method, Settings, SkipBad, TextField
 from apood.cli.output import advise_on_interrupt, echo, print_json
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 _MARKER = "unfinished-build"  # a file in DETECTOR.building: without it, the folder is something else
+_KEEPING = "keeping"  # a file in it, as soon as the stores may be in --keep-stores
 _SHORT = 20  # tokens, about 15 words: a detector that has seen shorter texts knows short ones
 _SAMPLE = "The quick brown fox jumps over the lazy dog."
 
@@ -72,8 +80,8 @@ def build(
     chat: Annotated[
         Chat | None,
         typer.Option(
-            help="Which text of a conversation each text is; a field may also hold the list of its messages. "
-            "`apood serve` and `apood proxy` then judge the same.",
+            help="Which part of a conversation your texts are. If the field holds a list of messages, this part is "
+            "taken from it. `apood serve` and `apood proxy` then judge the same part.",
             show_default=False,
         ),
     ] = None,
@@ -91,6 +99,7 @@ def build(
     The result scores new texts with `apood score`, and `apood.load` opens it in Python. What is done so far is kept in
     DETECTOR.building: after an interruption, the same command continues from there.
     """
+    from apood.data.inputs import refuse_repeated_stdin
     from apood.data.record import BadRecord
     from apood.pipeline.text_detector import TextDetector
     from apood.tokens.store import StoreIndex
@@ -100,13 +109,14 @@ def build(
     )
     built = TextDetector(model, detector, accept=accept, hold_out=hold_out, seed=seed)
     built.check_parameters()
+    refuse_repeated_stdin([*inputs, aux])
     place = parse_place(out)
     refuse_occupied(place, force)  # before the texts are read, which a pipe gives only once
-    if keep_stores is not None:
-        refuse_occupied(keep_stores)
     target = find_work_folder(place)
     work = target.parent / f"{target.name}.building"
     _refuse_other_content(work)
+    if keep_stores is not None and not (work / _KEEPING).exists():
+        refuse_occupied(keep_stores)
     with advise_to_skip():
         texts = _read(inputs, field, chat, skip_bad)
         outliers = None if aux is None else _read([aux], field, chat, skip_bad)
@@ -114,15 +124,14 @@ def build(
         with advise_on_interrupt(_advise(work)), reserve_path(target):
             refuse_occupied(place, force)
             sets = {"id": texts} | ({} if outliers is None else {"aux": outliers})
-            advice = FAST_ADVICE if method == "default" and not fast else ""
+            advice = FAST_ADVICE if is_default(method) and not fast else ""
             stores = _fit(built, work, sets, skip_bad, advice)
             built.facts = replace(built.facts, chat=chat)
-            built.save(out)
             skipped = sum(StoreIndex.read(store).tally.get("bad", 0) for store in stores.values())
             if keep_stores is not None:
-                with atomic_folder(keep_stores) as kept:  # all or none: a run after a kill needs the stores again
-                    for name, store in stores.items():
-                        shutil.copytree(store, kept / name, copy_function=_link_or_copy)
+                (work / _KEEPING).touch()
+                _keep(stores, keep_stores)
+            built.save(out)  # last, because a detector that is there is not replaced by the same command
             shutil.rmtree(work)
     bad = [record for record in [*texts, *(outliers or [])] if isinstance(record, BadRecord)]
     report_skipped(len(bad), bad[:5])
@@ -154,6 +163,19 @@ def _prepare_work(work: Path) -> None:
     _refuse_other_content(work)
     work.mkdir(parents=True, exist_ok=True)
     (work / _MARKER).touch()
+
+
+def _keep(stores: Mapping[str, Path], folder: Path) -> None:
+    """Copy token stores to a folder, all or none, unless an earlier run has done it."""
+    from apood.tokens.store import INDEX_FILE
+
+    pairs = [(store / INDEX_FILE, folder / name / INDEX_FILE) for name, store in stores.items()]
+    if all(there.is_file() and there.read_bytes() == here.read_bytes() for here, there in pairs):
+        return
+    refuse_occupied(folder)
+    with atomic_folder(folder) as temporary:
+        for name, store in stores.items():
+            shutil.copytree(store, temporary / name, copy_function=_link_or_copy)
 
 
 def _link_or_copy(source: str, target: str) -> None:
@@ -228,6 +250,6 @@ def _report(built: "TextDetector", out: str, own_class: str | None, *, too_long:
     if too_long:
         echo(
             f"Left out {format_count(too_long, 'text')} of too many tokens. The detector refuses such texts, so the "
-            "promise does not hold for them."
+            "accept rate is not guaranteed for them."
         )
     echo(f"Saved {method} to {out}. Try it:\n\n  {example}")

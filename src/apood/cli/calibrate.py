@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from apood.cli.arguments import open_store
-from apood.cli.options import Accept, AsJson, CacheFolder, NoVerify, TextField, TextModel
+from apood.cli.options import Accept, AsJson, CacheFolder, EncoderFolder, NoVerify, TextField
 from apood.cli.output import echo, print_json
 from apood.cli.stores import StoreFinder
 from apood.support.checks import format_count
@@ -25,7 +25,7 @@ def calibrate(
         ),
     ],
     accept: Accept = 0.95,
-    model: TextModel = None,
+    model: EncoderFolder = None,
     field: TextField = None,
     cache: CacheFolder = None,
     no_verify: NoVerify = False,

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from apood.cli.arguments import open_store
-from apood.cli.options import CacheFolder, HeldOutInputs, NoVerify, TextField, TextModel
+from apood.cli.options import CacheFolder, EncoderFolder, HeldOutInputs, NoVerify, TextField
 from apood.cli.output import echo, print_json
 from apood.cli.stores import StoreFinder
 from apood.support.checks import format_count
@@ -17,13 +17,13 @@ __all__ = ["check"]
 def check(
     detector_folder: Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")],
     id_store: HeldOutInputs,
-    model: TextModel = None,
+    model: EncoderFolder = None,
     field: TextField = None,
     cache: CacheFolder = None,
     no_verify: NoVerify = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check whether a detector treats held-out in-distribution inputs as its calibration promises.
+    """Check whether a detector treats held-out in-distribution inputs as its calibration guarantees.
 
     Each finding is a sentence that says what to do: copies of training texts, lengths unlike those of the calibration,
     more refusals than the accept rate allows, p-values that are not uniform, calibration inputs that are longer or

@@ -118,7 +118,8 @@ def compare(
     from apood.tokens.store import StoreIndex
 
     refuse_without_jinja()
-    stores = StoreFinder.of_model(model, None if cache is None else cache / "tokens", field)
+    tokens = None if cache is None else cache / "tokens"
+    stores = StoreFinder.of_model(model, tokens, field)
     find = stores.find_or_sample if dry_run else stores.find
     plan = _read_options(given, find) if plan_file is None else read_plan(plan_file, find)
     stores.refuse_unused_options()
@@ -137,11 +138,11 @@ def compare(
         return
     print_table(TerminalTable(make_comparison_grid(comparison, costs=not no_costs)), highlight=True)
     echo(f"\nWritten to {out}: {', '.join(path.name for path in written)}.")
-    _suggest_report(comparison, model, field)
+    _suggest_report(comparison, model, field, tokens)
 
 
-def _suggest_report(comparison: "Comparison", model: str | None, field: str | None) -> None:
-    """Print how to write a report about the method that is best on average."""
+def _suggest_report(comparison: "Comparison", model: str | None, field: str | None, tokens: Path | None) -> None:
+    """Print how to write a report about the method that is best on average; `tokens` keeps embedded texts."""
     from apood.evaluation.result import MEAN
 
     whole = [result for result in comparison.results if not result.failures]
@@ -165,6 +166,7 @@ def _suggest_report(comparison: "Comparison", model: str | None, field: str | No
         own_class=method if ":" in method else None,
         model=model,
         field=field,
+        cache=tokens,
     )
 
 

@@ -84,9 +84,9 @@ def embed(
         list[str],
         typer.Argument(
             metavar="INPUT",
-            help="Texts: .jsonl, .csv, .tsv, .txt (each also .gz) or .parquet files, a pattern like 'data/*.jsonl', "
-            "an address like s3://bucket/data.jsonl, hf:OWNER/NAME:SPLIT, a name that `apood datasets` lists, or - for "
-            "standard input. "
+            help="Texts: .jsonl, .ndjson, .json, .csv, .tsv, .txt, .sgm (each also .gz) or .parquet files, a pattern "
+            "like 'data/*.jsonl', files:FOLDER, moses:PREFIX:en-fr, an address like s3://bucket/data.jsonl, "
+            "hf:OWNER/NAME:SPLIT, a name that `apood datasets` lists, or - for standard input. "
             "Sounds: .wav or .flac files, a folder of them, or .npz files.",
         ),
     ],
@@ -112,8 +112,8 @@ def embed(
             "--layers",
             metavar="LAYERS",
             help="Hidden layers that tokens are made of. -1: the last one, or the number of another (0: the "
-            "embeddings). mix: the mean of all. mix:4,5,6: the mean of these. auto: mix, but -1 for the "
-            "inputs of an encoder-decoder model.",
+            "embeddings). mix: the mean over all layers but the embeddings. mix:4,5,6: the mean over these. auto: -1 "
+            "for the inputs of an encoder-decoder model of texts, else mix.",
         ),
     ] = "auto",
     max_tokens: Annotated[

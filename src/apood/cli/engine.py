@@ -1,6 +1,5 @@
 """The options of commands that run on a cluster, and what these commands do there."""
 
-import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -108,7 +107,7 @@ def score_on_ray(
     from apood.data.inputs import Request
     from apood.pipeline.facts import load_detector_and_facts
     from apood.scale.job import Job, Settings
-    from apood.scale.scoring import ScoreWorker
+    from apood.scale.scoring import ScoreWorker, digest_detector
 
     if out == "-":
         raise InputError("--engine ray writes a folder of Parquet files: name it with --out.")
@@ -122,9 +121,7 @@ def score_on_ray(
         detector=_name_for_workers(place),
         model=model,
     )
-    files = [(place / name).read_bytes() for name in ("config.json", "model.safetensors")]
-    identity = {"detector": [hashlib.sha256(file).hexdigest() for file in files]}
-    job = Job.plan("score", inputs, settings, identity)
+    job = Job.plan("score", inputs, settings, {"detector": digest_detector(place)})
     if on_ray.dry_run:
         on_ray.show_estimate(job, ScoreWorker)
         return
@@ -158,6 +155,7 @@ def embed_on_ray(
     _refuse_sounds(inputs)
     folder, work = parse_place(out), _find_work(out, "parts")
     if not on_ray.dry_run:
+        _refuse_left(folder, work)
         refuse_occupied(folder)
     settings = Settings(_name_for_workers(work), Request(**fields), encoder=encoder, dtype=dtype)
     source = describe_source(encoder["model"], lambda: open_encoder(**encoder))
@@ -174,8 +172,7 @@ def embed_on_ray(
     if on_ray.as_json:
         print_json({**asdict(counts), "store": out})
         return
-    if counts.bad:
-        echo(f"Skipped: {format_count(counts.bad, 'document')} that could not be used.", err=True)
+    _tell_skipped(counts)
     tokens = f"{format_count(counts.tokens, 'token')} of D={store.dim}"
     echo(f"Embedded {format_count(counts.rows - counts.bad, 'text')} into {out}: {tokens}.")
 
@@ -204,6 +201,7 @@ def fit_on_ray(
         folder=_name_for_workers(work / "measured"),
         request=Request(field=field),
         detector=_name_for_workers(trained),
+        model=model,
         seed=seed,
         unit_records=MEASURED_RECORDS,
     )
@@ -214,25 +212,33 @@ def fit_on_ray(
         on_ray.show_estimate(replace(job, settings=replace(settings, encoder={"model": model})), EmbedWorker)
         return
     with advise_on_interrupt(_advise(work)), _reserve(folder), connect(on_ray.address):
-        job.begin()
+        job.has_begun()  # another job is refused before anything is read
         cache = TokenCache.of_model(here / "tokens", model)
         drawn = draw_sample(job, sample, seed, work / "sample.parquet")
-        fitted = fit_sample(detector, drawn, cache, trained, Checkpoint(here / "checkpoint"))
+        job.begin()  # only now: what cannot be drawn leaves nothing behind
+        fitted, digest = fit_sample(detector, drawn, cache, trained, Checkpoint(here / "checkpoint"))
         facts, counts = refine_and_calibrate(
-            fitted, drawn, cache, job, lambda measured: on_ray.run(measured, MeasureWorker)
+            fitted, digest, drawn, cache, job, lambda measured: on_ray.run(measured, MeasureWorker)
         )
         fitted.save(out, facts=facts.to_json())
         _tidy(work)
     everything = None if counts is None else counts.rows - counts.bad - len(drawn.held_out)
     if on_ray.as_json:
         result = {"method": fitted.name, "sample": len(drawn.training), "held_out": len(drawn.held_out)}
-        print_json({**result, "measured": everything, "threshold": fitted.threshold_, "detector": out})
+        bad = None if counts is None else counts.bad
+        print_json({**result, "measured": everything, "bad": bad, "threshold": fitted.threshold_, "detector": out})
         return
+    _tell_skipped(counts)
     rest = "" if everything is None else f", learnt statistics of {format_count(everything, 'text')}"
     echo(
         f"Trained {fitted.name} on a sample of {format_count(len(drawn.training), 'text')}{rest}, set the threshold "
         f"with {len(drawn.held_out):,} others, and saved it to {out}."
     )
+
+
+def _tell_skipped(counts: "Counts | None") -> None:
+    if counts is not None and counts.bad:
+        echo(f"Skipped: {format_count(counts.bad, 'document')} that could not be used.", err=True)
 
 
 def _find_work(out: str, ending: str) -> Place:
@@ -246,8 +252,19 @@ def _name_for_workers(place: Place) -> str:
 
 
 def _reserve(place: Place) -> AbstractContextManager[None]:
-    """Keep other commands from writing to a place on a disk. For a cloud store, the job does what can be done."""
+    """Keep other commands from writing to a place on a disk.
+
+    A cloud store has no locks: `Job.begin` writes a claim instead.
+    """
     return reserve_path(place) if isinstance(place, Path) else nullcontext()
+
+
+def _refuse_left(store: Place, work: Place) -> None:
+    """Raise InputError if a command was stopped when its store was complete, before it had deleted what it is of."""
+    from apood.tokens.store import INDEX_FILE
+
+    if (store / INDEX_FILE).exists() and work.exists():
+        raise InputError(f"{store} is there already, and what it was made of is left in {work}: delete the latter.")
 
 
 def _tidy(work: Place) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from apood.cli.arguments import open_store, parse_named_stores
-from apood.cli.options import CacheFolder, NoVerify, TextField, TextModel
+from apood.cli.options import CacheFolder, EncoderFolder, NoVerify, TextField
 from apood.cli.output import echo, print_json, print_table
-from apood.cli.stores import STDIN, StoreFinder
+from apood.cli.stores import StoreFinder
 from apood.support.cloud import parse_place
 from apood.support.errors import InputError
 
@@ -37,7 +37,7 @@ def evaluate(
         list[str],
         typer.Option("--ood", metavar="NAME=STORE_OR_TEXTS", help="Name and sequences of an OOD set; may be repeated."),
     ],
-    model: TextModel = None,
+    model: EncoderFolder = None,
     field: TextField = None,
     cache: CacheFolder = None,
     no_verify: NoVerify = False,
@@ -54,13 +54,13 @@ def evaluate(
     if as_json and markdown:
         raise InputError("Choose one of --json and --markdown.")
     named = parse_named_stores(ood_stores)
-    if len(detector_folders) > 1 and STDIN in (id_store, *named.values()):
-        raise InputError("Standard input (-) can be read only once, and each detector reads all sets: give a file.")
+    from apood.data.inputs import refuse_repeated_stdin
     from apood.evaluation.health import describe_passing
     from apood.evaluation.result import compute_mean_row, compute_rows
     from apood.pipeline.checks import refuse_same_data, warn_of_misuse
     from apood.pipeline.facts import load_detector_and_facts
 
+    refuse_repeated_stdin([id_store, *named.values()] * len(detector_folders))  # each detector reads all sets
     loaded = [load_detector_and_facts(folder) for folder in detector_folders]
     labels = _choose_labels([detector for detector, _ in loaded], detector_folders)
     rows: list[ResultRow] = []

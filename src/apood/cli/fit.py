@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from apood.cli.arguments import make_detector, open_store, refuse_occupied
+from apood.cli.arguments import is_default, make_detector, open_store, refuse_occupied
 from apood.cli.costs import FAST_ADVICE, announce
 from apood.cli.engine import (
     Address,
@@ -75,6 +75,7 @@ def fit(
     With --engine ray, the detector is trained on a sample of the texts. Workers of a cluster then compute statistics of
     all texts, which it also learns from. Held-out texts set the threshold, so no `apood calibrate` is needed.
     """
+    from apood.data.inputs import refuse_repeated_stdin
     from apood.evaluation.cost import estimate_cost
     from apood.fitting.optimise import Checkpoint
     from apood.pipeline.checks import refuse_same_data
@@ -82,7 +83,8 @@ def fit(
 
     on_cluster = {"sample": sample, "address": address, "workers": workers, "dry_run": dry_run}
     refuse_other_options(engine, plain={"aux": aux, "cache": cache}, ray=on_cluster)
-    detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast)
+    detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast, on_ray=engine == "ray")
+    refuse_repeated_stdin([store, aux])
     place = parse_place(out)
     if engine == "ray":
         if not dry_run:
@@ -107,7 +109,7 @@ def fit(
         stores.refuse_unused_options()
         if outliers is not None:
             refuse_same_data({"ID": sequences, "AUX": outliers})
-        announce(estimate_cost([(detector, sequences)]), FAST_ADVICE if method == "default" and not fast else "")
+        announce(estimate_cost([(detector, sequences)]), FAST_ADVICE if is_default(method) and not fast else "")
         detector.fit(sequences, aux=outliers, checkpoint=checkpoint)
         detector.save(out, facts=Facts.of_fit(sequences).to_json())
         checkpoint.delete()

@@ -27,15 +27,20 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the content of a token store or a detector. The hash of a detector is always checked."""
+    from apood.detectors.contract.artefact import CONFIG_FILE
+    from apood.tokens.store import INDEX_FILE
+
     folder = parse_place(given)
-    if (folder / "index.json").is_file():
+    if (folder / INDEX_FILE).is_file():
         facts = _describe_store(str(folder), verify)
-    elif (folder / "config.json").is_file():
+    elif (folder / CONFIG_FILE).is_file():
         facts = _describe_detector(str(folder))
     elif not folder.exists():
         raise InputError(f"There is no token store or detector {str(folder)!r}: the path does not exist.")
     else:
-        raise InputError(f"{folder} is neither a token store (no index.json) nor a saved detector (no config.json).")
+        raise InputError(
+            f"{folder} is neither a token store (no {INDEX_FILE}) nor a saved detector (no {CONFIG_FILE})."
+        )
     if as_json:
         print_json(facts)
     else:

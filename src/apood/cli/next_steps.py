@@ -25,6 +25,7 @@ def suggest_report(
     own_class: str | None = None,
     model: str | None = None,
     field: str | None = None,
+    cache: Path | None = None,
 ) -> None:
     """Print the commands that fit a detector, set its threshold and write a report about it.
 
@@ -39,25 +40,26 @@ def suggest_report(
         own_class: the class of the detector if it is not one of apood, as for `apood --import`.
         model: the model that embeds texts to fit on.
         field: the field of texts.
+        cache: the folder that keeps embedded texts, if it is not that of the user.
     """
     apood = ["apood"] if own_class is None else ["apood", "--import", own_class]
     sets = [word for name, folder in ood.items() for word in ("--ood", f"{name}={folder}")]
 
-    def name_for_texts(option: str, value: str | None, *given: str | Path | None) -> list[str]:
+    def name_for_texts(option: str, value: str | Path | None, *given: str | Path | None) -> list[str]:
         needed = value is not None and any(one is not None and are_texts(one) for one in given)
         return [option, str(value)] if needed else []
 
-    def name_field(*given: str | Path | None) -> list[str]:
-        return name_for_texts("--field", field, *given)
+    def name_reading(*given: str | Path | None) -> list[str]:
+        return [*name_for_texts("--field", field, *given), *name_for_texts("--cache", cache, *given)]
 
     outliers = [] if aux is None else ["--aux", str(aux)]
-    embedding = [*name_for_texts("--model", model, train, aux), *name_field(train, aux)]
+    embedding = [*name_for_texts("--model", model, train, aux), *name_reading(train, aux)]
     commands = [
         ["apood", "fit", str(train), *options, *outliers, *embedding, "--out", _DETECTOR],
-        [*apood, "calibrate", _DETECTOR, str(held_out or _HELD_OUT), *name_field(held_out)],
+        [*apood, "calibrate", _DETECTOR, str(held_out or _HELD_OUT), *name_reading(held_out)],
         [
             *[*apood, "report", _DETECTOR, "--id", str(test or _TEST), *sets],
-            *[*name_field(test, *ood.values()), "--out", _PAGE],
+            *[*name_reading(test, *ood.values()), "--out", _PAGE],
         ],
     ]
     echo(f"\nTo write a report about {about}, a page to send:\n")

@@ -31,7 +31,7 @@ EncoderFolder = Annotated[
     typer.Option(
         "--model",
         metavar="FOLDER",
-        help="Folder of the encoder, if it has moved.",
+        help="Folder of the encoder, if it has moved, or the address of its server.",
         show_default="where it was found",
     ),
 ]
@@ -77,7 +77,7 @@ Method = Annotated[
         "--method",
         metavar="NAME",
         help="A method that `apood methods` lists, or module:Class of your own.",
-        show_default="a fusion",
+        show_default="default",
     ),
 ]
 Methods = Annotated[

@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from apood.support.checks import import_optional
 from apood.support.cloud import Place, write_file
 from apood.support.errors import ApoodError, DataWarning, FitWarning, InputError
-from apood.support.files import refuse_unwritable, replace_nonfinite
+from apood.support.files import refuse_unwritable, replace_half_pairs, replace_nonfinite
 from apood.support.version import __version__
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def write_rows(rows: Iterable[Row], path: Place | None, *, as_json: bool) -> Non
         else:
             _print_table(list(rows))
         return
-    with write_file(path) as temporary:
+    with write_file(path, keep=True) as temporary:
         if path.suffix.lower() == ".parquet":
             _write_parquet(rows, temporary, path)
             return
@@ -164,7 +164,7 @@ def write_rows(rows: Iterable[Row], path: Place | None, *, as_json: bool) -> Non
 
 def _write_parquet(rows: Iterable[Row], file: Path, path: Place) -> None:
     pyarrow = _import_pyarrow(path)
-    content = [{name: _replace_half_pairs(value) for name, value in row.items()} for row in rows]
+    content = [{name: replace_half_pairs(value) for name, value in row.items()} for row in rows]
     try:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), file)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError, OverflowError) as error:
@@ -173,15 +173,6 @@ def _write_parquet(rows: Iterable[Row], file: Path, path: Place) -> None:
             f"must have at most 64 bits, and objects must not be empty: {str(error).rstrip('.')}. Write .jsonl or "
             ".csv, or keep other fields."
         ) from error
-
-
-def _replace_half_pairs(value: Any) -> Any:
-    r"""Return a value; half a surrogate pair in its texts, which is no Unicode, is written like \ud800."""
-    if isinstance(value, str):
-        return value.encode("utf-8", _HALF_PAIRS).decode("utf-8")
-    if isinstance(value, Mapping):
-        return {_replace_half_pairs(key): _replace_half_pairs(part) for key, part in value.items()}
-    return [_replace_half_pairs(part) for part in value] if isinstance(value, list) else value
 
 
 def _write_json_lines(rows: Iterable[Row], file: Any) -> None:

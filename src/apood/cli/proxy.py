@@ -4,14 +4,14 @@ from typing import Annotated
 
 import typer
 
+from apood.cli.options import EncoderFolder
 from apood.cli.output import echo
 from apood.cli.serve import (
     DEFAULTS,
-    LONGEST,
+    LONGEST_DEADLINE,
     ChatOption,
     Deadline,
     DetectorFolder,
-    EncoderFolder,
     Host,
     MostBytes,
     MostTextTokens,
@@ -52,7 +52,7 @@ def proxy(
     model: EncoderFolder = None,
     deadline: Deadline = DEFAULTS.deadline,
     upstream_timeout: Annotated[
-        float, typer.Option(min=0.01, max=LONGEST, help="Seconds to wait for the next bytes of that server.")
+        float, typer.Option(min=0.01, max=LONGEST_DEADLINE, help="Seconds to wait for the next bytes of that server.")
     ] = 600,
     max_body: MostBytes = 1 << 23,
     max_text_tokens: MostTextTokens = DEFAULTS.most_text_tokens,

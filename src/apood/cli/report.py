@@ -62,6 +62,7 @@ def report(
     and runs no script. It contains texts of your inputs: send it only to people who may read them, or leave the texts
     out with --foreign 0.
     """
+    from apood.data.inputs import refuse_repeated_stdin
     from apood.evaluation.health import describe_passing, examine
     from apood.pipeline.checks import refuse_same_data
     from apood.pipeline.facts import load_detector_and_facts
@@ -80,6 +81,7 @@ def report(
         "OOD": parse_named_stores(ood_stores or []),
         "new": parse_named_stores(new_stores or [], "new"),
     }
+    refuse_repeated_stdin([id_store, *(given for own in named.values() for given in own.values())])
     detector, facts = load_detector_and_facts(detector_folder)
     detector.calibration  # noqa: B018 - an error before any work if there is none
     stores = StoreFinder.of_detector(detector, model, cache, field)

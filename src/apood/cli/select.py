@@ -104,6 +104,7 @@ def select(
             "Name the method to search with --method, such as ap-ood or knn; `apood methods` lists them. "
             "The default method of `apood fit` has no settings to search."
         )
+    from apood.data.inputs import refuse_repeated_stdin
     from apood.detectors.contract.registry import detector_class
     from apood.evaluation.selection import check_search
     from apood.evaluation.selection import select as search
@@ -122,6 +123,7 @@ def select(
         raise InputError(
             "--aux-share is for fits that also learn from the outliers: add --supervised, or leave it out."
         )
+    refuse_repeated_stdin([store, validation, aux])
     validation_share = _VALIDATION if validation_share is None else validation_share
     aux_share = _AUX if aux_share is None else aux_share
     refuse_without_matplotlib()  # now rather than after hours

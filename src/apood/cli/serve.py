@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from apood.cli.options import EncoderFolder
 from apood.cli.output import echo
 from apood.data.conversations import Chat, OtherParts
 from apood.serving.http.settings import OnError, Settings
@@ -18,11 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULTS",
-    "LONGEST",
+    "LONGEST_DEADLINE",
     "ChatOption",
     "Deadline",
     "DetectorFolder",
-    "EncoderFolder",
     "Host",
     "MostBytes",
     "MostTextTokens",
@@ -37,13 +37,13 @@ __all__ = [
     "serve",
 ]
 
-_TOKENS = "APOOD_TOKENS"  # the environment variable with bearer tokens, one per line
+_TOKENS = "APOOD_TOKENS"  # the environment variable with access tokens, one per line
 
 DEFAULTS = Settings()
 """The settings of a service for which no options are given."""
 
-LONGEST = 86_400
-"""The largest number of seconds that can be waited for: a day."""
+LONGEST_DEADLINE = 86_400
+"""The largest deadline that can be set: a day."""
 
 # Options that `apood proxy` has, too.
 DetectorFolder = Annotated[str, typer.Argument(metavar="DETECTOR", help="Folder of a calibrated detector.")]
@@ -51,7 +51,9 @@ Host = Annotated[str, typer.Option(help="Address to bind to. Any other than this
 TokensFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help=f"File of tokens that clients need, one per line; or the environment variable {_TOKENS}."
+        metavar="FILE",
+        help="File of access tokens, one per line, of which clients must send one; or the environment variable "
+        f"{_TOKENS}.",
     ),
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")]
@@ -60,20 +62,23 @@ Shadow = Annotated[
 ]
 OnErrorOption = Annotated[
     OnError,
-    typer.Option(help="What to do with an input that cannot be judged because of an error of the service."),
+    typer.Option(
+        help="Whether to refuse or accept an input that cannot be judged because of an error, a full queue or a missed "
+        "deadline."
+    ),
 ]
 ChatOption = Annotated[
     Chat | None,
     typer.Option(help="Which text of a conversation is judged.", show_default="that of `apood build`, or last-user"),
 ]
 OtherPartsOption = Annotated[
-    OtherParts, typer.Option(help="What to do with messages that have images, sounds or files.")
-]
-EncoderFolder = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="Folder of the encoder, if it has moved, or its server.")
+    OtherParts,
+    typer.Option(
+        help="refuse: a judged message may not have images, sounds or files. ignore: these parts pass unjudged."
+    ),
 ]
 Deadline = Annotated[
-    float, typer.Option(min=0.01, max=LONGEST, help="Seconds after which a request is answered with 504.")
+    float, typer.Option(min=0.01, max=LONGEST_DEADLINE, help="Seconds after which a request is answered with 504.")
 ]
 MostBytes = Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body of a request.")]
 MostTextTokens = Annotated[int, typer.Option(min=1, help="Largest number of tokens of a text.")]
@@ -120,7 +125,7 @@ def serve(
 
 
 def find_tokens(file: Path | None) -> tuple[str, ...]:
-    """Return the bearer tokens of a file, or of the environment."""
+    """Return the access tokens of a file, or of the environment."""
     from apood.serving.http.access import read_tokens
     from apood.support.files import read_text
 
@@ -129,10 +134,10 @@ def find_tokens(file: Path | None) -> tuple[str, ...]:
     try:
         content = read_text(file)
     except ValueError as error:
-        raise InputError(f"The file of tokens {file} cannot be read: {error}.") from error
+        raise InputError(f"The file of access tokens {file} cannot be read: {error}.") from error
     tokens = read_tokens(content)
     if not tokens:
-        raise InputError(f"{file} holds no token: write one per line.")
+        raise InputError(f"{file} holds no access token: write one per line.")
     return tokens
 
 

@@ -56,7 +56,7 @@ class StoreFinder:
     def __init__(self, make_cache: "Callable[[], TokenCache] | None", options: Mapping[str, str | None]) -> None:
         self._make_cache, self._options = make_cache, options
         self._cache: TokenCache | None = None
-        self._read: set[str] = set()
+        self._reads_texts = False
         self.texts_to_embed, self.seconds_to_embed = 0, 0.0
 
     @classmethod
@@ -110,9 +110,7 @@ class StoreFinder:
 
     def _read_texts(self, given: str | Path) -> "tuple[TokenCache, list[Record | BadRecord]]":
         """Return the cache, and the texts in a file or a data set."""
-        if given == STDIN and STDIN in self._read:
-            raise InputError("Standard input (-) can be read only once: write the texts to a file, and give its name.")
-        self._read.add(str(given))
+        self._reads_texts = True
         if self._make_cache is None:
             raise InputError(
                 f"{str(given)!r} is not the folder of a token store; texts in it can be embedded: name a model, as in "
@@ -135,5 +133,5 @@ class StoreFinder:
     def refuse_unused_options(self, used: Collection[str] = ()) -> None:
         """Raise InputError if an option for texts was given, and only token stores were found; not for `used` ones."""
         for option, value in self._options.items():
-            if value is not None and option not in used and not self._read:
+            if value is not None and option not in used and not self._reads_texts:
                 raise InputError(f"{option} is for texts, and there are only token stores: leave it out.")

@@ -3,10 +3,12 @@
 import atexit
 import contextlib
 import gc
+import re
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ __all__ = ["HubData"]
 
 _FORM = "hf:OWNER/NAME:SPLIT, hf:OWNER/NAME/CONFIG:SPLIT@REVISION or hf:FOLDER:SPLIT"
 _EXPORTS = "refs/convert/"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _REACH_SECONDS = 10
 _SETTLE_SECONDS = 0.1
 
@@ -60,6 +63,25 @@ class HubData:
         path = f"{owner}/{name}" if name else owner
         return cls(given, path, config or None, split, revision or None)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return Path(self.path).is_dir()
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether its revision is a commit, which never changes."""
+        return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
+
+    def find_commit(self) -> str | None:
+        """Return the commit that the revision is now; None for a folder, and without a connection."""
+        return None if self.is_local else self.revision if self.is_pinned else self._ask_hub()
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether its revision is the branch of Parquet files that the hub generates."""
+        return (self.revision or "").startswith(_EXPORTS)
+
     def measure(self) -> tuple[int, int]:
         """Return the number of files of the split, each of which can be read alone, and the bytes of all its columns.
 
@@ -86,30 +108,40 @@ class HubData:
     @contextlib.contextmanager
     def _open(self) -> Iterator[Any]:
         """Yield the split as a stream. An error in the block is explained."""
-        datasets = import_optional("datasets", "hf", f"Reading {self.given!r}")
-        if not Path(self.path).is_dir():
-            self._refuse_unreachable()
-        # The branch that the hub generates has no configurations; each has a folder of its name there instead.
-        exported = (self.revision or "").startswith(_EXPORTS)
-        part = {"data_dir" if exported else "name": self.config}
+        import_optional("datasets", "hf", f"Reading {self.given!r}")
+        found = _load_commit(self) if self.is_pinned else self._load()
         try:
-            with _hide_progress():
-                found = datasets.load_dataset(
-                    self.path, split=self.split, revision=self.revision, streaming=True, **part
-                )
             yield found
         except Exception as error:  # datasets, its readers and the network raise errors of many kinds
             raise self._explain(error) from error
 
-    def _refuse_unreachable(self) -> None:
-        """Raise an error if the hub does not answer. `datasets` would retry for half a minute and log each try."""
+    def _load(self) -> Any:
+        import datasets
+
+        if not self.is_local:
+            self._ask_hub()
+        # The branch that the hub generates has no configurations; each has a folder of its name there instead.
+        part = {"data_dir" if self.is_exported else "name": self.config}
+        try:
+            with _hide_progress():
+                return datasets.load_dataset(
+                    self.path, split=self.split, revision=self.revision, streaming=True, **part
+                )
+        except Exception as error:
+            raise self._explain(error) from error
+
+    def _ask_hub(self) -> str | None:
+        """Return the commit of the revision; None in offline mode.
+
+        It raises an error if the hub does not answer. `datasets` would retry for half a minute and log each try.
+        """
         from huggingface_hub import HfApi
         from huggingface_hub.errors import OfflineModeIsEnabled
 
         try:
-            HfApi().dataset_info(self.path, revision=self.revision, timeout=_REACH_SECONDS)
+            return HfApi().dataset_info(self.path, revision=self.revision, timeout=_REACH_SECONDS).sha
         except OfflineModeIsEnabled:
-            return  # data sets in the cache can still be read
+            return None  # data sets in the cache can still be read
         except Exception as error:  # the class depends on the network library
             raise self._explain(error) from error
 
@@ -139,6 +171,12 @@ class HubData:
                 f"hf:./folder:{self.split}."
             )
         return InputError(f"{self.given!r} cannot be read ({message}).")
+
+
+@cache
+def _load_commit(data: HubData) -> Any:
+    """Return the split at a commit. A worker reads many files of it, and each loading asks the hub several times."""
+    return data._load()
 
 
 def _close(rows: Generator[Any, None, None]) -> None:

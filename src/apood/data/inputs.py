@@ -25,7 +25,7 @@ from apood.support.errors import InputError
 
 __all__ = [
     "AUDIO_ENDINGS", "SOUND_ENDINGS", "Request", "choose_readers", "find_files", "holds_sounds", "read_records",
-    "resolve_input", "shuffle_records",
+    "refuse_repeated_stdin", "resolve_input", "shuffle_records",
 ]  # fmt: skip
 
 AUDIO_ENDINGS = (".wav", ".flac")
@@ -78,11 +78,19 @@ def read_records(
     """
     if not inputs:
         raise InputError("There is nothing to read: give at least one file, or - for standard input.")
-    if list(inputs).count(_STDIN) > 1:
-        raise InputError("Standard input (-) can be read only once, but it is given more than once.")
+    refuse_repeated_stdin(inputs)
     request = Request(field, target_field, pairs or target_field is not None, allow_empty, tuple(keep), chat)
     readers = [reader for name in inputs for reader in choose_readers(name, request)]
     return itertools.chain.from_iterable(reader() for reader in readers)
+
+
+def refuse_repeated_stdin(inputs: Iterable[str | None]) -> None:
+    """Raise InputError if standard input is more than one of the inputs, before any of them is read."""
+    if list(inputs).count(_STDIN) > 1:
+        raise InputError(
+            "Standard input (-) can be read only once, and here it is needed more than once: write the texts to a "
+            "file, and give its name."
+        )
 
 
 def shuffle_records(records: Iterable[Record | BadRecord], seed: int) -> Iterator[Record | BadRecord]:

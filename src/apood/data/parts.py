@@ -1,18 +1,22 @@
 """Parts of inputs that can be read independently of each other, by several machines at once."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from apood.data.hub import HubData
 from apood.data.inputs import Request, choose_readers, find_files
 from apood.data.parquet import list_row_groups, read_parquet
+from apood.data.presets import PRESETS
 from apood.data.record import BadRecord, Record
-from apood.data.text_files import MOST_BYTES, can_be_cut, read_line_range
+from apood.data.text_files import MOST_BYTES, can_be_cut, find_parallel_files, read_line_range
+from apood.data.whole_files import ENDINGS
 from apood.support.cloud import CloudAddress, parse_place
 from apood.support.errors import InputError
 
-__all__ = ["FOLDER_ENDINGS", "Part", "find_parts", "read_part"]
+__all__ = ["FOLDER_ENDINGS", "Part", "find_parts", "find_versions", "pin_input", "read_part"]
 
 FOLDER_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".txt", ".csv", ".tsv", ".gz")
 """The endings of the files that are read of a folder."""
@@ -30,16 +34,18 @@ class Part:
             the hub; 0 for a whole input.
         stop: where the part ends; None for a whole input.
         size: its size in bytes, as far as it is known.
+        version: what changes when the input is written again: the sizes and times of its files, or a commit of the hub.
     """
 
     name: str
     start: int = 0
     stop: int | None = None
     size: int = 0
+    version: str = ""
 
 
 def find_parts(inputs: Sequence[str], most_bytes: int) -> list[Part]:
-    """Return the parts of all inputs, in order; they follow from the names and the sizes of the files alone.
+    """Return the parts of all inputs, in order; they follow from the names, sizes and times of the files alone.
 
     Files with one record per line are cut at about every `most_bytes` bytes, Parquet files between row groups, and data
     sets of the hub between their files. Any other input is one part, because it can only be read from its beginning:
@@ -49,59 +55,110 @@ def find_parts(inputs: Sequence[str], most_bytes: int) -> list[Part]:
     Raises:
         InputError: if an input does not exist, or is standard input, which can be read only once.
     """
-    parts: list[Part] = []
-    for name in inputs:
-        if name == "-":
-            raise InputError("Standard input cannot be divided among workers: write the texts to a file first.")
-        if isinstance(address := parse_place(name), CloudAddress):
-            choose_readers(name, Request())  # raises an error if there is nothing, or nothing that can be read
-            parts += [Part(str(found), size=size) for found, size in address.measure_sizes().items()]
-            continue
-        files = [str(file) for file in find_files(name, FOLDER_ENDINGS)]
-        if not files:
-            if Path(name).is_dir():
-                raise InputError(f"The folder {name!r} has no files that end in {', '.join(FOLDER_ENDINGS)}.")
-            parts += _cut_other(name)
-        for file in files:
-            parts += _cut_file(file, most_bytes)
-    return parts
+    return [part for name in inputs for whole in _list_whole(name) for part in _cut(whole, most_bytes)]
 
 
-def _cut_other(name: str) -> list[Part]:
-    """Return the parts of an input that is not a file."""
-    if not name.startswith(_HUB):
-        choose_readers(name, Request())  # raises an error if there is no such input
-        return [Part(name)]
-    files, size = _parse_hub(name).measure()
-    return [Part(name, number, number + 1, size // files) for number in range(files)]
+def find_versions(inputs: Sequence[str]) -> dict[str, str]:
+    """Return the version of each file, object or other input that `find_parts` would cut now, by its name."""
+    return {whole.name: whole.version for name in inputs for whole in _list_whole(name)}
+
+
+def pin_input(name: str) -> str:
+    """Return an input with the newest commit, if it is a data set of the hub, so that all workers read the same.
+
+    That branch is left as it is which the hub generates: `datasets` reads it in another way than a commit.
+    """
+    kind, colon, rest = name.partition(":")
+    given = PRESETS[kind].make_input(rest) if colon and kind in PRESETS else name
+    if Path(name).exists() or not given.startswith(_HUB):
+        return name
+    data = _parse_hub(given)
+    if data.is_exported or (commit := data.find_commit()) is None:
+        return name
+    return f"{name.removesuffix(f'@{data.revision}')}@{commit}"
+
+
+def _list_whole(name: str) -> Iterator[Part]:
+    """Yield what an input stands for, each as one part."""
+    if name == "-":
+        raise InputError("Standard input cannot be divided among workers: write the texts to a file first.")
+    if isinstance(address := parse_place(name), CloudAddress):
+        choose_readers(name, Request())  # raises an error if there is nothing, or nothing that can be read
+        for found, state in address.describe_objects().items():
+            yield _make_whole(str(found), state.size, state.written)
+    elif files := find_files(name, FOLDER_ENDINGS):
+        yield from map(_describe_file, files)
+    elif Path(name).is_dir():
+        raise InputError(f"The folder {name!r} has no files that end in {', '.join(FOLDER_ENDINGS)}.")
+    else:
+        yield _describe_other(name)
+
+
+def _describe_other(name: str) -> Part:
+    """Return an input that is not a file."""
+    choose_readers(name, Request())  # raises an error if there is no such input
+    kind, _, rest = name.partition(":")
+    if kind in PRESETS:
+        return _join(name, _list_whole(PRESETS[kind].make_input(rest)))
+    if kind == "files":
+        return _join(name, map(_describe_file, find_files(rest, ENDINGS)))
+    if kind == "moses":
+        return _join(name, map(_describe_file, map(Path, find_parallel_files(rest).values())))
+    data = _parse_hub(name)
+    if data.is_local:
+        return _join(name, map(_describe_file, sorted(path for path in Path(data.path).rglob("*") if path.is_file())))
+    return Part(name, version=data.find_commit() or "")
+
+
+def _describe_file(path: Path) -> Part:
+    about = path.stat()
+    return _make_whole(str(path), about.st_size, about.st_mtime_ns)
+
+
+def _make_whole(name: str, size: int, written: int) -> Part:
+    return Part(name, size=size, version=f"{size}-{written}")
+
+
+def _join(name: str, files: Iterable[Part]) -> Part:
+    """Return an input that consists of several files as one part."""
+    found = list(files)
+    described = json.dumps([[file.name, file.version] for file in found])
+    return Part(name, size=sum(file.size for file in found), version=hashlib.sha256(described.encode()).hexdigest())
 
 
 def _parse_hub(name: str) -> HubData:
     return HubData.parse(name.removeprefix(_HUB))
 
 
-def _cut_file(path: str, most_bytes: int) -> list[Part]:
-    size = Path(path).stat().st_size
-    if path.lower().endswith(_PARQUET):
-        return _cut_parquet(path, most_bytes)
-    if can_be_cut(path):
-        return [
-            Part(path, at, min(at + most_bytes, size), min(most_bytes, size - at)) for at in range(0, size, most_bytes)
-        ]
-    return [Part(path, size=size)]
+def _cut(whole: Part, most_bytes: int) -> Iterator[Part]:
+    """Yield the parts of an input."""
+    if whole.name.startswith(_HUB):
+        files, size = _parse_hub(whole.name).measure()
+        for number in range(files):
+            yield replace(whole, start=number, stop=number + 1, size=size // files)
+    elif not Path(whole.name).is_file():
+        yield whole
+    elif whole.name.lower().endswith(_PARQUET):
+        yield from _cut_parquet(whole, most_bytes)
+    elif can_be_cut(whole.name):
+        for start in range(0, whole.size, most_bytes):
+            stop = min(start + most_bytes, whole.size)
+            yield replace(whole, start=start, stop=stop, size=stop - start)
+    else:
+        yield whole
 
 
-def _cut_parquet(path: str, most_bytes: int) -> list[Part]:
-    """Return parts of one row group, or of several small ones."""
-    parts: list[Part] = []
+def _cut_parquet(whole: Part, most_bytes: int) -> Iterator[Part]:
+    """Yield parts of one row group, or of several small ones."""
     first = size = 0
-    groups = list_row_groups(path)
+    groups = list_row_groups(whole.name)
     for number, (_, own) in enumerate(groups):
         if number > first and size + own > most_bytes:
-            parts.append(Part(path, first, number, size))
+            yield replace(whole, start=first, stop=number, size=size)
             first, size = number, 0
         size += own
-    return [*parts, Part(path, first, len(groups), size)] if groups else []
+    if groups:
+        yield replace(whole, start=first, stop=len(groups), size=size)
 
 
 def read_part(part: Part, request: Request) -> Iterator[Record | BadRecord]:

@@ -21,6 +21,7 @@ DEFAULT_FIELD = "text"
 
 _MOST_REASONS = 5
 _MOST_NAMES = 20
+_MOST_LEVELS = 100  # of lists and objects in a field that is kept; Python writes no more than some hundred
 
 
 class Pair(NamedTuple):
@@ -144,6 +145,8 @@ class TextFields:
             found, kept[name] = _look_up(values, name)
             if not found:
                 return MissingField(place, _describe_missing(name, values, place))
+            if _is_deep(kept[name]):
+                return make_bad_record(place, f"has more than {_MOST_LEVELS} levels, and cannot be kept", name)
         return Record(texts[0] if self.target is None else Pair(*texts), place, kept)
 
     def make_plain_record(self, text: str, place: str) -> Record | BadRecord:
@@ -200,6 +203,17 @@ def _look_up(values: Mapping[str, Any], name: str) -> tuple[bool, Any]:
     first, dot, rest = name.partition(".")
     inner = values.get(first)
     return _look_up(inner, rest) if dot and isinstance(inner, Mapping) else (False, None)
+
+
+def _is_deep(value: Any) -> bool:
+    """Return whether lists and objects are in each other at more than `_MOST_LEVELS` levels."""
+    level = [value]
+    for _ in range(_MOST_LEVELS + 1):
+        inner = [own.values() if isinstance(own, Mapping) else own for own in level if isinstance(own, Mapping | list)]
+        if not inner:
+            return False
+        level = [value for values in inner for value in values]
+    return True
 
 
 def _describe_missing(name: str, values: Mapping[str, Any], where: str) -> str:

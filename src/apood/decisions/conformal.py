@@ -63,7 +63,7 @@ def check_level(level: Any, name: str) -> Fraction:
     """
     real = isinstance(level, Real)
     if not (real and 1e-9 <= level <= 1 - 1e-9):
-        raise InputError(f"{name} must lie strictly between 0 and 1, by at least 1e-9, got {shorten(level)}.")
+        raise InputError(f"{name} must be a number strictly between 0 and 1, by at least 1e-9, got {shorten(level)}.")
     return Fraction(float(level)).limit_denominator(10**9)
 
 
@@ -88,7 +88,7 @@ def score_tolerance(calibration: Scores, *, coarse: bool = False) -> float:
 
 
 def count_needed(accept: float) -> int:
-    """Return the smallest number of calibration scores that an accept rate can be promised with."""
+    """Return the smallest number of calibration scores that an accept rate can be guaranteed with."""
     return math.ceil(1 / (1 - check_level(accept, "accept"))) - 1
 
 

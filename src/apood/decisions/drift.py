@@ -17,7 +17,7 @@ is the worth of all of them, and of the stakes that wait. It starts at 1 and is 
 given the past, is its present value. By Ville's inequality, it ever reaches 1 / α with probability at most α.
 
 The usual conformal martingale with a fixed calibration set takes the p-values for independent, which they are not, and
-breaks its promise. With bets against n_j / (n + 1) instead of q_j, this alarm would do so, too.
+breaks its guarantee. With bets against n_j / (n + 1) instead of q_j, this alarm would do so, too.
 """
 
 import hashlib
@@ -257,7 +257,7 @@ def _read_state(fields: Mapping[str, Any], start: DriftState) -> DriftState:
 def _bin_shifted(levels: list[float], shift: float) -> list[float]:
     """Return the probabilities of the bins for scores that are lower by `shift`, if ID scores are standard normal.
 
-    `levels` has the shares of ID scores below the edges of the bins. Any f that sums to 1 would keep the promise.
+    `levels` has the shares of ID scores below the edges of the bins. Any f that sums to 1 would keep the guarantee.
     """
     normal = NormalDist()
     below = [0.0, *(normal.cdf(normal.inv_cdf(level) + shift) for level in levels[1:-1]), 1.0]

@@ -1,9 +1,10 @@
 """A calibration from reviewed traffic: scores, and the verdicts of people who looked at the inputs.
 
-New ID inputs are exchangeable with the reviewed ID inputs if these are a random sample of the traffic. Then the promise
-of a calibration holds for them, and it needs no texts. If some inputs were more likely to be reviewed than others, such
-as all refused ones and a tenth of the others, an input that was chosen with probability p is kept with probability
-p_min / p. What is left was chosen with the same probability p_min, whatever its score, so it is a random sample.
+New ID inputs are exchangeable with the reviewed ID inputs if these are a random sample of the traffic. Then the
+guarantee of a calibration holds for them, and it needs no texts. If some inputs were more likely to be reviewed than
+others, such as all refused ones and a tenth of the others, an input that was chosen with probability p is kept with
+probability p_min / p. What is left was chosen with the same probability p_min, whatever its score, so it is a random
+sample.
 """
 
 import math
@@ -80,7 +81,7 @@ class Review:
 def accepted_interval(calibration: Calibration) -> tuple[float, float]:
     """Return an interval for the share of new ID inputs that this calibration accepts, with probability 0.95.
 
-    The promise is about the mean over calibration sets. For one set and continuous scores, the share follows a Beta
+    The guarantee is about the mean over calibration sets. For one set and continuous scores, the share follows a Beta
     distribution.
     """
     from scipy.stats import beta

@@ -12,6 +12,7 @@ Methods on tokens:
     trusted: TRUSTED, the statistical depth of the mean token
     length: the number of tokens, as a control
     fusion: several detectors as one, and the recommended detector
+    recommended: the members of the recommended detector
 
 Methods on channels beside the tokens:
     coherence: whether every sentence of a text fits the rest of it

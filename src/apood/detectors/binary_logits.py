@@ -25,7 +25,9 @@ _TOLERANCE = 1e-10  # largest entry of the gradient at the end
 
 
 class BinaryLogits(Detector):
-    """s(Z) = wᵀ z̄ + b, the logit of a logistic regression that tells ID from AUX sequences by their mean token.
+    """Binary logits: a logistic regression tells ID from AUX sequences by their mean token.
+
+        s(Z) = wᵀ z̄ + b
 
     Ren et al. 2023 (arXiv 2209.15558), "binary logits":
 

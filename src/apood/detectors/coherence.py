@@ -1,5 +1,6 @@
 """Coherence: whether every sentence of a text fits the rest of it."""
 
+import math
 from typing import Annotated, Any
 
 import torch
@@ -22,10 +23,10 @@ from apood.fitting.optimise import Checkpoint
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch
-from apood.tokens.documents import find_documents, make_document_mask
+from apood.tokens.documents import count_documents, find_documents, make_document_mask
 from apood.tokens.source import Subset, TokenSource, token_budget
 
-__all__ = ["Coherence"]
+__all__ = ["Coherence", "refuse_few_compared"]
 
 _CHANNEL = "sentences"
 _SHRINKAGE = 0.5  # of the covariance: directions of rare words are noise
@@ -35,8 +36,9 @@ _SMALLEST = 1e-6  # a difference from what is usual that counts as none
 
 
 class Coherence(Detector):
-    """s(Z) = a(n) - max_i z_i: how well the sentence that fits least fits the rest of its text.
+    """Coherence: how well the sentence that fits least fits the rest of its text.
 
+        s(Z) = a(n) - max_i z_i
         u_i = P (v_i - μ) / |P (v_i - μ)|
         c_i = u_i · Σ_{j≠i} u_j / |Σ_{j≠i} u_j|
         z_i = (m(l_i) - c_i) / e(l_i)
@@ -45,7 +47,8 @@ class Coherence(Detector):
     sentences of the ID texts, whose mean is μ. c_i is the cosine of a sentence and the rest of its text. m(l) and e(l)
     are its mean and its mean deviation for ID sentences of l tokens, because short ones fit less well, and a(n) is the
     mean of the largest z_i of ID texts of n sentences. 0 is usual. A text of one sentence has the score 0: there is
-    nothing to compare it with. So has each further window of a long text, whose score is therefore at most 0.
+    nothing to compare it with. Each further window of a long text has the score 0, too, so the score of such a text is
+    at most 0.
 
     This finds one foreign sentence in an ordinary text, such as an injected instruction, which hardly changes the mean
     of the text. It does not tell whether the text as a whole is foreign: use it beside another method, not instead.
@@ -179,8 +182,8 @@ class Coherence(Detector):
         self.worst_ = float((worst - self.count_law_.compute_allowances(counts)[:, 0]).mean())
 
     def log_distances(self, scores: Tensor) -> Tensor:
-        """Return minus the scores; no distance for a text of one sentence, about which nothing is known."""
-        # only such a text has a score of exactly 0
+        """Return minus the scores; no distance for a sequence of one sentence, about which nothing is known."""
+        # only such a sequence, a text or a further window of one, has a score of exactly 0
         return torch.where(scores == 0, compute_floored_log(torch.zeros_like(scores)), -scores)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
@@ -214,3 +217,32 @@ class Coherence(Detector):
         # sums of one text after the other do not depend on its neighbours
         sums = torch.segment_reduce(own, "sum", lengths=rows.lengths).repeat_interleave(rows.lengths, 0)
         return (own * normalize(sums - own)).sum(1)
+
+
+def refuse_few_compared(source: TokenSource, learnt: TokenSource, held_out: TokenSource, least_held_out: int) -> None:
+    """Raise `InputError` if a fusion with `Coherence` has too few texts of several sentences.
+
+    Args:
+        source: all ID sequences.
+        learnt: those to learn from.
+        held_out: those that are held out.
+        least_held_out: how many texts of several sentences must be among these.
+    """
+    if _count_compared(learnt, _LEAST) >= _LEAST and _count_compared(held_out, least_held_out) >= least_held_out:
+        return
+    raise InputError(
+        f"coherence compares the sentences of a text, so a fusion needs at least {_LEAST} ID texts of two or more "
+        f"sentences to learn from, and {least_held_out} among those that it holds out, got {_count_compared(learnt)} "
+        f"and {_count_compared(held_out)} among {count_documents(source)} texts: give more, or judge texts as a "
+        "whole, without sentences and the member coherence."
+    )
+
+
+def _count_compared(source: TokenSource, enough: float = math.inf) -> int:
+    """Return how many sequences have several sentences; it ends when there are `enough`, so it rarely reads much."""
+    count = 0
+    for batch in source.batches(token_budget(source.dim)):
+        count += int((batch.channels[_CHANNEL].lengths > 1).sum())
+        if count >= enough:
+            break
+    return count

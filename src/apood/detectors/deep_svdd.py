@@ -109,7 +109,9 @@ class Training:
 
 
 class DeepSVDD(Detector):
-    """s(Z) = -|φ(z̄) - c|², the distance of the encoded mean token from the centre of the ID sequences.
+    """Deep SVDD: a small network maps mean tokens near a centre; minus the squared distance to it.
+
+        s(Z) = -|φ(z̄) - c|²
 
     Ruff et al. 2018, "Deep One-Class Classification" (ICML), the one-class objective:
 
@@ -239,7 +241,9 @@ class DeepSVDD(Detector):
 
 
 class DeepSAD(DeepSVDD):
-    """s(Z) = -|φ(z̄) - c|² like Deep SVDD, trained to be low for auxiliary outliers.
+    """Deep SAD: Deep SVDD, whose network also learns to keep AUX sequences away from the centre.
+
+        s(Z) = -|φ(z̄) - c|²
 
     Ruff et al. 2019, "Deep Semi-Supervised Anomaly Detection" (arXiv 1906.02694), without labelled normal sequences:
 

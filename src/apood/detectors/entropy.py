@@ -35,7 +35,9 @@ def pool_samples(samples: Tensor, temperature: float) -> Pooled:
 
 
 class Entropy(SideChannelDetector):
-    """s(x) = -H, H = -Σ_s π_s (1/L_s) log P(y_s | x): the entropy of the model's output, from samples y_s of it.
+    """Entropy: minus the entropy of the model's output, estimated from samples of it.
+
+        s(x) = -H, H = -Σ_s π_s (1/L_s) log P(y_s | x), with samples y_s
 
     Malinin & Gales 2021 (arXiv 2002.07650), sequence-level entropy by Monte Carlo, normalised by length, with
     importance weights π_s ∝ P(y_s | x)^(1/T). The channel `sample_logprobs` holds a row (log P(y_s | x), L_s)

@@ -8,12 +8,10 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from apood.detectors.ap_ood.detector import APOOD
-from apood.detectors.binary_logits import BinaryLogits
-from apood.detectors.coherence import Coherence
+from apood.detectors.coherence import Coherence, refuse_few_compared
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.contract.fused_explanation import explain_share, join_shares
-from apood.detectors.contract.fused_scale import find_floor, refuse_constant, refuse_without_distances
+from apood.detectors.contract.fused_scale import LEAST_KNOWN, find_floor, refuse_constant, refuse_without_distances
 from apood.detectors.contract.fused_warnings import merge_warnings, rephrase_shortage, warn_of_copies
 from apood.detectors.contract.refinable import Measured, Refinable, Remembered
 from apood.detectors.contract.unseen import (
@@ -25,7 +23,7 @@ from apood.detectors.contract.unseen import (
     hold_out,
 )
 from apood.detectors.contract.weighing import score_unlearnt, weigh_members
-from apood.detectors.knn import KNN, MahalanobisKNN
+from apood.detectors.recommended import recommend_members
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.detectors.shared.mean_pooling import describe_shortage
@@ -38,32 +36,9 @@ from apood.tokens.batch import TokenBatch, upload
 from apood.tokens.documents import find_documents, find_worst
 from apood.tokens.source import TokenSource
 
-__all__ = ["Fusion", "default_detector", "list_untrained_members"]
+__all__ = ["Fusion", "default_detector"]
 
 _SUMMARY = "summary"
-
-
-def _recommend_members(
-    seed: int, device: str, *, lengths: bool = False, summary: bool = False, supervised: bool = False
-) -> list[Detector]:
-    """Return the members of a fusion whose `members` is None.
-
-    Attention finds a few foreign tokens. Neighbours find what is unlike every training sequence, in the Mahalanobis
-    metric by directions of low variance. The summary is another view of the model. A classifier knows on which side of
-    the ID sequences the AUX sequences lie. With `lengths`, attention sees how long tokens are; neighbours compare
-    directions of mean tokens.
-    """
-    members = [APOOD(normalize="none" if lengths else None, seed=seed, device=device), *list_untrained_members()]
-    if summary:
-        members.append(KNN(k=3, average=True, view="summary"))
-    if supervised:
-        members.append(BinaryLogits(normalize="pooled"))
-    return members
-
-
-def list_untrained_members() -> list[Detector]:
-    """Return the recommended members that need no training, for a first look."""
-    return [MahalanobisKNN(k=3, average=True), KNN(k=3, average=True)]
 
 
 def default_detector(
@@ -86,7 +61,9 @@ def default_detector(
 
 
 class Fusion(Refinable, Detector):
-    """s(Z) = -Σ_k w_k z_k, z_k = (log d_k(Z) - a_k(S) - mean_k) / std_k: several methods as one, on a common scale.
+    """Several methods as one: minus the weighted sum of how unusual each finds a sequence, on a common scale.
+
+        s(Z) = -Σ_k w_k z_k,  z_k = (log d_k(Z) - a_k(S) - mean_k) / std_k
 
     No single method is best everywhere. d_k is the distance behind the score of member k. mean_k and std_k are those of
     log d_k over ID sequences that the member has not seen, so that z_k says how unusual a sequence is for the member.
@@ -102,7 +79,8 @@ class Fusion(Refinable, Detector):
     Neighbours learn from all ID sequences and score each of them (at most some 6,000) among the others that are no near
     copies of it and no windows of its document, because these say nothing about the distances of new sequences. Other
     members are fitted on 90%, and score the other 10% (at least 20; about 2,048 at most; whole documents), without
-    those that have near copies if 20 are left. `fit` refuses fewer than 40 sequences.
+    those that have near copies if 20 are left. With `sentences`, at least 20 documents are held out, and at least 20
+    are left to learn from. `fit` refuses fewer than 40 sequences, with `sentences` fewer than 40 documents.
 
     log d is floored at 4 standard deviations below its median (estimated from the lower quartile), because how near a
     near copy is says nothing about ID, but would outweigh all other members.
@@ -132,7 +110,7 @@ class Fusion(Refinable, Detector):
             beginnings of its length, so genuine short inputs are accepted, and foreign ones are harder to tell. The
             channel `summary` is not read then.
         sentences: whether one sentence that does not fit the rest of its text makes the text out-of-distribution. This
-            needs the channel `sentences`, which encoders of texts give.
+            needs the channel `sentences`, which encoders of texts give. AUX sequences may lack it.
 
     Attributes:
         members_: the fitted members; with `sentences`, the last one is `Coherence`.
@@ -182,6 +160,14 @@ class Fusion(Refinable, Detector):
     def requires(self) -> frozenset[str]:  # type: ignore[override]
         """Everything that any member requires."""
         return frozenset().union(*(member.requires for member in self._get_members()))
+
+    @property
+    def _aux_requires(self) -> frozenset[str]:
+        """What the members require that AUX sequences weigh: `sentences` adds `Coherence` with a weight of its own."""
+        members = self._get_members()
+        return frozenset().union(
+            *(member.requires for member in members if not (self.sentences and isinstance(member, Coherence)))
+        )
 
     @property
     def welcomes(self) -> frozenset[str]:  # type: ignore[override]
@@ -254,6 +240,10 @@ class Fusion(Refinable, Detector):
         check_flag("sentences", self.sentences)
         if self.beginnings and self.sentences:
             raise InputError("beginnings and sentences cannot be combined: leave out one of them.")
+        if self.sentences and any(isinstance(member, Coherence) for member in given or []):
+            raise InputError(
+                "sentences=True adds the member coherence: leave it out of members, or leave out sentences."
+            )
         if self.beginnings and (other := self.requires - {"tokens"}):
             names = " or ".join(sorted(other))
             raise InputError(f"beginnings=True needs members that read tokens alone: a beginning has no {names}.")
@@ -268,7 +258,7 @@ class Fusion(Refinable, Detector):
         """Return the fitted members, or the ones to fit, as far as they are known before."""
         if "members_" in vars(self):
             return self.members_
-        members = _recommend_members(self.seed, self.device) if self.members is None else self.members
+        members = recommend_members(self.seed, self.device) if self.members is None else self.members
         return [*members, Coherence()] if self.sentences else members
 
     def _choose_members(self, source: TokenSource, aux: TokenSource | None) -> list[Detector]:
@@ -279,7 +269,7 @@ class Fusion(Refinable, Detector):
         summary, supervised = _SUMMARY in source.channels and not self.beginnings, aux is not None
         # Directions are known to be enough for texts and sounds; about other vectors nothing is known.
         lengths = source.encoder is None and not lengths_outweigh(source)
-        return _recommend_members(self.seed, self.device, lengths=lengths, summary=summary, supervised=supervised)
+        return recommend_members(self.seed, self.device, lengths=lengths, summary=summary, supervised=supervised)
 
     def _fit(self, source: TokenSource, aux: TokenSource | None, checkpoint: Checkpoint | None) -> None:
         if len(source) < 2 * LEAST_HELD_OUT:
@@ -289,6 +279,8 @@ class Fusion(Refinable, Detector):
             )
         parts = hold_out(source, self.seed, beginnings=self.beginnings, whole_texts=self.sentences)
         members = [*self._choose_members(source, aux), *([Coherence()] if self.sentences else [])]
+        if any(isinstance(member, Coherence) for member in members):
+            refuse_few_compared(source, parts.rest, parts.held_out, LEAST_KNOWN)
         names, samples = _name_members(members), []
         few = describe_shortage(len(parts.rest), source.dim)
         with merge_warnings({few: rephrase_shortage(few, len(parts.rest), source)} if few is not None else {}):
@@ -303,7 +295,7 @@ class Fusion(Refinable, Detector):
         for name, member, sample in zip(names, members, samples, strict=True):
             logs = member.log_distances(sample.scores)
             known = sample.find_new(copied) & (logs > compute_floored_log(logs.new_zeros(())))
-            refuse_without_distances(name, logs, known, of_sentences=isinstance(member, Coherence))
+            refuse_without_distances(name, logs, known)
             columns.append((logs[known], source.lengths[sample.numbers[known]]))
         self.floors_ = torch.stack([find_floor(logs) for logs, _ in columns])
         columns = [(logs.clamp_min(floor), own) for (logs, own), floor in zip(columns, self.floors_, strict=True)]
@@ -324,14 +316,12 @@ class Fusion(Refinable, Detector):
         """Divide the spreads by the weights of the members, and leave out members that weigh nothing."""
         held = parts.held_out.indices
         inside = self._standardize([sample.get_scores(held) for sample in samples], parts.held_out.lengths)
+        summed = len(self.members_) - self.sentences
         outside = None
         if aux is not None:
-            scores = [score_unlearnt(member, parts.rest, aux) for member in self.members_]
+            scores = [score_unlearnt(member, parts.rest, aux) for member in self.members_[:summed]]
             outside = self._standardize(scores, aux.lengths)
-        summed = len(self.members_) - self.sentences
-        weights = weigh_members(
-            self.members_[:summed], inside[:, :summed], None if outside is None else outside[:, :summed]
-        )
+        weights = weigh_members(self.members_[:summed], inside[:, :summed], outside)
         if self.sentences:  # both sides of the maximum have a standard deviation of 1
             weights = torch.cat([weights / (inside[:, :summed] @ weights).std(correction=0), weights.new_ones(1)])
         kept = weights.nonzero().flatten().tolist()
@@ -444,7 +434,8 @@ class Fusion(Refinable, Detector):
 
     def _check_batch(self, batch: TokenBatch, first: int, where: str) -> None:
         for member in self._get_members():
-            member._check_batch(batch, first, where)
+            if member.requires <= {"tokens", *batch.channels}:  # AUX sequences may lack sentences
+                member._check_batch(batch, first, where)
 
     def _score(self, tokens: TokenBatch) -> Tensor:
         if self.members is not None:  # they have devices of their own
@@ -471,11 +462,13 @@ class Fusion(Refinable, Detector):
         return -torch.maximum(z[:, :-1].sum(1), z[:, -1]) if self.sentences else -z.sum(1)
 
     def _standardize(self, scores: list[Tensor], lengths: Tensor) -> Tensor:
-        """Return z_k `[N, members]` from the scores of each member."""
+        """Return z_k `[N, members]` from the scores of each member, or of the first ones."""
+        count = len(scores)
         logs = torch.stack(
-            [member.log_distances(own) for member, own in zip(self.members_, scores, strict=True)], 1
-        ).clamp_min(self.floors_)
-        return (logs - self.length_law_.compute_allowances(lengths) - self.means_) / self.spreads_
+            [member.log_distances(own) for member, own in zip(self.members_[:count], scores, strict=True)], 1
+        ).clamp_min(self.floors_[:count])
+        allowances = self.length_law_.compute_allowances(lengths)[:, :count]
+        return (logs - allowances - self.means_[:count]) / self.spreads_[:count]
 
 
 def _select_member(measured: Measured, number: int) -> Measured:

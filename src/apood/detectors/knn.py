@@ -48,7 +48,9 @@ View = Literal["tokens", "summary"]
 
 
 class KNN(Refinable, Detector):
-    """s(Z) = -|z̄ - z̄₍ₖ₎|, the distance of the mean token to its k-th nearest neighbour in the training set.
+    """Nearest neighbours: minus the distance of the mean token to its k-th nearest in the training set.
+
+        s(Z) = -|z̄ - z̄₍ₖ₎|
 
     Sun et al. 2022 (arXiv 2204.06507), who scale the features to length 1: `normalize="pooled"`. With `average`, it is
     the mean of the distances to the k nearest ones (Angiulli and Pizzuti 2002), which a single foreign or copied
@@ -331,7 +333,9 @@ def _find_nearest(vectors: Tensor, bank: Tensor, count: int, left_out: _LeftOutR
 
 
 class MahalanobisKNN(KNN):
-    """s(Z) = -|Σ^(-1/2) (z̄ - z̄₍ₖ₎)|: the nearest neighbour, with every direction divided by its spread.
+    """Nearest neighbours in the Mahalanobis metric: every direction is divided by its spread.
+
+        s(Z) = -|Σ^(-1/2) (z̄ - z̄₍ₖ₎)|
 
     Not a published method. It joins two classical ones. Mahalanobis (1936) knows that a small step in a direction of
     low variance says more than a large step in a direction of high variance, but has only one centre. Nearest

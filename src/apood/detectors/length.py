@@ -12,7 +12,9 @@ __all__ = ["Length"]
 
 
 class Length(Detector):
-    """s(Z) = -|log S - mean log S|: how far the length of a sequence is from the usual length.
+    """Length alone: minus how far the length of a sequence is from the usual length.
+
+        s(Z) = -|log S - mean log S|
 
     Not a published method. It sees nothing but the number of tokens, so it shows how much of another method's success
     on a data set is due to length alone.

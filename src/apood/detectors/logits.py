@@ -43,7 +43,9 @@ class _OnLogits(SideChannelDetector):
 
 
 class MSP(_OnLogits):
-    """s(x) = log max_c softmax(l / T)_c: the probability of the likeliest class.
+    """Maximum softmax probability: the logarithm of the probability of a classifier's likeliest class.
+
+        s(x) = log max_c softmax(l / T)_c
 
     Hendrycks & Gimpel 2017 (arXiv 1610.02136), with l the logits that a classifier gives x, in the channel
     `logits`.
@@ -76,7 +78,9 @@ class MSP(_OnLogits):
 
 
 class Energy(_OnLogits):
-    """s(x) = T log Σ_c exp(l_c / T): minus the free energy of the logits.
+    """Energy: minus the free energy of a classifier's logits.
+
+        s(x) = T log Σ_c exp(l_c / T)
 
     Liu et al. 2020 (arXiv 2010.03759), with l the logits that a classifier gives x, in the channel `logits`.
 

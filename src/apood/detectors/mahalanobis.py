@@ -30,7 +30,9 @@ __all__ = ["Mahalanobis"]
 
 
 class Mahalanobis(Refinable, Detector):
-    """s(Z) = -(z̄ - μ)ᵀ Σ⁻¹ (z̄ - μ), with z̄ the mean token of the sequence.
+    """Mahalanobis: minus the squared distance of the mean token to the centre, each direction divided by its spread.
+
+        s(Z) = -(z̄ - μ)ᵀ Σ⁻¹ (z̄ - μ), with z̄ the mean token of the sequence
 
     Lee et al. 2018 (arXiv 1807.03888) for classifiers, Ren et al. 2023 (arXiv 2209.15558) for conditional language
     models: one Gaussian over the mean-pooled training sequences.

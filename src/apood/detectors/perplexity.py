@@ -15,7 +15,9 @@ __all__ = ["Perplexity"]
 
 
 class Perplexity(SideChannelDetector):
-    """s(y) = (1/L) Σ_l log p(y_l | y_<l, x): minus the logarithm of the model's perplexity.
+    """Perplexity: the mean log-probability that a model gives to the tokens of its output.
+
+        s(y) = (1/L) Σ_l log p(y_l | y_<l, x), minus the logarithm of the perplexity
 
     Ren et al. 2023 (arXiv 2209.15558), for the output y that a conditional language model generates for the input x.
     With a causal model it can also be the perplexity of the input: the encoder decides which tokens the

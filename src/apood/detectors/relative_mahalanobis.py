@@ -20,7 +20,9 @@ _SINGULAR = 1e-13  # smallest eigenvalue relative to the largest; a smaller one 
 
 
 class RelativeMahalanobis(Detector):
-    """s(Z) = d²_AUX(z̄) - d²_ID(z̄): how much nearer the mean token is to the ID sequences than to the AUX sequences.
+    """Relative Mahalanobis: how much nearer the mean token is to the ID sequences than to the AUX sequences.
+
+        s(Z) = d²_AUX(z̄) - d²_ID(z̄)
 
     Ren et al. 2023 (arXiv 2209.15558), whose relative distance is d²_ID - d²_AUX. Both are Mahalanobis distances,
     d²(z̄) = (z̄ - μ)ᵀ Σ⁻¹ (z̄ - μ), each with the mean and the covariance of its own mean-pooled sequences.

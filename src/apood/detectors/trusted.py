@@ -19,7 +19,9 @@ _ROWS = 256  # sequences compared with the training set at once
 
 
 class Trusted(Detector):
-    """s(Z) = mean over u of min(F_u(u·z̄), 1 - F_u(u·z̄)): how deep the mean token z̄ lies in the training set.
+    """Statistical depth: how deep the mean token lies in the training set.
+
+        s(Z) = mean over u of min(F_u(u·z̄), 1 - F_u(u·z̄))
 
     Colombo et al. 2022 (arXiv 2211.13527): the integrated rank-weighted depth of the features, averaged over random
     unit directions u. F_u is the empirical distribution of u·z̄ over the training sequences. The score lies between 0,

@@ -33,7 +33,7 @@ AnyTextEncoder = TextEncoder | RemoteEncoder
 """An encoder of texts, whose model runs in this process or behind a server."""
 
 _REMOTE_OPTIONS = {"layers", "max_tokens", "on_long"}
-_AUDIO_OPTIONS = {"mode", "layers", "special_tokens", "summary", "device", "dtype"}
+_AUDIO_OPTIONS = {"mode", "layers", "special_tokens", "device", "dtype"}
 _IDENTITY_OPTIONS = ("mode", "layers", "max_tokens", "on_long", "max_new_tokens", "beams", "template", "special_tokens")
 
 
@@ -89,13 +89,12 @@ def reopen_encoder(
         arguments |= _get_sampling(identity)
     # A detector from elsewhere may name any model, so only one that the user names is downloaded.
     found = find_pretrained(_find_model(identity), download=False) if model is None else find_pretrained(model)
-    arguments["summary"] = "summary" in channels
     if is_audio_model(found.folder):
         arguments.pop("max_tokens", None)  # follows from the model
     else:
         arguments.setdefault("on_long", "beginning")  # the only way before there was a choice
         arguments["logprobs"] = None if "token_logprobs" in channels else False
-        arguments["sentences"] = "sentences" in channels
+        arguments |= {name: name in channels for name in ("summary", "sentences")}
     encoder = open_encoder(found, **arguments, **options)
     if not same_encoder(identity, encoder.identity):
         raise InputError(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from apood.data.inputs import resolve_input
+from apood.data.inputs import refuse_repeated_stdin, resolve_input
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_incompatible
 from apood.detectors.contract.registry import list_methods
@@ -34,7 +34,6 @@ _VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "knn": _RAW_AND_NORMALIZED,
 }
 _ONLY_WITH_AUX = "deep-sad"  # without AUX sequences it is deep-svdd
-_NEVER_WITH_AUX = "fusion"  # its member ap-ood shows what AUX sequences are worth
 
 _KINDS = {
     int: "a whole number",
@@ -213,6 +212,7 @@ def read_plan(path: Path, find: Callable[[str], Any] = find_store) -> Comparison
 def find_sets(plan: ComparisonPlan, find: Callable[[str], Any]) -> ComparisonPlan:
     """Return a plan of names with the sets that `find` returns for them, after all checks that need no data."""
     _check_declared(plan)
+    refuse_repeated_stdin(plan.sets.values())
     found = {key: find(name) for key, name in plan.sets.items()}
     return replace(_replace_sets(plan, found), names=plan.sets)
 
@@ -402,7 +402,7 @@ def _list_all_entries(plan: ComparisonPlan, stores: Mapping[str, TokenSource]) -
         alone = [Entry(name, parameters) for parameters in _VARIANTS.get(name, ({},))]
         use = alone[0].make_detector().aux
         variants = [] if name == _ONLY_WITH_AUX or (use == "required" and plan.aux is None) else alone
-        if use == "optional" and name != _NEVER_WITH_AUX and plan.aux is not None:
+        if use == "optional" and plan.aux is not None:
             variants = variants + [replace(variant, aux="all") for variant in alone]
         found += [variant for variant in variants if _find_lacking(variant, stores) is None]
     if not found:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from inspect import signature
+from numbers import Integral
 from typing import Any, Literal
 
 from apood.detectors.contract.base import Detector
@@ -89,7 +90,8 @@ class Entry:
         if self.seeded:
             default = signature(self.kind).parameters["seed"].default
             own = parameters.get("seed", default if isinstance(default, int) else 0)
-            parameters["seed"] = own + seed
+            # the detector refuses any other seed by name
+            parameters["seed"] = own + seed if not isinstance(own, bool) and isinstance(own, Integral) else own
         return self.kind(**parameters)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""The health of a detector: whether held-out in-distribution inputs are treated as its calibration promises."""
+"""The health of a detector: whether held-out in-distribution inputs are treated as its calibration guarantees."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -114,7 +114,7 @@ def _compare_accept_rate(detector: Detector, scores: npt.NDArray[np.float64]) ->
     return [
         Finding(
             "accept rate",
-            f"{refused / count:.1%} of {count:,} held-out inputs are refused, and the calibration promises "
+            f"{refused / count:.1%} of {count:,} held-out inputs are refused, and the calibration guarantees "
             f"{1 - calibration.accept:.1%} at most (p = {chance:.2g}): the inputs are unlike those "
             "that set the threshold; calibrate with inputs like these.",
         )

@@ -148,7 +148,11 @@ def read_dialogues() -> list[list[str]]:
 
 
 def split_prose(document: str) -> list[str]:
-    """Return the complete sentences of a document, without code, tables, lists and markup."""
+    """Return the complete sentences of a document, without code, tables, lists and markup.
+
+    A line of a docstring may end anywhere, and abbreviations are frequent. So sentences end elsewhere than in
+    `find_sentence_places` of the encoders: not at line breaks and abbreviations, and only before a capital letter.
+    """
     sentences = []
     for paragraph in re.split(r"\n\s*\n", document):
         paragraph = _LIST_MARK.sub("", paragraph)

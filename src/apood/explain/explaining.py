@@ -12,7 +12,7 @@ from torch import Tensor
 from apood.detectors.contract.base import Detector
 from apood.detectors.shared.explanation import Explanation
 from apood.encoders.opening import AnyTextEncoder
-from apood.explain.sentences import rate_sentences
+from apood.explain.sentences import Ratings, compare_sentences, find_judge, rate_sentences
 from apood.explain.spans import Sentence, Span, find_owners, find_sentences, find_words, sum_tokens
 from apood.explain.text_explanation import HeadPart, MemberPart, TextExplanation
 from apood.support.errors import InputError
@@ -94,27 +94,32 @@ def explain_texts(
 
 
 class _Window(NamedTuple):
-    """The window of a text that decides.
+    """The window of a text that is shown.
 
     Attributes:
         text: the text.
-        number: the number of the window in the batch.
+        judged: the number in the batch of the window with the lowest score, that of the text.
+        shown: the number in the batch of the window itself. It is another one if the sentences of the text decide, all
+            of which are compared in the first window.
         windows: the number of windows of the text.
         truncated: whether only the beginning of the text was judged.
         place: start and end of the window in the text.
         places: start and end of each token.
         words: the words in the window.
         sentences: the sentences in the window.
+        ratings: how little these sentences fit the others of the text; None if that is not known.
     """
 
     text: str
-    number: int
+    judged: int
+    shown: int
     windows: int
     truncated: bool
     place: tuple[int, int]
     places: npt.NDArray[np.int64]
     words: list[Span]
     sentences: list[Sentence]
+    ratings: Ratings | None
 
 
 class _ExplainedBatch:
@@ -126,32 +131,64 @@ class _ExplainedBatch:
         self._marks = choose_marks(self._explanation)
         self._scores, self._batch = detector._score_sequences(batch), batch
         self._starts = find_documents(batch).tolist()
+        self._judge = find_judge(detector)
 
     def describe(self, texts: Sequence[str]) -> list[TextExplanation]:
-        """Return one explanation per text, that of its worst window."""
+        """Return one explanation per text, that of the window that decides."""
         stops = [*self._starts[1:], len(self._scores)]
         chosen = [self._choose_window(*given) for given in zip(texts, self._starts, stops, strict=True)]
-        owners = {own.number: find_owners(own.text, own.sentences, own.places) for own in chosen}
-        several = {number: own for number, own in owners.items() if own.max(initial=0) > 0}
-        rated = rate_sentences(self._detector, self._batch, several)
-        return [self._describe_window(own, owners[own.number], rated.get(own.number)) for own in chosen]
+        owners = {own.shown: find_owners(own.text, own.sentences, own.places) for own in chosen}
+        unrated = [own.shown for own in chosen if own.ratings is None and owners[own.shown].max(initial=0) > 0]
+        rated = rate_sentences(self._detector, self._batch, {number: owners[number] for number in unrated})
+        return [self._describe_window(own, owners[own.shown], rated.get(own.shown, own.ratings)) for own in chosen]
 
     def _choose_window(self, text: str, start: int, stop: int) -> _Window:
-        """Return the worst window of a text, whose windows have the numbers from `start` to `stop`."""
-        number = start + int(np.argmin(self._scores[start:stop]))
-        places = self._places.sequence(number).numpy()
+        """Return the window to show of a text, whose windows have the numbers from `start` to `stop`."""
+        judged = start + int(np.argmin(self._scores[start:stop]))
+        sentences = find_sentences(text)
+        compared, shown = self._compare(text, sentences, start, stop)
+        shown = judged if shown is None or judged != start else shown
+        places = self._places.sequence(shown).numpy()
         placed, truncated = places[:, 0] >= 0, stop - 1 in self._cut
-        begin = 0 if number == start else int(places[placed, 0].min())
-        end = len(text) if number == stop - 1 and not truncated else int(places[placed, 1].max(initial=0))
+        begin = 0 if shown == start else int(places[placed, 0].min())
+        end = len(text) if shown == stop - 1 and not truncated else int(places[placed, 1].max(initial=0))
         words = [word for word in find_words(text) if word.end > begin and word.start < end]
-        sentences = [one for one in find_sentences(text) if one.end > begin and one.start < end]
-        return _Window(text, number, stop - start, truncated, (begin, end), places, words, sentences)
+        inside = [number for number, one in enumerate(sentences) if one.end > begin and one.start < end]
+        ratings = compared[inside[0] : inside[-1] + 1] if inside else compared[:0]
+        return _Window(
+            text=text,
+            judged=judged,
+            shown=shown,
+            windows=stop - start,
+            truncated=truncated,
+            place=(begin, end),
+            places=places,
+            words=words,
+            sentences=[sentences[number] for number in inside],
+            ratings=ratings if len(ratings) and not np.isnan(ratings).any() else None,
+        )
+
+    def _compare(self, text: str, sentences: list[Sentence], start: int, stop: int) -> tuple[Ratings, int | None]:
+        """Return how little the sentences of a text fit the others, and, if that decides, the window of the worst one.
+
+        Sentences about which nothing is known have NaN, or are left out at the end.
+        """
+        if self._judge is None:
+            return np.empty(0), None
+        owners = [find_owners(text, sentences, self._places.sequence(n).numpy()) for n in range(start, stop)]
+        compared = compare_sentences(self._judge, self._batch, start, owners)
+        deciding = [member.name for member in self._explanation.members if member.share[start]]
+        if deciding != [self._judge.name] or np.isnan(compared).any():
+            return compared, None
+        return compared, start + int(np.argmax([(own == compared.argmax()).sum() for own in owners]))
 
     def _describe_window(
-        self, own: _Window, sentence_owners: npt.NDArray[np.int64], rated: npt.NDArray[np.float64] | None
+        self, own: _Window, sentence_owners: npt.NDArray[np.int64], rated: Ratings | None
     ) -> TextExplanation:
-        number, score = own.number, self._scores[own.number]
-        contributions, heads = self._marks.contributions.sequence(number).numpy(), self._marks.heads
+        score = self._scores[own.judged]
+        contributions, heads = self._marks.contributions.sequence(own.shown).numpy(), self._marks.heads
+        if own.shown != own.judged:  # sentences decide, and no token adds to that
+            contributions = np.zeros_like(contributions)
         word_owners = find_owners(own.text, own.words, own.places)
         sentences = sum_tokens(own.sentences, sentence_owners, contributions)
         return TextExplanation(
@@ -163,10 +200,11 @@ class _ExplainedBatch:
             truncated=own.truncated,
             words=sum_tokens(own.words, word_owners, contributions),
             sentences=_add_suspicions(sentences, rated),
-            members=self._describe_members(number),
-            explained=float(self._marks.explained[number]) * _find_placed_share(contributions, own.places[:, 0] >= 0),
+            members=self._describe_members(own.judged),
+            explained=float(self._marks.explained[own.judged])
+            * _find_placed_share(contributions, own.places[:, 0] >= 0),
             # heads of a member that did not decide say nothing
-            heads=_describe_heads(own.words, word_owners, heads.sequence(number))
+            heads=_describe_heads(own.words, word_owners, heads.sequence(own.shown))
             if heads is not None and contributions.any()
             else [],
         )
@@ -187,11 +225,13 @@ class _ExplainedBatch:
         if not explanation.members:
             share, neighbours = float(explanation.totals[number]), _list_neighbours(explanation, number)
             return [MemberPart(self._detector.name, share, True, neighbours)]
+        shares = [float(member.share[number]) for member in explanation.members]
         return [
+            # a member that did not decide marks nothing
             MemberPart(
-                member.name, float(member.share[number]), place in marks.members, _list_neighbours(member.parts, number)
+                member.name, share, place in marks.members and share != 0, _list_neighbours(member.parts, number)
             )
-            for place, member in enumerate(explanation.members)
+            for place, (member, share) in enumerate(zip(explanation.members, shares, strict=True))
         ]
 
 

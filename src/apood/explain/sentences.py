@@ -15,7 +15,7 @@ from apood.detectors.coherence import Coherence
 from apood.detectors.contract.base import Detector
 from apood.tokens.batch import Ragged, TokenBatch
 
-__all__ = ["rate_sentences"]
+__all__ = ["compare_sentences", "find_judge", "rate_sentences"]
 
 _PIECES = (2, 4, 8, 16)  # how many pieces of equal length a text is cut into, one after the other
 _LEAST = 2  # tokens of a piece
@@ -25,42 +25,42 @@ Numbers = npt.NDArray[np.int64]
 Ratings = npt.NDArray[np.float64]
 
 
-def rate_sentences(detector: Detector, batch: TokenBatch, owners: Mapping[int, Numbers]) -> dict[int, Ratings]:
-    """Return how suspicious the sentences of some sequences are, one number per sentence.
+def find_judge(detector: Detector) -> Coherence | None:
+    """Return the detector, or the member of it, that compares the sentences of a text; None if there is none."""
+    return next((one for one in _list_members(detector) if isinstance(one, Coherence)), None)
 
-    If the detector compares the sentences of a text (`Coherence`), it is how little each fits the others. Further
-    windows of a long text lack the sentences, and other detectors do not compare them. Then it is the log distance of
-    the sentence's own tokens (for a fusion minus the score), less that of pieces of the same text that are as long. Few
-    tokens are always far away, so the shortest sentence would look most suspicious without this. 0 is usual for the
-    text, and a sentence without tokens has NaN.
+
+def compare_sentences(judge: Coherence, batch: TokenBatch, first: int, owners: Sequence[Numbers]) -> Ratings:
+    """Return how little each sentence of a text fits the others, one number per sentence, NaN where it is not known.
+
+    Args:
+        judge: what compares them.
+        batch: the sequences.
+        first: the number of the first window of the text, which has all of its sentences.
+        owners: for each window of the text, the sentence of each of its tokens, -1 for a token of none.
+    """
+    found, own = judge.rate_sentences(batch.select([first])).values.numpy(), np.concatenate(owners)
+    present = np.bincount(own[own >= 0], minlength=1) > 0
+    # if a sentence has no token of its own, it is not known which of the following ratings belongs to which sentence
+    known = len(present) if present.all() else int(present.argmin())
+    ratings = np.full(len(present), np.nan)
+    if 1 < known <= len(found):
+        ratings[:known] = found[:known]
+    return ratings
+
+
+def rate_sentences(detector: Detector, batch: TokenBatch, owners: Mapping[int, Numbers]) -> dict[int, Ratings]:
+    """Return how suspicious the sentences of some sequences are by their own tokens, one number per sentence.
+
+    It is the log distance of the sentence's own tokens (for a fusion minus the score), less that of pieces of the same
+    text that are as long. Few tokens are always far away, so the shortest sentence would look most suspicious without
+    this. 0 is usual for the text, and a sentence without tokens has NaN.
 
     Args:
         detector: a detector that explains.
         batch: the sequences.
         owners: by the number of a sequence, the sentence of each of its tokens, -1 for a token of none.
     """
-    compared = _compare_sentences(detector, batch, owners)
-    rated = compared | _rate_by_tokens(detector, batch, {n: own for n, own in owners.items() if n not in compared})
-    return {number: rated[number] for number in owners}
-
-
-def _compare_sentences(detector: Detector, batch: TokenBatch, owners: Mapping[int, Numbers]) -> dict[int, Ratings]:
-    """Return the ratings of the sequences whose sentences the detector, or a member of it, compares."""
-    judge = next((one for one in _list_members(detector) if isinstance(one, Coherence)), None)
-    if judge is None:
-        return {}
-    rated = {}
-    for number, own in owners.items():
-        found = judge.rate_sentences(batch.select([number])).values.numpy()
-        present = np.unique(own[own >= 0])
-        # if a sentence has no token of its own, it is not known which rating belongs to which sentence
-        if 1 < len(present) == int(own.max()) + 1 <= len(found):
-            rated[number] = found[: len(present)]
-    return rated
-
-
-def _rate_by_tokens(detector: Detector, batch: TokenBatch, owners: Mapping[int, Numbers]) -> dict[int, Ratings]:
-    """Return the ratings of sentences by the distance of their own tokens."""
     first, last = _find_sinks(detector)
     parts: list[tuple[int, Numbers]] = []  # the number of a sequence, and the places of some of its tokens
     shapes = []  # how many parts of each sequence are sentences, and how many are pieces

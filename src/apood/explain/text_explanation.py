@@ -21,7 +21,7 @@ class MemberPart:
     Attributes:
         name: the name of the member.
         share: what it adds to minus the score; positive speaks against the text.
-        marked: whether its contributions are those of the marks.
+        marked: whether its contributions are those of the marks; not if it adds 0.
         neighbours: the numbers of the nearest training sequences, nearest first; empty if the member has none.
         neighbour_texts: their texts; empty unless they were asked for, because they are training data.
     """
@@ -60,8 +60,8 @@ class TextExplanation:
         threshold: the lowest score that is accepted; None without a calibration.
         p_value: its conformal p-value; None without a calibration.
         accepted: whether it is accepted; None without a calibration.
-        window: start and end of the part of the text that has this score: the whole text, its worst window, or the
-            beginning that was judged.
+        window: start and end of the part of the text that is explained: the whole text, its worst window, the window
+            with the sentence that fits least if this decides, or the beginning that was judged.
         windows: the number of windows of the text.
         words: the words in the window, with their contributions.
         sentences: the sentences in the window, with their contributions and how suspicious each is by itself.
@@ -144,7 +144,8 @@ class TextExplanation:
             "sentences": [asdict(sentence) for sentence in self.sentences],
             "heads": [asdict(head) for head in self.heads],
         }
-        return {name: replace_nonfinite(value) for name, value in content.items()}
+        values: dict[str, Any] = replace_nonfinite(content)
+        return values
 
     def to_html(self) -> str:
         """Return a whole page that needs no network and runs no script."""

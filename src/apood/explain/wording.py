@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from apood.detectors.coherence import Coherence
 from apood.explain.spans import Span
 from apood.explain.text_explanation import TextExplanation
 
@@ -58,16 +59,21 @@ def describe_decision(explanation: TextExplanation) -> tuple[str, str]:
 
 def describe_explained(explanation: TextExplanation) -> str:
     """Return which part of the score the marks explain, and which member speaks most against the text."""
-    if len(explanation.members) == 1:
-        name = explanation.members[0].name
-        return f"The marked words show what {name} sees; all words make up {explanation.explained:.0%} of its distance."
-    if max(member.share for member in explanation.members) <= 0:
-        return "No member speaks against this text; the marks show the least ordinary words."
-    marked = ", ".join(member.name for member in explanation.members if member.marked)
-    return (
-        f"{explanation.decided} speaks most against this text. The marks show what {marked} sees, "
-        f"{explanation.explained:.0%} of all that speaks against it."
-    )
+    members, marked = explanation.members, any(explanation.grade_words())
+    by_sentences = [member.name for member in members if member.share] == [Coherence.name]
+    unmarked = f"No word is marked{f': {Coherence.name} compares whole sentences' if by_sentences else ''}."
+    if len(members) == 1:
+        sees = (
+            f"The marked words show what {members[0].name} sees; all words make up {explanation.explained:.0%} of its"
+        )
+        return f"{sees} distance." if marked else unmarked
+    if max(member.share for member in members) <= 0:
+        none = "No member speaks against this text"
+        return f"{none}; the marks show the least ordinary words." if marked else f"{none}. {unmarked}"
+    most = f"{explanation.decided} speaks most against this text."
+    names = ", ".join(member.name for member in members if member.marked)
+    explained = f"The marks show what {names} sees, {explanation.explained:.0%} of all that speaks against it."
+    return f"{most} {explained if marked else unmarked}"
 
 
 def name_worst_sentence(explanation: TextExplanation) -> str:

@@ -59,7 +59,7 @@ def _describe_lengths(source: TokenSource, seen: Seen, role: str) -> list[str]:
     short, long = int((tokens < seen.short).sum()), int((tokens > seen.long).sum())
     return [
         f"{count:,} of {format_count(len(tokens), f'{role} text')} are {word} than 99% of the texts that set "
-        f"the threshold ({limit:,} tokens): the accept rate is not promised for them; calibrate with texts of "
+        f"the threshold ({limit:,} tokens): the accept rate is not guaranteed for them; calibrate with texts of "
         "the lengths that the detector is used on."
         for count, word, limit in ((short, "shorter", seen.short), (long, "longer", seen.long))
         if count > MOST_UNUSUAL * len(tokens)

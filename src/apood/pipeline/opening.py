@@ -10,12 +10,13 @@ from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_lacking
 from apood.encoders.opening import AnyTextEncoder, reopen_encoder
 from apood.support.errors import InputError
+from apood.tokens.batch import TokenBatch
 from apood.tokens.identity import EncoderIdentity, describe_encoder, same_encoder
 
 if TYPE_CHECKING:
     from apood.encoders.audio.encoder import AudioEncoder
 
-__all__ = ["SavedEncoder", "open_encoder_of", "open_text_encoder_of"]
+__all__ = ["SavedEncoder", "open_encoder_of", "open_text_encoder_of", "probe_encoder"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def open_text_encoder_of(
     *,
     model: str | Path | None = None,
     role: str = "detector",
+    also: Collection[str] = (),
 ) -> AnyTextEncoder:
     """Return the encoder of texts that the detector was fitted with, after a check that it gives what is needed.
 
@@ -67,8 +69,9 @@ def open_text_encoder_of(
         given: an encoder that is open already; None to open it.
         model: the folder of the encoder's model if that has moved.
         role: what the detector is called in messages.
+        also: channels that an encoder that is opened here gives beside those that the detector needs.
     """
-    encoder = open_encoder_of(detector, model, role=role) if given is None else given
+    encoder = open_encoder_of(detector, model, role=role, also=also) if given is None else given
     if not isinstance(encoder, AnyTextEncoder):
         raise InputError(f"The {role} was fitted on sounds, and takes no texts.")
     if not same_encoder(detector.encoder_, encoder.identity):
@@ -76,6 +79,10 @@ def open_text_encoder_of(
             f"The encoder gives tokens from {describe_encoder(encoder.identity)}, but the {role} was fitted on tokens "
             f"from {describe_encoder(detector.encoder_)}."
         )
-    probe = encoder.encode([Pair("a", "a")] if encoder.mode == "reference" else ["a"])
-    refuse_lacking(probe, detector.name, detector.requires, f"{role}'s tokens")
+    refuse_lacking(probe_encoder(encoder), detector.name, detector.requires, f"{role}'s tokens")
     return encoder
+
+
+def probe_encoder(encoder: AnyTextEncoder) -> TokenBatch:
+    """Return the tokens of a text of one letter, which show what channels an encoder of texts gives."""
+    return encoder.encode([Pair("a", "a")] if encoder.mode == "reference" else ["a"])

@@ -14,7 +14,7 @@ from sklearn.exceptions import NotFittedError
 from apood.data.record import Record
 from apood.decisions.conformal import count_needed, find_rank
 from apood.detectors.contract.base import Detector, Scores
-from apood.detectors.contract.data_checks import refuse_other_than_labels
+from apood.detectors.contract.data_checks import refuse_lacking, refuse_other_than_labels
 from apood.detectors.fusion import default_detector
 from apood.encoders.embed import embed_to_store
 from apood.encoders.opening import AnyTextEncoder
@@ -27,7 +27,7 @@ from apood.pipeline.checks import refuse_same_data, warn_of_misuse
 from apood.pipeline.facts import Facts
 from apood.pipeline.judging import Judgement, judge_records
 from apood.pipeline.neighbours import TrainingTexts
-from apood.pipeline.opening import SavedEncoder, open_text_encoder_of
+from apood.pipeline.opening import SavedEncoder, open_text_encoder_of, probe_encoder
 from apood.pipeline.texts import list_texts
 from apood.support.checks import check_integer, check_number
 from apood.support.errors import ArtefactError, InputError
@@ -95,18 +95,25 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         if self._encoder is None:
             fitted = self.facts.training is not None
             encoder = self._open_encoder(self.detector.requires | (frozenset() if fitted else self.detector.welcomes))
-            if fitted:
-                open_text_encoder_of(self.detector, encoder)
             if encoder.mode == "reference":
                 raise InputError("A TextDetector takes texts, and an encoder of mode reference takes pairs of texts.")
-            if "sentences" in self.detector.requires and not getattr(encoder, "gives_sentences", False):
-                raise InputError(
-                    f"The method {self.detector.name} compares the sentences of a text by the input embeddings of a "
-                    "model in this process, read in mode input: give the folder or the name of such a model, or "
-                    "another method, such as the default without sentences."
-                )
+            if fitted:
+                open_text_encoder_of(self.detector, encoder)
+            else:
+                self._refuse_lacking_encoder(encoder)
             self._encoder = encoder
         return self._encoder
+
+    def _refuse_lacking_encoder(self, encoder: AnyTextEncoder) -> None:
+        """Raise InputError if the tokens lack something that the detector needs, before many texts are embedded."""
+        method, requires, probe = self.detector.name, self.detector.requires, probe_encoder(encoder)
+        if "sentences" in requires - probe.channels.keys():
+            raise InputError(
+                f"The method {method} compares the sentences of a text by the input embeddings of a model in this "
+                "process, read in mode input: give the folder or the name of such a model, or another method, such as "
+                "the default without sentences."
+            )
+        refuse_lacking(probe, method, requires, "tokens of the encoder")
 
     def _open_encoder(self, reads: frozenset[str]) -> AnyTextEncoder:
         if isinstance(self.model, AnyTextEncoder):

@@ -59,9 +59,10 @@ class Sample(NamedTuple):
 class TokenCache:
     """A folder of token stores, each named after its texts and its encoder.
 
-    Texts that were embedded before are not embedded again, and no model is opened for them. A store of the same texts
-    that was made with other settings is taken if it holds the same tokens, and all channels that are needed. An
-    interrupted store is continued. Nothing is ever deleted from the folder; whoever deletes it loses time alone.
+    Texts that were embedded before are not embedded again, and no model is opened for them if the settings are the
+    same. A store of the same texts that was made with other settings is taken if it holds the same tokens, and all
+    channels that are needed. An interrupted store is continued. Nothing is ever deleted from the folder; whoever
+    deletes it loses time alone.
 
     Args:
         folder: the folder; None for that of the user.
@@ -114,6 +115,11 @@ class TokenCache:
         """The encoder, opened on first use."""
         return self._open()
 
+    @cached_property
+    def _given(self) -> frozenset[str]:
+        """The channels that the encoder gives."""
+        return frozenset(self.encoder.encode(["a"]).channels)
+
     def find_store(self, records: Sequence[Record | BadRecord], *, skip_bad: bool = False) -> Path:
         """Return the folder of the token store of these texts, which are embedded if they are not in the cache."""
         texts = _digest_texts(records, skip_bad=skip_bad)
@@ -152,7 +158,7 @@ class TokenCache:
         """Return whether a store has the tokens and channels of the encoder."""
         if index.encoder is None or dict(index.encoder) != dict(self.encoder.identity):
             return False
-        return self.encoder.encode(["a"]).channels.keys() <= index.channels.keys()
+        return self._given <= index.channels.keys()
 
     def find_or_sample(self, records: Sequence[Record | BadRecord]) -> Path | Sample:
         """Return the folder of the token store of these texts or, if they are not in the cache, a sample of them."""

@@ -1,8 +1,10 @@
 """Workers that embed documents: each unit becomes a token store of its own, and all are joined at the end."""
 
+import platform
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +13,17 @@ import torch
 from apood.encoders.embed import Portion
 from apood.encoders.opening import open_encoder
 from apood.pipeline.seen import count_tokens
+from apood.pipeline.token_cache import describe_source
 from apood.scale.job import Settings
-from apood.scale.shards import Counts, Row
+from apood.scale.shards import Counts, Row, shard_path
 from apood.scale.units import Unit
 from apood.scale.worker import Worker
 from apood.support.cloud import Place, list_names
 from apood.support.cloud_folders import download_folder, write_folder
-from apood.support.errors import InputError
+from apood.support.errors import InputError, StoreError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.documents import find_documents
+from apood.tokens.identity import same_encoder
 from apood.tokens.joining import join_stores
 from apood.tokens.store import INDEX_FILE, TokenStore
 from apood.tokens.writer import TokenStoreWriter, refuse_overflow
@@ -34,13 +38,22 @@ class EmbedWorker(Worker):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.encoder = open_encoder(**dict(settings.encoder or {}))
+        options = dict(settings.encoder or {})
+        self.encoder = open_encoder(**options)
+        if (known := self.plan.get("encoder")) is not None:
+            own = describe_source(options["model"], lambda: self.encoder)
+            if not same_encoder(*(source.get("encoder", source) for source in (known["model"], own))):
+                raise InputError(
+                    f"The model {options['model']} on the machine {platform.node()} is not the one that the command "
+                    "has: all machines need the same model until its end."
+                )
         self._batches: list[TokenBatch] = []
 
     def make_rows(self, portion: Portion) -> list[Row]:
         """Return what was encoded of each record, and keep its tokens for `save_more`."""
-        refuse_overflow(portion.batch.values, getattr(torch, self.settings.dtype))
-        self._batches.append(portion.batch)
+        values, dtype = portion.batch.values, getattr(torch, self.settings.dtype)
+        refuse_overflow(values, dtype)
+        self._batches.append(replace(portion.batch, values=values.to(dtype)))  # a unit may have gigabytes of them
         return describe_documents(portion)
 
     def save_more(self, unit: Unit) -> None:
@@ -88,16 +101,29 @@ def join_units(place: Place, out: str, counts: Counts) -> TokenStore:
     if not found:
         raise InputError("There is nothing to embed: no record can be used.")
     found.sort(key=lambda match: (int(match[1]), int(match[2])))
-    stores = _open_stores([place / match[0] for match in found])
-    return join_stores(stores, out, {"truncated": counts.cut, "bad": counts.bad}, counts.sequences)
+    last: list[tuple[Place, Path]] = []  # the store that is being read, and its folder on this machine
+    stores = _open_stores([place / match[0] for match in found], last)
+    try:
+        return join_stores(stores, out, {"truncated": counts.cut, "bad": counts.bad}, counts.sequences)
+    except StoreError as error:
+        damaged, folder = last[-1]
+        if str(folder) not in str(error):
+            raise
+        unit = damaged.name.removeprefix("tokens-")
+        raise StoreError(
+            f"{str(error).replace(str(folder), str(damaged))} Delete {damaged} and {shard_path(place, unit).name} "
+            "beside it, and run the same command again."
+        ) from error
 
 
-def _open_stores(places: Sequence[Place]) -> Iterator[TokenStore]:
-    """Yield the stores; of those in the cloud, this machine has only one at a time."""
+def _open_stores(places: Sequence[Place], last: list[tuple[Place, Path]]) -> Iterator[TokenStore]:
+    """Yield the stores, each after it was added to `last`; of those in the cloud, this machine has one at a time."""
     for place in places:
         if isinstance(place, Path):
+            last.append((place, place))
             yield TokenStore(place)
             continue
         with tempfile.TemporaryDirectory(prefix="apood-") as temporary:
+            last.append((place, Path(temporary)))
             download_folder(place, Path(temporary))
             yield TokenStore(temporary)

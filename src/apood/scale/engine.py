@@ -6,9 +6,9 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ _FREE_SECONDS = 5.0  # until the resources of a job that has just ended are free
 _MOST_BLOCKS = 10_000  # lists of parts that Ray holds; a part is a block of its own if there are not more
 _OWN_ERROR = re.compile(r"(?:\w+\(\w+\): )?(?:apood\.[\w.]+Error|InputError): (.+)")  # in a traceback of a worker
 _MOST_THREADS = 8  # CPU threads of a worker with a GPU
+_REPEATED = "retries remaining"  # in a notice of Ray about an error that it survives, with the whole traceback
 
 
 @dataclass(frozen=True)
@@ -35,30 +36,33 @@ class Cluster:
     """The resources of a cluster.
 
     Attributes:
-        cpus: its processors.
-        gpus: the GPUs that workers use.
-        offered_gpus: the GPUs that it says it has. Workers use none of them if torch does not see them.
+        machines: what each machine has, by Ray's names, such as CPU and GPU.
+        uses_gpus: whether workers use GPUs: not if torch does not see them.
     """
 
-    cpus: int
-    gpus: int
-    offered_gpus: int = 0
+    machines: Sequence[Mapping[str, float]]
+    uses_gpus: bool
 
     def count_workers(self, wanted: int | None) -> int:
         """Return how many workers there are: as wanted, or one per GPU or, without GPUs, per processor."""
-        most = self.gpus or self.cpus
+        most = self._count_places(self.machines)
         if not most:
-            raise InputError("The Ray cluster has no processor for workers yet: start a node that has some.")
+            raise InputError(
+                "No machine of the Ray cluster has a GPU and a processor, which a worker needs: start its nodes with "
+                "both."
+                if self.uses_gpus
+                else "The Ray cluster has no processor for workers yet: start a node that has some."
+            )
         if wanted is not None and wanted > most:
-            unit = "GPU" if self.gpus else "processor"
-            raise InputError(f"--workers {wanted} needs as many {unit}s, and the cluster has {most}.")
+            units = "GPUs with a processor on their machine" if self.uses_gpus else "processors"
+            raise InputError(f"--workers {wanted} needs as many {units}, and the cluster has {most}.")
         return wanted or most
 
     def list_notices(self, workers: int) -> Iterator[str]:
         """Yield sentences about what the user may not expect if so many workers start now."""
-        if self.offered_gpus > self.gpus:
+        if (gpus := _count_gpus(self.machines)) and not self.uses_gpus:
             yield (
-                f"The cluster offers {format_count(self.offered_gpus, 'GPU')} that torch cannot use, so workers use "
+                f"The cluster offers {format_count(gpus, 'GPU')} that torch cannot use, so workers use "
                 "processors: install torch with CUDA on its machines."
             )
         if (shortage := self._describe_shortage(workers)) is not None:
@@ -66,12 +70,12 @@ class Cluster:
 
     def _describe_shortage(self, workers: int) -> str | None:
         """Return a sentence if so many workers cannot start within some seconds, because others use the cluster."""
-        import ray
+        from ray._private.state import available_resources_per_node
 
         until = time.monotonic() + _FREE_SECONDS
-        while (free := self._count_free(ray.available_resources())) < workers:
+        while (free := self._count_places(available_resources_per_node().values())) < workers:
             if time.monotonic() > until:
-                what = "GPUs" if self.gpus else "processors"
+                what = "GPUs" if self.uses_gpus else "processors"
                 return (
                     f"The cluster has room for {free} of {workers} workers: other programs use its {what}, and the "
                     "rest begin when these end."
@@ -79,16 +83,22 @@ class Cluster:
             time.sleep(0.2)
         return None
 
-    def _count_free(self, available: Mapping[str, float]) -> int:
-        """Return how many workers the available resources are enough for."""
-        return min(int(available.get(name.removeprefix("num_")[:-1].upper(), 0) // n) for name, n in self.needs.items())
+    def _count_places(self, machines: Iterable[Mapping[str, float]]) -> int:
+        """Return for how many workers these resources are enough; a worker needs all of its own on one machine."""
+        needs = {name.removeprefix("num_")[:-1].upper(): count for name, count in self.needs.items()}
+        return sum(min(int(own.get(name, 0) // count) for name, count in needs.items()) for own in machines)
 
     @property
     def needs(self) -> dict[str, float]:
-        """The resources of one worker. Ray gives it as many threads as processors."""
-        if self.gpus:
-            return {"num_gpus": 1, "num_cpus": max(1, min(_MOST_THREADS, self.cpus // self.gpus))}
-        return {"num_cpus": 1}
+        """The resources of one worker, which fit on every machine. Ray gives it as many threads as processors."""
+        if not self.uses_gpus:
+            return {"num_cpus": 1}
+        shares = [own["CPU"] // own["GPU"] for own in self.machines if own.get("GPU", 0) >= 1 <= own.get("CPU", 0)]
+        return {"num_gpus": 1, "num_cpus": max(1, int(min([_MOST_THREADS, *shares])))}
+
+
+def _count_gpus(machines: Iterable[Mapping[str, float]]) -> int:
+    return sum(int(own.get("GPU", 0)) for own in machines)
 
 
 @contextmanager
@@ -102,6 +112,7 @@ def connect(address: str | None) -> Iterator[None]:
         InputError: if Ray is not installed, or if there is no cluster at the address.
     """
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # otherwise Ray prints its own notices of restarts
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _REPEATED)
     ray = import_optional("ray", "ray", "--engine ray")
     import_optional("ray.data", "ray", "--engine ray")
     ours = not ray.is_initialized()
@@ -115,7 +126,8 @@ def connect(address: str | None) -> Iterator[None]:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise InputError(f"There is no Ray cluster at {address or 'this machine'} ({error}).") from error
     try:
-        yield
+        with redirect_stdout(sys.stderr):  # Ray prints notices of deaths among the results
+            yield
     finally:
         if ours:
             ray.shutdown()
@@ -129,9 +141,8 @@ def find_resources() -> Cluster:
     """
     import ray
 
-    found = ray.cluster_resources()
-    gpus = int(found.get("GPU", 0))
-    return Cluster(int(found.get("CPU", 0)), gpus if gpus and _sees_gpu(ray) else 0, offered_gpus=gpus)
+    machines = [own["Resources"] for own in ray.nodes() if own["Alive"]]
+    return Cluster(machines, uses_gpus=_count_gpus(machines) > 0 and _sees_gpu(ray))
 
 
 def _sees_gpu(ray: Any) -> bool:
@@ -204,10 +215,11 @@ def run_workers(
 
     if not chosen:
         return
-    data = _make_dataset(parts, chosen).map(
+    count = min(workers, len(chosen))
+    data = _make_dataset(parts, chosen, count).map(
         worker,
-        fn_constructor_args=(settings,),
-        compute=ActorPoolStrategy(size=min(workers, len(chosen))),
+        fn_constructor_args=(replace(settings, on_gpu=cluster.uses_gpus),),
+        compute=ActorPoolStrategy(size=count),
         **cluster.needs,
     )
     with progress_bar(len(chosen), worker.__name__.removesuffix("Worker").lower(), unit="part") as progress:
@@ -229,11 +241,22 @@ def map_parts(
     yield from _iterate(_make_dataset(parts, range(len(parts))).flat_map(call))
 
 
-def _make_dataset(parts: Sequence[Part], chosen: Sequence[int]) -> Any:
+def _make_dataset(parts: Sequence[Part], chosen: Sequence[int], workers: int = 0) -> Any:
     import ray.data
 
     context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
+    wanted = {
+        "enable_progress_bars": False,
+        "execution_no_progress_timeout_s": -1,  # otherwise Ray gives a job up if no part is done for half an hour
+        # A worker that cannot start is replaced, so that one machine does not end the work of all. If as many in a row
+        # cannot start as there are workers, and one more, the error of the last one ends it.
+        "actor_init_retry_on_errors": True,
+        "actor_init_max_retries": 1,
+        "max_consecutive_actor_init_deaths": workers,
+    }
+    for name, value in wanted.items():
+        if hasattr(context, name):  # earlier versions have fewer
+            setattr(context, name, value)
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised; it would print their tracebacks too
     rows = [make_row(number, parts[number]) for number in chosen]
     return ray.data.from_items(rows, override_num_blocks=min(len(rows), _MOST_BLOCKS))
@@ -244,8 +267,10 @@ def _iterate(data: Any) -> Iterator[dict[str, Any]]:
 
     try:
         yield from data.iter_rows()
-    except RayError as error:
-        raise _explain(error) from error
+    except Exception as error:
+        if isinstance(error, RayError) or type(error).__module__.startswith("ray."):  # Ray Data has errors of its own
+            raise _explain(error) from error
+        raise
 
 
 def _explain(error: BaseException) -> InputError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from apood.data.record import Record
+from apood.data.record import BadRecord, Record
 from apood.encoders.embed import cut_portions, encode_cut
 from apood.scale.job import Job
 from apood.scale.units import read_safely
@@ -42,13 +42,17 @@ class Estimate:
 
 def count_documents_about(job: Job) -> tuple[float, list[Record]]:
     """Return about how many documents there are, from the size of the first ones, and some of these."""
-    first = job.parts[0]
-    read = list(itertools.islice(read_safely(first, job.settings.request), _READ))
+    parts, size = 0, 0
+    read: list[Record | BadRecord] = []
+    for part in job.parts:
+        parts, size = parts + 1, size + part.size
+        if read := list(itertools.islice(read_safely(part, job.settings.request), _READ)):
+            break  # the ones before are empty
     total = sum(part.size for part in job.parts)
-    if not first.size:  # sizes of what is not on this machine are not known
-        share = 1 / len(job.parts)
-    elif len(read) < _READ:  # the whole first part was read
-        share = first.size / total
+    if not size:  # sizes of what is not on this machine are not known
+        share = parts / len(job.parts)
+    elif len(read) < _READ:  # all of these parts were read
+        share = size / total
     else:
         characters = sum(len(str(record.item)) + 16 for record in read if isinstance(record, Record))
         share = min(1.0, characters / total)

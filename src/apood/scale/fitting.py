@@ -23,7 +23,7 @@ from apood.data.inputs import Request
 from apood.data.parts import Part
 from apood.data.record import Record
 from apood.decisions.conformal import count_needed
-from apood.detectors.contract.artefact import load_with_facts
+from apood.detectors.contract.artefact import CONFIG_FILE
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.refinable import Refinable
 from apood.fitting.optimise import Checkpoint
@@ -32,9 +32,10 @@ from apood.pipeline.token_cache import TokenCache
 from apood.scale.engine import map_parts
 from apood.scale.estimating import count_documents_about
 from apood.scale.job import Job
-from apood.scale.measuring import merge_units
+from apood.scale.measuring import load_identified, merge_units
 from apood.scale.sampling import Drawn, choose_bound, count_by_keys, draw_rows, take_smallest
 from apood.scale.shards import Counts
+from apood.support.checks import format_count
 from apood.support.cloud import Place, write_file
 from apood.support.errors import InputError
 from apood.tokens.store import TokenStore
@@ -44,7 +45,7 @@ __all__ = ["Sample", "draw_sample", "fit_sample", "refine_and_calibrate"]
 _HELD_OUT = 0.25  # documents that set the threshold, per document of the sample
 _ACCEPT = 0.95
 _REMEMBERED = 100_000  # windows that neighbours remember, or as many as the sample has documents
-_COMPLETE = "config.json"  # the last file of a detector that is written
+_PLAN = b"plan"
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,11 @@ class Sample:
         count = min(size, round(len(drawn) / (1 + _HELD_OUT)))
         needed = count_needed(_ACCEPT)
         if len(drawn) - count < needed:
+            most = len(drawn) - needed
+            smaller = f", or --sample {most} or less" if most > 0 else ""
             raise InputError(
-                f"{len(drawn) - count} documents would be held out to set the threshold, and it takes {needed}: give "
-                "more documents, or a larger --sample."
+                f"Of {format_count(len(drawn), 'text')}, {needed} must be held out to set the threshold, so that there "
+                f"are not enough for a sample of {size}: give more texts{smaller}."
             )
         in_order = [sorted(part, key=lambda own: own[1:3]) for part in (drawn[:count], drawn[count:])]
         training, held_out = ([Record(own.text, own.place) for own in part] for part in in_order)
@@ -86,22 +89,26 @@ def _count_wanted(size: int) -> int:
 
 
 def draw_sample(job: Job, size: int, seed: int, path: Place) -> Sample:
-    """Return a uniform sample of the documents of a job and others to hold out, drawn once and kept in a file."""
+    """Return a uniform sample of the documents of a job and others to hold out, drawn once and kept in a file.
+
+    A file of another job is replaced. Its command was interrupted before it had written its plan.
+    """
     import pyarrow
     import pyarrow.parquet
 
     if path.exists():
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(path.read_bytes()))
-        drawn = [Drawn(**row) for row in table.to_pylist()]
-        return Sample.of(drawn, size)
+        if (table.schema.metadata or {}).get(_PLAN) == job.settings.plan.encode():
+            return Sample.of([Drawn(**row) for row in table.to_pylist()], size)
     wanted = _count_wanted(size)
     bound = choose_bound(wanted, count_documents_about(job)[0])
     drawn = _draw(job.parts, job.settings.request, wanted, seed, bound)
     if len(drawn) < wanted:  # there are fewer documents, or fewer below the bound
         drawn = _draw(job.parts, job.settings.request, wanted, seed, choose_bound(wanted, 0))
     sample = Sample.of(drawn, size)
+    table = pyarrow.Table.from_pylist([own._asdict() for own in drawn])
     with write_file(path) as temporary:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([own._asdict() for own in drawn]), temporary)
+        pyarrow.parquet.write_table(table.replace_schema_metadata({_PLAN: job.settings.plan}), temporary)
     return sample
 
 
@@ -110,26 +117,29 @@ def _draw(parts: Sequence[Part], request: Request, wanted: int, seed: int, bound
     return take_smallest((Drawn(**row) for row in rows), wanted)
 
 
-def fit_sample(detector: Detector, sample: Sample, cache: TokenCache, place: Place, checkpoint: Checkpoint) -> Detector:
+def fit_sample(
+    detector: Detector, sample: Sample, cache: TokenCache, place: Place, checkpoint: Checkpoint
+) -> tuple[Detector, str]:
     """Return the detector, fitted on the sample by this process, or as an earlier run left it at `place`.
 
-    Workers read it there, and whatever was measured belongs to it.
+    Workers read it there, and whatever they measure belongs to it. The second value is its hash, by which they say so.
     """
-    if (place / _COMPLETE).exists():
-        return load_with_facts(str(place))[0]
+    if (place / CONFIG_FILE).exists():
+        return load_identified(place)
     tokens = TokenStore(cache.find_store(sample.training, skip_bad=True))
     detector.fit(tokens, checkpoint=checkpoint)
     detector.save(str(place), facts=Facts.of_fit(tokens).to_json())
-    return detector
+    return load_identified(place)
 
 
 def refine_and_calibrate(
-    detector: Detector, sample: Sample, cache: TokenCache, job: Job, measure: Callable[[Job], Counts]
+    detector: Detector, digest: str, sample: Sample, cache: TokenCache, job: Job, measure: Callable[[Job], Counts]
 ) -> tuple[Facts, Counts | None]:
     """Learn from everything, set the threshold, and return the facts about it, with the counts of the pass.
 
     Args:
         detector: the detector after `fit_sample`.
+        digest: its hash.
         sample: its sample.
         cache: the tokens of the sample.
         job: the pass over everything.
@@ -139,7 +149,7 @@ def refine_and_calibrate(
     if isinstance(detector, Refinable) and detector.refines:
         places = frozenset(record.place for record in sample.held_out)
         counts = measure(replace(job, settings=replace(job.settings, left_out=places, remembered=sample.bound)))
-        detector.refine(*merge_units(job.place, detector, sample.most))
+        detector.refine(*merge_units(job.place, detector, digest, sample.most))
     training, held_out = (
         TokenStore(cache.find_store(records, skip_bad=True)) for records in (sample.training, sample.held_out)
     )

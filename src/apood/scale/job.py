@@ -1,31 +1,35 @@
 """A job: what is to be done with which inputs, in a folder that keeps what is done."""
 
 import hashlib
+import itertools
 import json
+import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from apood.data.inputs import Request
-from apood.data.parts import Part, find_parts
-from apood.data.record import BadRecord, MissingField
+from apood.data.parts import Part, find_parts, find_versions, pin_input
+from apood.data.record import MissingField
 from apood.scale.shards import Counts, find_committed, list_finished, read_counts
 from apood.scale.tries import delete_marks
 from apood.scale.units import PART_BYTES, UNIT_RECORDS, read_safely
 from apood.support.background import map_concurrently
 from apood.support.cloud import CloudAddress, Place, list_names, parse_place, write_file
-from apood.support.errors import InputError
+from apood.support.errors import DataWarning, InputError
 from apood.support.files import is_temporary, parse_json, read_json, refuse_unwritable, source_digest, write_json
 from apood.support.version import __version__
 
-__all__ = ["MANIFEST", "Job", "Settings"]
+__all__ = ["MANIFEST", "Job", "Settings", "read_plan"]
 
 MANIFEST = "_manifest.json"
 _PLAN = "_plan.json"  # readers of Parquet folders skip names that begin like this
 _CLAIM = "_claim-"
+_MOST_NAMES = 5  # of a list in a message
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,9 @@ class Settings:
         unit_records: the largest number of documents of a unit.
         cwd: the folder of the command, from which relative paths of inputs and models begin.
         version: the version of apood of the command; workers must have the same.
+        source: a hash of its source files, which must be the same, too.
         plan: a hash of the plan of the job, which tells it from another one with the same folder.
+        on_gpu: whether workers of a cluster use GPUs; None for a worker in the process of the command.
     """
 
     folder: str
@@ -60,7 +66,9 @@ class Settings:
     unit_records: int = UNIT_RECORDS
     cwd: str = field(default_factory=lambda: str(Path.cwd()))
     version: str = __version__
+    source: str = field(default_factory=lambda: source_digest(everything=True))
     plan: str = ""
+    on_gpu: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -72,12 +80,14 @@ class Job:
         settings: what workers are told.
         parts: the parts of the inputs.
         identity: whatever else decides the result, as JSON.
+        inputs: the inputs; those of the hub with their commit.
     """
 
     kind: str
     settings: Settings
     parts: Sequence[Part]
     identity: Mapping[str, Any]
+    inputs: Sequence[str]
 
     @classmethod
     def plan(
@@ -89,15 +99,14 @@ class Job:
         part_bytes: int = PART_BYTES,
     ) -> Self:
         """Return the job for these inputs. Raise InputError if they cannot be used, or if the first record is bad."""
-        parts = find_parts(inputs, part_bytes)
+        pinned = [pin_input(name) for name in inputs]
+        parts = find_parts(pinned, part_bytes)
         if not parts:
             raise InputError(f"There is no text in {', '.join(map(repr, inputs))}.")
         first = next(read_safely(parts[0], settings.request), None)
         if isinstance(first, MissingField):  # probably all records lack it
             raise InputError(f"{first.reason.rstrip('.')}; name it with --field.")
-        if isinstance(first, BadRecord) and len(parts) == 1 and first.place == parts[0].name:
-            raise InputError(first.reason)
-        job = cls(kind, settings, parts, identity)
+        job = cls(kind, settings, parts, identity, pinned)
         digest = hashlib.sha256(json.dumps(job._plan).encode()).hexdigest()
         return replace(job, settings=replace(settings, plan=digest))
 
@@ -108,9 +117,7 @@ class Job:
 
     @cached_property
     def _plan(self) -> dict[str, Any]:
-        files = {part.name for part in self.parts if Path(part.name).is_file()}
-        times = {name: Path(name).stat().st_mtime_ns for name in files}
-        described = [[*asdict(part).values(), times.get(part.name)] for part in self.parts]
+        described = [list(asdict(part).values()) for part in self.parts]
         request = asdict(self.settings.request)
         return {
             "kind": self.kind,
@@ -122,40 +129,49 @@ class Job:
             **json.loads(json.dumps(dict(self.identity))),
         }
 
-    def begin(self) -> list[int]:
-        """Write the plan, or compare it with the one of an earlier run, and return the parts that are still to do.
+    def has_begun(self) -> bool:
+        """Return whether an earlier run of the job has written its plan. Nothing is written.
 
         Raises:
-            InputError: if the folder holds something else, or the work of another job.
+            InputError: if the folder holds something else, or the work of another job, or if it cannot be written to.
         """
         place = self.place
-        path = place / _PLAN
-        if path.exists():
-            self._refuse_other_plan(path)
-        else:
-            if place.exists() and (not place.is_dir() or any(not own.startswith(_CLAIM) for own in list_names(place))):
-                raise InputError(f"{place} already exists and is not empty: choose another folder.")
-            if isinstance(place, Path):
-                refuse_unwritable(place)
-            else:
+        if (place / _PLAN).exists():
+            self._refuse_other_plan(place / _PLAN)
+            return True
+        if place.exists() and (not place.is_dir() or any(not own.startswith(_CLAIM) for own in list_names(place))):
+            raise InputError(f"{place} already exists and is not empty: choose another folder.")
+        if isinstance(place, Path):
+            refuse_unwritable(place)
+        return False
+
+    def begin(self) -> list[int]:
+        """Write the plan, unless an earlier run has, and return the parts that are still to do.
+
+        Raises:
+            InputError: see `has_begun`; or if another command begins at the same address in a cloud store.
+        """
+        place = self.place
+        if not self.has_begun():
+            if isinstance(place, CloudAddress):
                 self._claim(place)
-            _write_json(path, self._plan)
+            _write_json(place / _PLAN, self._plan)
         finished = list_finished(find_committed(place))
         return [number for number in range(len(self.parts)) if number not in finished]
 
     def _claim(self, place: CloudAddress) -> None:
-        """Write an object named after the plan; raise InputError if another command has written one, too.
+        """Write an object of a random name; raise InputError if another command has written one, too.
 
         A cloud store has no locks, and pyarrow cannot ask for an object to be written only if there is none. But
         stores list everything that was written before. So of two commands that begin at the same moment, the one that
         lists later finds the claim of the other. If each finds that of the other, none of them begins.
         """
-        own = f"{_CLAIM}{self.settings.plan[:16]}"
+        own = f"{_CLAIM}{secrets.token_hex(8)}"  # also the same command may have been started twice
         _write_json(place / own, {"plan": self.settings.plan})
         if any(name.startswith(_CLAIM) and name != own for name in list_names(place)):
             raise InputError(
                 f"Another command began to write to {place} at the same moment, or was interrupted when it had just "
-                "begun: choose another folder."
+                f"begun: choose another folder, or delete its objects {_CLAIM}* if no command writes to it."
             )
 
     def _refuse_other_plan(self, path: Place) -> None:
@@ -167,31 +183,62 @@ class Job:
                 "folder."
             )
 
+    def _refuse_changed_inputs(self) -> None:
+        now = find_versions(self.inputs)
+        changed = {repr(part.name): None for part in self.parts if now.get(part.name, part.version) != part.version}
+        if changed:
+            have = "has" if len(changed) == 1 else "have"
+            raise InputError(
+                f"{_list_some(changed)} {have} changed since the work began, so that {self.place} may hold a part of "
+                "both versions: choose another folder, and do it again."
+            )
+
     def finish(self) -> Counts:
         """Write the manifest, which lists all shards in the order of the inputs, and return the counts of all rows.
 
+        A DataWarning names inputs that are damaged.
+
         Raises:
-            InputError: if a shard is missing, or if another job began in the same place at the same time.
+            InputError: if a shard is missing, if another job began in the same place at the same time, or if an input
+                has changed since this one began.
         """
         place = self.place
         self._refuse_other_plan(place / _PLAN)  # on a disk that has no locks, the other one may have replaced the plan
         committed = find_committed(place)
         if missing := set(range(len(self.parts))) - list_finished(committed):
             raise InputError(f"{len(missing)} parts of {place} are missing: run the same command again.")
-        total, shards = Counts(), []
+        self._refuse_changed_inputs()
+        total, shards, damaged = Counts(), [], dict[str, None]()
         paths = [(part, path) for part in sorted(committed) for path in committed[part]]
         found = map_concurrently(read_counts, [path for _, path in paths])
         for (part, path), (counts, _) in zip(paths, found, strict=True):
             shards.append({"file": path.name, "first": total.rows, "input": self.parts[part].name, "rows": counts.rows})
             total.add(counts)
+            if counts.damaged:
+                damaged[repr(self.parts[part].name)] = None
         delete_marks(place, self.settings.plan)
         if isinstance(place, Path):
             for left in filter(is_temporary, place.iterdir()):  # of workers that were killed
                 shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
         _write_json(place / MANIFEST, {**self._plan, "counts": asdict(total), "shards": shards})
+        if damaged:
+            are = "is damaged, and was" if len(damaged) == 1 else "are damaged, and were"
+            warnings.warn(f"{_list_some(damaged)} {are} read only up to the damage.", DataWarning, stacklevel=2)
         return total
+
+
+def _list_some(names: Collection[str]) -> str:
+    """Return the first few of some names, and the number of the others."""
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(itertools.islice(names, _MOST_NAMES)) + more
 
 
 def _write_json(place: Place, content: Mapping[str, Any]) -> None:
     with write_file(place) as temporary:
         write_json(temporary, content)
+
+
+def read_plan(place: Place) -> tuple[dict[str, Any], str]:
+    """Return the plan in the folder of a job, and its hash, as in `Settings`."""
+    plan = parse_json((place / _PLAN).read_bytes())
+    return plan, hashlib.sha256(json.dumps(plan).encode()).hexdigest()

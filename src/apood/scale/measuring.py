@@ -4,6 +4,8 @@ That is mergeable statistics of all documents, and rows of those documents that 
 smallest keys (see `sampling`), so that it does not matter who reads which part. Both are committed as files.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,7 +16,8 @@ from torch import Tensor
 
 from apood.data.parts import Part
 from apood.data.record import BadRecord, Record
-from apood.detectors.contract.artefact import load_with_facts
+from apood.detectors.contract.artefact import CONFIG_FILE, load_with_facts
+from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import find_nonempty, refuse_nonfinite
 from apood.detectors.contract.refinable import Measured, Refinable, Remembered
 from apood.encoders.embed import Portion
@@ -26,12 +29,12 @@ from apood.scale.shards import Row, commit_file
 from apood.scale.units import Unit
 from apood.scale.worker import Worker
 from apood.support.background import map_concurrently
-from apood.support.cloud import Place, list_names
+from apood.support.cloud import Place, list_names, parse_place
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.documents import make_document_mask, number_documents
 
-__all__ = ["MEASURED_RECORDS", "MeasureWorker", "merge_units"]
+__all__ = ["MEASURED_RECORDS", "MeasureWorker", "load_identified", "merge_units"]
 
 MEASURED_RECORDS = 16_384
 """The largest number of documents of a unit: many, because a covariance may be larger than the texts."""
@@ -41,6 +44,19 @@ _FILE = "measured-"
 _NAME = re.compile(rf"{_FILE}\d+-\d+\.safetensors")
 _SUM, _ROW = "sum.", "row."  # names in a file begin like this
 _KEY = "key"
+_DETECTOR = "detector"  # the hash of the one that measured
+_NO_PART = ("facts", "config_sha256")  # of what a detector is: the facts have a time
+
+
+def load_identified(place: Place) -> tuple[Detector, str]:
+    """Return the detector at a place, and a hash of all that it has learnt."""
+    path = place / CONFIG_FILE
+    before = path.read_bytes() if path.exists() else b""  # loading then says what is missing
+    detector, _ = load_with_facts(str(place))
+    if path.read_bytes() != before:
+        raise InputError(f"Another command has just replaced {place}: run the same command again.")
+    config = {key: value for key, value in json.loads(before).items() if key not in _NO_PART}
+    return detector, hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
 class MeasureWorker(Worker):
@@ -48,7 +64,7 @@ class MeasureWorker(Worker):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        detector, _ = load_with_facts(str(settings.detector))
+        detector, self._digest = load_identified(parse_place(str(settings.detector)))
         if not isinstance(detector, Refinable):
             raise InputError(f"{detector.name} has no statistics to measure.")
         self._detector: Refinable = detector
@@ -99,6 +115,7 @@ class MeasureWorker(Worker):
         if measured is not None:
             named = {_SUM + name: value for name, value in measured.items()}
             named |= {_ROW + name: value for name, value in rows.items()}
+            named[_DETECTOR] = torch.tensor(list(bytes.fromhex(self._digest)), dtype=torch.uint8)
             with commit_file(self.place / f"{_FILE}{unit.name}.safetensors") as temporary:
                 save_file({name: value.contiguous() for name, value in named.items()}, temporary)
 
@@ -107,17 +124,25 @@ class MeasureWorker(Worker):
         self._measured, self._rows = None, []
 
 
-def merge_units(place: Place, detector: Refinable, most: int) -> tuple[Measured, Remembered]:
+def merge_units(place: Place, detector: Refinable, digest: str, most: int) -> tuple[Measured, Remembered]:
     """Return the statistics of all units, and the rows of the documents with the smallest keys, about `most` rows.
 
     A document has a row per window, and all of them are taken: documents are added until there are `most` rows. Units
     are merged in the order of the inputs, so that every digit is reproducible.
+
+    Raises:
+        InputError: if nothing was measured, or if a unit was measured with a detector that has not this digest.
     """
     total: Measured | None = None
     rows: list[Remembered] = []
     places = [place / name for name in list_names(place) if _NAME.fullmatch(name)]
     for content in map_concurrently(lambda own: own.read_bytes(), places, at_once=_FETCHED):
         found = load(content)
+        if bytes(found[_DETECTOR].tolist()).hex() != digest:
+            raise InputError(
+                f"{place} holds what was measured with another detector: two commands wrote to it at the same time. "
+                "Choose another folder."
+            )
         own = _select(found, _SUM)
         total = own if total is None else detector.merge_measured(total, own)
         if remembered := _select(found, _ROW):

@@ -1,5 +1,9 @@
 """Workers that score documents: encoder and detector in one process, so that tokens are never stored."""
 
+import hashlib
+import platform
+
+from apood.detectors.contract.artefact import CONFIG_FILE, TENSORS_FILE
 from apood.encoders.embed import Portion
 from apood.pipeline.facts import load_detector_and_facts
 from apood.pipeline.judging import judge_portion
@@ -7,8 +11,10 @@ from apood.pipeline.opening import open_encoder_of
 from apood.scale.job import Settings
 from apood.scale.shards import Row
 from apood.scale.worker import Worker
+from apood.support.cloud import Place, parse_place
+from apood.support.errors import InputError
 
-__all__ = ["ScoreWorker"]
+__all__ = ["ScoreWorker", "digest_detector"]
 
 
 class ScoreWorker(Worker):
@@ -18,6 +24,12 @@ class ScoreWorker(Worker):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        place = parse_place(str(settings.detector))
+        if (known := self.plan.get("detector")) is not None and known != digest_detector(place):
+            raise InputError(
+                f"The detector {place} on the machine {platform.node()} is not the one with which the command began: "
+                "all machines need the same detector until its end."
+            )
         self.detector, facts = load_detector_and_facts(str(settings.detector))
         self._seen = facts.training
         self.encoder = open_encoder_of(self.detector, settings.model)
@@ -34,3 +46,8 @@ class ScoreWorker(Worker):
                 | {"truncated": truncated, "note": note}
             )  # fmt: skip
         return rows
+
+
+def digest_detector(place: Place) -> list[str]:
+    """Return hashes of the files of a detector."""
+    return [hashlib.sha256((place / name).read_bytes()).hexdigest() for name in (CONFIG_FILE, TENSORS_FILE)]

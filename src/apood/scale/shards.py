@@ -12,14 +12,14 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from apood.support.background import map_concurrently
 from apood.support.cloud import Place, list_names, write_file
 from apood.support.errors import InputError
-from apood.support.files import atomic_file
+from apood.support.files import atomic_file, replace_half_pairs
 
 __all__ = [
     "Counts",
@@ -49,6 +49,7 @@ class Counts:
     Attributes:
         rows: the number of rows: all documents, bad ones too.
         bad: the number of documents that could not be used.
+        damaged: the number of parts of inputs that were read only up to where they are damaged.
         ood: the number of decisions OOD.
         tokens: the number of tokens.
         sequences: the number of sequences: documents, or windows of long ones.
@@ -58,6 +59,7 @@ class Counts:
 
     rows: int = 0
     bad: int = 0
+    damaged: int = 0
     ood: int = 0
     tokens: int = 0
     sequences: int = 0
@@ -98,7 +100,9 @@ def commit_file(path: Place) -> AbstractContextManager[Path]:
     return atomic_file(path, sweep=False) if isinstance(path, Path) else write_file(path)
 
 
-def write_shard(path: Place, rows: Sequence[Row], columns: Sequence[str], kept: Sequence[str], *, last: bool) -> Counts:
+def write_shard(
+    path: Place, rows: Sequence[Row], columns: Sequence[str], kept: Sequence[str], *, last: bool, damaged: bool
+) -> Counts:
     """Write the rows of a unit in one step, and return their counts.
 
     Args:
@@ -108,11 +112,12 @@ def write_shard(path: Place, rows: Sequence[Row], columns: Sequence[str], kept: 
         kept: the names of the fields that are kept, as texts: values of other kinds as JSON, so that all shards have
             the same columns.
         last: whether the unit is the last one of its part.
+        damaged: whether it is the last one because the input is damaged.
     """
     import pyarrow
     import pyarrow.parquet
 
-    counts = Counts.of(rows)
+    counts = replace(Counts.of(rows), damaged=int(damaged))
     about = json.dumps({**asdict(counts), "last": last})
     schema = pyarrow.schema(
         [("place", pyarrow.string())]
@@ -127,7 +132,10 @@ def write_shard(path: Place, rows: Sequence[Row], columns: Sequence[str], kept: 
 
 
 def _as_text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return str(replace_half_pairs(text))
 
 
 def read_counts(path: Place) -> tuple[Counts, bool]:

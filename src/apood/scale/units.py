@@ -1,5 +1,6 @@
 """Units of work: consecutive documents of a part, which one worker encodes and commits together."""
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from apood.data.parts import Part, read_part
 from apood.data.record import BadRecord, Pair, Record
 from apood.support.errors import InputError
 
-__all__ = ["PART_BYTES", "UNIT_RECORDS", "Unit", "cut_units", "make_row", "read_row", "read_safely"]
+__all__ = ["PART_BYTES", "UNIT_RECORDS", "Damage", "Unit", "cut_units", "make_row", "read_row", "read_safely"]
 
 PART_BYTES = 4 << 20
 """About the size of a part of a file. Parts are what workers are given one after the other."""
@@ -20,6 +21,11 @@ UNIT_RECORDS = 1024
 
 _WHOLE = -1  # in a column of whole numbers, which has no None
 _CHARACTERS = 1024  # per document of a unit, on average; a unit of longer documents has fewer
+
+
+@dataclass(frozen=True)
+class Damage(BadRecord):
+    """The place from which on a part cannot be read, because its file is damaged there."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,11 @@ class Unit:
     def name(self) -> str:
         """A name that no other unit of the job has; up to a million parts, names sort in the order of the inputs."""
         return f"{self.part:06d}-{self.number:05d}"
+
+    @property
+    def damaged(self) -> bool:
+        """Whether its part ends here because the input is damaged."""
+        return any(isinstance(record, Damage) for record in self.records)
 
     @property
     def good(self) -> list[Record]:
@@ -72,22 +83,30 @@ def _count_characters(record: Record | BadRecord) -> int:
 
 
 def read_safely(part: Part, request: Request) -> Iterator[Record | BadRecord]:
-    """Yield the records of a part. A file that is damaged from some place on ends there with a bad record.
+    """Yield the records of a part. A file on a disk that is damaged from some place on ends there with a `Damage`.
 
-    Errors of the machine or of a network are raised, because they are not the input's: a file that this machine does
-    not see, a disk that fails, and whatever is not a file.
+    All other errors are raised, as the plain commands do. A file of another form, with other fields, or of which
+    nothing can be read was probably not meant; and a disk that fails or a network is not the input's fault.
     """
+    read = 0
     try:
-        yield from read_part(part, request)
+        for record in read_part(part, request):
+            read += 1
+            yield record
     except InputError as error:
-        if not Path(part.name).is_file() or _is_of_system(error.__cause__):
+        is_lost = part.stop is None and not read
+        if is_lost or not Path(part.name).is_file() or not _is_of_content(error.__cause__):
             raise
-        yield BadRecord(part.name, str(error))
+        yield Damage(part.name, str(error))
 
 
-def _is_of_system(cause: BaseException | None) -> bool:
-    """Return whether the operating system raised an error. Those about damaged content have no number."""
-    return isinstance(cause, OSError) and cause.errno is not None
+def _is_of_content(cause: BaseException | None) -> bool:
+    """Return whether a library could not read damaged content. Errors of the operating system have a number."""
+    import pyarrow
+
+    if isinstance(cause, OSError):
+        return cause.errno is None
+    return isinstance(cause, EOFError | zlib.error | UnicodeDecodeError | pyarrow.ArrowException)
 
 
 def make_row(number: int, part: Part) -> dict[str, Any]:
@@ -97,4 +116,4 @@ def make_row(number: int, part: Part) -> dict[str, Any]:
 
 def read_row(row: Mapping[str, Any]) -> Part:
     """Return the part that a row of the plan describes."""
-    return Part(row["name"], row["start"], None if row["stop"] == _WHOLE else row["stop"], row["size"])
+    return Part(row["name"], row["start"], None if row["stop"] == _WHOLE else row["stop"], row["size"], row["version"])

@@ -1,28 +1,33 @@
 """What a worker does with a part: read, encode, make rows, commit, unit by unit."""
 
+import itertools
 import os
+import platform
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
+
+import torch
 
 from apood.data.parts import Part
 from apood.data.record import BadRecord, Pair, Record
 from apood.encoders.base.encoder import Encoder
 from apood.encoders.embed import Portion, cut_portions, encode_cut, follow_encoder
-from apood.scale.job import Settings
+from apood.scale.job import Settings, read_plan
 from apood.scale.shards import Counts, Row, read_counts, shard_path, write_shard
-from apood.scale.tries import Tries
-from apood.scale.units import Unit, cut_units, read_row, read_safely
+from apood.scale.tries import Reading, Tries, refuse_unseen
+from apood.scale.units import Damage, Unit, cut_units, read_row, read_safely
 from apood.support.cloud import parse_place
 from apood.support.errors import InputError
+from apood.support.files import source_digest
 from apood.support.version import __version__
 
 __all__ = ["Worker", "enter_folder"]
 
 _PLAIN = "a text"
+_DEADLY = "It was given up from here on: each worker that tried to read it died."
 _UNUSABLE = "It cannot be encoded or scored: "
 
 
@@ -46,10 +51,13 @@ class Worker:
     """Does the work of one process of the cluster. A subclass opens `encoder`, and makes rows of encoded records.
 
     With a GPU it makes the rows of one portion and commits them while the encoder runs the next one (see
-    `follow_encoder`). Two portions are then in memory, as without, and a third one as token ids.
+    `follow_encoder`). Memory then holds two portions, as many as without a GPU, and the token ids of a third one.
 
-    Nothing that is written depends on which worker does it, in which order, or how often. There is one exception: after
-    several deaths with a unit its documents are encoded one by one, so that last digits may differ (see `tries`).
+    Nothing that is written depends on which worker does it, in which order, or how often, except for last digits: after
+    several deaths with a unit (see `tries`), or if it fails twice, its documents are encoded one by one.
+
+    Attributes:
+        plan: the plan of the job, which says what a worker must find on its machine; empty without a cluster.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("tokens", "windows", "truncated", "note", "error")
@@ -61,8 +69,30 @@ class Worker:
                 f"A machine of the cluster has apood {__version__}, and the command is of {settings.version}: install "
                 "the same version everywhere."
             )
+        if settings.source != source_digest(everything=True):
+            raise InputError(
+                f"The machine {platform.node()} has other code of apood {__version__} than the command: install the "
+                "same everywhere."
+            )
+        if settings.on_gpu and not torch.cuda.is_available():
+            raise InputError(
+                f"torch cannot use the GPU of the machine {platform.node()}, and can use that of another one: install "
+                "torch with CUDA on all of them."
+            )
         enter_folder(settings.cwd)
         self.settings, self.place = settings, parse_place(settings.folder)
+        self.plan = {} if settings.on_gpu is None else self._read_plan()
+
+    def _read_plan(self) -> Mapping[str, Any]:
+        """Return the plan of the job; raise InputError if this machine does not see the one of the command."""
+        with suppress(OSError, ValueError):
+            plan, digest = read_plan(self.place)
+            if digest == self.settings.plan:
+                return plan
+        raise InputError(
+            f"The machine {platform.node()} does not see what the command wrote to {self.place}: choose a folder that "
+            "all machines of the cluster share, or an address in a cloud store."
+        )
 
     def read(self, number: int, part: Part) -> Iterator[Record | BadRecord]:  # noqa: ARG002
         """Yield the records of the part of this number."""
@@ -89,6 +119,7 @@ class Worker:
             try:
                 return self._process(number, part, waiting)
             except Exception as error:
+                self._end_if_gpu_is_lost()
                 if not waiting:  # it was not a unit
                     raise
                 failed, *others = [own.unit for own in waiting]
@@ -101,26 +132,32 @@ class Worker:
                     self._find_tries(failed).forget()
                     raise
 
+    def _end_if_gpu_is_lost(self) -> None:
+        """End this process if every call to its GPU fails, as after an illegal access. Ray then starts another one.
+
+        Otherwise all documents from here on would fail. The marks stay, as after any other death.
+        """
+        if self.settings.on_gpu and _is_gpu_lost():
+            os._exit(1)
+
     def _find_tries(self, unit: Unit) -> Tries:
-        return Tries(self.place, self.settings.plan, unit)
+        return Tries(self.place, self.settings.plan, unit.name)
 
     def _process(self, number: int, part: Part, waiting: deque[_OpenUnit]) -> Counts:
         found: list[Counts] = []  # appended to by several threads
         suspicious: list[Unit] = []
 
         def list_portions() -> Iterator[Sequence[Record]]:
-            for unit in cut_units(number, self.read(number, part), self.settings.unit_records):
-                path = shard_path(self.place, unit.name)
-                if path.exists():
-                    found.append(read_counts(path)[0])
-                    continue
-                tries = self._find_tries(unit)
-                if tries.suspicious:
-                    suspicious.append(unit)
-                    continue
-                tries.begin()
-                waiting.append(_OpenUnit(unit))
-                yield from cut_portions(unit.good, self.encoder)
+            with Reading(self.place, self.settings.plan, number) as reading:
+                for unit in self._read_units(number, part, reading, found):
+                    tries = self._find_tries(unit)
+                    if tries.suspicious:
+                        suspicious.append(unit)
+                        continue
+                    reading.end()
+                    tries.begin()
+                    waiting.append(_OpenUnit(unit))
+                    yield from cut_portions(unit.good, self.encoder)
 
         def commit_complete() -> None:
             while waiting and not waiting[0].missing:
@@ -147,6 +184,30 @@ class Worker:
             total.add(own)
         return total
 
+    def _read_units(self, number: int, part: Part, reading: Reading, found: list[Counts]) -> Iterator[Unit]:
+        """Yield the units of a part that are not committed yet, and add the counts of the others to `found`.
+
+        If reading one has killed several workers, it is a bad record, and the last one.
+        """
+        units = cut_units(number, self.read(number, part), self.settings.unit_records)
+        for place in itertools.count():
+            given_up = Unit(number, place, [Damage(part.name, _DEADLY)], last=True)
+            path = shard_path(self.place, given_up.name)
+            if path.exists():
+                counts, last = read_counts(path)
+                found.append(counts)
+                if last:
+                    return
+                next(units, None)
+                continue
+            reading.begin(place)
+            unit = given_up if reading.is_deadly(place) else next(units, None)
+            if unit is None:  # the input was longer before
+                return
+            yield unit
+            if unit.last:
+                return
+
     def _encode_one_by_one(self, unit: Unit) -> list[Row]:
         """Return the rows of a unit that has killed several workers; a document that kills alone is an error."""
         tries = self._find_tries(unit)
@@ -167,6 +228,7 @@ class Worker:
         try:
             return self._encode_alone([record])
         except Exception as error:
+            self._end_if_gpu_is_lost()
             return [{"error": f"{_UNUSABLE}{error}"}]
 
     def _save_good(self, unit: Unit, error: Exception) -> None:
@@ -210,13 +272,22 @@ class Worker:
         for record in unit.records:
             own: Row = {"error": record.reason} if isinstance(record, BadRecord) else {**record.kept, **next(left)}
             rows.append({"place": record.place, **own})
+        refuse_unseen(self.place)
         self.save_more(unit)
         path, kept = shard_path(self.place, unit.name), self.settings.request.keep
-        if isinstance(path, Path) and not path.parent.is_dir():
-            raise InputError(f"This machine does not see {path.parent}, which all machines of the cluster share.")
-        counts = write_shard(path, rows, self.columns, kept, last=unit.last)
+        counts = write_shard(path, rows, self.columns, kept, last=unit.last, damaged=unit.damaged)
         self._find_tries(unit).forget()
         return counts
+
+
+def _is_gpu_lost() -> bool:
+    for _ in range(2):  # the first call may only report the error of an earlier one
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            continue
+        return False
+    return True
 
 
 def enter_folder(folder: str) -> None:

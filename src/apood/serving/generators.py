@@ -108,12 +108,14 @@ class GuardedCallable:
         self._function = function
         self._encoding = Turns()
         self._detector, self._output_detector = detector, output_detector
-        self._encoder = _open_detector_encoder(detector, encoder, ("input",), "detector")
+        identity = detector.encoder_ if encoder is None else encoder.identity
+        shared = output_detector is not None and same_encoder(output_detector.encoder_, identity)
+        also = output_detector.requires if output_detector is not None and shared else frozenset()
+        self._encoder = _open_detector_encoder(detector, encoder, ("input",), "detector", also)
         self._output_encoder: TextEncoder | None = None
         if output_detector is not None:
-            same = self._encoder if same_encoder(output_detector.encoder_, self._encoder.identity) else None
-            modes = ("input", "reference")
-            self._output_encoder = _open_detector_encoder(output_detector, same, modes, "output_detector")
+            given, modes = self._encoder if shared else None, ("input", "reference")
+            self._output_encoder = _open_detector_encoder(output_detector, given, modes, "output_detector")
 
     def read(self, texts: list[str]) -> Generator[Reading]:
         """Yield the texts, encoded in batches."""
@@ -164,14 +166,14 @@ class GuardedCallable:
 
 
 def _open_detector_encoder(
-    detector: Detector, given: TextEncoder | None, modes: tuple[str, ...], role: str
+    detector: Detector, given: TextEncoder | None, modes: tuple[str, ...], role: str, also: frozenset[str] = frozenset()
 ) -> TextEncoder:
     identity = detector.encoder_
     if identity is not None and identity.get("mode") not in modes:
         raise InputError(
             f"The mode of a callable's {role} must be {' or '.join(modes)}, but it is {identity.get('mode')}."
         )
-    encoder = open_text_encoder_of(detector, given, role=role)
+    encoder = open_text_encoder_of(detector, given, role=role, also=also)
     if not isinstance(encoder, TextEncoder):
         raise InputError("A guard in this process takes a TextEncoder; put `apood proxy` before a model server.")
     return encoder

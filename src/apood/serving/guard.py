@@ -53,7 +53,8 @@ class Guarded:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for JSON: a score of -inf, which JSON lacks, becomes None, and an error its text."""
         values = asdict(replace(self, error=None)) | {"error": None if self.error is None else repr(self.error)}
-        return {key: replace_nonfinite(value) for key, value in values.items()}
+        content: dict[str, Any] = replace_nonfinite(values)
+        return content
 
 
 def guard(

@@ -18,12 +18,13 @@ class BackgroundCalls:
     """Runs one call at a time in another thread, inside of a `with` block.
 
     The error of a call is raised by the next `start`, or on exit. On exit it replaces an error of this thread, because
-    it belongs to work that was started earlier. It does not replace Ctrl-C, nor the end of a generator that has the
-    block in it: whoever catches errors would not notice these. The thread ends with the block.
+    it belongs to work that was started earlier. KeyboardInterrupt and GeneratorExit are not replaced: a caller that
+    catches errors must not swallow them. The thread ends with the block.
 
     Args:
         on_gpu: whether calls compute on a GPU on which this thread computes, too. They then have a CUDA stream of their
-            own. In the stream of this thread, each of their results would wait for all that was launched before.
+            own. In the stream of this thread, each of their results would wait for all that was launched before. Their
+            results must be on the CPU, because memory of the GPU would belong to their stream.
         at_once: run each call at once, in this thread: for work that would only compete with that of this thread.
     """
 
@@ -58,7 +59,7 @@ class BackgroundCalls:
 
         with torch.cuda.stream(self._stream):
             result = function(*arguments)
-        self._stream.synchronize()  # what was computed may be used in any stream
+        self._stream.synchronize()
         return result
 
     def map(

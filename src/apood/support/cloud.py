@@ -18,14 +18,23 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 from urllib.parse import unquote
 
 from apood.support.checks import import_optional, shorten
 from apood.support.errors import CloudError, InputError
 from apood.support.files import atomic_file, open_regular
 
-__all__ = ["CloudAddress", "Place", "list_names", "name_locally", "open_stream", "parse_place", "write_file"]
+__all__ = [
+    "CloudAddress",
+    "ObjectState",
+    "Place",
+    "list_names",
+    "name_locally",
+    "open_stream",
+    "parse_place",
+    "write_file",
+]
 
 _ALLOWED = "s3://BUCKET/KEY, gs://BUCKET/KEY or file:///PATH"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -48,6 +57,18 @@ _REASONS = (
     (r"NETWORK_CONNECTION|CURL error|curlCode|UNAVAILABLE|DEADLINE_EXCEEDED", "the store does not answer"),
 )
 """What is said about the errors of the libraries below pyarrow."""
+
+
+class ObjectState(NamedTuple):
+    """What a store says about an object: its size in bytes, and when it was written, in nanoseconds since 1970."""
+
+    size: int
+    written: int
+
+    @classmethod
+    def of(cls, found: Any) -> Self:
+        """Return what pyarrow has found."""
+        return cls(int(found.size), int(found.mtime_ns or 0))
 
 
 @dataclass(frozen=True)
@@ -111,27 +132,27 @@ class CloudAddress:
 
         In a pattern, `*` and `?` stand for characters of a name, and `**` for any folders. Hidden objects are left out.
         """
-        return list(self.measure_sizes())
+        return list(self.describe_objects())
 
-    def measure_sizes(self) -> "dict[CloudAddress, int]":
-        """Return the number of bytes of each object that `find` returns; it takes no more requests than that."""
+    def describe_objects(self) -> "dict[CloudAddress, ObjectState]":
+        """Return the state of each object that `find` returns; it takes no more requests than that."""
         alone = self._ask()
         if alone.is_file:
-            return {self: int(alone.size)}
+            return {self: ObjectState.of(alone)}
         patterns = self.key.split("/")
         plain = next((place for place, part in enumerate(patterns) if re.search(r"[*?[]", part)), None)
         if plain is None:
             return {}
         folder = type(self)(self.scheme, self.bucket, "/".join(patterns[:plain]))
         recursive = plain < len(patterns) - 1
-        sizes = {
-            found.path.removeprefix(f"{self.bucket}/"): int(found.size)
+        states = {
+            found.path.removeprefix(f"{self.bucket}/"): ObjectState.of(found)
             for found in folder._list(recursive=recursive)
             if found.is_file
         }
         return {
-            type(self)(self.scheme, self.bucket, key): sizes[key]
-            for key in sorted(sizes)
+            type(self)(self.scheme, self.bucket, key): states[key]
+            for key in sorted(states)
             if _matches(key.split("/"), patterns)
         }
 
@@ -275,27 +296,27 @@ def open_stream(place: Place) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def write_file(place: Place) -> Iterator[Path]:
+def write_file(place: Place, *, keep: bool = False) -> Iterator[Path]:
     """Yield a temporary path whose file is at `place`, in one step, if the block ends without an error.
 
-    If it cannot be written to a cloud store, it is kept, and the error says where.
+    With `keep`, a file that cannot be written to a cloud store is kept on this machine, and the error says where.
     """
     if isinstance(place, Path):
         with atomic_file(place) as temporary:
             yield temporary
         return
-    folder = Path(tempfile.mkdtemp(prefix="apood-"))
-    file = folder / place.name
-    try:
+    with contextlib.ExitStack() as tidying:
+        folder = Path(tempfile.mkdtemp(prefix="apood-"))
+        tidying.callback(shutil.rmtree, folder, ignore_errors=True)
+        file = folder / place.name
         yield file
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    try:
-        place.upload(file)
-    except CloudError as error:
-        raise CloudError(f"{str(error).rstrip('.')}; the file is kept as {file}.") from error
-    shutil.rmtree(folder, ignore_errors=True)
+        try:
+            place.upload(file)
+        except CloudError as error:
+            if not keep:
+                raise
+            tidying.pop_all()
+            raise CloudError(f"{str(error).rstrip('.')}; the file is kept as {file}.") from error
 
 
 def _matches(parts: Sequence[str], patterns: Sequence[str]) -> bool:

@@ -8,7 +8,6 @@ copy in the user's cache, which belongs to the content of one manifest, and was 
 import contextlib
 import hashlib
 import shutil
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 from apood.support.background import map_concurrently
 from apood.support.cloud import CloudAddress, Place
 from apood.support.errors import ApoodError, CloudError
-from apood.support.files import atomic_folder, find_user_cache, lock_folder
+from apood.support.files import atomic_folder, find_user_cache, lock_folder, temporary_folder
 from apood.support.progress import progress_bar
 
 __all__ = [
@@ -168,10 +167,8 @@ def publish_folder(place: Place, manifest: str, check: Callable[[Place], None]) 
 @contextlib.contextmanager
 def _make_new_folder(address: CloudAddress) -> Iterator[Path]:
     """Yield a folder in the cache for the files of an address; it is deleted after the block."""
-    cache = find_user_cache("cloud")
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="@new-", dir=cache) as temporary:
-        folder = Path(temporary, address.name or address.bucket)
+    with temporary_folder(find_user_cache("cloud") / "@new") as temporary:
+        folder = temporary / (address.name or address.bucket)
         folder.mkdir()
         yield folder
 

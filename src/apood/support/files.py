@@ -42,10 +42,12 @@ __all__ = [
     "read_toml",
     "refuse_irregular",
     "refuse_unwritable",
+    "replace_half_pairs",
     "replace_nonfinite",
     "reserve_path",
     "sha256_of",
     "source_digest",
+    "temporary_folder",
     "write_json",
 ]
 
@@ -93,6 +95,26 @@ def _sweep(path: Path) -> None:
             is_old = time.time() - found.stat().st_mtime > _OLD_SECONDS
             if is_old or (origin[1] == _this_computer() and not _is_running(int(origin[2]))):
                 found.unlink()
+
+
+@contextlib.contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside `path`, which is named after it and deleted after the block.
+
+    Before, those that killed processes of this computer left are deleted. Nobody knows of those of other computers
+    whether they are still in use, which may take days.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for found in path.parent.glob(f"{glob.escape(path.name)}{_TEMPORARY}{_this_computer()}-*"):
+        origin = _ORIGIN.fullmatch(found.name.removeprefix(f"{path.name}{_TEMPORARY}"))
+        if origin is not None and not _is_running(int(origin[2])):
+            _delete(found)
+    temporary = _temporary(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+    finally:
+        _delete(temporary)
 
 
 def _is_running(process: int) -> bool:
@@ -269,13 +291,14 @@ def sha256_of(path: Path) -> str:
 
 
 @cache
-def source_digest() -> str:
-    """Return a sha256 of the source files that decide what a fit learns.
+def source_digest(*, everything: bool = False) -> str:
+    """Return a sha256 of the source files that decide what a fit learns, or of all of them.
 
     Cached results depend on it, because the version does not change with every commit.
     """
     digest = hashlib.sha256()
-    for path in sorted(path for name in _FIT_PACKAGES for path in (_PACKAGE / name).rglob("*.py")):
+    folders = [_PACKAGE] if everything else [_PACKAGE / name for name in _FIT_PACKAGES]
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(f"{path.relative_to(_PACKAGE).as_posix()}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
@@ -295,6 +318,15 @@ def replace_nonfinite(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [replace_nonfinite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def replace_half_pairs(content: Any) -> Any:
+    r"""Return JSON values; half a surrogate pair in their texts, which no UTF-8 holds, is written like \ud800."""
+    if isinstance(content, str):
+        return content.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(content, Mapping):
+        return {replace_half_pairs(key): replace_half_pairs(value) for key, value in content.items()}
+    return [replace_half_pairs(value) for value in content] if isinstance(content, list) else content
 
 
 def read_json(path: Path) -> Any:

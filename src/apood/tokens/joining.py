@@ -1,14 +1,14 @@
 """Token stores made of others: several merged into one, or one split into several."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from apood.support.checks import format_count
-from apood.support.cloud import Place, parse_place
+from apood.support.cloud import CloudAddress, Place, parse_place
 from apood.support.cloud_folders import publish_folder
 from apood.support.errors import InputError, StoreError
 from apood.support.progress import progress_bar
@@ -91,7 +91,7 @@ def split_store(folder: str | Path, shares: Mapping[str, float], out: str | Path
             raise StoreError(
                 f"The token store {folder} has documents without a first window, which a split would join to others."
             )
-    with publish_folder(parse_place(out), INDEX_FILE, _refuse_occupied) as temporary:
+    with publish_folder(parse_place(out), INDEX_FILE, _refuse_occupied_parts) as temporary:
         for name, part in parts.items():
             _write_joined([part], temporary / name, {}, len(part))
     return {name: TokenStore(f"{out}/{name}") for name in shares}
@@ -140,9 +140,21 @@ def _refuse_continued(before: TokenStore, after: TokenStore) -> None:
 
 
 def _refuse_occupied(folder: Place) -> None:
-    is_empty_folder = isinstance(folder, Path) and folder.is_dir() and not any(folder.iterdir())
-    if folder.exists() and not is_empty_folder:
+    """Raise InputError if something is in a folder; in a cloud store, if a complete token store is there."""
+    if isinstance(folder, Path):
+        is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    else:  # other files are those of an upload that was interrupted
+        is_free = not (folder / INDEX_FILE).exists()
+    if not is_free:
         raise InputError(f"{folder} already exists and is not empty: choose another folder, or delete it first.")
+
+
+def _refuse_occupied_parts(folder: Place) -> None:
+    """Raise InputError if something is in a folder; in a cloud store, if one of its folders is a complete store."""
+    _refuse_occupied(folder)
+    if isinstance(folder, CloudAddress):
+        for name in folder.list_names():
+            _refuse_occupied(folder / name)
 
 
 def _add_tallies(indices: Sequence[StoreIndex]) -> dict[str, int]:
@@ -153,18 +165,30 @@ def _add_tallies(indices: Sequence[StoreIndex]) -> dict[str, int]:
     return {name: sum(index.tally.get(name, 0) for index in indices) for name in names}
 
 
-def join_stores(stores: Iterable[TokenSource], out: str | Path, tally: Mapping[str, int], sequences: int) -> TokenStore:
-    """Write stores that go together to the new store `out`, one after the other, and return it.
+def join_stores(stores: Iterable[TokenStore], out: str | Path, tally: Mapping[str, int], sequences: int) -> TokenStore:
+    """Write stores to the new store `out`, one after the other, and return it.
 
     Args:
         stores: the stores, at least one. Each is read before the next one is asked for.
         out: the folder of the new store, which is complete or absent.
         tally: counts about all of them; may be empty.
         sequences: the number of sequences of all of them.
+
+    Raises:
+        StoreError: if two stores do not go together.
     """
     with publish_folder(parse_place(out), INDEX_FILE, _refuse_occupied) as temporary:
-        _write_joined(stores, temporary, tally, sequences)
+        _write_joined(_check_each(stores), temporary, tally, sequences)
     return TokenStore(out)
+
+
+def _check_each(stores: Iterable[TokenStore]) -> Iterator[TokenStore]:
+    """Yield stores; raise StoreError at one that does not go with the first."""
+    first = None
+    for store in stores:
+        first = store if first is None else first
+        _refuse_other(first, store)
+        yield store
 
 
 def _write_joined(sources: Iterable[TokenSource], folder: Path, tally: Mapping[str, int], sequences: int) -> None:

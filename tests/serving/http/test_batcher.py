@@ -198,12 +198,13 @@ def test_after_an_error_the_pieces_of_a_late_request_are_not_tried_one_by_one():
 def test_a_result_that_is_there_at_the_deadline_is_given():
     async def test(batcher: Batcher, model: Model) -> None:
         model.free.clear()
-        asked = ask(batcher, model, [1], seconds=0.5)
+        asked = ask(batcher, model, [1], seconds=10)
         while not model.batches:
             await asyncio.sleep(0.001)
         model.free.set()
-        time.sleep(0.1)  # the worker is done, and the loop learns of it in its next turn
-        asyncio.get_running_loop().call_soon(time.sleep, 0.6)  # in which the deadline passes
+        batcher._worker.submit(int).result()  # the worker is done, and the loop learns of it in its next turn
+        loop = asyncio.get_running_loop()
+        loop.call_soon(setattr, loop, "time", lambda: time.monotonic() + 10)  # after which the deadline has passed
         assert await asked == [2]
 
     use(test)

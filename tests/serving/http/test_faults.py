@@ -397,13 +397,13 @@ def test_too_many_requests_at_once_are_429_but_the_process_still_says_how_it_is(
 
 def test_other_machines_need_a_token() -> None:
     for host in ("0.0.0.0", "192.0.2.1", "::", "example.org"):
-        with pytest.raises(InputError, match="bearer tokens are required"):
+        with pytest.raises(InputError, match="access tokens are required"):
             check_exposure(host, ())
         check_exposure(host, (TOKEN,))
     for host in ("127.0.0.1", "::1", "localhost"):
         check_exposure(host, ())
     assert read_tokens(f"{TOKEN}\n\n  {TOKEN}2 \n") == (TOKEN, f"{TOKEN}2")
-    with pytest.raises(InputError, match="token 1"):
+    with pytest.raises(InputError, match="number 1 has not"):
         read_tokens("short")
 
 

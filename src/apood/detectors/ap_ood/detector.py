@@ -31,9 +31,10 @@ from apood.detectors.ap_ood.training import (
     log_norms,
     pool_corpus,
 )
-from apood.detectors.contract.base import Detector, name_renamed
+from apood.detectors.contract.base import Detector
 from apood.detectors.contract.held_out import HeldOutFit
 from apood.detectors.contract.refinable import Measured, Refinable, Remembered
+from apood.detectors.contract.renamed import name_renamed
 from apood.detectors.shared.explanation import Explanation
 from apood.detectors.shared.log_distances import LengthLaw, compute_floored_log
 from apood.detectors.shared.mean_pooling import merge_spreads

@@ -36,13 +36,19 @@ from apood.support.files import is_being_replaced, read_json, sha256_of, write_j
 from apood.support.version import __version__
 
 __all__ = [
-    "build_detector", "describe_detector", "from_json", "load_detector", "load_with_facts", "refuse_foreign",
-    "save_detector", "to_json",
+    "CONFIG_FILE", "TENSORS_FILE", "build_detector", "describe_detector", "from_json", "load_detector",
+    "load_with_facts", "refuse_foreign", "save_detector", "to_json",
 ]  # fmt: skip
+
+CONFIG_FILE = "config.json"
+"""The file of a saved detector that is written last, and covers the others by their hashes."""
+
+TENSORS_FILE = "model.safetensors"
+"""The file of a saved detector with its tensors."""
 
 _SCHEMA = 1
 _ATTEMPTS, _PAUSE = 200, 0.005  # tries to read a folder that other processes replace, and seconds between them
-_CONFIG, _TENSORS, _MEMBERS = "config.json", "model.safetensors", "members"
+_MEMBERS = "members"
 _HEADER_BYTES, _NUMBER_BYTES = 100_000_000, 16  # the most of a header of safetensors, and of a number
 _CLASS = "class"  # of a method that is not registered
 _FACTS = "facts"
@@ -70,7 +76,7 @@ def save_detector(detector: Detector, folder: str | Path, facts: Mapping[str, An
     that is incomplete, and refuse it.
     """
     try:
-        with publish_folder(parse_place(folder), _CONFIG, refuse_foreign) as temporary:
+        with publish_folder(parse_place(folder), CONFIG_FILE, refuse_foreign) as temporary:
             _write(detector, temporary, facts or {})
     except (OSError, SafetensorError) as error:  # a full disk raises the latter
         cause = getattr(error, "strerror", None) or error
@@ -97,18 +103,20 @@ def _write(detector: Detector, folder: Path, facts: Mapping[str, Any]) -> str:
         "learnt": {key: to_json(value) for key, value in learnt.items() if key not in tensors},
     }
     _refuse_unloadable(detector, described, tensors)
-    save_file(tensors, folder / _TENSORS)
+    save_file(tensors, folder / TENSORS_FILE)
     config = {
         "schema": _SCHEMA,
         **described,
         "versions": {"apood": __version__, "torch": str(torch.__version__)},
         "tensors": {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()},
-        "sha256": sha256_of(folder / _TENSORS),
+        "sha256": sha256_of(folder / TENSORS_FILE),
     }
     config |= ({_MEMBERS: members} if members else {}) | ({_FACTS: dict(facts)} if facts else {})
     digest = _hash_config(config)
-    write_json(folder / _CONFIG, config | {_HASH: digest})
-    shutil.copymode(folder / _CONFIG, folder / _TENSORS)  # safetensors writes files that only the owner can read
+    write_json(folder / CONFIG_FILE, config | {_HASH: digest})
+    shutil.copymode(
+        folder / CONFIG_FILE, folder / TENSORS_FILE
+    )  # safetensors writes files that only the owner can read
     return digest
 
 
@@ -139,7 +147,7 @@ def load_with_facts(folder: str | Path) -> tuple[Detector, dict[str, Any]]:
     """
     place = parse_place(folder)
     if isinstance(place, CloudAddress):
-        place = fetch_folder(place, _CONFIG, _list_files, load_with_facts)
+        place = fetch_folder(place, CONFIG_FILE, _list_files, load_with_facts)
     folder = place
     for _ in range(_ATTEMPTS):
         before = _identify(folder)
@@ -166,7 +174,7 @@ def _identify(folder: Path) -> tuple[int, int] | None:
 
 
 def _read(folder: Path, config: dict[str, Any]) -> Detector:
-    tensors = _read_tensors(folder / _TENSORS, config)
+    tensors = _read_tensors(folder / TENSORS_FILE, config)
     members = [_read(place, own) for place, own in _read_member_configs(folder, config)]
     return _restore(config, tensors, members, str(folder))
 
@@ -266,14 +274,14 @@ def _check_learnt(annotation: Any, value: Any, sizes: dict[str, Any]) -> Any:
 def refuse_foreign(folder: Place) -> None:
     """Raise an error if `folder` holds anything but a saved detector, because saving replaces the whole folder."""
     if isinstance(folder, CloudAddress):
-        if foreign := sorted(set(folder.list_names()) - {_CONFIG, _TENSORS, _MEMBERS}):
+        if foreign := sorted(set(folder.list_names()) - {CONFIG_FILE, TENSORS_FILE, _MEMBERS}):
             raise ArtefactError(
                 f"{folder} exists and is not just a saved detector ({foreign[0]}); choose another folder."
             )
         return
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    others = set(folder.glob("*")) - {folder / name for name in (_CONFIG, _TENSORS, _MEMBERS)}
+    others = set(folder.glob("*")) - {folder / name for name in (CONFIG_FILE, TENSORS_FILE, _MEMBERS)}
     try:
         if not others:
             others = set(folder.rglob("*")) - _list_content(folder, _read_config(folder))
@@ -286,16 +294,16 @@ def refuse_foreign(folder: Place) -> None:
 
 def _list_files(folder: Path) -> Iterator[str]:
     """Yield the files of a saved detector besides its configuration; each is read when the next one is asked for."""
-    yield _TENSORS
+    yield TENSORS_FILE
     for number in range(len(_read_config(folder).get(_MEMBERS, []))):
         place = f"{_MEMBERS}/{number}"
-        yield f"{place}/{_CONFIG}"
+        yield f"{place}/{CONFIG_FILE}"
         yield from (f"{place}/{name}" for name in _list_files(folder / place))
 
 
 def _list_content(folder: Path, config: dict[str, Any]) -> set[Path]:
     """Return all files and folders of a saved detector."""
-    expected = {folder / _CONFIG, folder / _TENSORS}
+    expected = {folder / CONFIG_FILE, folder / TENSORS_FILE}
     for place, own in _read_member_configs(folder, config):
         expected |= {place.parent, place} | _list_content(place, own)
     return expected
@@ -313,9 +321,9 @@ def _hash_config(config: dict[str, Any]) -> str:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / _CONFIG
+    path = folder / CONFIG_FILE
     if not path.is_file():
-        what = f"it has no {_CONFIG}" if folder.is_dir() else "it is not a folder"
+        what = f"it has no {CONFIG_FILE}" if folder.is_dir() else "it is not a folder"
         raise ArtefactError(
             f"{folder} is not a saved detector: {what}."
             if folder.exists()
@@ -368,7 +376,9 @@ def _read_tensors(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:
         raise ArtefactError(f"{path} cannot be read: {error}.") from error
     found = {key: {"shape": list(t.shape), "dtype": str(t.dtype)} for key, t in tensors.items()}
     if found != config["tensors"]:
-        raise ArtefactError(f"The tensors in {path} do not have the names, shapes and dtypes that {_CONFIG} states.")
+        raise ArtefactError(
+            f"The tensors in {path} do not have the names, shapes and dtypes that {CONFIG_FILE} states."
+        )
     return tensors
 
 

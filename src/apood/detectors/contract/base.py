@@ -3,10 +3,9 @@
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import closing
-from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +36,7 @@ from apood.tokens.documents import count_documents, find_worst
 from apood.tokens.identity import EncoderIdentity, describe_other, same_encoder
 from apood.tokens.source import TokenSource, as_source, count_trimmed, read_with_progress, trim_ends
 
-__all__ = ["AuxUse", "Detector", "Scores", "name_renamed"]
+__all__ = ["AuxUse", "Detector", "Scores"]
 
 Scores = npt.NDArray[np.float64]
 
@@ -45,8 +44,6 @@ AuxUse = Literal["unused", "optional", "required"]
 """Whether a method learns from auxiliary outliers."""
 
 T = TypeVar("T")
-P = ParamSpec("P")
-D = TypeVar("D", bound="Detector")
 
 _TOKENS = "tokens"
 _FREE = frozenset({"seed", "device"})  # parameters that may be changed after `fit`: no score depends on them then
@@ -107,6 +104,11 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     _fitted_with: dict[str, Any]  # the parameters at the time of the fit
 
     # Methods that a subclass implements.
+
+    @property
+    def _aux_requires(self) -> frozenset[str]:
+        """What AUX sequences must have."""
+        return self.requires
 
     def check_parameters(self) -> None:
         """Raise `InputError` if a constructor argument is not allowed."""
@@ -197,13 +199,13 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         source = as_source(X)
         refuse_other_than_labels(y, count_documents(source))
         outliers = self._check_aux(aux, source)
-        for data, role in ((source, "ID"), (outliers, "AUX")):
-            if data is not None:
-                refuse_lacking(data, self.name, self.requires, f"{role} data")
+        refuse_lacking(source, self.name, self.requires, "ID data")
+        if outliers is not None:
+            refuse_lacking(outliers, self.name, self._aux_requires, "AUX data")
         source, outliers = self._place(source, outliers)
-        for data, role in ((source, "ID"), (outliers, "AUX")):
-            if data is not None:
-                refuse_unfit(data, self.requires, role, self._check_batch)
+        refuse_unfit(source, self.requires, "ID", self._check_batch)
+        if outliers is not None:
+            refuse_unfit(outliers, self._aux_requires, "AUX", self._check_batch)
         for learnt in [key for key in vars(self) if key.endswith("_") or key in ("_calibration", "_fitted_with")]:
             delattr(self, learnt)
         sinks = find_sinks(source) if self.pools_tokens else Sinks()
@@ -283,7 +285,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
 
         A new in-distribution document is then accepted with probability at least `accept`, for every distribution, if
         it is exchangeable with the documents given here. Each of them counts once, by its worst window. Empty sequences
-        are refused here as in `fit`: the promise is for inputs that can be scored.
+        are refused here as in `fit`: the guarantee is for inputs that can be scored.
         """
         source = self._check_for_scoring(X)
         if _TOKENS in self.requires:  # the lengths are known without reading any token
@@ -293,13 +295,13 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if self.was_fitted_on(source):
             warnings.warn(
                 "The detector is calibrated on the sequences it was fitted on, whose scores are too high: "
-                "the threshold promises nothing about new inputs; use held-out sequences.",
+                "the threshold guarantees nothing about new inputs; use held-out sequences.",
                 DataWarning,
                 stacklevel=2,
             )
         scores = scores[find_worst(scores, source)]
         calibration = Calibration.from_scores(scores, accept, coarse=is_coarse(source))
-        if np.isneginf(calibration.threshold):  # a score of -inf is always OOD, so the promise could not be kept
+        if np.isneginf(calibration.threshold):  # a score of -inf is always OOD, so the guarantee could not hold
             raise InputError(
                 f"{np.isneginf(scores).sum()} of {len(scores)} calibration sequences have the score -inf, because "
                 f"their values are too large, and are always refused: too many for an accept rate of {accept}; "
@@ -477,19 +479,6 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         if "tokens" in self.requires and source.dim != self.dim_:
             raise InputError(f"The tokens have D={source.dim}, this {self.name} detector was fitted on D={self.dim_}.")
         return source
-
-
-def name_renamed(constructor: Callable[Concatenate[D, P], None]) -> Callable[Concatenate[D, P], None]:
-    """Return a constructor that answers the former name of an argument with the new one."""
-
-    @wraps(constructor)
-    def construct(self: D, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        for former, now in self.renamed_parameters.items():
-            if former in kwargs:
-                raise InputError(f"{self.name} has no parameter {former!r}: it is called {now!r} now.")
-        constructor(self, *args, **kwargs)
-
-    return construct
 
 
 def _describe_parameters(value: Any) -> Any:

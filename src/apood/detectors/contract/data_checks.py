@@ -129,8 +129,8 @@ def refuse_nonfinite(batch: TokenBatch, requires: frozenset[str], first: int, wh
 def refuse_huge(part: Ragged, name: str, first: int, where: str) -> None:
     """Raise `InputError` at the first row with a value that is too large to be squared and added up in float32."""
     values = part.values
-    if torch.finfo(values.dtype).max <= _LARGEST or not values.numel():
-        return
+    if not values.is_floating_point() or torch.finfo(values.dtype).max <= _LARGEST or not values.numel():
+        return  # integers are squared in float64, if at all
     if max(map(abs, map(float, torch.aminmax(values)))) > _LARGEST:
         what = _name_first(values.abs() > _LARGEST, part, name, first)
         raise InputError(

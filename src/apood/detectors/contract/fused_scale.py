@@ -5,9 +5,11 @@ from torch import Tensor
 
 from apood.support.errors import InputError
 
-__all__ = ["find_floor", "refuse_constant", "refuse_without_distances"]
+__all__ = ["LEAST_KNOWN", "find_floor", "refuse_constant", "refuse_without_distances"]
 
-_LEAST_KNOWN = 5  # distances that a scale needs
+LEAST_KNOWN = 5
+"""Distances of held-out ID sequences that a scale needs."""
+
 _FLOOR = 6.0  # in units of median minus lower quartile: 4 standard deviations of a normal distribution
 _CONSTANT = 1e-9  # relative spread of equal scores by rounding alone
 
@@ -28,21 +30,15 @@ def refuse_constant(name: str, mean: float, spread: float) -> None:
         )
 
 
-def refuse_without_distances(name: str, logs: Tensor, known: Tensor, *, of_sentences: bool = False) -> None:
+def refuse_without_distances(name: str, logs: Tensor, known: Tensor) -> None:
     """Raise `InputError` if too few log distances are known, or if one is infinite.
 
     Args:
         name: the name of the member.
         logs: log d of held-out ID sequences.
         known: which of these are known; the others are of copies, or of texts of one sentence.
-        of_sentences: whether the member compares the sentences of a text.
     """
-    if int(known.sum()) < _LEAST_KNOWN and of_sentences:
-        raise InputError(
-            f"Fewer than {_LEAST_KNOWN} of the held-out ID sequences have several sentences: leave out sentences "
-            "(--sentences), or the member coherence."
-        )
-    if int(known.sum()) < _LEAST_KNOWN:
+    if int(known.sum()) < LEAST_KNOWN:
         raise InputError(
             f"The member {name} finds no distance between held-out ID sequences and those it learnt from: nearly every "
             "one is a copy of a training sequence; remove copies, or leave this member out."

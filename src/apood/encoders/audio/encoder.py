@@ -14,8 +14,8 @@ from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE
 from apood.encoders.audio.spectrogram_transformer import SpectrogramTransformer
 from apood.encoders.audio.whisper import Whisper
 from apood.encoders.base.encoder import describe_opened
-from apood.encoders.base.hidden import LayerReader, StackSearch, Views, average_rows
-from apood.encoders.base.layers import Layers, LayersLike, check_layers, resolve_layers
+from apood.encoders.base.hidden import LayerReader, StackSearch
+from apood.encoders.base.layers import LayersLike, check_layers, resolve_layers
 from apood.encoders.base.pretrained import (
     AUDIO_MODEL_TYPES,
     Pretrained,
@@ -26,7 +26,7 @@ from apood.encoders.base.pretrained import (
 )
 from apood.support.device import resolve_device
 from apood.support.errors import InputError
-from apood.tokens.batch import Ragged, TokenBatch, upload
+from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.identity import EncoderIdentity
 
 __all__ = ["AudioEncoder", "Features"]
@@ -58,18 +58,13 @@ class AudioEncoder:
     """An encoder of sounds: the states of the hidden layers of an audio spectrogram transformer (AST) or of Whisper.
 
     AST: a sound becomes a log-mel spectrogram, the spectrogram a grid of patches, and each patch a token. Tokens are
-    ordered by row, low frequencies first, and within a row by time.
+    ordered by row, low frequencies first, and within a row by time. A classifier also gives its logits, in the channel
+    `logits`, one row per sound, from the same pass.
 
     Whisper: its encoder gives 50 tokens per second, in the order of time.
 
     Padding is left out, so a sound that is shorter than the model's window has fewer tokens. States do not depend on
     the other sounds of a call.
-
-    Channels, one row per sound, from the same pass:
-
-    - `logits`: the class logits of a classifier.
-    - `summary`: D numbers, another view of the sound: the mean over its tokens of the last layer's states if tokens are
-      a mix of layers, and of the mix of all layers if they are of one layer.
 
     Args:
         model: a folder with config.json, safetensors weights and preprocessor_config.json, or a hub id (`owner/name`
@@ -80,7 +75,6 @@ class AudioEncoder:
             layer of the states, each scaled to length 1, the last after the final norm. A list of numbers, or a text
             like `mix:4,5,6`: the mix of these layers. By default `auto`, which is mix.
         special_tokens: whether to add AST's class token and distillation token, before the patches.
-        summary: whether to compute `summary`.
         device: the device of the model; by default a GPU if there is one. States are always returned on the CPU.
         dtype: the dtype of the computation and of the states; float32 by default.
 
@@ -104,8 +98,6 @@ class AudioEncoder:
         >>> batch = encoder.encode([Sound(noise, encoder.rate)])
         >>> len(batch), batch.dim == encoder.dim
         (1, True)
-        >>> sorted(batch.channels)
-        ['logits', 'summary']
     """
 
     def __init__(
@@ -114,7 +106,6 @@ class AudioEncoder:
         *,
         layers: LayersLike = "auto",
         special_tokens: bool = False,
-        summary: bool = True,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -124,27 +115,27 @@ class AudioEncoder:
         self.device = resolve_device(device)
         pretrained = find_pretrained(model)
         self._model = _load_model(pretrained, self.device, self._dtype, special_tokens=special_tokens)
-        resolved = resolve_layers(layers, self._model.kind, self._model.depth, pretrained.name)
-        # without a search, which takes seconds with a large model
-        reader = LayerReader() if str(resolved) == "-1" and not summary else self._find_reader(resolved)
-        self._views, self._summary = Views(reader, summary=summary), summary
+        self._reader = self._find_reader(layers, pretrained.name)
         self.classes, self.dim, self.max_tokens = self._model.classes, self._model.dim, self._model.max_tokens
         self.least_samples, self.rate = self._model.least_samples, self._model.rate
         self.truncated = 0
         self.identity: EncoderIdentity = {
-            **pretrained.identify(str(reader.layers), "input", self.max_tokens, PREPROCESSOR_FILE),
+            **pretrained.identify(str(self._reader.layers), "input", self.max_tokens, PREPROCESSOR_FILE),
             **({"special_tokens": True} if special_tokens else {}),
         }
 
     def __repr__(self) -> str:
         return describe_opened("AudioEncoder", self.identity, self.dim, self.device)
 
-    def _find_reader(self, layers: Layers) -> LayerReader:
+    def _find_reader(self, layers: LayersLike, name: str) -> LayerReader:
+        resolved = resolve_layers(layers, self._model.kind, self._model.depth, name)
+        if str(resolved) == "-1":
+            return LayerReader()
         search = StackSearch(self._model.module)
         features = torch.zeros(1, *self._model.shape, device=self.device, dtype=self._dtype)
         with torch.inference_mode(), search.watch():
             output = self._model.module(features, output_hidden_states=True, return_dict=True)
-        return search.find(layers, output.last_hidden_state, output.hidden_states)
+        return search.find(resolved, output.last_hidden_state, output.hidden_states)
 
     def prepare(self, sounds: Sequence[Sound]) -> Features:
         """Return the features of the sounds, on the CPU. Another thread may call it."""
@@ -163,31 +154,25 @@ class AudioEncoder:
         return Features(values, kept, frozenset(cut))
 
     def run(self, prepared: Features) -> TokenBatch:
-        """Return the states and channels of every sound, in the order given."""
+        """Return the states of every sound, in the order given, and the channel `logits` of a classifier."""
         kept = prepared.kept
-        # Tensors made in inference mode could not be trained on.
         rows = Ragged.from_lengths(
             torch.empty(sum(map(len, kept)), self.dim, dtype=self._dtype), [len(places) for places in kept]
         )
-        logits, summaries = torch.empty(len(kept), len(self.classes)), torch.empty(len(kept), self.dim)
+        # Tensors made in inference mode could not be trained on.
+        logits = torch.empty(len(kept), len(self.classes))
         size = max(1, (_CPU_BATCH_TOKENS if self.device.type == "cpu" else _GPU_BATCH_TOKENS) // self.max_tokens)
         with torch.inference_mode():
             for start in range(0, len(kept), size):
-                some = kept[start : start + size]
-                stop = start + len(some)
-                found = self._model.run(prepared.values[start:stop].to(self.device, self._dtype), self._views)
-                width = found.states.shape[1]
-                places = upload(torch.cat([own + width * number for number, own in enumerate(some)]), self.device)
-                rows.values[rows.offsets[start] : rows.offsets[stop]] = found.states.flatten(0, 1)[places].cpu()
-                if found.other is not None:
-                    own_rows = found.other.flatten(0, 1)[places]
-                    summaries[start:stop] = average_rows(own_rows, rows.lengths[start:stop]).cpu()
-                if found.logits is not None:
-                    logits[start:stop] = found.logits.float().cpu()
+                chosen = slice(start, start + size)
+                features = prepared.values[chosen].to(self.device, self._dtype)
+                states, own_logits = self._model.run(features, self._reader)
+                for index, own in enumerate(states.cpu(), start):
+                    rows.sequence(index).copy_(own[kept[index]])
+                if own_logits is not None:
+                    logits[chosen] = own_logits.float().cpu()
         self.truncated += len(prepared.cut)
-        wanted = {"logits": (bool(self.classes), logits), "summary": (self._summary, summaries)}
-        ones = [1] * len(kept)
-        channels = {name: Ragged.from_lengths(own, ones) for name, (given, own) in wanted.items() if given}
+        channels = {"logits": Ragged.from_lengths(logits, [1] * len(kept))} if self.classes else {}
         return TokenBatch(rows.values, rows.offsets, channels, self.identity)
 
     def encode(self, sounds: Sequence[Sound]) -> TokenBatch:

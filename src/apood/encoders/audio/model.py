@@ -1,29 +1,15 @@
 """What an audio encoder needs of a model of sounds."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apood.encoders.base.hidden import Views
+from apood.encoders.base.hidden import LayerReader
 from apood.encoders.base.pretrained import Kind
 
-__all__ = ["SoundModel", "SoundStates"]
-
-
-class SoundStates(NamedTuple):
-    """What a pass over sounds gives.
-
-    Attributes:
-        states: the states of the layers `[sounds, states, D]`.
-        other: those of the other view, for summaries, if they are wanted.
-        logits: the class logits `[sounds, classes]` of a classifier.
-    """
-
-    states: Tensor
-    other: Tensor | None
-    logits: Tensor | None = None
+__all__ = ["SoundModel"]
 
 
 class SoundModel(Protocol):
@@ -60,5 +46,5 @@ class SoundModel(Protocol):
     def find_kept(self, samples: int) -> Tensor:
         """Return the indices of the states of a sound with this number of samples; the others are padding."""
 
-    def run(self, features: Tensor, views: Views) -> SoundStates:
-        """Return the states of both views, and the logits of a classifier."""
+    def run(self, features: Tensor, reader: LayerReader) -> tuple[Tensor, Tensor | None]:
+        """Return the states of the layers `[sounds, states, D]`, and the logits of a classifier."""

@@ -7,9 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apood.encoders.audio.model import SoundStates
 from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE, LogMel
-from apood.encoders.base.hidden import Views
+from apood.encoders.base.hidden import LayerReader
 from apood.encoders.base.pretrained import Kind, Pretrained, load_config, load_model
 from apood.support.errors import InputError
 
@@ -73,12 +72,12 @@ class SpectrogramTransformer:
         patches = torch.arange(self._rows * self._columns).view(self._rows, self._columns)[:, :columns].flatten()
         return torch.cat([torch.arange(self._first, SPECIAL_TOKENS), patches + SPECIAL_TOKENS])
 
-    def run(self, features: Tensor, views: Views) -> SoundStates:
+    def run(self, features: Tensor, reader: LayerReader) -> tuple[Tensor, Tensor | None]:
         """Return the states of all patches, and the logits of a classifier."""
-        with views.watch() as finish:
-            output = self.module(features, output_hidden_states=views.needs_all, return_dict=True)
-        states, other = finish(output.last_hidden_state, output.hidden_states)
-        return SoundStates(states, other, None if self._head is None else self._head(output.pooler_output))
+        with reader.watch() as finish:
+            output = self.module(features, output_hidden_states=reader.needs_all, return_dict=True)
+        states = finish(output.last_hidden_state, output.hidden_states)
+        return states, None if self._head is None else self._head(output.pooler_output)
 
 
 def _load(pretrained: Pretrained, dtype: torch.dtype) -> Any:

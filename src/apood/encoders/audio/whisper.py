@@ -7,9 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apood.encoders.audio.model import SoundStates
 from apood.encoders.audio.spectrogram import PREPROCESSOR_FILE, read_preprocessor
-from apood.encoders.base.hidden import Views
+from apood.encoders.base.hidden import LayerReader
 from apood.encoders.base.pretrained import Kind, Pretrained, load_config, load_model
 from apood.support.errors import InputError
 
@@ -62,11 +61,11 @@ class Whisper:
         """Return the indices of the states that see the sound itself."""
         return torch.arange(min(-(-samples // self.least_samples), self.max_tokens))
 
-    def run(self, features: Tensor, views: Views) -> SoundStates:
+    def run(self, features: Tensor, reader: LayerReader) -> tuple[Tensor, Tensor | None]:
         """Return the states of the whole window, and no logits."""
-        with views.watch() as finish:
-            output = self.module(features, output_hidden_states=views.needs_all, return_dict=True)
-        return SoundStates(*finish(output.last_hidden_state, output.hidden_states))
+        with reader.watch() as finish:
+            output = self.module(features, output_hidden_states=reader.needs_all, return_dict=True)
+        return finish(output.last_hidden_state, output.hidden_states), None
 
 
 def _make_extractor(pretrained: Pretrained, config: Any) -> Any:

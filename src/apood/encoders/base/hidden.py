@@ -2,16 +2,15 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from apood.encoders.base.layers import LAST, Layers
-from apood.tokens.batch import upload
 
-__all__ = ["Capture", "LayerReader", "StackSearch", "Views", "average_rows"]
+__all__ = ["Capture", "LayerReader", "StackSearch"]
 
 _SMALLEST = 1e-12  # the length of a state that is not zero
 
@@ -132,46 +131,6 @@ class LayerReader:
         elif self._takes_last(self.layers.numbers[-1]):
             capture.take(last)
         return capture.finish().to(last.dtype)
-
-
-class Views:
-    """What one pass of a module shows: the states of tokens and, for summaries, those of the other view.
-
-    Args:
-        reader: makes the states of tokens.
-        summary: whether the other view is wanted.
-    """
-
-    def __init__(self, reader: LayerReader, *, summary: bool) -> None:
-        self._reader, self._other = reader, reader.make_other() if summary else None
-
-    @property
-    def needs_all(self) -> bool:
-        """Whether the model must return the states of all layers."""
-        return self._reader.needs_all or (self._other is not None and self._other.needs_all)
-
-    @contextmanager
-    def watch(self) -> Iterator[Callable[[Tensor, Any], tuple[Tensor, Tensor | None]]]:
-        """Watch one pass of this thread; yield a function of `last_hidden_state` and `hidden_states` to call after it.
-
-        The function returns the states of both views `[sequences, longest, D]`; None for one that is not wanted.
-        """
-        with self._reader.watch() as finish, self._other.watch() if self._other else nullcontext() as finish_other:
-            yield lambda last, hidden: (
-                finish(last, hidden),
-                None if finish_other is None else finish_other(last, hidden),
-            )
-
-
-def average_rows(rows: Tensor, counts: Tensor) -> Tensor:
-    """Return the mean row of each sequence in float32, given the rows of all and how many each has, which may be 0.
-
-    A sequence without rows has no mean. The rows of a sequence are added in their order, so its mean does not depend on
-    its neighbours.
-    """
-    filled = counts[counts > 0]
-    rows = rows.float()
-    return torch.segment_reduce(rows, "mean", lengths=upload(filled, rows.device)) if len(filled) else rows
 
 
 def _get_states(output: Any) -> Any:

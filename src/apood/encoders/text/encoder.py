@@ -154,7 +154,6 @@ class TextEncoder:
     Attributes:
         device: the device of the model.
         dim: D, the length of a token.
-        gives_sentences: whether batches have the channel `sentences`.
         identity: the settings that another encoder must share to give the same tokens.
         max_new_tokens: the limit of outputs and targets that applies.
         max_tokens: the limit of texts that applies.
@@ -239,7 +238,7 @@ class TextEncoder:
         probe = probe_model(loaded, pretrained.name, mode, layers, with_head=logprobs)
         self.dim = probe.dim
         self._embeddings = int(loaded.model.get_input_embeddings().num_embeddings)
-        self.gives_sentences = sentences and mode == "input"
+        self._gives_sentences = sentences and mode == "input"
         self._pass = TextPass(
             loaded.model,
             loaded.kind,
@@ -304,7 +303,7 @@ class TextEncoder:
             windows = None
             if self.on_long == "windows":
                 windows = list_run_rows(torch.zeros_like(sources.counts), sources.counts)
-            sentences = read_sentences(items, sources, self._tokeniser) if self.gives_sentences else None
+            sentences = read_sentences(items, sources, self._tokeniser) if self._gives_sentences else None
             cut = frozenset(sources.cut)
             return PreparedTexts(texts, sources.ids, [], None, cut, windows, sources.refused, sentences)
         _check_pairs(items)

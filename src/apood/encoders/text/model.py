@@ -2,14 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from apood.encoders.base.hidden import LayerReader, StackSearch, Views
+from apood.encoders.base.hidden import LayerReader, StackSearch
 from apood.encoders.base.layers import LayersLike, resolve_layers
 from apood.encoders.base.pretrained import Kind, LoadedTextModel
 from apood.encoders.text.tokenising import Padded
@@ -54,11 +54,14 @@ class TextModel:
         kind: what the model does with text.
         reader: makes the states of the layers while the model runs; by default those of the last one. It belongs to one
             module: the decoder, if states are those of a decoder, else the encoder or causal model.
-        summary: whether to make the states of the other view in the same pass.
+        other: makes the states of the other view in the same pass; None if no summaries are wanted.
     """
 
-    def __init__(self, model: Any, kind: Kind, reader: LayerReader | None = None, *, summary: bool = False) -> None:
-        self.model, self.kind, self._views = model, kind, Views(reader or LayerReader(), summary=summary)
+    def __init__(
+        self, model: Any, kind: Kind, reader: LayerReader | None = None, other: LayerReader | None = None
+    ) -> None:
+        self.model, self.kind, self._reader, self._other = model, kind, reader or LayerReader(), other
+        self._all_layers = self._reader.needs_all or (other is not None and other.needs_all)
 
     @property
     def device(self) -> torch.device:
@@ -109,19 +112,16 @@ class TextModel:
 
     def _run(self, part: Any, **inputs: Any) -> Hidden:
         with self._watch() as finish:
-            output = part(**inputs, output_hidden_states=self._views.needs_all, return_dict=True)
+            output = part(**inputs, output_hidden_states=self._all_layers, return_dict=True)
         return finish(output.last_hidden_state, output.hidden_states)
 
     @contextmanager
     def _watch(self) -> Iterator[Callable[[Tensor, Any], Hidden]]:
         """Watch a pass; yield a function of `last_hidden_state` and `hidden_states` that returns the states."""
-
-        def make_hidden(last: Tensor, hidden: Any) -> Hidden:
-            states, other = finish(last, hidden)
-            return Hidden(states, last, other)
-
-        with self._views.watch() as finish:
-            yield make_hidden
+        with self._reader.watch() as finish, self._other.watch() if self._other else nullcontext() as finish_other:
+            yield lambda last, hidden: Hidden(
+                finish(last, hidden), last, None if finish_other is None else finish_other(last, hidden)
+            )
 
     def _run_cached(self, ids: Tensor, mask: Tensor, cache: Any) -> tuple[Hidden, Any]:
         """Run a causal model over the tokens after those in the cache, and return their states and the cache.
@@ -138,7 +138,7 @@ class TextModel:
                 attention_mask=mask,
                 **({"position_ids": positions} if takes_positions else {}),
                 past_key_values=cache,
-                output_hidden_states=self._views.needs_all,
+                output_hidden_states=self._all_layers,
                 use_cache=True,
                 return_dict=True,
             )
@@ -148,7 +148,7 @@ class TextModel:
     def _classify(self, prompts: Padded) -> Hidden:
         """Compute logits and states in one pass."""
         with self._watch() as finish:
-            last, hidden, logits = _classify(self.model, prompts.ids, prompts.mask, all_layers=self._views.needs_all)
+            last, hidden, logits = _classify(self.model, prompts.ids, prompts.mask, all_layers=self._all_layers)
         return replace(finish(last, hidden), logits=logits)
 
 
@@ -293,7 +293,7 @@ def _read_padded(loaded: LoadedTextModel, mode: Mode, reader: LayerReader, ids: 
     tokens = Ragged.from_lengths(torch.cat(rows).cpu(), [len(row) for row in rows])
     left = kind == "causal" and mode != "input"  # as prompts are
     padded = Padded.pad(tokens, model.device, fill=loaded.padding_id, left=left)
-    text_model = TextModel(model, kind, reader, summary=True)
+    text_model = TextModel(model, kind, reader, reader.make_other())
     width = padded.ids.shape[1]
     if left:
         hidden, _ = text_model.read_with_cache(padded)

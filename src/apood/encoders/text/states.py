@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from apood.encoders.base.hidden import LayerReader, average_rows
+from apood.encoders.base.hidden import LayerReader
 from apood.encoders.base.pretrained import Kind
 from apood.encoders.text.generation import Generated, Generator, Prompt, Samples, draw_numbers, read_prompts
 from apood.encoders.text.model import Hidden, Mode, TextModel, compute_token_logprobs
@@ -58,7 +58,7 @@ class TextPass:
         seed: int = 0,
         summary: bool = False,
     ) -> None:
-        self.model = TextModel(model, kind, reader, summary=summary)
+        self.model = TextModel(model, kind, reader, reader.make_other() if summary else None)
         self._reader = TextModel(model, kind)  # a decoder always attends to the encoder's last state
         self._mode, self._fill, self._special_ids, self._logprobs = mode, fill, special_ids, logprobs
         self._generator, self._samples, self._seed = generator, samples, seed
@@ -203,7 +203,11 @@ class TextPass:
             taken = kept.values != tokens.offsets[:-1].repeat_interleave(kept.lengths)
             taken |= (kept.lengths == 1).repeat_interleave(kept.lengths)
         counts = torch.cat([torch.zeros(1, dtype=torch.int64), taken.cumsum(0)])[kept.offsets].diff()
-        return Rows((counts > 0).long(), average_rows(self._select(states, places[kept.values[taken]]), counts))
+        rows = self._select(states, places[kept.values[taken]]).float()
+        # The rows of a sequence are added in their order, so the sum does not depend on its neighbours.
+        filled = counts[counts > 0]
+        means = torch.segment_reduce(rows, "mean", lengths=upload(filled, rows.device)) if len(filled) else rows
+        return Rows((counts > 0).long(), means)
 
     def _compute_logprobs(self, hidden: Hidden, ids: Tensor, lengths: Tensor, places: Tensor) -> Rows:
         last = self._select(hidden.last, places)

@@ -47,6 +47,9 @@ class Tokeniser:
         name: the name of the model, for messages.
         limit: the largest number of ids of a sequence; special tokens and the template are in every sequence.
         template: a text with `{text}` in the place of the input; None for the input alone.
+
+    Attributes:
+        room: the largest number of tokens of a text itself, without special tokens and the template.
     """
 
     def __init__(self, tokenizer: Any, name: str, limit: int, template: str | None = None) -> None:
@@ -66,7 +69,7 @@ class Tokeniser:
         added = len(self._tokenise_whole([self._before + self._after])[0])
         start = self._tokenise_whole([self._before])[0]
         self._head = start[: len(start) - self._suffix]
-        self.room = limit - added  # tokens of a text
+        self.room = limit - added
         if limit <= added:
             what = "special tokens" if template is None else "special tokens and tokens of the template"
             raise InputError(
@@ -406,8 +409,7 @@ def batch_by_length(
     The longest sequences come first, so that a batch that is too large fails at the start. Indices within a batch
     are sorted. Sequences without tokens are left out. Sequences of a batch have the same number in `alike`.
     """
-    order = lengths.argsort(descending=True, stable=True)
-    order = order[: int((lengths > 0).sum())]
+    order = lengths.argsort(descending=True, stable=True)[: int((lengths > 0).sum())]
     start = 0
     while start < len(order):
         count = max(1, padded_tokens // int(lengths[order[start]]))

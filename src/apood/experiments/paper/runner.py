@@ -22,9 +22,10 @@ from apood.support.errors import InputError
 from apood.support.files import read_json, refuse_unwritable
 from apood.support.provenance import device_name, package_versions
 
-__all__ = ["BenchOptions", "PreparedExperiment", "Profile", "prepare"]
+__all__ = ["Beams", "BenchOptions", "PreparedExperiment", "Profile", "prepare"]
 
 Profile = Literal["paper", "local"]
+Beams = Literal["own", "greedy"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class BenchOptions:
         seeds: the number of splits; None for the paper's number.
         recipe: the recipe of AP-OOD; "robust" is apood's default, which selects no settings for any method, and
             tokens of the layers that apood chooses; the others have tokens of the last layer, as the paper has.
+        beams: how outputs are generated: "own" for the beams of the model's own settings, as in the authors' code,
+            "greedy" for one; None for "own" with the profile "paper", else "greedy".
         skip: OOD sets to leave out.
         out: the folder for stores, fits and results, which experiments may share.
         jobs: the number of fits at once, each in its own process.
@@ -48,6 +51,7 @@ class BenchOptions:
     model: str | None = None
     seeds: int | None = None
     recipe: RecipeChoice = "paper"
+    beams: Beams | None = None
     skip: Sequence[str] = ()
     out: Path = Path("bench")
     jobs: int = 1
@@ -60,6 +64,7 @@ class BenchOptions:
             "--model": self.model,
             "--seeds": self.seeds,
             "--recipe": None if self.recipe == "paper" else self.recipe,
+            "--beams": self.beams,
             "--out": self.out,
         }
         words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
@@ -147,6 +152,8 @@ def prepare(name: str, options: BenchOptions, *, dry_run: bool = False) -> Prepa
     experiment = load_experiment(name)
     check_choice("profile", options.profile, get_args(Profile))
     check_choice("recipe", options.recipe, get_args(RecipeChoice))
+    beams = options.beams or ("own" if options.profile == "paper" else "greedy")
+    check_choice("beams", beams, get_args(Beams))
     seeds = experiment.seeds if options.seeds is None else options.seeds
     check_integer("seeds", seeds, 1)
     check_integer("jobs", options.jobs, 1)
@@ -160,7 +167,6 @@ def prepare(name: str, options: BenchOptions, *, dry_run: bool = False) -> Prepa
         modes = experiment.modes_of(model)
         rows = [row for mode in modes for row in experiment.rows(TableContext(mode, model.dim, 0, data.settings))]
         sampled = any("sample_logprobs" in row.kind().requires for row in rows)
-        beams = model.beams if options.profile == "paper" else 1  # the authors generate with the model's own settings
         embeddings = list_embeddings(
             experiment.task,
             data,
@@ -168,7 +174,7 @@ def prepare(name: str, options: BenchOptions, *, dry_run: bool = False) -> Prepa
             options.out / "stores",
             modes,
             sampled=sampled,
-            beams=beams,
+            beams=model.beams if beams == "own" else 1,
             layers="auto" if options.recipe == "robust" else -1,
         )
     if not dry_run:

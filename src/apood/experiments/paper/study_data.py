@@ -11,6 +11,7 @@ import torch
 from apood.detectors.ap_ood.detector import APOOD
 from apood.detectors.contract.artefact import to_json
 from apood.detectors.contract.base import Detector
+from apood.detectors.entropy import Entropy
 from apood.evaluation.entry import Entry
 from apood.evaluation.result import MEAN, Result
 from apood.evaluation.selection import Selection, select
@@ -28,6 +29,7 @@ __all__ = ["RecipeChoice", "Row", "RowResult", "StudyData", "TableContext", "sea
 
 RecipeChoice = Literal["paper", "reference", "robust"]
 _TEST_SHARE = 0.2  # of an ID set that comes in one piece
+_PUBLISHED_TEMPERATURE = 1.0  # the authors give plain samples importance weights, which apood's default does not
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,8 @@ class StudyData:
             settings["steps"] = self.data.settings.steps
         if issubclass(row.kind, APOOD):
             settings["recipe"] = self.recipe
+        if issubclass(row.kind, Entropy) and self.recipe != "robust":
+            settings["temperature"] = _PUBLISHED_TEMPERATURE
         row = replace(row, mode=mode, settings=settings)
         return replace(row, settings=settings | self._select(row)) if row.selected else row
 

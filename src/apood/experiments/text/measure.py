@@ -16,6 +16,7 @@ from apood.evaluation.split import Split
 from apood.evaluation.study import run_study
 from apood.experiments.text.results import (
     SCHEMA,
+    MethodResult,
     compute_figures,
     find_result,
     make_key,
@@ -100,17 +101,17 @@ class Measurer:
     def _find_cache(self, task: Task) -> Path:
         return self.out / "cache" / task.file_name
 
-    def measure_again(self, assignment: Assignment, label: str) -> dict[str, Any]:
-        """Return the content that the results file of a row should have; nothing but stores is written."""
+    def measure_again(self, assignment: Assignment, label: str) -> MethodResult:
+        """Return the result that the file of a row should have; nothing but stores is written."""
         task, sets = assignment
         study = _StudyData(task, sets, embed_sets(task, sets, self.out), self.seeds, self.salt)
         rows = [row for row in self.list_rows(study) if row.label == label]
         if not rows:
             raise InputError(f"There is no row {label!r} on {task} to measure again.")
-        ((result, content, _),) = self.measure(study, rows)
+        ((result, content, means),) = self.measure(study, rows)
         if result.failures:
             raise InputError(f"{label} on {task} could not be measured again: {result.failure_notes[0]}")
-        return content
+        return MethodResult(self.find_result(task, result.entry), content, means)
 
     def find_result(self, task: Task, row: Entry) -> Path:
         """Return the file of the result of a row."""

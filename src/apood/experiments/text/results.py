@@ -24,7 +24,7 @@ from apood.support.errors import InputError
 from apood.support.files import atomic_file, read_json, sha256_of, write_json
 
 __all__ = [
-    "ALL", "EQUAL", "PLAIN", "SCHEMA", "SPLICED", "MethodResult", "compare_results", "compute_figures", "find_result",
+    "ALL", "EQUAL", "PLAIN", "SCHEMA", "SPLICED", "MethodResult", "compute_figures", "find_result",
     "list_results", "make_key", "read_result", "write_result",
 ]  # fmt: skip
 
@@ -44,11 +44,13 @@ class MethodResult:
         content: its content.
         resampled: AUROC and FPR95 `[2, 1 + resamples]` by the sets that they are means over (`all` near and far sets,
             or the `spliced` ones) and by `plain` or `equal_lengths`; without resamples if their file is missing.
+        has_scores: whether the file of the scores and resamples is there.
     """
 
     path: Path
     content: Mapping[str, Any]
     resampled: Mapping[tuple[str, str], Floats]
+    has_scores: bool = True
 
     @property
     def task(self) -> str:
@@ -149,13 +151,13 @@ def read_result(path: Path) -> MethodResult:
             raise InputError(f"{path} has schema {content['schema']}, and this apood knows schemas up to {SCHEMA}.")
         beside = path.parent / Path(content["scores"]["file"]).name
         if not beside.exists():
-            return MethodResult(path, content, _read_means(content["means"]))
+            return MethodResult(path, content, _read_means(content["means"]), has_scores=False)
         if sha256_of(beside) != content["scores"]["sha256"]:
             raise InputError(f"{beside} is not the file that {path} was written with.")
         arrays = load(beside.read_bytes())
     except OSError as error:
         raise InputError(f"The result {path} cannot be read: {error}.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not a result of `apood bench text`: {error}.") from error
     resampled = {}
     for key, own in arrays.items():
@@ -168,7 +170,7 @@ def read_result(path: Path) -> MethodResult:
 def _read_means(means: Mapping[str, Any]) -> dict[tuple[str, str], Floats]:
     """Return the means as if there were no resamples."""
     return {
-        (of, how): np.array([[own[metric][0]] for metric in ("auroc", "fpr95")])
+        (of, how): np.array([[float(own[metric][0])] for metric in ("auroc", "fpr95")])
         for of, both in means.items()
         for how, own in both.items()
         if own is not None
@@ -185,25 +187,3 @@ def list_results(folders: Sequence[Path]) -> list[MethodResult]:
     if not paths:
         raise InputError(f"There are no results below {', '.join(map(str, folders))}.")
     return [read_result(path) for path in paths]
-
-
-def compare_results(kept: Mapping[str, Any], again: Mapping[str, Any], tolerance: float) -> list[str]:
-    """Return one sentence per figure that differs by more than the tolerance, in percentage points."""
-    notes = []
-    for part in ("figures", "means"):
-        for name, own in kept[part].items():
-            other = again[part].get(name)
-            if other is None:
-                notes.append(f"{name} is missing.")
-                continue
-            for how in (PLAIN, EQUAL):
-                if (own.get(how) is None) != (other.get(how) is None):
-                    notes.append(f"{name} has figures for {how.replace('_', ' ')} in only one of the two.")
-                for metric, figures in (own.get(how) or {}).items():
-                    theirs = (other.get(how) or {}).get(metric)
-                    if theirs is not None and abs(figures[0] - theirs[0]) > tolerance:
-                        notes.append(
-                            f"{metric} of {name} ({how.replace('_', ' ')}) is {figures[0]:.2f} in the file and "
-                            f"{theirs[0]:.2f} now."
-                        )
-    return notes

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,16 +13,16 @@ from apood.evaluation.entry import Entry
 from apood.experiments.text.declaration import Corpus, read_declaration
 from apood.experiments.text.measure import Assignment, Measured, Measurer
 from apood.experiments.text.report import write_report
-from apood.experiments.text.results import MethodResult, compare_results, list_results, read_result
+from apood.experiments.text.results import MethodResult, list_results
 from apood.experiments.text.rows import AUX_COUNTS, choose_rows, list_rows
-from apood.experiments.text.tasks import AUTO, Mode, Model, Task, View, is_complete, parse_view
+from apood.experiments.text.tasks import AUTO, Mode, Model, Task, View, is_complete
 from apood.experiments.text.texts import AUX, CorpusSets, make_sets
 from apood.support.checks import check_choice, check_integer, format_count, suggest_name
 from apood.support.errors import InputError
 from apood.support.files import refuse_unwritable
 from apood.support.processes import Failure, run_tasks, share_cores
 
-__all__ = ["REPORT", "PreparedBench", "TextBenchOptions", "check_result", "prepare"]
+__all__ = ["REPORT", "PreparedBench", "TextBenchOptions", "prepare"]
 
 REPORT = "report.md"
 
@@ -118,7 +118,7 @@ class PreparedBench:
         predicts = task.mode == "output" or (
             not task.model.takes_sounds and find_kind(load_config(task.model.found)) == "causal"
         )
-        channels = ["summary"]
+        channels = [] if task.model.takes_sounds else ["summary"]
         channels += ["sentences"] if task.mode == "input" and sets.has_sentences and task.first_view else []
         channels += ["token_logprobs"] if predicts and task.first_view else []
         aux = len(sets.items.get(AUX, ())) if self.measurer.with_aux else 0
@@ -239,39 +239,3 @@ def _find_models(given: Sequence[str]) -> list[Model]:
     if not found:
         raise InputError("At least one model is needed, as NAME=FOLDER.")
     return list(found.values())
-
-
-def check_result(path: Path, options: TextBenchOptions, tolerance: float) -> list[str]:
-    """Fit and score the method of a results file again, and return one sentence per figure that differs.
-
-    The texts and the model must be those of the file; raise InputError if they are not. Token stores in `options.out`
-    are reused, fits are not.
-    """
-    kept = read_result(path).content
-    facts, method, manifest = kept["task"], kept["method"], kept["manifest"]
-    known = [one for one in options.models if one.partition("=")[0] == facts["model"]]
-    if not known:
-        raise InputError(f"{path} was measured with the model {facts['model']}: give it as {facts['model']}=FOLDER.")
-    wanted = replace(
-        options,
-        models=known,
-        modes=(facts["mode"],),
-        views=tuple(map(parse_view, facts["views"])),
-        corpora=(facts["corpus"],),
-        methods=(method["method"],),
-        seeds=manifest["seeds"],
-    )
-    prepared = prepare(wanted)
-    assignment = next(one for one in prepared.assignments if one.task.view_name == facts["view"])
-    _refuse_other_inputs(path, manifest, assignment)
-    measurer = replace(prepared.measurer, with_aux=method["aux"] != 0, fresh=True)
-    again = measurer.measure_again(assignment, method["label"])
-    return compare_results(kept, again, tolerance)
-
-
-def _refuse_other_inputs(path: Path, manifest: Any, assignment: Assignment) -> None:
-    if assignment.task.model.identity != manifest["model"]:
-        raise InputError(f"{path} was measured with another model than {assignment.task.model.name} is here.")
-    for role, digest in manifest["texts"].items():
-        if assignment.sets.digests.get(role) != digest:
-            raise InputError(f"{path} was measured on other texts: those for {role} differ.")

@@ -1,4 +1,4 @@
-"""Who may ask, and what leaves the service: tokens, hosts, headers, and unexpected errors."""
+"""Who may ask, and what leaves the service: access tokens, hosts, headers, and unexpected errors."""
 
 import hashlib
 import hmac
@@ -26,7 +26,7 @@ PAGE_PATHS = ("/", "/page.js", "/page.css")
 _OPEN = frozenset({*PAGE_PATHS, "/healthz", "/readyz"})  # they tell nothing about inputs
 _UNCOUNTED = _OPEN | {"/metrics"}  # who runs the service looks at these when it is full
 _MOST_REQUESTS = 1024  # at the same time
-_SHORTEST = 16  # characters of a token
+_SHORTEST = 16  # characters of an access token
 SAFE_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -47,35 +47,36 @@ def is_loopback(host: str) -> bool:
 
 
 def read_tokens(text: str) -> tuple[str, ...]:
-    """Return bearer tokens, one per line. Raise InputError if one is too short to be a secret."""
+    """Return access tokens, one per line. Raise InputError if one is too short to be a secret."""
     tokens = tuple(line.strip() for line in text.splitlines() if line.strip())
     for number, token in enumerate(tokens, 1):
         if len(token) < _SHORTEST or not token.isascii() or " " in token:
             raise InputError(
-                f"A bearer token must have at least {_SHORTEST} ASCII characters and no space: token {number} has not."
+                f"An access token must have at least {_SHORTEST} ASCII characters and no space: number {number} has "
+                "not."
             )
     return tokens
 
 
 def check_exposure(host: str, tokens: Collection[str]) -> None:
-    """Raise InputError if other machines could ask without a token."""
+    """Raise InputError if other machines could ask without an access token."""
     if not tokens and not is_loopback(host):
         raise InputError(
-            f"The address {host} can be reached from other machines, so bearer tokens are required: give a file with "
-            "--tokens, one token per line, or bind to 127.0.0.1."
+            f"The address {host} can be reached from other machines, so access tokens are required: give a file with "
+            "--tokens, one access token per line, or bind to 127.0.0.1."
         )
 
 
 class Gate:
-    """Wraps an application: it checks tokens and hosts, counts answers, and answers unexpected errors.
+    """Wraps an application: it checks access tokens and hosts, counts answers, and answers unexpected errors.
 
     Args:
         app: the application.
         service: the service, for its metrics.
-        tokens: the bearer tokens, one of which a request must have; empty if everyone on this machine may ask.
-        local: whether the server is bound to loopback. Without tokens, the name in the header Host must then be a local
-            one, so that a web page cannot reach the service under a name of its own.
-        token_headers: the headers that a token may be in.
+        tokens: the access tokens, one of which a request must have; empty if everyone on this machine may ask.
+        local: whether the server is bound to loopback. Without access tokens, the name in the header Host must then be
+            a local one, so that a web page cannot reach the service under a name of its own.
+        token_headers: the headers that an access token may be in.
         added: headers that every answer gets, unless it has them.
     """
 
@@ -134,7 +135,7 @@ class Gate:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if self._only_local and not is_loopback(_drop_port(headers.get("host", "")).lower()):
             raise HttpError(
-                403, "Without tokens, the service answers only to localhost and addresses such as 127.0.0.1."
+                403, "Without access tokens, the service answers only to localhost and addresses such as 127.0.0.1."
             )
         if not self._tokens or scope["path"] in _OPEN:
             return
@@ -142,7 +143,9 @@ class Gate:
         # All are compared, in constant time, so that the time tells nothing about any of them.
         if not any([hmac.compare_digest(one, own) for one in given for own in self._tokens]):  # noqa: C419
             where = " or ".join(self._token_headers)
-            raise HttpError(401, f"A token is required, in the header {where}.", headers={"www-authenticate": "Bearer"})
+            raise HttpError(
+                401, f"An access token is required, in the header {where}.", headers={"www-authenticate": "Bearer"}
+            )
 
 
 def _get_token(header: str, value: str) -> str:

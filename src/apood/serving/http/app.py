@@ -44,7 +44,7 @@ def make_app(
 
     Args:
         service: the service.
-        tokens: the bearer tokens, as in `Gate`.
+        tokens: the access tokens, as in `Gate`.
         local: whether the server is bound to loopback, as in `Gate`.
         other_parts: what to do with messages that have parts other than text.
     """

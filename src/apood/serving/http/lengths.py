@@ -37,7 +37,7 @@ class LengthWatch:
             self._warned = True
             _log.warning(
                 "%s of %s texts are shorter or longer than 99%% of the texts that set the threshold (%s to %s tokens): "
-                "the accept rate is not promised for them.",
+                "the accept rate is not guaranteed for them.",
                 *(f"{number:,}" for number in (self._unusual, self._scored, seen.short, seen.long)),
             )
         return unusual

@@ -53,7 +53,8 @@ function showMarks(text, explanation) {
   }
   parts.push(letters.slice(done).join(""));
   find("marked").replaceChildren(...parts);
-  find("legend").textContent = `The marked words speak against the text. ${explanation.decided} says most against it.`;
+  const marks = parts.length > 1 ? "The marked words speak against the text." : "No word is marked.";
+  find("legend").textContent = `${marks} ${explanation.decided} says most against it.`;
 }
 
 function showResult(result) {

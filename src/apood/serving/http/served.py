@@ -13,6 +13,7 @@ from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
 from apood.data.conversations import Chat
+from apood.detectors.contract.artefact import CONFIG_FILE
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_lacking, refuse_nonfinite
 from apood.encoders.opening import AnyTextEncoder
@@ -231,7 +232,7 @@ def load_served(folder: str | Path, model: str | None = None, chat: Chat | None 
         model: the folder of the encoder, if it has moved.
         chat: which text of a conversation is judged; None for what the detector was built for, or `last-user`.
     """
-    config = parse_place(folder) / "config.json"
+    config = parse_place(folder) / CONFIG_FILE
     digest = hashlib.sha256(config.read_bytes()).hexdigest()[:12] if config.is_file() else ""
     detector, facts = load_detector_and_facts(folder)
     if None not in (chat, facts.chat) and chat != facts.chat:

@@ -6,7 +6,7 @@ from typing import Literal
 __all__ = ["OnError", "Settings"]
 
 OnError = Literal["refuse", "accept"]
-"""What to do with a request that cannot be judged because of an error of the service."""
+"""What to do with a request that cannot be judged because of an error, a full queue or a missed deadline."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Settings:
         most_text_tokens: the largest number of tokens of a text.
         most_tokens: the largest number of tokens in flight.
         shadow: whether nothing is refused that could be read.
-        on_error: what to do with a request that cannot be judged because of an error of the service.
+        on_error: what to do with a request that cannot be judged because of an error, a full queue or a missed
+            deadline.
     """
 
     deadline: float = 10.0

@@ -94,12 +94,14 @@ def decide(detector: Detector, judged: Judged, what: str) -> list[Verdict]:
     calibration = detector.calibration  # read once, because another thread may calibrate the detector meanwhile
     scores = judged.scores
     accepts, p_values = calibration.accepts(scores), calibration.p_values(scores)
+    # all sentences of a text are compared in its first window, so that its score says nothing about this window
+    also = "sentences and " if "sentences" in detector.requires else ""
     verdicts = []
     for index, (accepted, score, p_value) in enumerate(
         zip(accepts.tolist(), scores.tolist(), p_values.tolist(), strict=True)
     ):
         problem, windows = judged.problems[index], judged.windows[index]
-        part = f" in the worst of its {windows} windows" if windows > 1 else ""
+        part = f" in the worst of its {also}{windows} windows" if windows > 1 else ""
         problem = problem or (
             f"is out-of-distribution: its score {score:.4g}{part} is below the threshold {calibration.threshold:.4g}"
         )

@@ -1,0 +1,103 @@
+"""The commands with --engine ray, whose workers are this process."""
+
+import json
+from pathlib import Path
+
+import pytest
+from scaled import run_commands_here
+from typer.testing import CliRunner
+
+from apood.cli.app import app
+from apood.scale.embedding import EmbedWorker
+from apood.scale.job import Job
+from apood.scale.units import Unit
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Job]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return run_commands_here(monkeypatch)
+
+
+def run(*command: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [*map(str, command), "--engine", "ray"])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def fit(root: Path, out: Path, *options: object, texts: Path | None = None, code: int = 0) -> str:
+    command = ["fit", texts or root / "corpus", "--model", root / "bert", "--out", out, "--method", "mahalanobis"]
+    return run(*command, *options, code=code)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_fit_says_how_many_documents_it_skipped(root: Path, tmp_path: Path):
+    output = fit(root, tmp_path / "fitted", "--sample", 100)
+    assert output.startswith("Skipped: 13 documents that could not be used.\n")
+    assert json.loads(fit(root, tmp_path / "other", "--sample", 100, "--json"))["bad"] == 13
+
+
+@pytest.mark.usefixtures("jobs")
+def test_tokens_of_two_models_do_not_become_one_store(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A machine of the cluster may have another model of the same name and the same D."""
+    save, saved = EmbedWorker.save_more, iter(range(10**6))
+
+    def save_as_other(worker: EmbedWorker, unit: Unit) -> None:
+        if next(saved) == 3:
+            worker.encoder.identity = {**worker.encoder.identity, "fingerprint": "other"}
+        save(worker, unit)
+
+    monkeypatch.setattr(EmbedWorker, "save_more", save_as_other)
+    output = run("embed", root / "corpus", "--model", root / "bert", "--out", tmp_path / "store", code=2)
+    assert "cannot be merged, because their encoder differs: fingerprint" in output
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.usefixtures("jobs")
+def test_an_embed_that_was_stopped_when_it_was_done_says_what_is_left(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    command = ["embed", root / "corpus" / "0.jsonl", "--model", root / "bert", "--out", tmp_path / "store"]
+    with monkeypatch.context() as patch:
+        patch.setattr("apood.cli.engine._tidy", lambda _: None)
+        run(*command)
+    output = run(*command, code=2)
+    left = f"what it was made of is left in {tmp_path / 'store.parts'}: delete the latter."
+    assert output == f"Error: {tmp_path / 'store'} is there already, and {left}\n"
+
+
+def test_workers_of_a_fit_are_told_the_model(root: Path, tmp_path: Path, jobs: list[Job]):
+    """They do not open a model that only the detector names, unless it is on their machine already."""
+    fit(root, tmp_path / "fitted", "--sample", 100)
+    assert [job.settings.model for job in jobs] == [str(root / "bert")]
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_sample_that_is_too_large_leaves_nothing_behind(root: Path, tmp_path: Path):
+    texts, out = tmp_path / "a.txt", tmp_path / "fitted"
+    texts.write_text("".join(f"word{n % 9} word{n % 7}\n" for n in range(50)))
+    output = fit(root, out, "--sample", 40, texts=texts, code=2)
+    assert output == (
+        "Error: Of 50 texts, 19 must be held out to set the threshold, so that there are not enough for a sample of "
+        "40: give more texts, or --sample 31 or less.\n"
+    )
+    assert not (tmp_path / "fitted.scale").exists()
+    output = fit(root, out, "--sample", 31, texts=texts)
+    assert "a sample of 31 texts" in output and "with 19 others" in output
+    texts.write_text("word1\n" * 19)
+    assert fit(root, tmp_path / "other", "--sample", 5, texts=texts, code=2).endswith(
+        "a sample of 5: give more texts.\n"
+    )
+
+
+def test_a_sample_of_another_command_is_drawn_again(root: Path, tmp_path: Path, jobs: list[Job]):
+    """As after a kill between the sample and the plan."""
+
+    def interrupt(_: Job) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "begin", interrupt)
+        assert fit(root, tmp_path / "fitted", "--sample", 60, code=130)
+    assert (tmp_path / "fitted.scale" / "sample.parquet").exists() and not jobs
+    assert "Trained mahalanobis on a sample of 100 texts" in fit(root, tmp_path / "fitted", "--sample", 100)
