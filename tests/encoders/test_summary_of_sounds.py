@@ -9,8 +9,9 @@ import torch
 from tiny_audio import make_audio_model, make_whisper, noise, tone
 
 from apood.data.record import Record, Sound
-from apood.detectors.fusion import Fusion, list_untrained_members
+from apood.detectors.fusion import Fusion
 from apood.detectors.knn import KNN
+from apood.detectors.recommended import list_untrained_members
 from apood.encoders.audio.encoder import AudioEncoder
 from apood.encoders.embed import embed_to_store
 from apood.encoders.opening import reopen_encoder
@@ -115,7 +116,7 @@ def test_stores_and_detectors_of_sounds_without_summary_stay_usable(
     folder: Path, sounds: list[Sound], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the member that is trained would take seconds, and does not read this channel
-    monkeypatch.setattr("apood.detectors.fusion.APOOD", lambda **_: list_untrained_members()[0])
+    monkeypatch.setattr("apood.detectors.recommended.APOOD", lambda **_: list_untrained_members()[0])
     old, new = (embed(folder, sounds[:60], tmp_path / str(summary), summary=summary) for summary in (False, True))
     before, after = (Fusion(device="cpu").fit(store) for store in (old, new))
     assert (before.requires, after.requires) == ({"tokens"}, {"tokens", "summary"})
