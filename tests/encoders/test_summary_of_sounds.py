@@ -111,6 +111,16 @@ def test_a_store_keeps_summaries_and_an_encoder_is_reopened_with_them(
         assert again.encode(sounds[:2]).channels.keys() & {"summary"} == channels
 
 
+def test_an_interrupted_store_without_summary_is_resumed_without_it(
+    folder: Path, sounds: list[Sound], tmp_path: Path
+) -> None:
+    records = [Record(sound, str(number)) for number, sound in enumerate(sounds[:6])]
+    embed(folder, sounds[:4], tmp_path / "store", summary=False)
+    counts = embed_to_store(records, AudioEncoder(folder, device="cpu"), tmp_path / "store", resume=True)
+    store = TokenStore(tmp_path / "store")
+    assert (counts.skipped, counts.records, len(store)) == (4, 2, 6) and "summary" not in store.channels
+
+
 @pytest.mark.filterwarnings("ignore:.* near copies")  # to a random model, all tones are alike
 def test_stores_and_detectors_of_sounds_without_summary_stay_usable(
     folder: Path, sounds: list[Sound], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,10 +2,10 @@
 
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from apood.support.progress import progress_bar
 from apood.support.threads import ThreadRace
 from apood.tokens.batch import TokenBatch, decode_texts
 from apood.tokens.documents import count_documents, find_documents, make_document_mask
-from apood.tokens.store import TokenStore
+from apood.tokens.store import StoreIndex, TokenStore
 from apood.tokens.writer import COMMIT_SECONDS, TokenStoreWriter
 
 __all__ = [
@@ -43,6 +43,7 @@ _FIRST_SEQUENCES = 16  # sequences of the first portion, before it is known how 
 _PREPARED_AGAIN = 256  # records of an earlier run that are prepared at once, to find out how many were refused
 _INPUT_BYTES = 1 << 28  # of the sounds of a portion, or of its texts while they become token ids
 _CHARACTER_BYTES = 50  # of a text while it becomes token ids
+_NEWER_CHANNELS = {"summary", "sentences"}  # that stores which were begun before may lack
 _TOKEN_BYTES = 2  # of a text in UTF-8: English has about 4.5 per token, code and Chinese 3, and single bytes are rare
 
 
@@ -290,7 +291,8 @@ def embed_to_store(
         records: the records, or plain texts.
         encoder: the encoder.
         folder: the folder of the token store.
-        resume: continue a store. Give the same records again: those that the store holds are skipped, not encoded.
+        resume: continue a store. Give the same records again: those that the store holds are skipped, not encoded. A
+            store from before there was a `summary` or `sentences` goes on without it.
         dtype: the dtype of the stored states. float16 has half the size of float32, and is more precise than bfloat16,
             but values above 65504, which occur in some middle layers of causal models, are refused.
         skip_bad: leave out bad records, and long texts that the encoder refuses, instead of raising an error.
@@ -316,6 +318,7 @@ def embed_to_store(
     # Closing the writer commits the open shard, whatever happens. Only a kill loses sequences that were encoded.
     try:
         held = _skip_held(iterator, writer, encoder, skipped if skip_bad else None)
+        lacking = _NEWER_CHANNELS - StoreIndex.read(writer.folder).channels.keys() if held.records else set()
         refused = 0
         started = time.perf_counter()
         with (
@@ -335,7 +338,7 @@ def embed_to_store(
                 if held.truncated is not None and (skip_bad or not portion.refused):
                     bad = held.bad + portion.skipped + refused
                     tally = {"truncated": held.truncated + truncated, "bad": bad}
-                background.start(_write, writer, batch, tally)
+                background.start(_write, writer, _leave_out(lacking, batch), tally)
                 total_records += count_documents(batch)
                 sequences += len(batch)
                 tokens += len(batch.values)
@@ -365,6 +368,10 @@ def embed_to_store(
         first_bad=tuple(skipped.first),
         outputs_cut=outputs_cut,
     )
+
+
+def _leave_out(names: Set[str], batch: TokenBatch) -> TokenBatch:
+    return replace(batch, channels={name: rows for name, rows in batch.channels.items() if name not in names})
 
 
 def _write(writer: TokenStoreWriter, batch: TokenBatch, tally: Mapping[str, int] | None) -> None:
