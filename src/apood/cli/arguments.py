@@ -362,8 +362,8 @@ def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
 def refuse_occupied(target: Place, force: bool | None = None) -> None:
     """Raise an error if the folder `target` holds something already, or if nothing can be written there.
 
-    In a cloud store, only a manifest counts, which is written last: without it, an upload was interrupted, and the same
-    command repeats it. `force` is for commands that write a detector: True lets them replace one, but nothing else.
+    In a cloud store, the files of an interrupted upload do not count: the same command repeats it. `force` is for
+    commands that write a detector: True lets them replace one, but nothing else.
     """
     if target.name in ("", ".."):
         raise InputError(f"{target} cannot be replaced as a whole: give the name of a folder in it.")
@@ -372,13 +372,13 @@ def refuse_occupied(target: Place, force: bool | None = None) -> None:
 
         refuse_foreign(target)
     if isinstance(target, CloudAddress):
-        from apood.tokens.store import INDEX_FILE
+        from apood.tokens.writer import is_free
 
-        is_free = not (target / (INDEX_FILE if force is None else CONFIG_FILE)).exists()
+        free = is_free(target) if force is None else not (target / CONFIG_FILE).exists()
     else:
         is_empty = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-        is_free = is_empty and not is_being_replaced(target)
-    if not force and not is_free:
+        free = is_empty and not is_being_replaced(target)
+    if not force and not free:
         remedy = "delete it first" if force is None else "replace the detector in it with --force"
         raise InputError(f"{target} already exists and is not empty: choose another folder, or {remedy}.")
     if isinstance(target, Path):
