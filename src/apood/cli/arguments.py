@@ -182,16 +182,16 @@ def _describe_type(allowed: Any) -> str:
     return _TYPE_NAMES[allowed]
 
 
-def open_store(given: str | Path, detector: "type[Detector] | Detector", *, verify: bool = True) -> "TokenStore":
+def open_store(given: str | Path, detector: "Detector", *, verify: bool = True, as_aux: bool = False) -> "TokenStore":
     """Return the store in a folder with only the channels that the detector can use. Warn if it is incomplete.
 
-    Without `verify`, the hashes of its shards are not computed.
+    Without `verify`, the hashes of its shards are not computed. With `as_aux` it holds AUX sequences to learn from.
     """
     from apood.tokens.store import StoreIndex, TokenStore, find_store
 
     folder = find_store(given)
     index = StoreIndex.read(folder)
-    needed = sorted(detector.requires - {"tokens"})
+    needed = sorted((detector.aux_requires if as_aux else detector.requires) - {"tokens"})
     for missing in (channel for channel in needed if channel not in index.channels):
         remedy = f": {_CHANNEL_SOURCES[missing]}" if missing in _CHANNEL_SOURCES else ""
         raise InputError(
