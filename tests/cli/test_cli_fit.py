@@ -7,10 +7,12 @@ import time
 
 import pytest
 import torch
+from builders import correlated_sequences, side_channels
 from processes import Program, run_program
 from safetensors import safe_open
 
 from apood.detectors.contract.artefact import load_detector
+from apood.tokens.writer import TokenStoreWriter
 
 
 def read_learnt(folder):
@@ -48,6 +50,19 @@ def test_a_first_look_trains_nothing(apood, refused, stores, tmp_path):
     assert [member.name for member in members] == ["mahalanobis-knn", "knn"]
     assert all(member.count_operations(None) == 0 for member in members)
     assert "leave it out" in refused("fit", stores / "train", "--out", tmp_path / "no", "--fast", "--method", "knn")
+
+
+def test_outliers_need_no_sentences(apood, refused, tmp_path):
+    sentences = {"sentences": side_channels(120)["sentences"]}
+    plain = correlated_sequences(60, seed=1, shift=3.0)
+    for name, batch in (("train", correlated_sequences(120).with_channels(**sentences)), ("aux", plain)):
+        with TokenStoreWriter(tmp_path / name, dim=batch.dim) as writer:
+            writer.append(batch)
+    options = ("--fast", "--set", "sentences=true", "--out")
+    apood("fit", tmp_path / "train", "--aux", tmp_path / "aux", *options, tmp_path / "detector")
+    assert load_detector(tmp_path / "detector").members_[-1].name == "coherence"
+    sentence = refused("fit", tmp_path / "aux", "--aux", tmp_path / "train", *options, tmp_path / "other")
+    assert f"needs sentences, which the token store {tmp_path / 'aux'} lacks" in sentence
 
 
 OWN = """

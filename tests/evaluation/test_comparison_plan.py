@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from builders import correlated_sequences
+from builders import correlated_sequences, side_channels
 
 from apood.detectors.contract.registry import METHODS
 from apood.detectors.knn import KNN
@@ -184,6 +184,16 @@ def test_methods_on_channels_need_them_in_every_store(stores):
             check_plan(ComparisonPlan(**without_tokens))
     with pytest.raises(InputError, match=r"Method 1, knn, needs tokens, which the store .* of ood.near lacks"):
         check_plan(ComparisonPlan(methods=[Entry("knn")], **without_tokens))
+
+
+def test_aux_sequences_need_only_what_is_learnt_from_them():
+    batches = [correlated_sequences(40, 4, seed=seed) for seed in range(4)]
+    train, test, near = (batch.with_channels(sentences=side_channels(40)["sentences"]) for batch in batches[:3])
+    entry = Entry("fusion", {"sentences": True}, aux="all")
+    plan = ComparisonPlan(id_train=train, id_test=test, ood={"near": near}, aux=batches[3], methods=[entry])
+    assert check_plan(plan).methods == (entry,)
+    with pytest.raises(InputError, match=r"Method 1, .*, needs sentences, which the set ood.near lacks"):
+        check_plan(replace(plan, ood={"near": batches[2]}))
 
 
 @pytest.mark.parametrize("key", ["id", "id_train", "aux"])

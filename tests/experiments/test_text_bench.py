@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,16 @@ from apood.experiments.text import checking
 from apood.experiments.text import rows as rows_module
 from apood.experiments.text.bootstrap import estimate_difference, resample
 from apood.experiments.text.checking import check_result
+from apood.experiments.text.measure import _StudyData
 from apood.experiments.text.report import make_page
 from apood.experiments.text.results import list_results, make_key, read_result
 from apood.experiments.text.runner import TextBenchOptions, prepare
 from apood.experiments.text.tasks import _Held, open_sets, parse_view
 from apood.support.errors import InputError
+from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.digests import content_digest
 from apood.tokens.store import TokenStore
+from apood.tokens.writer import TokenStoreWriter
 
 ALONE = (
     Entry("mahalanobis-knn", name="default"),
@@ -487,6 +491,20 @@ def test_a_method_gets_the_channels_that_it_welcomes(
     monkeypatch.setattr(rows_module, "ALONE", (Entry(Watching, name="default"), ALONE[1]))
     assert not prepare(replace(options, out=tmp_path, corpora=("whole",), views=("mix",))).run()[1]
     assert seen == [("summary",)]
+
+
+def test_only_channels_that_all_stores_have_are_read(tmp_path: Path) -> None:
+    """A channel that one store lacks is left alone in all."""
+    row = Ragged.from_lengths(torch.ones(1, 2), [1])
+    batch = TokenBatch.from_lengths(torch.ones(2, 2), [2]).with_channels(logits=row, summary=row)
+    stores = {role: tmp_path / role for role in ("train", "test")}
+    for folder, given in zip(stores.values(), (batch, replace(batch, channels={"logits": row})), strict=True):
+        with TokenStoreWriter(folder, dim=2) as writer:
+            writer.append(given)
+    sets: Any = SimpleNamespace(items={}, has_sentences=False)
+    for order in (("train", "test"), ("test", "train")):
+        study = _StudyData(None, sets, {role: stores[role] for role in order}, 1, "")  # type: ignore[arg-type]
+        assert study.channels == ("logits",)
 
 
 def test_auto_is_the_view_that_suits_a_model(options: TextBenchOptions, models: Callable[[str], Path]) -> None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import apood
 from apood import KNN, TokenBatch, TokenStore, TokenStoreWriter
 from apood.cli.app import app
+from apood.cli.arguments import refuse_occupied
 from apood.data.inputs import Request, read_records
 from apood.data.parts import find_parts, read_part
 from apood.data.record import Record
@@ -318,6 +319,30 @@ def test_a_command_whose_upload_was_interrupted_can_be_repeated(monkeypatch, com
     run(*command)
     refused = CliRunner().invoke(app, command)
     assert refused.exit_code == 2 and "already exists and is not empty" in refused.stderr
+
+
+@pytest.mark.parametrize("there", ["detector", "members", "notes.txt"])
+def test_no_store_is_written_to_what_is_something_else(bucket, there):
+    write_store("s3://bucket/train", count=30)
+    write_store("s3://bucket/more", value=0.5, count=30)
+    if there == "detector":
+        run("fit", "s3://bucket/train", "--method", "knn", "--out", "s3://bucket/new")
+    else:  # a part of a detector whose upload was interrupted, or a file of somebody
+        file = bucket / "new" / {"members": "members/0/model.safetensors"}.get(there, there)
+        file.parent.mkdir(parents=True)
+        file.write_text("mine")
+    held = sorted((bucket / "new").rglob("*"))
+    for command in (
+        ["merge", "s3://bucket/train", "s3://bucket/more"],
+        ["split", "s3://bucket/train", "--part", "a=1"],
+    ):
+        refused = CliRunner().invoke(app, ["store", *command, "--out", "s3://bucket/new"])
+        assert refused.exit_code == 2 and "already exists and is not empty" in refused.stderr
+    with pytest.raises(InputError, match="s3://bucket/new already exists and is not empty"):
+        refuse_occupied(parse_place("s3://bucket/new"))
+    with pytest.raises(StoreError, match="s3://bucket/new holds something else than a token store"):
+        write_store("s3://bucket/new")
+    assert sorted((bucket / "new").rglob("*")) == held
 
 
 def test_file_addresses_are_paths(tmp_path):

@@ -182,16 +182,16 @@ def _describe_type(allowed: Any) -> str:
     return _TYPE_NAMES[allowed]
 
 
-def open_store(given: str | Path, detector: "type[Detector] | Detector", *, verify: bool = True) -> "TokenStore":
+def open_store(given: str | Path, detector: "Detector", *, verify: bool = True, as_aux: bool = False) -> "TokenStore":
     """Return the store in a folder with only the channels that the detector can use. Warn if it is incomplete.
 
-    Without `verify`, the hashes of its shards are not computed.
+    Without `verify`, the hashes of its shards are not computed. With `as_aux` it holds AUX sequences to learn from.
     """
     from apood.tokens.store import StoreIndex, TokenStore, find_store
 
     folder = find_store(given)
     index = StoreIndex.read(folder)
-    needed = sorted(detector.requires - {"tokens"})
+    needed = sorted((detector.aux_requires if as_aux else detector.requires) - {"tokens"})
     for missing in (channel for channel in needed if channel not in index.channels):
         remedy = f": {_CHANNEL_SOURCES[missing]}" if missing in _CHANNEL_SOURCES else ""
         raise InputError(
@@ -362,8 +362,8 @@ def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
 def refuse_occupied(target: Place, force: bool | None = None) -> None:
     """Raise an error if the folder `target` holds something already, or if nothing can be written there.
 
-    In a cloud store, only a manifest counts, which is written last: without it, an upload was interrupted, and the same
-    command repeats it. `force` is for commands that write a detector: True lets them replace one, but nothing else.
+    In a cloud store, the files of an interrupted upload do not count: the same command repeats it. `force` is for
+    commands that write a detector: True lets them replace one, but nothing else.
     """
     if target.name in ("", ".."):
         raise InputError(f"{target} cannot be replaced as a whole: give the name of a folder in it.")
@@ -372,13 +372,13 @@ def refuse_occupied(target: Place, force: bool | None = None) -> None:
 
         refuse_foreign(target)
     if isinstance(target, CloudAddress):
-        from apood.tokens.store import INDEX_FILE
+        from apood.tokens.writer import is_free
 
-        is_free = not (target / (INDEX_FILE if force is None else CONFIG_FILE)).exists()
+        free = is_free(target) if force is None else not (target / CONFIG_FILE).exists()
     else:
         is_empty = not target.exists() or (target.is_dir() and not any(target.iterdir()))
-        is_free = is_empty and not is_being_replaced(target)
-    if not force and not is_free:
+        free = is_empty and not is_being_replaced(target)
+    if not force and not free:
         remedy = "delete it first" if force is None else "replace the detector in it with --force"
         raise InputError(f"{target} already exists and is not empty: choose another folder, or {remedy}.")
     if isinstance(target, Path):

@@ -105,7 +105,7 @@ def fit(
         refuse_occupied(place, force)
         stores = StoreFinder.of_model(model, cache, field)
         sequences = open_store(stores.find(store), detector, verify=not no_verify)
-        outliers = None if aux is None else open_store(stores.find(aux), detector, verify=not no_verify)
+        outliers = None if aux is None else open_store(stores.find(aux), detector, verify=not no_verify, as_aux=True)
         stores.refuse_unused_options()
         if outliers is not None:
             refuse_same_data({"ID": sequences, "AUX": outliers})

@@ -162,7 +162,7 @@ class Fusion(Refinable, Detector):
         return frozenset().union(*(member.requires for member in self._get_members()))
 
     @property
-    def _aux_requires(self) -> frozenset[str]:
+    def aux_requires(self) -> frozenset[str]:
         """What the members require that AUX sequences weigh: `sentences` adds `Coherence` with a weight of its own."""
         members = self._get_members()
         return frozenset().union(

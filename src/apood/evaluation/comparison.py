@@ -375,10 +375,12 @@ def _check_entry(number: int, entry: Entry, earlier: Sequence[Entry], plan: Comp
 
 def _find_lacking(entry: Entry, stores: Mapping[str, TokenSource]) -> tuple[str, str] | None:
     """Return what the entry reads and the key of a store that lacks it, if one does."""
-    used = {key: store for key, store in stores.items() if key != "aux" or entry.uses_aux}
-    for part in sorted(entry.requires):
-        for key, store in used.items():
-            if not (store.lengths.any() if part == "tokens" else part in store.channels):
+    detector = entry.make_detector()
+    learnt = detector.aux_requires if entry.uses_aux else frozenset()
+    for part in sorted(detector.requires):
+        for key, store in stores.items():
+            is_read = key != "aux" or part in learnt
+            if is_read and not (store.lengths.any() if part == "tokens" else part in store.channels):
                 return part, key
     return None
 

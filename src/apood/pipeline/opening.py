@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from apood.data.record import Pair
 from apood.detectors.contract.base import Detector
 from apood.detectors.contract.data_checks import refuse_lacking
+from apood.encoders.base.encoder import Encoder
 from apood.encoders.opening import AnyTextEncoder, reopen_encoder
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
@@ -83,6 +84,6 @@ def open_text_encoder_of(
     return encoder
 
 
-def probe_encoder(encoder: AnyTextEncoder) -> TokenBatch:
+def probe_encoder(encoder: Encoder) -> TokenBatch:
     """Return the tokens of a text of one letter, which show what channels an encoder of texts gives."""
-    return encoder.encode([Pair("a", "a")] if encoder.mode == "reference" else ["a"])
+    return encoder.encode([Pair("a", "a")] if encoder.identity.get("mode") == "reference" else ["a"])

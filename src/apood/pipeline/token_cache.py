@@ -18,7 +18,7 @@ from apood.encoders.base.pretrained import find_pretrained, fingerprint
 from apood.encoders.embed import embed_to_store
 from apood.encoders.opening import open_encoder
 from apood.encoders.remote.client import is_address
-from apood.pipeline.opening import open_encoder_of
+from apood.pipeline.opening import open_encoder_of, probe_encoder
 from apood.support.errors import InputError, StoreError
 from apood.support.files import find_user_cache, lock_folder, refuse_unwritable
 from apood.support.version import __version__
@@ -118,7 +118,7 @@ class TokenCache:
     @cached_property
     def _given(self) -> frozenset[str]:
         """The channels that the encoder gives."""
-        return frozenset(self.encoder.encode(["a"]).channels)
+        return frozenset(probe_encoder(self.encoder).channels)
 
     def find_store(self, records: Sequence[Record | BadRecord], *, skip_bad: bool = False) -> Path:
         """Return the folder of the token store of these texts, which are embedded if they are not in the cache."""

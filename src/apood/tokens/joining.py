@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from apood.support.checks import format_count
-from apood.support.cloud import CloudAddress, Place, parse_place
+from apood.support.cloud import Place, parse_place
 from apood.support.cloud_folders import publish_folder
 from apood.support.errors import InputError, StoreError
 from apood.support.progress import progress_bar
@@ -18,7 +18,7 @@ from apood.tokens.documents import count_documents, find_documents, make_documen
 from apood.tokens.identity import describe_other, same_encoder
 from apood.tokens.source import Subset, TokenSource, token_budget
 from apood.tokens.store import INDEX_FILE, StoreIndex, TokenStore
-from apood.tokens.writer import TokenStoreWriter
+from apood.tokens.writer import TokenStoreWriter, is_free
 
 __all__ = ["join_stores", "merge_stores", "split_store"]
 
@@ -140,21 +140,24 @@ def _refuse_continued(before: TokenStore, after: TokenStore) -> None:
 
 
 def _refuse_occupied(folder: Place) -> None:
-    """Raise InputError if something is in a folder; in a cloud store, if a complete token store is there."""
+    """Raise InputError if something is in a folder, except for an interrupted upload of a store to a cloud store."""
     if isinstance(folder, Path):
-        is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    else:  # other files are those of an upload that was interrupted
-        is_free = not (folder / INDEX_FILE).exists()
-    if not is_free:
+        free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    else:
+        free = is_free(folder)
+    if not free:
         raise InputError(f"{folder} already exists and is not empty: choose another folder, or delete it first.")
 
 
 def _refuse_occupied_parts(folder: Place) -> None:
-    """Raise InputError if something is in a folder; in a cloud store, if one of its folders is a complete store."""
-    _refuse_occupied(folder)
-    if isinstance(folder, CloudAddress):
-        for name in folder.list_names():
-            _refuse_occupied(folder / name)
+    """Raise InputError if something is in a folder, except for interrupted uploads of stores to a cloud store."""
+    if isinstance(folder, Path):
+        _refuse_occupied(folder)
+        return
+    for name in folder.list_names():
+        if not (folder / name).is_dir():
+            raise InputError(f"{folder} already exists and is not empty: choose another folder, or delete it first.")
+        _refuse_occupied(folder / name)
 
 
 def _add_tallies(indices: Sequence[StoreIndex]) -> dict[str, int]:

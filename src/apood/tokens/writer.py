@@ -36,7 +36,7 @@ from apood.tokens.store import (
     shard_file,
 )
 
-__all__ = ["COMMIT_SECONDS", "TokenStoreWriter", "refuse_overflow"]
+__all__ = ["COMMIT_SECONDS", "TokenStoreWriter", "is_free", "refuse_overflow"]
 
 COMMIT_SECONDS = 30.0
 """The time after which a shard is committed even if it is not full."""
@@ -105,8 +105,8 @@ class TokenStoreWriter:
         place = parse_place(folder)
         self._address = place if isinstance(place, CloudAddress) else None
         self._folder = find_work_folder(place)
-        if self._address is not None and (self._address / INDEX_FILE).exists():
-            raise StoreError(f"There is already a token store in {self._address}: choose another place.")
+        if self._address is not None:
+            _refuse_occupied(self._address)
         self._shard_bytes, self._commit_seconds = shard_bytes, commit_seconds
         self._committed_at = time.monotonic()
         self._open: list[dict[str, Ragged]] = []
@@ -339,6 +339,19 @@ class TokenStoreWriter:
             self.close()
         else:
             self._release()
+
+
+def is_free(address: CloudAddress) -> bool:
+    """Return whether a store can be written to a folder in a cloud store: at most an interrupted upload is there."""
+    return all(map(_SHARD_FILE.fullmatch, address.list_names()))
+
+
+def _refuse_occupied(address: CloudAddress) -> None:
+    if is_free(address):
+        return
+    if (address / INDEX_FILE).exists():
+        raise StoreError(f"There is already a token store in {address}: choose another place.")
+    raise StoreError(f"{address} holds something else than a token store: choose another place.")
 
 
 def refuse_overflow(values: Tensor, dtype: torch.dtype) -> None:

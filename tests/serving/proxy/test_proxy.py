@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -447,13 +448,21 @@ def test_no_request_meets_a_connection_that_the_upstream_server_is_closing(
                 connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
                 connection.recv(65536)
 
-    monkeypatch.setattr("apood.serving.proxy.upstream._IDLE_SECONDS", 0.1)
+    waited, read = 0.0, list[float]()
+
+    def read_clock() -> float:
+        read.append(time.monotonic() + waited)
+        return read[-1]
+
+    # the clock by which the proxy drops idle connections
+    monkeypatch.setattr("httpcore2._async.http11.time", SimpleNamespace(monotonic=read_clock))
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
         listening.settimeout(20)
         pool.submit(answer, listening)
         with run_proxy(served, f"http://127.0.0.1:{listening.getsockname()[1]}") as proxy:
             assert proxy.client.post(CHAT, json=ask(KNOWN_TEXT)).status_code == 200
-            time.sleep(1)
+            wait_until(lambda: read)  # at the end of the answer, which the client may have before
+            waited = 4  # seconds; model servers close a connection after 5
             assert proxy.client.post(CHAT, json=ask(KNOWN_TEXT)).status_code == 200
 
 

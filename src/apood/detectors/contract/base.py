@@ -106,7 +106,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
     # Methods that a subclass implements.
 
     @property
-    def _aux_requires(self) -> frozenset[str]:
+    def aux_requires(self) -> frozenset[str]:
         """What AUX sequences must have."""
         return self.requires
 
@@ -201,11 +201,11 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         outliers = self._check_aux(aux, source)
         refuse_lacking(source, self.name, self.requires, "ID data")
         if outliers is not None:
-            refuse_lacking(outliers, self.name, self._aux_requires, "AUX data")
+            refuse_lacking(outliers, self.name, self.aux_requires, "AUX data")
         source, outliers = self._place(source, outliers)
         refuse_unfit(source, self.requires, "ID", self._check_batch)
         if outliers is not None:
-            refuse_unfit(outliers, self._aux_requires, "AUX", self._check_batch)
+            refuse_unfit(outliers, self.aux_requires, "AUX", self._check_batch)
         for learnt in [key for key in vars(self) if key.endswith("_") or key in ("_calibration", "_fitted_with")]:
             delattr(self, learnt)
         sinks = find_sinks(source) if self.pools_tokens else Sinks()

@@ -32,7 +32,7 @@ from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.files import read_json, sha256_of, write_json
 from apood.tokens.digests import content_digest
-from apood.tokens.store import TokenStore
+from apood.tokens.store import INDEX_FILE, TokenStore
 
 __all__ = ["Embedding", "Size", "embed_all", "file_digests", "list_embeddings", "read_set"]
 
@@ -75,7 +75,7 @@ class Embedding:
         """The facts of a complete store; None while it is not complete."""
         try:
             content = read_json(self._facts_path)
-            return content if isinstance(content, dict) and (self.folder / "index.json").exists() else None
+            return content if isinstance(content, dict) and (self.folder / INDEX_FILE).exists() else None
         except (OSError, ValueError):
             return None
 

@@ -30,7 +30,7 @@ from apood.support.device import resolve_device
 from apood.support.errors import InputError
 from apood.support.provenance import device_name, package_versions
 from apood.tokens.source import Subset
-from apood.tokens.store import TokenStore
+from apood.tokens.store import StoreIndex, TokenStore
 
 __all__ = ["Assignment", "Measured", "Measurer"]
 
@@ -204,7 +204,8 @@ class _StudyData:
     def channels(self) -> tuple[str, ...]:
         """The channels that all stores have; `sentences` only if there is something to learn from them."""
         unused = () if self.sets.has_sentences else ("sentences",)
-        return tuple(name for name in TokenStore(self.stores[TRAIN]).channels if name not in unused)
+        first, *others = (StoreIndex.read(folder).channels for folder in self.stores.values())
+        return tuple(name for name in first if name not in unused and all(name in other for other in others))
 
     @property
     def aux_count(self) -> int:

@@ -29,7 +29,7 @@ from apood.experiments.text.texts import CorpusSets
 from apood.support.files import read_json, write_json
 from apood.tokens.digests import content_digest
 from apood.tokens.source import Subset
-from apood.tokens.store import TokenStore
+from apood.tokens.store import INDEX_FILE, TokenStore
 
 __all__ = ["AUTO", "Mode", "Model", "Task", "View", "embed_sets", "is_complete", "name_view", "open_sets", "parse_view"]
 
@@ -150,7 +150,7 @@ def _make_file_name(text: str) -> str:
 def is_complete(store: Path) -> bool:
     """Return whether a store was embedded to its end."""
     try:
-        return isinstance(read_json(_find_mark(store)), dict) and (store / "index.json").exists()
+        return isinstance(read_json(_find_mark(store)), dict) and (store / INDEX_FILE).exists()
     except (OSError, ValueError):
         return False
 
