@@ -41,7 +41,8 @@ def dilute(texts: list[str], ordinary: list[str], times: int) -> list[str]:
     mixed = []
     for text in texts[:MOST]:
         words = text.split()[:FOREIGN]
-        wanted, added = times * len(words), []
+        wanted = times * len(words)
+        added: list[str] = []
         while len(added) < wanted:
             added += dice.choice(ordinary).split()
         mixed.append(" ".join([*words, *added[:wanted]]))
