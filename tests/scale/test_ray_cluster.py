@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from apood.cli.app import app
 from apood.data.inputs import Request
 from apood.data.parts import find_parts
-from apood.scale.engine import run_workers
+from apood.scale.engine import _SOME_FAIL, run_workers
 from apood.scale.sampling import choose_bound, draw_from_part, draw_rows, take_smallest
 from apood.scale.scoring import ScoreWorker
 from apood.scale.worker import Worker
@@ -181,8 +181,9 @@ def test_a_store_that_workers_embed_is_that_of_the_plain_command(root: Path, tmp
 def test_an_error_of_apood_in_a_worker_is_the_error_of_the_command(root: Path, tmp_path: Path):
     options = ["--out", str(tmp_path / "out"), "--engine", "ray", "--workers", "1", "--model", str(tmp_path / "none")]
     result = CliRunner().invoke(app, ["score", str(root / "detector"), str(root / "corpus" / "0.jsonl"), *options])
-    assert result.exit_code == 2
-    assert f"Error: There is no folder {str(tmp_path / 'none')!r}." in result.output
+    assert result.exit_code == 2 and result.stdout == ""
+    (error,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]  # not notices of Ray
+    assert error == f"Error: There is no folder {str(tmp_path / 'none')!r}. {_SOME_FAIL}"
 
 
 def test_a_busy_cluster_is_named(cluster, monkeypatch: pytest.MonkeyPatch):
