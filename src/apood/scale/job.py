@@ -196,7 +196,7 @@ class Job:
     def finish(self) -> Counts:
         """Write the manifest, which lists all shards in the order of the inputs, and return the counts of all rows.
 
-        A DataWarning names inputs that are damaged.
+        A DataWarning names inputs that are damaged, and another one those of which a part was given up.
 
         Raises:
             InputError: if a shard is missing, if another job began in the same place at the same time, or if an input
@@ -208,7 +208,8 @@ class Job:
         if missing := set(range(len(self.parts))) - list_finished(committed):
             raise InputError(f"{len(missing)} parts of {place} are missing: run the same command again.")
         self._refuse_changed_inputs()
-        total, shards, damaged = Counts(), [], dict[str, None]()
+        total, shards = Counts(), []
+        damaged, given_up = dict[str, None](), dict[str, None]()
         paths = [(part, path) for part in sorted(committed) for path in committed[part]]
         found = map_concurrently(read_counts, [path for _, path in paths])
         for (part, path), (counts, _) in zip(paths, found, strict=True):
@@ -216,6 +217,8 @@ class Job:
             total.add(counts)
             if counts.damaged:
                 damaged[repr(self.parts[part].name)] = None
+            if counts.given_up:
+                given_up[repr(self.parts[part].name)] = None
         delete_marks(place, self.settings.plan)
         if isinstance(place, Path):
             for left in filter(is_temporary, place.iterdir()):  # of workers that were killed
@@ -224,6 +227,10 @@ class Job:
         if damaged:
             are = "is damaged, and was" if len(damaged) == 1 else "are damaged, and were"
             warnings.warn(f"{_list_some(damaged)} {are} read only up to the damage.", DataWarning, stacklevel=2)
+        if given_up:
+            were = "A part of {} was" if total.given_up == 1 else "Parts of {} were"
+            message = f"{were.format(_list_some(given_up))} given up, because each worker that tried to read it died."
+            warnings.warn(message, DataWarning, stacklevel=2)
         return total
 
 
