@@ -22,7 +22,6 @@ from apood.data.parts import find_parts
 from apood.scale.engine import _SOME_FAIL, map_parts, run_workers
 from apood.scale.sampling import Drawn, choose_bound, draw_from_part, take_smallest
 from apood.scale.units import PART_BYTES
-from apood.scale.worker import Worker
 
 _HELD = [sys.executable, "-c", "import scaled; scaled.run_held()"]
 _MEMORY = 80 * 2**20  # of each node's object store
@@ -52,22 +51,18 @@ def cluster(address: str):
         yield find_resources()
 
 
-def run_job(root: Path, out: Path, worker: type[Worker], cluster, workers: int) -> dict[str, bytes]:
-    job = plan_scores(root / "corpus", root / "detector", out)
-    chosen = job.begin()
-    found = list(run_workers(worker, job.settings, job.parts, chosen, cluster=cluster, workers=workers))
-    assert sorted(row["part"] for row in found) == chosen
-    job.finish()
-    return read_shards(out)
-
-
 def test_one_worker_that_starts_late_and_takes_long_is_waited_for(
     root: Path, reference, cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from ray.data import DataContext
 
     monkeypatch.setattr(DataContext.get_current(), "execution_no_progress_timeout_s", 0.5)
-    assert run_job(root, tmp_path / "out", LateWorker, cluster, 1) == reference
+    job = plan_scores(root / "corpus", root / "detector", tmp_path / "out")
+    chosen = job.begin()
+    found = list(run_workers(LateWorker, job.settings, job.parts, chosen, cluster=cluster, workers=1))
+    assert sorted(row["part"] for row in found) == chosen
+    job.finish()
+    assert read_shards(tmp_path / "out") == reference
     assert len(list(tmp_path.glob("failed-*"))) == 3
 
 
