@@ -1,6 +1,7 @@
 """Inputs that are written again are other inputs, and data sets of the hub have one commit for all workers."""
 
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from bucket import put_bucket_in_place
 from apood.data.hub import HubData
 from apood.data.inputs import Request
 from apood.data.parts import find_parts, find_versions, pin_input, read_part
+from apood.support.errors import InputError
 
 COMMIT, OTHER = "a" * 40, "b" * 40
 
@@ -75,6 +77,20 @@ def test_a_folder_that_changes_has_another_version(corpus: Path, name: str, chan
     before = find_versions([name])
     change(corpus)
     assert find_versions([name]).keys() == before.keys() and find_versions([name]) != before
+
+
+def test_hidden_files_of_a_folder_do_not_count(corpus: Path) -> None:
+    before = find_versions(["hf:set:train"])
+    (corpus / "set" / ".git").mkdir()
+    for name in (".git/index", ".DS_Store"):
+        (corpus / "set" / name).touch()
+    assert find_versions(["hf:set:train"]) == before
+
+
+def test_without_the_library_of_the_hub_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match=r"'hf:owner/name:train' needs .* huggingface_hub: pip install 'apood\[hf\]'"):
+        pin_input("hf:owner/name:train")
 
 
 @pytest.fixture

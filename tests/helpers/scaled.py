@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,20 @@ def run_commands_here(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return jobs
 
 
+def score_with(worker: type[ScoreWorker], patch: pytest.MonkeyPatch) -> None:
+    """Let `apood score --engine ray` use these workers, and units of 16 documents."""
+    patch.setattr("apood.scale.scoring.ScoreWorker", worker)
+    patch.setattr("apood.scale.job.Settings", partial(Settings, unit_records=16))
+
+
+def run_held() -> None:
+    """Run the command line in this process, with workers that commit two units."""
+    from apood.cli.app import app
+
+    score_with(HoldingWorker, pytest.MonkeyPatch())
+    app()
+
+
 def read_shards(folder: Path) -> dict[str, bytes]:
     """Return the bytes of all shards by their names."""
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
@@ -98,7 +113,7 @@ class DyingWorker(ScoreWorker):
 
 
 class LateWorker(ScoreWorker):
-    """Fails to start the first three times, and then takes long for each unit."""
+    """Fails to start the first three times, and then takes long for the first unit."""
 
     def __init__(self, settings: Settings) -> None:
         beside = Path(settings.folder).parent
@@ -108,5 +123,14 @@ class LateWorker(ScoreWorker):
             raise OSError("The model cannot be read.")
         super().__init__(settings)
 
+    def save_more(self, unit: Any) -> None:
+        if (unit.part, unit.number) == (0, 0):
+            time.sleep(1)
+
+
+class HoldingWorker(ScoreWorker):
+    """Commits two units, and holds the next one for ever."""
+
     def save_more(self, _unit: Any) -> None:
-        time.sleep(0.3)
+        while len(read_shards(self.place)) >= 2:
+            time.sleep(0.1)

@@ -158,6 +158,27 @@ def test_notices_of_ray_are_not_among_the_results(use, capsys: pytest.CaptureFix
     assert capsys.readouterr() == ("results\n", "(raylet) A worker died.\n")
 
 
+def test_notices_of_the_end_of_ray_are_not_among_the_results(
+    use, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    fake = use(FakeRay())
+    started = SimpleNamespace(is_initialized=lambda: False, init=lambda **_: None, shutdown=lambda: print("A notice."))
+    fake.__dict__.update(vars(started))
+    with engine.connect(None):
+        pass
+    assert capsys.readouterr() == ("", "A notice.\n")
+
+
+@pytest.mark.parametrize(("at_start", "machines"), [(True, 2), (True, 1), (False, 2)])
+def test_what_to_do_with_a_machine_on_which_no_worker_starts(at_start: bool, machines: int):
+    error = _RayError("apood.support.errors.InputError: There is no folder 'none'.")
+    error.actor_init_failed = at_start  # type: ignore[attr-defined]
+    message = str(engine._explain(error, machines))
+    assert message.startswith("There is no folder 'none'.")
+    assert message.endswith("or give fewer --workers.") == (at_start and machines > 1)
+
+
 def test_a_part_may_take_longer_than_ray_waits_for_progress(monkeypatch: pytest.MonkeyPatch):
     import ray.data
 

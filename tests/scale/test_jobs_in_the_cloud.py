@@ -24,6 +24,7 @@ from apood.scale.job import Job, Settings
 from apood.scale.measuring import MeasureWorker, load_identified, merge_units
 from apood.scale.sampling import Drawn, choose_bound
 from apood.scale.scoring import ScoreWorker
+from apood.scale.units import Unit
 from apood.support.cloud import CloudAddress, parse_place, write_file
 from apood.support.errors import CloudError, InputError, StoreError
 from apood.tokens.digests import content_digest
@@ -101,6 +102,38 @@ def test_a_damaged_unit_is_named_with_what_to_delete(
         (units / "rows-000001-00001.parquet").unlink()
         again = embed(root, work, f"again with {file}")
         assert content_digest(again) == content_digest(store)
+
+
+@pytest.mark.usefixtures("bucket")
+@pytest.mark.parametrize("work", ["s3://bucket/there.parts", "there.parts"])
+def test_units_of_two_models_are_both_named(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str):
+    save, saved = EmbedWorker.save_more, itertools.count()
+
+    def save_as_other(worker: EmbedWorker, unit: Unit) -> None:
+        if next(saved) == 1:
+            worker.encoder.identity = {**worker.encoder.identity, "fingerprint": "other"}
+        save(worker, unit)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(EmbedWorker, "save_more", save_as_other)
+    with pytest.raises(StoreError) as caught:
+        embed(root, work, "store")
+    one, other = "000000-00000", "000000-00001"
+    assert str(caught.value).startswith(f"The token stores {work}/tokens-{one} and {work}/tokens-{other} cannot be")
+    assert str(caught.value).endswith(
+        f" Delete {work}/tokens-{one} and rows-{one}.parquet beside it, {work}/tokens-{other} and rows-{other}.parquet "
+        "beside it, and run the same command again."
+    )
+
+
+@pytest.mark.usefixtures("bucket")
+def test_an_error_about_no_unit_is_raised_as_it_is(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise StoreError("This is not about a unit.")
+
+    monkeypatch.setattr("apood.scale.embedding.join_stores", fail)
+    with pytest.raises(StoreError, match=r"^This is not about a unit\.$"):
+        embed(root, str(tmp_path / "parts"), str(tmp_path / "store"))
 
 
 @pytest.mark.usefixtures("bucket")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from scaled import plan_scores, read_shards, run_here
 
+from apood.data.hub import HubData
 from apood.data.inputs import Request
 from apood.data.parts import Part, find_parts, read_part
 from apood.data.record import Record
@@ -308,6 +309,50 @@ def test_a_job_does_not_finish_if_an_input_has_changed(root: Path, tmp_path: Pat
     os.utime(tmp_path / "corpus" / "1.jsonl")
     with pytest.raises(InputError, match=r"1\.jsonl' has changed since the work began, so that .* of both versions"):
         job.finish()
+
+
+def test_a_job_says_that_an_input_has_changed_before_it_says_that_parts_are_missing(root: Path, tmp_path: Path):
+    """The same command would not go on."""
+    job = plan_scores(shutil.copy(root / "corpus" / "0.jsonl", tmp_path), root / "detector", tmp_path / "out")
+    job.begin()
+    os.utime(tmp_path / "0.jsonl")
+    with pytest.raises(InputError, match=r"0\.jsonl' has changed since the work began"):
+        job.finish()
+
+
+def test_an_input_that_is_no_longer_read_may_be_gone(root: Path, tmp_path: Path):
+    corpus = shutil.copytree(root / "corpus", tmp_path / "corpus")
+    job = plan_scores(corpus, root / "detector", tmp_path / "out")
+    worker = ScoreWorker(job.settings)
+    for number in job.begin():
+        worker.process(number, job.parts[number])
+    lost = tmp_path / "out" / "rows-000001-00000.parquet"
+    content = lost.read_bytes()
+    lost.unlink()
+    shutil.rmtree(corpus)
+    with pytest.raises(InputError, match="There is no file"):
+        job.finish()
+    lost.write_bytes(content)
+    assert job.finish().rows == 252
+
+
+def test_work_goes_on_with_the_commit_of_its_beginning(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    commit, parts = "a" * 40, [Part("a.txt", size=1, version="1-1")]
+    monkeypatch.setattr(HubData, "find_commit", lambda data: data.revision or commit)
+    monkeypatch.setattr("apood.scale.job.find_parts", lambda names, _: [replace(parts[0], name=name) for name in names])
+    monkeypatch.setattr("apood.scale.job.read_safely", lambda *_: iter([]))
+
+    def make_plan(*names: str) -> Job:
+        return Job.plan("score", names, Settings(str(tmp_path / "out"), Request(), detector=str(root)), {})
+
+    given = "hf:owner/name:train"
+    begun = make_plan(given)
+    begun.begin()
+    commit = "b" * 40  # a new one of the hub
+    again = make_plan(given)
+    assert again == begun and again.inputs == {given: f"{given}@{'a' * 40}"} and again.begin() == [0]
+    with pytest.raises(InputError, match="holds the work of another command"):
+        make_plan(f"{given}@{'b' * 40}").begin()
 
 
 def test_a_part_travels_to_workers():

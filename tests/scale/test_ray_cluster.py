@@ -6,23 +6,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from processes import PROGRAM
-from scaled import DyingWorker, LateWorker, plan_scores, read_shards
+from scaled import DyingWorker, LateWorker, plan_scores, read_shards, score_with
 from typer.testing import CliRunner
 
 from apood.cli.app import app
 from apood.data.inputs import Request
 from apood.data.parts import find_parts
-from apood.scale.engine import run_workers
-from apood.scale.sampling import choose_bound, draw_from_part, draw_rows, take_smallest
-from apood.scale.scoring import ScoreWorker
-from apood.scale.worker import Worker
+from apood.scale.engine import _SOME_FAIL, map_parts, run_workers
+from apood.scale.sampling import Drawn, choose_bound, draw_from_part, take_smallest
+from apood.scale.units import PART_BYTES
 
+_HELD = [sys.executable, "-c", "import scaled; scaled.run_held()"]
 _MEMORY = 80 * 2**20  # of each node's object store
 
 
@@ -50,72 +51,48 @@ def cluster(address: str):
         yield find_resources()
 
 
-def run_job(root: Path, out: Path, worker: type[Worker], cluster, workers: int) -> dict[str, bytes]:
-    job = plan_scores(root / "corpus", root / "detector", out)
-    chosen = job.begin()
-    found = list(run_workers(worker, job.settings, job.parts, chosen, cluster=cluster, workers=workers))
-    assert sorted(row["part"] for row in found) == chosen
-    job.finish()
-    return read_shards(out)
-
-
-def test_one_worker_writes_the_same_bytes(root: Path, reference, cluster, tmp_path: Path):
-    assert run_job(root, tmp_path / "out", ScoreWorker, cluster, 1) == reference
-
-
-def test_a_worker_that_dies_costs_its_unit(root: Path, reference, cluster, tmp_path: Path):
-    assert run_job(root, tmp_path / "out", DyingWorker, cluster, 2) == reference
-    assert (tmp_path / "died").exists()
-
-
-def test_a_worker_that_starts_late_and_takes_long_is_waited_for(
-    root: Path, cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_one_worker_that_starts_late_and_takes_long_is_waited_for(
+    root: Path, reference, cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from ray.data import DataContext
 
     monkeypatch.setattr(DataContext.get_current(), "execution_no_progress_timeout_s", 0.5)
-    job = plan_scores(root / "corpus" / "0.jsonl", root / "detector", tmp_path / "out")
-    (found,) = run_workers(LateWorker, job.settings, job.parts, job.begin(), cluster=cluster, workers=1)
-    assert found["rows"] == 42 and len(list(tmp_path.glob("failed-*"))) == 3
+    job = plan_scores(root / "corpus", root / "detector", tmp_path / "out")
+    chosen = job.begin()
+    found = list(run_workers(LateWorker, job.settings, job.parts, chosen, cluster=cluster, workers=1))
+    assert sorted(row["part"] for row in found) == chosen
+    job.finish()
+    assert read_shards(tmp_path / "out") == reference
+    assert len(list(tmp_path.glob("failed-*"))) == 3
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_killed_command_is_resumed_by_other_workers(root: Path, address: str, tmp_path: Path):
-    times = 10  # the same files again and again, so that there is something left when the command is killed
-    command = ["score", str(root / "detector"), *[str(root / "corpus")] * times, "--engine", "ray", "--keep", "id"]
+def test_a_killed_command_is_resumed_by_other_workers_one_of_which_dies(
+    root: Path, reference, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     out = tmp_path / "out"
-    killed = subprocess.Popen([*PROGRAM, *command, "--out", str(out), "--address", address, "--workers", "1"])
-    while not list(out.glob("*.parquet")) and killed.poll() is None:
+    command = ["score", str(root / "detector"), str(root / "corpus"), "--out", str(out), "--engine", "ray"]
+    options = ["--keep", "id", "--address", address]
+    killed = subprocess.Popen([*_HELD, *command, *options, "--workers", "1"])
+    while len(read_shards(out)) < 2 and killed.poll() is None:
         time.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     done = read_shards(out)
-    assert 0 < len(done) < 6 * times, "the command was killed too late"
-    result = CliRunner().invoke(app, [*command, "--out", str(out), "--workers", "4", "--json"])
+    assert len(done) == 2 and done.items() <= reference.items()
+    score_with(DyingWorker, monkeypatch)
+    result = CliRunner().invoke(app, [*command, *options, "--workers", "2", "--json"])
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["rows"] == 252 * times
-    shards = read_shards(out)
-    assert len(shards) == 6 * times and done.items() <= shards.items()
-    assert len(set(shards.values())) == 6  # whoever scored a file, the bytes are the same
-    assert json.loads((out / "_manifest.json").read_text())["counts"]["bad"] == 12 * times
+    assert json.loads(result.stdout)["rows"] == 252
+    assert (tmp_path / "died").exists()  # which costs a unit
+    assert read_shards(out) == reference  # whoever scored a file, the bytes are the same
+    assert json.loads((out / "_manifest.json").read_text())["counts"]["bad"] == 12
 
 
 @pytest.mark.usefixtures("cluster")
-def test_the_sample_of_workers_is_that_of_one_process(root: Path):
-    from apood.scale.engine import map_parts
-
-    parts = find_parts([str(root / "corpus")], 700)
-    options = {"request": Request(), "seed": 1, "bound": choose_bound(25, 0)}
-    rows = list(map_parts(draw_rows, parts, wanted=25, **options))
-    here = [own for number, part in enumerate(parts) for own in draw_from_part(number, part, **options)]
-    assert sorted(row["place"] for row in rows)[0] and len(rows) >= 25
-    assert sorted((row["key"], row["text"]) for row in rows)[:25] == [
-        (own.key, own.text) for own in take_smallest(here, 25)
-    ]
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_fit_at_scale_learns_the_moments_of_everything(root: Path, tmp_path: Path):
+def test_a_fit_at_scale_draws_as_one_process_and_learns_the_moments_of_everything(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     from apood import TextEncoder, load
     from apood.data.parts import read_part
     from apood.data.record import Record
@@ -123,17 +100,28 @@ def test_a_fit_at_scale_learns_the_moments_of_everything(root: Path, tmp_path: P
     from apood.tokens.batch import TokenBatch
     from apood.tokens.source import trim_ends
 
+    drawn: list[Drawn] = []
+
+    def note_drawn(*args: Any, **options: Any) -> Iterator[dict[str, Any]]:
+        for row in map_parts(*args, **options):
+            drawn.append(Drawn(**row))
+            yield row
+
+    monkeypatch.setattr("apood.scale.fitting.map_parts", note_drawn)
     out = tmp_path / "fitted"
-    command = ["fit", str(root / "corpus"), "--model", str(root / "bert"), "--out", str(out), "--method", "mahalanobis"]
-    result = CliRunner().invoke(app, [*command, "--engine", "ray", "--sample", "100", "--workers", "2"])
+    corpus = str(root / "corpus" / "[05].jsonl*")
+    command = ["fit", corpus, "--model", str(root / "bert"), "--out", str(out), "--method", "mahalanobis"]
+    result = CliRunner().invoke(app, [*command, "--engine", "ray", "--sample", "50", "--workers", "2"])
     assert result.exit_code == 0, result.output
-    assert "learnt statistics of 214 texts, set the threshold with 25 others" in result.stdout
+    assert "learnt statistics of 60 texts, set the threshold with 19 others" in result.stdout
     assert not (tmp_path / "fitted.scale").exists()
     fitted = load(out)
-    held_out = set(_list_held_out(root / "corpus"))
+    here = _draw_here(corpus, 69)
+    assert take_smallest(drawn, 69) == here
+    held_out = {own.place for own in here[50:]}
     texts = [
         record.item
-        for part in find_parts([str(root / "corpus")], 10**7)
+        for part in find_parts([corpus], 10**7)
         for record in read_part(part, Request())
         if isinstance(record, Record) and record.place not in held_out
     ]
@@ -143,21 +131,19 @@ def test_a_fit_at_scale_learns_the_moments_of_everything(root: Path, tmp_path: P
     lengths = torch.cat([batch.lengths for batch in batches])
     kept = trim_ends(TokenBatch.from_lengths(values, lengths), first=fitted.skips_first_, last=fitted.skips_last_)
     spread = measure_spread(kept, "none")
-    assert len(texts) == 214 and len(lengths) == 216  # one text has three windows
+    assert len(texts) == 60 and len(lengths) == 62  # one text has three windows
     np.testing.assert_allclose(fitted.mean_, spread["mean"], rtol=1e-5, atol=1e-6)
     assert fitted.threshold_ < 0
 
 
-def _list_held_out(corpus: Path) -> list[str]:
-    """Return the places of the documents that a sample of 100 holds out: those with the next 25 keys."""
-    from apood.scale.units import PART_BYTES
-
+def _draw_here(texts: str, wanted: int) -> list[Drawn]:
+    """Return the documents with the smallest keys, drawn by this process."""
     drawn = [
         own
-        for number, part in enumerate(find_parts([str(corpus)], 4 * PART_BYTES))
-        for own in draw_from_part(number, part, Request(), seed=0, bound=choose_bound(125, 0))
+        for number, part in enumerate(find_parts([texts], 4 * PART_BYTES))
+        for own in draw_from_part(number, part, Request(), seed=0, bound=choose_bound(wanted, 0))
     ]
-    return [own.place for own in take_smallest(drawn, 125)[100:]]
+    return take_smallest(drawn, wanted)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -181,8 +167,9 @@ def test_a_store_that_workers_embed_is_that_of_the_plain_command(root: Path, tmp
 def test_an_error_of_apood_in_a_worker_is_the_error_of_the_command(root: Path, tmp_path: Path):
     options = ["--out", str(tmp_path / "out"), "--engine", "ray", "--workers", "1", "--model", str(tmp_path / "none")]
     result = CliRunner().invoke(app, ["score", str(root / "detector"), str(root / "corpus" / "0.jsonl"), *options])
-    assert result.exit_code == 2
-    assert f"Error: There is no folder {str(tmp_path / 'none')!r}." in result.output
+    assert result.exit_code == 2 and result.stdout == ""
+    (error,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]  # not notices of Ray
+    assert error == f"Error: There is no folder {str(tmp_path / 'none')!r}. {_SOME_FAIL}"
 
 
 def test_a_busy_cluster_is_named(cluster, monkeypatch: pytest.MonkeyPatch):

@@ -23,7 +23,7 @@ def test_a_kept_field_is_a_text_whatever_it_holds(tmp_path: Path, value: object,
     import pyarrow.parquet
 
     path = tmp_path / "rows-000000-00000.parquet"
-    write_shard(path, [{"place": "line 1", "title": value}], ("error",), ("title",), last=True, damaged=False)
+    write_shard(path, [{"place": "line 1", "title": value}], ("error",), ("title",), last=True)
     (row,) = pyarrow.parquet.read_table(path).to_pylist()
     assert row["title"] == text
     if isinstance(value, dict):

@@ -16,7 +16,7 @@ from apood.scale.units import Unit
 from apood.scale.worker import Worker, _is_gpu_lost
 from apood.support.background import BackgroundCalls
 from apood.support.cloud import parse_place
-from apood.support.errors import InputError
+from apood.support.errors import DataWarning, InputError
 
 pytestmark = pytest.mark.usefixtures("both_orders")
 
@@ -171,7 +171,13 @@ def test_a_part_that_kills_who_reads_it_ends_there(root: Path, tmp_path: Path, d
                 yield record
 
     job = plan(root, tmp_path, poisoned, documents=40)
-    run_until_done(job, Reader(job.settings), most=30)
+    with pytest.warns(DataWarning) as warned:
+        run_until_done(job, Reader(job.settings), most=30)
+    assert [str(own.message) for own in warned] == [
+        f"A part of '{tmp_path / 'corpus.jsonl'}' was given up, because each worker that tried to read it died."
+    ]
+    counts = json.loads((tmp_path / "out" / "_manifest.json").read_text())["counts"]
+    assert (counts["damaged"], counts["given_up"]) == (0, 1)
     rows = read_rows(tmp_path / "out")
     kept = max(dies_at - 1, 0) // 16 * 16  # units are given up as a whole; the next record tells where one ends
     assert [row["id"] for row in rows] == [*map(str, range(kept)), None]

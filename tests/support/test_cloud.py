@@ -170,7 +170,7 @@ def test_a_store_that_fails_is_not_a_damaged_shard(bucket, monkeypatch):
     import pyarrow.parquet
 
     shard = parse_place("s3://bucket/scores/rows-000000-00000.parquet")
-    write_shard(shard, [{"place": "line 1", "score": 0.5}], ["score"], [], last=True, damaged=False)
+    write_shard(shard, [{"place": "line 1", "score": 0.5}], ["score"], [], last=True)
     assert read_counts(shard) == (Counts(rows=1), True)
     opened = list[Any]()
 

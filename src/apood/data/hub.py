@@ -135,6 +135,7 @@ class HubData:
 
         It raises an error if the hub does not answer. `datasets` would retry for half a minute and log each try.
         """
+        import_optional("huggingface_hub", "hf", f"Reading {self.given!r}")
         from huggingface_hub import HfApi
         from huggingface_hub.errors import OfflineModeIsEnabled
 

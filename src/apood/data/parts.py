@@ -66,7 +66,7 @@ def find_versions(inputs: Sequence[str]) -> dict[str, str]:
 def pin_input(name: str) -> str:
     """Return an input with the newest commit, if it is a data set of the hub, so that all workers read the same.
 
-    That branch is left as it is which the hub generates: `datasets` reads it in another way than a commit.
+    The branch that the hub generates is left as it is: `datasets` reads it in another way than a commit.
     """
     kind, colon, rest = name.partition(":")
     given = PRESETS[kind].make_input(rest) if colon and kind in PRESETS else name
@@ -106,8 +106,14 @@ def _describe_other(name: str) -> Part:
         return _join(name, map(_describe_file, map(Path, find_parallel_files(rest).values())))
     data = _parse_hub(name)
     if data.is_local:
-        return _join(name, map(_describe_file, sorted(path for path in Path(data.path).rglob("*") if path.is_file())))
+        return _join(name, map(_describe_file, _find_visible(Path(data.path))))
     return Part(name, version=data.find_commit() or "")
+
+
+def _find_visible(folder: Path) -> list[Path]:
+    """Return the files in a folder that are not hidden. `datasets` reads no others, and git and desktops write them."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def _describe_file(path: Path) -> Part:

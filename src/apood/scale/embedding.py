@@ -106,14 +106,14 @@ def join_units(place: Place, out: str, counts: Counts) -> TokenStore:
     try:
         return join_stores(stores, out, {"truncated": counts.cut, "bad": counts.bad}, counts.sequences)
     except StoreError as error:
-        damaged, folder = last[-1]
-        if str(folder) not in str(error):
+        message, named = str(error), []
+        for unit, folder in dict.fromkeys([*last[:1], *last[-1:]]):  # two if their tokens do not go together
+            if str(folder) in message:
+                message = message.replace(str(folder), str(unit))
+                named.append(f"{unit} and {shard_path(place, unit.name.removeprefix('tokens-')).name} beside it")
+        if not named:
             raise
-        unit = damaged.name.removeprefix("tokens-")
-        raise StoreError(
-            f"{str(error).replace(str(folder), str(damaged))} Delete {damaged} and {shard_path(place, unit).name} "
-            "beside it, and run the same command again."
-        ) from error
+        raise StoreError(f"{message} Delete {', '.join(named)}, and run the same command again.") from error
 
 
 def _open_stores(places: Sequence[Place], last: list[tuple[Place, Path]]) -> Iterator[TokenStore]:

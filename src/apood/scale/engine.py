@@ -28,6 +28,9 @@ _FREE_SECONDS = 5.0  # until the resources of a job that has just ended are free
 _MOST_BLOCKS = 10_000  # lists of parts that Ray holds; a part is a block of its own if there are not more
 _OWN_ERROR = re.compile(r"(?:\w+\(\w+\): )?(?:apood\.[\w.]+Error|InputError): (.+)")  # in a traceback of a worker
 _MOST_THREADS = 8  # CPU threads of a worker with a GPU
+_SOME_FAIL = (
+    "If workers start on some machines and not on others, take the others out of the cluster, or give fewer --workers."
+)
 _REPEATED = "retries remaining"  # in a notice of Ray about an error that it survives, with the whole traceback
 
 
@@ -125,12 +128,12 @@ def connect(address: str | None) -> Iterator[None]:
                 ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise InputError(f"There is no Ray cluster at {address or 'this machine'} ({error}).") from error
-    try:
-        with redirect_stdout(sys.stderr):  # Ray prints notices of deaths among the results
+    with redirect_stdout(sys.stderr):  # Ray prints notices of deaths among the results, also when it stops
+        try:
             yield
-    finally:
-        if ours:
-            ray.shutdown()
+        finally:
+            if ours:
+                ray.shutdown()
 
 
 def find_resources() -> Cluster:
@@ -223,7 +226,7 @@ def run_workers(
         **cluster.needs,
     )
     with progress_bar(len(chosen), worker.__name__.removesuffix("Worker").lower(), unit="part") as progress:
-        for found in _iterate(data):
+        for found in _iterate(data, len(cluster.machines)):
             progress.update()
             yield found
 
@@ -248,8 +251,8 @@ def _make_dataset(parts: Sequence[Part], chosen: Sequence[int], workers: int = 0
     wanted = {
         "enable_progress_bars": False,
         "execution_no_progress_timeout_s": -1,  # otherwise Ray gives a job up if no part is done for half an hour
-        # A worker that cannot start is replaced, so that one machine does not end the work of all. If as many in a row
-        # cannot start as there are workers, and one more, the error of the last one ends it.
+        # A worker that cannot start is replaced. If as many in a row cannot start as there are workers, and one more,
+        # the error of the last one ends the work. One machine is enough for that if workers hold all places elsewhere.
         "actor_init_retry_on_errors": True,
         "actor_init_max_retries": 1,
         "max_consecutive_actor_init_deaths": workers,
@@ -262,19 +265,24 @@ def _make_dataset(parts: Sequence[Part], chosen: Sequence[int], workers: int = 0
     return ray.data.from_items(rows, override_num_blocks=min(len(rows), _MOST_BLOCKS))
 
 
-def _iterate(data: Any) -> Iterator[dict[str, Any]]:
+def _iterate(data: Any, machines: int = 1) -> Iterator[dict[str, Any]]:
     from ray.exceptions import RayError
 
     try:
         yield from data.iter_rows()
     except Exception as error:
         if isinstance(error, RayError) or type(error).__module__.startswith("ray."):  # Ray Data has errors of its own
-            raise _explain(error) from error
+            raise _explain(error, machines) from error
         raise
 
 
-def _explain(error: BaseException) -> InputError:
-    """Return the error of apood that made a worker fail or, if there is none, the last line of what Ray says."""
+def _explain(error: BaseException, machines: int = 1) -> InputError:
+    """Return the error of apood that made a worker fail or, if there is none, the last line of what Ray says.
+
+    If a worker could not start on one of several machines, it also says what to do if only some are to blame.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     found = [match[1] for line in lines if (match := _OWN_ERROR.match(line))]
-    return InputError(found[-1] if found else f"A worker failed: {lines[-1] if lines else type(error).__name__}")
+    message = found[-1] if found else f"A worker failed: {lines[-1] if lines else type(error).__name__}"
+    advises = machines > 1 and getattr(error, "actor_init_failed", False)
+    return InputError(f"{message} {_SOME_FAIL}" if advises else message)

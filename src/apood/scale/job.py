@@ -7,6 +7,7 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -80,14 +81,14 @@ class Job:
         settings: what workers are told.
         parts: the parts of the inputs.
         identity: whatever else decides the result, as JSON.
-        inputs: the inputs; those of the hub with their commit.
+        inputs: the inputs as they were given; each with the name of what is read: those of the hub have a commit.
     """
 
     kind: str
     settings: Settings
     parts: Sequence[Part]
     identity: Mapping[str, Any]
-    inputs: Sequence[str]
+    inputs: Mapping[str, str]
 
     @classmethod
     def plan(
@@ -98,9 +99,15 @@ class Job:
         identity: Mapping[str, Any],
         part_bytes: int = PART_BYTES,
     ) -> Self:
-        """Return the job for these inputs. Raise InputError if they cannot be used, or if the first record is bad."""
-        pinned = [pin_input(name) for name in inputs]
-        parts = find_parts(pinned, part_bytes)
+        """Return the job for these inputs. If an earlier run has begun it, sets of the hub have the commits of then.
+
+        Raises:
+            InputError: if the inputs cannot be used, or if the first record is bad.
+        """
+        pinned = {name: pin_input(name) for name in inputs}
+        if any(name != given for given, name in pinned.items()):
+            pinned |= _find_commits(parse_place(settings.folder), inputs)
+        parts = find_parts([pinned[name] for name in inputs], part_bytes)
         if not parts:
             raise InputError(f"There is no text in {', '.join(map(repr, inputs))}.")
         first = next(read_safely(parts[0], settings.request), None)
@@ -125,6 +132,7 @@ class Job:
             "source": source_digest(),
             "parts": len(self.parts),
             "inputs": hashlib.sha256(json.dumps(described).encode()).hexdigest(),
+            "commits": {given: name for given, name in self.inputs.items() if name != given},
             "request": json.loads(json.dumps(request)),
             **json.loads(json.dumps(dict(self.identity))),
         }
@@ -183,8 +191,12 @@ class Job:
                 "folder."
             )
 
-    def _refuse_changed_inputs(self) -> None:
-        now = find_versions(self.inputs)
+    def _refuse_changed_inputs(self, *, may_be_gone: bool) -> None:
+        now: dict[str, str] = {}
+        errors = [InputError] if may_be_gone else []
+        for name in self.inputs.values():
+            with suppress(*errors):
+                now |= find_versions([name])
         changed = {repr(part.name): None for part in self.parts if now.get(part.name, part.version) != part.version}
         if changed:
             have = "has" if len(changed) == 1 else "have"
@@ -196,19 +208,21 @@ class Job:
     def finish(self) -> Counts:
         """Write the manifest, which lists all shards in the order of the inputs, and return the counts of all rows.
 
-        A DataWarning names inputs that are damaged.
+        A DataWarning names inputs that are damaged, and another one those of which a part was given up.
 
         Raises:
             InputError: if a shard is missing, if another job began in the same place at the same time, or if an input
-                has changed since this one began.
+                has changed since this one began. If no shard is missing, an input may be gone.
         """
         place = self.place
         self._refuse_other_plan(place / _PLAN)  # on a disk that has no locks, the other one may have replaced the plan
         committed = find_committed(place)
-        if missing := set(range(len(self.parts))) - list_finished(committed):
+        missing = set(range(len(self.parts))) - list_finished(committed)
+        self._refuse_changed_inputs(may_be_gone=not missing)  # before others: the same command would not go on
+        if missing:
             raise InputError(f"{len(missing)} parts of {place} are missing: run the same command again.")
-        self._refuse_changed_inputs()
-        total, shards, damaged = Counts(), [], dict[str, None]()
+        total, shards = Counts(), []
+        damaged, given_up = dict[str, None](), dict[str, None]()
         paths = [(part, path) for part in sorted(committed) for path in committed[part]]
         found = map_concurrently(read_counts, [path for _, path in paths])
         for (part, path), (counts, _) in zip(paths, found, strict=True):
@@ -216,6 +230,8 @@ class Job:
             total.add(counts)
             if counts.damaged:
                 damaged[repr(self.parts[part].name)] = None
+            if counts.given_up:
+                given_up[repr(self.parts[part].name)] = None
         delete_marks(place, self.settings.plan)
         if isinstance(place, Path):
             for left in filter(is_temporary, place.iterdir()):  # of workers that were killed
@@ -224,6 +240,10 @@ class Job:
         if damaged:
             are = "is damaged, and was" if len(damaged) == 1 else "are damaged, and were"
             warnings.warn(f"{_list_some(damaged)} {are} read only up to the damage.", DataWarning, stacklevel=2)
+        if given_up:
+            were = "A part of {} was" if total.given_up == 1 else "Parts of {} were"
+            message = f"{were.format(_list_some(given_up))} given up, because each worker that tried to read it died."
+            warnings.warn(message, DataWarning, stacklevel=2)
         return total
 
 
@@ -231,6 +251,14 @@ def _list_some(names: Collection[str]) -> str:
     """Return the first few of some names, and the number of the others."""
     more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(itertools.islice(names, _MOST_NAMES)) + more
+
+
+def _find_commits(place: Place, inputs: Collection[str]) -> dict[str, str]:
+    """Return the names with commits by which an earlier run in a folder reads some of these inputs."""
+    if not (place / _PLAN).exists():
+        return {}
+    commits = read_plan(place)[0].get("commits", {})
+    return {given: name for given, name in commits.items() if given in inputs}
 
 
 def _write_json(place: Place, content: Mapping[str, Any]) -> None:

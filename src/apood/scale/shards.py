@@ -50,6 +50,7 @@ class Counts:
         rows: the number of rows: all documents, bad ones too.
         bad: the number of documents that could not be used.
         damaged: the number of parts of inputs that were read only up to where they are damaged.
+        given_up: the number of parts of inputs that were read only up to where each worker that tried it died.
         ood: the number of decisions OOD.
         tokens: the number of tokens.
         sequences: the number of sequences: documents, or windows of long ones.
@@ -60,6 +61,7 @@ class Counts:
     rows: int = 0
     bad: int = 0
     damaged: int = 0
+    given_up: int = 0
     ood: int = 0
     tokens: int = 0
     sequences: int = 0
@@ -101,7 +103,14 @@ def commit_file(path: Place) -> AbstractContextManager[Path]:
 
 
 def write_shard(
-    path: Place, rows: Sequence[Row], columns: Sequence[str], kept: Sequence[str], *, last: bool, damaged: bool
+    path: Place,
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    kept: Sequence[str],
+    *,
+    last: bool,
+    damaged: bool = False,
+    given_up: bool = False,
 ) -> Counts:
     """Write the rows of a unit in one step, and return their counts.
 
@@ -113,11 +122,12 @@ def write_shard(
             the same columns.
         last: whether the unit is the last one of its part.
         damaged: whether it is the last one because the input is damaged.
+        given_up: whether it is the last one because each worker that tried to read on died.
     """
     import pyarrow
     import pyarrow.parquet
 
-    counts = replace(Counts.of(rows), damaged=int(damaged))
+    counts = replace(Counts.of(rows), damaged=int(damaged), given_up=int(given_up))
     about = json.dumps({**asdict(counts), "last": last})
     schema = pyarrow.schema(
         [("place", pyarrow.string())]

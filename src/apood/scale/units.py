@@ -11,7 +11,17 @@ from apood.data.parts import Part, read_part
 from apood.data.record import BadRecord, Pair, Record
 from apood.support.errors import InputError
 
-__all__ = ["PART_BYTES", "UNIT_RECORDS", "Damage", "Unit", "cut_units", "make_row", "read_row", "read_safely"]
+__all__ = [
+    "PART_BYTES",
+    "UNIT_RECORDS",
+    "Damage",
+    "GivenUp",
+    "Unit",
+    "cut_units",
+    "make_row",
+    "read_row",
+    "read_safely",
+]
 
 PART_BYTES = 4 << 20
 """About the size of a part of a file. Parts are what workers are given one after the other."""
@@ -26,6 +36,11 @@ _CHARACTERS = 1024  # per document of a unit, on average; a unit of longer docum
 @dataclass(frozen=True)
 class Damage(BadRecord):
     """The place from which on a part cannot be read, because its file is damaged there."""
+
+
+@dataclass(frozen=True)
+class GivenUp(BadRecord):
+    """The place from which on a part is not read, because each worker that tried it died."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,11 @@ class Unit:
     def damaged(self) -> bool:
         """Whether its part ends here because the input is damaged."""
         return any(isinstance(record, Damage) for record in self.records)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether its part ends here because reading on has killed several workers."""
+        return any(isinstance(record, GivenUp) for record in self.records)
 
     @property
     def good(self) -> list[Record]:

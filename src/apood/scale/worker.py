@@ -18,7 +18,7 @@ from apood.encoders.embed import Portion, cut_portions, encode_cut, follow_encod
 from apood.scale.job import Settings, read_plan
 from apood.scale.shards import Counts, Row, read_counts, shard_path, write_shard
 from apood.scale.tries import Reading, Tries, refuse_unseen
-from apood.scale.units import Damage, Unit, cut_units, read_row, read_safely
+from apood.scale.units import GivenUp, Unit, cut_units, read_row, read_safely
 from apood.support.cloud import parse_place
 from apood.support.errors import InputError
 from apood.support.files import source_digest
@@ -191,7 +191,7 @@ class Worker:
         """
         units = cut_units(number, self.read(number, part), self.settings.unit_records)
         for place in itertools.count():
-            given_up = Unit(number, place, [Damage(part.name, _DEADLY)], last=True)
+            given_up = Unit(number, place, [GivenUp(part.name, _DEADLY)], last=True)
             path = shard_path(self.place, given_up.name)
             if path.exists():
                 counts, last = read_counts(path)
@@ -275,7 +275,8 @@ class Worker:
         refuse_unseen(self.place)
         self.save_more(unit)
         path, kept = shard_path(self.place, unit.name), self.settings.request.keep
-        counts = write_shard(path, rows, self.columns, kept, last=unit.last, damaged=unit.damaged)
+        endings = {"last": unit.last, "damaged": unit.damaged, "given_up": unit.given_up}
+        counts = write_shard(path, rows, self.columns, kept, **endings)
         self._find_tries(unit).forget()
         return counts
 
