@@ -19,7 +19,9 @@ from apood.detectors.knn import KNN, MahalanobisKNN
 from apood.evaluation.metrics import auroc, fpr95
 from apood.experiments.text.texts import TEST, TRAIN
 from apood.tokens.batch import TokenBatch
-from benchmarks.text_sets import open_corpora
+from benchmarks.text_sets import TextSets, open_corpora
+
+__all__ = ["MOST", "divide_foreign", "measure"]
 
 MOST = 2000  # training texts
 FEW = (40, 60, 100, 200, 500)
@@ -59,20 +61,27 @@ def _drop_word(text: str, dice: random.Random) -> str:
 def main(arguments: list[str]) -> None:
     for sets in open_corpora("benchmarks.robustness", arguments):
         texts, encoder = sets
-        fifths = {role: len(texts[role]) // 5 for role in sets.ood}
-        foreign = [text for role, fifth in fifths.items() for text in texts[role][:fifth]]
-        random.Random(0).shuffle(foreign)
-        tested = {TEST: texts[TEST]} | {role: texts[role][fifth:] for role, fifth in fifths.items()}
-        inputs = {role: encoder.encode(own) for role, own in tested.items()}
+        foreign, inputs = divide_foreign(sets)
         print("| training texts | " + " | ".join(make_methods()) + " |")
         print("| --- | " + " | ".join("---:" for _ in make_methods()) + " |")
         for variant, own in make_variants(texts[TRAIN][:MOST], foreign):
             train = encoder.encode(own)
-            cells = [_measure(method.fit(train), inputs) for method in make_methods().values()]
+            cells = [measure(method.fit(train), inputs) for method in make_methods().values()]
             print(f"| {variant} | {' | '.join(cells)} |", flush=True)
 
 
-def _measure(detector: Detector, inputs: dict[str, TokenBatch]) -> str:
+def divide_foreign(sets: TextSets) -> tuple[list[str], dict[str, TokenBatch]]:
+    """Return OOD texts to put among the training texts, and the tokens of the other OOD texts and of the ID texts."""
+    texts, encoder = sets
+    fifths = {role: len(texts[role]) // 5 for role in sets.ood}
+    foreign = [text for role, fifth in fifths.items() for text in texts[role][:fifth]]
+    random.Random(0).shuffle(foreign)
+    tested = {TEST: texts[TEST]} | {role: texts[role][fifth:] for role, fifth in fifths.items()}
+    return foreign, {role: encoder.encode(own) for role, own in tested.items()}
+
+
+def measure(detector: Detector, inputs: dict[str, TokenBatch]) -> str:
+    """Return AUROC / FPR95, mean over the OOD sets."""
     genuine = detector.score_samples(inputs[TEST])
     foreign = [detector.score_samples(own) for role, own in inputs.items() if role != TEST]
     values = [np.mean([100 * metric(genuine, own).value for own in foreign]) for metric in (auroc, fpr95)]

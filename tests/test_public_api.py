@@ -36,6 +36,7 @@ NAMES = [
     "Trusted",
     "__version__",
     "attention_pool",
+    "audit",
     "default_detector",
     "guard",
     "load",

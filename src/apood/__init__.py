@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from apood.detectors.trusted import Trusted
     from apood.encoders.remote.encoder import RemoteEncoder
     from apood.encoders.text.encoder import TextEncoder
+    from apood.evaluation.audit import audit
     from apood.fitting.optimise import Checkpoint
     from apood.pipeline.loading import load
     from apood.pipeline.text_detector import TextDetector
@@ -61,6 +62,7 @@ __all__ = [
     "Trusted",
     "__version__",
     "attention_pool",
+    "audit",
     "default_detector",
     "guard",
     "load",
@@ -94,6 +96,7 @@ _HOMES = {
     "Trusted": "apood.detectors.trusted",
     "__version__": "apood.support.version",
     "attention_pool": "apood.pooling",
+    "audit": "apood.evaluation.audit",
     "default_detector": "apood.detectors.fusion",
     "guard": "apood.serving.guard",
     "load": "apood.pipeline.loading",

@@ -54,6 +54,7 @@ GOOD_CALLS = [
     "watch G/detector G/scores.jsonl --state O.json --every 7",
     "recalibrate G/detector G/reviewed.csv --out O --random-sample",
     "evaluate G/detector --id G/held-out --ood x=G/store",
+    "audit G/many.txt --model G/model --cache O.d --top 5",
     "check G/detector --id G/held-out",
     "report G/detector --id G/held-out --ood x=G/odd.jsonl --new y=G/others.jsonl --foreign 2 --out O.html",
     "compare --id-train G/store --id-test G/held-out --ood x=G/held-out --method knn --splits 1 --out O",

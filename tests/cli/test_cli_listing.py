@@ -28,6 +28,7 @@ def test_methods_for_people(apood):
 
 
 COMMANDS = [
+    "audit",
     "demo",
     "embed",
     "fit",

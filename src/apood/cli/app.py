@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from apood.cli.audit import audit
 from apood.cli.bench import bench
 from apood.cli.build import build
 from apood.cli.calibrate import calibrate
@@ -46,6 +47,7 @@ apood score detector new.jsonl --out scores.csv
 
 _COMMANDS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
     "From inputs to decisions": (
+        (audit, "apood audit train.jsonl --model minilm"),
         (build, "apood build train.jsonl --model minilm --out detector"),
         (embed, EXAMPLES),
         (fit, "apood fit train --out detector"),

@@ -86,14 +86,14 @@ def make_detector(
 ) -> "Detector":
     """Return a new detector, after a check of its parameters and of the options that only some methods have or need."""
     from apood.detectors.contract.registry import detector_class
-    from apood.detectors.recommended import list_untrained_members
+    from apood.detectors.recommended import list_neighbours
 
     chosen = detector_class(method)
     given = parse_settings(chosen, settings)
     for option, wanted in (("--fast", fast), ("--beginnings", beginnings), ("--sentences", sentences)):
         if wanted and not is_default(method):
             raise InputError(f"{option} is for the default method: leave it out, or --method {method}.")
-    given |= {"members": list_untrained_members()} if fast else {}
+    given |= {"members": list_neighbours()} if fast else {}
     given |= {"beginnings": True} if beginnings else {}
     given |= {"sentences": True} if sentences else {}
     detector = chosen(**given)

@@ -5,7 +5,7 @@ from apood.detectors.binary_logits import BinaryLogits
 from apood.detectors.contract.base import Detector
 from apood.detectors.knn import KNN, MahalanobisKNN
 
-__all__ = ["list_untrained_members", "recommend_members"]
+__all__ = ["list_neighbours", "recommend_members"]
 
 
 def recommend_members(
@@ -18,14 +18,14 @@ def recommend_members(
     the ID sequences the AUX sequences lie. With `lengths`, attention sees how long tokens are; neighbours compare
     directions of mean tokens.
     """
-    members = [APOOD(normalize="none" if lengths else None, seed=seed, device=device), *list_untrained_members()]
-    if summary:
-        members.append(KNN(k=3, average=True, view="summary"))
+    attention = APOOD(normalize="none" if lengths else None, seed=seed, device=device)
+    members = [attention, *list_neighbours(summary=summary)]
     if supervised:
         members.append(BinaryLogits(normalize="pooled"))
     return members
 
 
-def list_untrained_members() -> list[Detector]:
-    """Return the recommended members that need no training, for a first look."""
-    return [MahalanobisKNN(k=3, average=True), KNN(k=3, average=True)]
+def list_neighbours(*, k: int = 3, summary: bool = False) -> list[Detector]:
+    """Return the recommended members that need no training, with `summary` also those of this channel."""
+    members: list[Detector] = [MahalanobisKNN(k=k, average=True), KNN(k=k, average=True)]
+    return [*members, KNN(k=k, average=True, view="summary")] if summary else members
