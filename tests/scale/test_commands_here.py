@@ -37,6 +37,27 @@ def test_a_fit_says_how_many_documents_it_skipped(root: Path, tmp_path: Path):
     assert json.loads(fit(root, tmp_path / "other", "--sample", 100, "--json"))["bad"] == 13
 
 
+def score(root: Path, texts: Path, out: Path, *options: object, code: int = 0) -> str:
+    return run("score", root / "detector", texts, "--out", out, *options, code=code)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_rows_of_bad_records_have_the_kept_fields(root: Path, tmp_path: Path):
+    import pyarrow.parquet
+
+    texts = tmp_path / "a.jsonl"
+    lines = [{"id": 1, "text": "word1"}, {"id": 2, "text": 5}, {"id": 3}, {"text": "word1"}]
+    texts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    score(root, texts, tmp_path / "out", "--keep", "id")
+    rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
+    assert [(row["id"], row["error"] is None) for row in rows] == [
+        ("1", True),
+        ("2", False),
+        ("3", False),
+        (None, False),
+    ]
+
+
 @pytest.mark.usefixtures("jobs")
 def test_tokens_of_two_models_do_not_become_one_store(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A machine of the cluster may have another model of the same name and the same D."""
@@ -88,16 +109,3 @@ def test_a_sample_that_is_too_large_leaves_nothing_behind(root: Path, tmp_path: 
     assert fit(root, tmp_path / "other", "--sample", 5, texts=texts, code=2).endswith(
         "a sample of 5: give more texts.\n"
     )
-
-
-def test_a_sample_of_another_command_is_drawn_again(root: Path, tmp_path: Path, jobs: list[Job]):
-    """As after a kill between the sample and the plan."""
-
-    def interrupt(_: Job) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Job, "begin", interrupt)
-        assert fit(root, tmp_path / "fitted", "--sample", 60, code=130)
-    assert (tmp_path / "fitted.scale" / "sample.parquet").exists() and not jobs
-    assert "Trained mahalanobis on a sample of 100 texts" in fit(root, tmp_path / "fitted", "--sample", 100)

@@ -1,7 +1,7 @@
 """Records: what an input holds, item by item, and which fields of a row the texts are taken from."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,12 +54,16 @@ class Record:
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A record that cannot be used: its place, and the reason as a sentence that names the place."""
+    """A record that cannot be used: its place, and the reason as a sentence that names the place.
+
+    `kept` are the fields that the caller asked for, as far as the record has them.
+    """
 
     place: str
     reason: str
 
 
+    kept: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 @dataclass(frozen=True)
 class MissingField(BadRecord):
     """A record without the requested field. Perhaps every record lacks it, and another name was meant."""
@@ -127,6 +131,13 @@ class TextFields:
         """Return the text or the pair that is among `values`."""
         texts = []
         for name in self.names:
+        record = self._make_record(values, place)
+        if isinstance(record, BadRecord) and self.keep:
+            looked_up = {name: _look_up(values, name)[1] for name in self.keep}
+            return replace(record, kept={name: value for name, value in looked_up.items() if not _is_deep(value)})
+        return record
+
+    def _make_record(self, values: Mapping[str, Any], place: str) -> Record | BadRecord:
             found, text = _look_up(values, name)
             if not found:
                 return MissingField(place, _describe_missing(name, values, place))
