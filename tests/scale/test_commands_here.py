@@ -42,6 +42,27 @@ def score(root: Path, texts: Path, out: Path, *options: object, code: int = 0) -
 
 
 @pytest.mark.usefixtures("jobs")
+def test_a_first_record_that_is_bad_does_not_end_the_command(root: Path, tmp_path: Path):
+    texts = tmp_path / "a.jsonl"
+    texts.write_text('{"id": 0}\n' + '{"id": 1, "text": "word1"}\n' * 120)
+    output = score(root, texts, tmp_path / "out")
+    assert "1 document could not be used, and is a row with the error.\nScored 120 inputs" in output
+    texts.write_text('{"id": 0}\n' * 120 + '{"id": 1, "text": "word1"}\n')
+    assert "has no field 'text': there are 'id'; name it with --field." in score(root, texts, tmp_path / "x", code=2)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_field_that_all_records_lack_is_named_with_its_options(root: Path, tmp_path: Path):
+    texts = tmp_path / "a.jsonl"
+    texts.write_text('{"id": 0, "text": "word1"}\n{"id": 1, "text": 5}\n' * 10 + '{"id": 2, "text": "word1"}\n')
+    wrong = f"Error: Line 1 of {str(texts)!r} has no field 'nope': there are 'id', 'text'; name it with"
+    out = tmp_path / "out"
+    assert score(root, texts, out, "--keep", "nope", code=2) == f"{wrong} --field and --keep.\n"
+    assert score(root, texts, out, "--field", "nope", code=2) == f"{wrong} --field.\n"
+    assert not out.exists()
+
+
+@pytest.mark.usefixtures("jobs")
 def test_rows_of_bad_records_have_the_kept_fields(root: Path, tmp_path: Path):
     import pyarrow.parquet
 

@@ -276,12 +276,12 @@ def read_text_records(
     chat: "Chat | None" = None,
 ) -> "Iterator[Record | BadRecord]":
     """Return the texts of all inputs. Raise an error if there are none, or if the first cannot be used."""
-    from apood.data.inputs import read_records
+    from apood.data.inputs import Request, read_records
 
     records = read_records(
         inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty, keep=keep, chat=chat
     )
-    options = " and ".join(["--field", *(["--target-field"] if pairs else []), *(["--keep"] if keep else [])])
+    options = Request(pairs=pairs, keep=tuple(keep)).options
     return _check_first(records, f"There is no text in {', '.join(map(repr, inputs))}.", skip_bad, options)
 
 
