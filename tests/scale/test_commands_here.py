@@ -1,6 +1,7 @@
 """The commands with --engine ray, whose workers are this process."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ from apood.scale.units import Unit
 def jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Job]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return run_commands_here(monkeypatch)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def run(*command: object, code: int = 0) -> str:
@@ -80,6 +85,43 @@ def test_rows_of_bad_records_have_the_kept_fields(root: Path, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("jobs")
+def test_a_file_is_not_a_folder_for_results(root: Path, tmp_path: Path):
+    (tmp_path / "out").touch()
+    message = f"Error: {tmp_path / 'out'} is a file: choose the name of a new folder.\n"
+    assert score(root, root / "corpus", tmp_path / "out", code=2) == message
+    embed = ["embed", root / "corpus", "--model", root / "bert", "--out", tmp_path / "out"]
+    assert run(*embed, code=2) == message
+
+
+@pytest.mark.usefixtures("jobs")
+def test_another_command_is_told_what_differs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("scaled.run_here", lambda job, _: job.begin() and interrupt())
+    texts, out = root / "corpus", tmp_path / "out"
+    holds = "holds the work of another command, which has"
+    score(root, texts, out, "--keep", "id", code=130)
+    output = score(root, texts, out, "--keep", "id", "--keep", "text", "--field", "id", code=2)
+    assert output == (
+        f"Error: {out} {holds} no --field and --keep id, and this one has --field id and --keep id --keep text: "
+        f"continue it as it was begun, delete {out} to begin anew, or choose another --out.\n"
+    )
+    embed = ["embed", texts, "--model", root / "bert", "--out", tmp_path / "store"]
+    run(*embed, "--no-special-tokens", code=130)
+    output = run(*embed, "--dtype", "float32", "--special-tokens", code=2)
+    assert f"{holds} --dtype float16 and --no-special-tokens, and this one has --dtype float32 and --special" in output
+    assert f"delete {tmp_path / 'store.parts'} to begin anew" in output
+    shutil.copytree(root / "bert", tmp_path / "bert")
+    output = run(*embed[:3], tmp_path / "bert", *embed[4:], "--no-special-tokens", code=2)
+    assert f"{holds} --model {root / 'bert'} (" in output
+    assert f"), and this one has --model {tmp_path / 'bert'} (" in output
+    fit(root, tmp_path / "fitted", "--sample", 100, code=130)
+    output = fit(root, tmp_path / "fitted", "--sample", 60, code=2)
+    assert f"{holds} --sample 100, and this one has --sample 60: " in output
+    assert f"Error: {tmp_path / 'fitted.scale'} holds" in output
+    output = fit(root, tmp_path / "fitted", "--sample", 100, "--set", "normalize=tokens", code=2)
+    assert f"{holds} --method and --set as in Mahalanobis(), and this one has --method and --set as in" in output
+
+
+@pytest.mark.usefixtures("jobs")
 def test_tokens_of_two_models_do_not_become_one_store(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A machine of the cluster may have another model of the same name and the same D."""
     save, saved = EmbedWorker.save_more, iter(range(10**6))
@@ -130,3 +172,16 @@ def test_a_sample_that_is_too_large_leaves_nothing_behind(root: Path, tmp_path: 
     assert fit(root, tmp_path / "other", "--sample", 5, texts=texts, code=2).endswith(
         "a sample of 5: give more texts.\n"
     )
+
+
+def test_a_sample_of_another_command_is_drawn_again(root: Path, tmp_path: Path, jobs: list[Job]):
+    """As after a kill between the sample and the plan."""
+
+    def interrupt(_: Job) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "begin", interrupt)
+        assert fit(root, tmp_path / "fitted", "--sample", 60, code=130)
+    assert (tmp_path / "fitted.scale" / "sample.parquet").exists() and not jobs
+    assert "Trained mahalanobis on a sample of 100 texts" in fit(root, tmp_path / "fitted", "--sample", 100)

@@ -235,7 +235,7 @@ def test_a_command_that_begins_while_another_one_begins_gives_up(root: Path, mon
     monkeypatch.setattr(CloudAddress, "upload", begin_before)  # the other one has looked, and found nothing
     with pytest.raises(InputError, match="Another command began to write to s3://bucket/scores at the same moment"):
         other.begin()
-    with pytest.raises(InputError, match="holds the work of another command, whose inputs differ"):
+    with pytest.raises(InputError, match="holds the work of another command, whose inputs are not the same"):
         other.begin()
     run_here(one, ScoreWorker(one.settings))
 

@@ -383,3 +383,5 @@ def refuse_occupied(target: Place, force: bool | None = None) -> None:
         raise InputError(f"{target} already exists and is not empty: choose another folder, or {remedy}.")
     if isinstance(target, Path):
         refuse_unwritable(target)
+        if target.is_file():
+            raise InputError(f"{target} is a file: choose the name of a new folder.")

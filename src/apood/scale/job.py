@@ -123,6 +123,12 @@ class Job:
         """Where what is done is kept: a folder on a disk or in a cloud store."""
         return parse_place(self.settings.folder)
 
+    @property
+    def _kept(self) -> Place:
+        """What the command keeps until its end: of a fit also the sample and its detector, beside the folder."""
+        folder = self.settings.folder
+        return parse_place(folder.rpartition("/")[0]) if self.kind == "measure" else self.place
+
     @cached_property
     def _plan(self) -> dict[str, Any]:
         described = [list(asdict(part).values()) for part in self.parts]
@@ -148,7 +154,9 @@ class Job:
         if (place / _PLAN).exists():
             self._refuse_other_plan(place / _PLAN)
             return True
-        if place.exists() and (not place.is_dir() or any(not own.startswith(_CLAIM) for own in list_names(place))):
+        if place.exists() and not place.is_dir():
+            raise InputError(f"{place} is a file: choose the name of a new folder.")
+        if place.exists() and any(not own.startswith(_CLAIM) for own in list_names(place)):
             raise InputError(f"{place} already exists and is not empty: choose another folder.")
         if isinstance(place, Path):
             refuse_unwritable(place)
@@ -185,11 +193,10 @@ class Job:
 
     def _refuse_other_plan(self, path: Place) -> None:
         before = read_json(path) if isinstance(path, Path) else parse_json(path.read_bytes())
-        if wrong := [key for key, value in self._plan.items() if before.get(key) != value]:
+        if any(before.get(key) != value for key, value in self._plan.items()):
             raise InputError(
-                f"{self.place} holds the work of another command, whose {wrong[0]} differ"
-                f"{'' if wrong[0].endswith('s') else 's'}: repeat that command to continue it, or choose another "
-                "folder."
+                f"{self._kept} holds the work of another command, {_describe_difference(before, self._plan)}: "
+                f"continue it as it was begun, delete {self._kept} to begin anew, or choose another --out."
             )
 
     def _refuse_changed_inputs(self, *, may_be_gone: bool) -> None:
@@ -248,13 +255,6 @@ class Job:
         return total
 
 
-def _list_some(names: Collection[str]) -> str:
-    """Return the first few of some names, and the number of the others."""
-    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(itertools.islice(names, _MOST_NAMES)) + more
-
-
-def _find_commits(place: Place, inputs: Collection[str]) -> dict[str, str]:
 def _refuse_missing_field(parts: Iterable[Part], request: Request) -> None:
     """Raise InputError if none of the first records can be used, and most lack a field: another name was meant."""
     records = (record for part in parts for record in read_safely(part, request))
@@ -309,6 +309,13 @@ def _list_options(plan: Mapping[str, Any]) -> dict[str, str]:
     return options
 
 
+def _list_some(names: Collection[str]) -> str:
+    """Return the first few of some names, and the number of the others."""
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(itertools.islice(names, _MOST_NAMES)) + more
+
+
+def _find_commits(place: Place, inputs: Collection[str]) -> dict[str, str]:
     """Return the names with commits by which an earlier run in a folder reads some of these inputs."""
     if not (place / _PLAN).exists():
         return {}
