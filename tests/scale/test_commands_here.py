@@ -36,10 +36,22 @@ def fit(root: Path, out: Path, *options: object, texts: Path | None = None, code
 
 
 @pytest.mark.usefixtures("jobs")
-def test_a_fit_says_how_many_documents_it_skipped(root: Path, tmp_path: Path):
-    output = fit(root, tmp_path / "fitted", "--sample", 100)
-    assert output.startswith("Skipped: 13 documents that could not be used.\n")
-    assert json.loads(fit(root, tmp_path / "other", "--sample", 100, "--json"))["bad"] == 13
+def test_a_fit_says_why_it_skipped_documents(root: Path, tmp_path: Path):
+    lines = fit(root, tmp_path / "fitted", "--sample", 100).splitlines()
+    assert lines[0] == f"Skipped: Field 'text' in line 8 of {str(root / 'corpus' / '0.jsonl')!r} is empty."
+    assert all(line.startswith("Skipped: ") for line in lines[1:5]) and lines[5] == "Skipped: 8 more records."
+    assert '"bad": 13' in fit(root, tmp_path / "other", "--sample", 100, "--json")
+
+
+@pytest.mark.usefixtures("jobs")
+def test_an_embed_says_why_it_skipped_documents(root: Path, tmp_path: Path):
+    texts, out = tmp_path / "a.jsonl", tmp_path / "store"
+    texts.write_text('{"text": "word1"}\n{"text": ""}\nnot JSON\n')
+    output = run("embed", texts, "--model", root / "bert", "--out", out, "--json")
+    assert output.startswith(
+        f"Skipped: Field 'text' in line 2 of {str(texts)!r} is empty.\nSkipped: Line 3 of {str(texts)!r} is not valid"
+    )
+    assert not (tmp_path / "store.parts").exists()
 
 
 def score(root: Path, texts: Path, out: Path, *options: object, code: int = 0) -> str:
@@ -82,6 +94,15 @@ def test_rows_of_bad_records_have_the_kept_fields(root: Path, tmp_path: Path):
         ("3", False),
         (None, False),
     ]
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_score_says_what_was_not_scored_whole(root: Path, tmp_path: Path):
+    texts = tmp_path / "a.txt"
+    texts.write_text("word1\n\n" + "word1 " * 100 + "\n")
+    output = score(root, texts, tmp_path / "out")
+    assert "1 of 3 inputs are empty or have no tokens; their score is -inf and their decision OOD.\n" in output
+    assert "\n1 input had several windows, and the worst one decided.\nScored 3 inputs" in output
 
 
 @pytest.mark.usefixtures("jobs")

@@ -18,6 +18,7 @@ from apood.cli.arguments import (
     reads_pairs,
     report_skipped,
 )
+    report_windows,
 from apood.cli.engine import (
     Address,
     DryRunRay,
@@ -160,14 +161,7 @@ class _Tally:
 
     def report(self, file: Place | None) -> None:
         """Print how many inputs were long or cut and, if the rows are in a file, how many there are."""
-        if self.long:
-            echo(f"{format_count(self.long, 'input')} had several windows, and the worst one decided.", err=True)
-        if self.cut:
-            echo(
-                f"{format_count(self.cut, 'input')} had more than {self.limit:,} tokens: only the beginning was "
-                "scored.",
-                err=True,
-            )
+        report_windows(self.long, self.cut, self.limit)
         if file is not None:
             ood = "" if self.ood is None else f", {self.ood:,} of them OOD"
             echo(f"Scored {format_count(self.rows, 'input')}{ood}; written to {file}.")
