@@ -106,6 +106,14 @@ def test_a_score_says_what_was_not_scored_whole(root: Path, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("jobs")
+def test_what_is_for_the_plain_commands_is_refused(root: Path, tmp_path: Path):
+    texts, out = root / "corpus", tmp_path / "out"
+    assert "--no-verify is for --engine plain" in score(root, texts, out, "--no-verify", code=2)
+    for option in (["--no-verify"], ["--checkpoint-seconds", 0]):
+        assert f"{option[0]} is for --engine plain" in fit(root, out, "--sample", 100, *option, code=2)
+
+
+@pytest.mark.usefixtures("jobs")
 def test_a_file_is_not_a_folder_for_results(root: Path, tmp_path: Path):
     (tmp_path / "out").touch()
     message = f"Error: {tmp_path / 'out'} is a file: choose the name of a new folder.\n"

@@ -64,7 +64,7 @@ def refuse_other_options(engine: str, *, plain: Mapping[str, Any], ray: Mapping[
     """
     needed, others = ("plain", plain) if engine == "ray" else ("ray", ray)
     for name, value in others.items():
-        if value not in (None, False):
+        if value is not None and value is not False:  # 0 is given, too
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option} is for --engine {needed}: choose that engine, or leave out {option}.")
 

@@ -99,7 +99,7 @@ def score(
     from apood.pipeline.facts import load_detector_and_facts
 
     on_cluster = {"address": address, "workers": workers, "dry_run": dry_run}
-    refuse_other_options(engine, plain={"force": force}, ray=on_cluster)
+    refuse_other_options(engine, plain={"force": force, "no_verify": no_verify}, ray=on_cluster)
     if taken := [name for name in keep or [] if name in _COLUMNS]:
         raise InputError(f"--keep {taken[0]} cannot be kept: a column of the rows has that name.")
     if engine == "ray":
