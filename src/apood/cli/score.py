@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,8 +18,8 @@ from apood.cli.arguments import (
     read_text_records,
     reads_pairs,
     report_skipped,
-)
     report_windows,
+)
 from apood.cli.engine import (
     Address,
     DryRunRay,
@@ -178,9 +179,21 @@ def _is_store(name: str) -> bool:
         return path.is_dir()
     if are_sounds([name]):
         return False
-    raise InputError(
-        f"{name!r} is neither a token store (it has no index.json) nor a folder of sounds (no .wav or .flac)."
-    )
+    neither = f"{name!r} is neither a token store (it has no index.json) nor a folder of sounds (no .wav or .flac)"
+    raise InputError(f"{neither}{_advise_on_texts(path)}.")
+
+
+def _advise_on_texts(folder: Path) -> str:
+    """Return how the texts in a folder are given, as the end of a sentence; nothing if it has none."""
+    from apood.data.inputs import find_files
+    from apood.data.text_files import TEXT_ENDINGS
+    from apood.data.whole_files import ENDINGS
+
+    found = find_files(str(folder), TEXT_ENDINGS)
+    ways = [f"{str(folder / '**' / f'*{found[0].suffix}')!r} for the texts in its files"] if found else []
+    if find_files(str(folder), ENDINGS):
+        ways.append(f"{f'files:{folder}'!r} if each file is one text")
+    return f": give {', or '.join(ways)}" if ways else ""
 
 
 def _judge_store(sequences: "TokenStore", detector: "Detector", seen: "Seen | None") -> Generator[dict[str, Any]]:
