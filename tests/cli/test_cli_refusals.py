@@ -358,6 +358,18 @@ def test_a_pipe_is_not_read_by_a_build_whose_place_of_work_is_taken(refused, mod
     assert "it holds something else" in refused("build", "-", "--model", model, "--out", tmp_path / "new")
 
 
+def test_scores_of_a_folder_of_texts_say_what_to_give(refused, calibrated, tmp_path):
+    neither = f"{str(tmp_path)!r} is neither a token store (it has no index.json) nor a folder of sounds"
+    assert refused("score", calibrated, tmp_path) == f"{neither} (no .wav or .flac)."
+    (tmp_path / "a.jsonl").touch()
+    pattern = str(tmp_path / "**" / "*.jsonl")
+    advice = f": give {pattern!r} for the texts in its files"
+    assert refused("score", calibrated, tmp_path).endswith(f"{advice}.")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "b.md").touch()
+    assert refused("score", calibrated, tmp_path).endswith(f"{advice}, or 'files:{tmp_path}' if each file is one text.")
+
+
 def test_a_pipe_is_not_read_by_a_calibration_that_is_refused(refused, calibrated, tmp_path, monkeypatch):
     monkeypatch.setattr("apood.cli.recalibrate._read_review", lambda *_: pytest.fail("the rows were read"))
     assert "accept must be a number" in refused(

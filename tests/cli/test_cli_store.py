@@ -3,6 +3,9 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
+
+from apood.cli.app import app
 
 
 @pytest.fixture
@@ -10,6 +13,10 @@ def parts(apood, stores, tmp_path):
     return json_lines(
         apood("store", "split", stores / "train", "--part", "a=0.6", "--part", "b=0.4", "--out", tmp_path / "parts")
     )
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def json_lines(result):
@@ -29,14 +36,15 @@ def test_split_and_merge(apood, parts, tmp_path, stores):
     assert apood("fit", tmp_path / "m", "--method", "knn", "--out", tmp_path / "detector").exit_code == 0
 
 
-def test_verify_names_every_damaged_store(apood, refused, parts, tmp_path, stores):
+def test_verify_shows_good_stores_and_names_every_other(apood, parts, tmp_path, stores):
     rows = json_lines(apood("store", "verify", stores / "train", parts[0]["store"]))
     assert [row["sequences"] for row in rows] == [120, 72] and all(row["complete"] for row in rows)
     shard = tmp_path / "parts" / "b" / "shard-00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\xff")
-    message = refused("store", "verify", parts[1]["store"], tmp_path / "nothing", parts[0]["store"])
-    assert "shard-00000.safetensors" in message and "nothing is at that path" in message
-    assert message.startswith("2 of 3 token stores: ")
+    result = run("store", "verify", parts[1]["store"], tmp_path / "nothing", parts[0]["store"])
+    assert result.exit_code == 2 and json_lines(result) == rows[1:]
+    assert result.stderr.startswith("Error: 2 of 3 token stores cannot be used. ") and result.stderr.count("\n") == 1
+    assert "shard-00000.safetensors" in result.stderr and "nothing is at that path" in result.stderr
 
 
 @pytest.mark.parametrize(

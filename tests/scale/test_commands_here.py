@@ -1,6 +1,7 @@
 """The commands with --engine ray, whose workers are this process."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ def jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Job]:
     return run_commands_here(monkeypatch)
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 def run(*command: object, code: int = 0) -> str:
     result = CliRunner().invoke(app, [*map(str, command), "--engine", "ray"])
     assert result.exit_code == code, result.output
@@ -31,10 +36,118 @@ def fit(root: Path, out: Path, *options: object, texts: Path | None = None, code
 
 
 @pytest.mark.usefixtures("jobs")
-def test_a_fit_says_how_many_documents_it_skipped(root: Path, tmp_path: Path):
-    output = fit(root, tmp_path / "fitted", "--sample", 100)
-    assert output.startswith("Skipped: 13 documents that could not be used.\n")
-    assert json.loads(fit(root, tmp_path / "other", "--sample", 100, "--json"))["bad"] == 13
+def test_a_fit_says_why_it_skipped_documents(root: Path, tmp_path: Path):
+    lines = fit(root, tmp_path / "fitted", "--sample", 100).splitlines()
+    assert lines[0] == f"Skipped: Field 'text' in line 8 of {str(root / 'corpus' / '0.jsonl')!r} is empty."
+    assert all(line.startswith("Skipped: ") for line in lines[1:5]) and lines[5] == "Skipped: 8 more records."
+    assert '"bad": 13' in fit(root, tmp_path / "other", "--sample", 100, "--json")
+
+
+@pytest.mark.usefixtures("jobs")
+def test_an_embed_says_why_it_skipped_documents(root: Path, tmp_path: Path):
+    texts, out = tmp_path / "a.jsonl", tmp_path / "store"
+    texts.write_text('{"text": "word1"}\n{"text": ""}\nnot JSON\n')
+    output = run("embed", texts, "--model", root / "bert", "--out", out, "--json")
+    assert output.startswith(
+        f"Skipped: Field 'text' in line 2 of {str(texts)!r} is empty.\nSkipped: Line 3 of {str(texts)!r} is not valid"
+    )
+    assert not (tmp_path / "store.parts").exists()
+
+
+def score(root: Path, texts: Path, out: Path, *options: object, code: int = 0) -> str:
+    return run("score", root / "detector", texts, "--out", out, *options, code=code)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_first_record_that_is_bad_does_not_end_the_command(root: Path, tmp_path: Path):
+    texts = tmp_path / "a.jsonl"
+    texts.write_text('{"id": 0}\n' + '{"id": 1, "text": "word1"}\n' * 120)
+    output = score(root, texts, tmp_path / "out")
+    assert "1 document could not be used, and is a row with the error.\nScored 120 inputs" in output
+    texts.write_text('{"id": 0}\n' * 120 + '{"id": 1, "text": "word1"}\n')
+    assert "has no field 'text': there are 'id'; name it with --field." in score(root, texts, tmp_path / "x", code=2)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_field_that_all_records_lack_is_named_with_its_options(root: Path, tmp_path: Path):
+    texts = tmp_path / "a.jsonl"
+    texts.write_text('{"id": 0, "text": "word1"}\n{"id": 1, "text": 5}\n' * 10 + '{"id": 2, "text": "word1"}\n')
+    wrong = f"Error: Line 1 of {str(texts)!r} has no field 'nope': there are 'id', 'text'; name it with"
+    out = tmp_path / "out"
+    assert score(root, texts, out, "--keep", "nope", code=2) == f"{wrong} --field and --keep.\n"
+    assert score(root, texts, out, "--field", "nope", code=2) == f"{wrong} --field.\n"
+    assert not out.exists()
+
+
+@pytest.mark.usefixtures("jobs")
+def test_rows_of_bad_records_have_the_kept_fields(root: Path, tmp_path: Path):
+    import pyarrow.parquet
+
+    texts = tmp_path / "a.jsonl"
+    lines = [{"id": 1, "text": "word1"}, {"id": 2, "text": 5}, {"id": 3}, {"text": "word1"}]
+    texts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    score(root, texts, tmp_path / "out", "--keep", "id")
+    rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
+    assert [(row["id"], row["error"] is None) for row in rows] == [
+        ("1", True),
+        ("2", False),
+        ("3", False),
+        (None, False),
+    ]
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_score_says_what_was_not_scored_whole(root: Path, tmp_path: Path):
+    texts = tmp_path / "a.txt"
+    texts.write_text("word1\n\n" + "word1 " * 100 + "\n")
+    output = score(root, texts, tmp_path / "out")
+    assert "1 of 3 inputs are empty or have no tokens; their score is -inf and their decision OOD.\n" in output
+    assert "\n1 input had several windows, and the worst one decided.\nScored 3 inputs" in output
+
+
+@pytest.mark.usefixtures("jobs")
+def test_what_is_for_the_plain_commands_is_refused(root: Path, tmp_path: Path):
+    texts, out = root / "corpus", tmp_path / "out"
+    assert "--no-verify is for --engine plain" in score(root, texts, out, "--no-verify", code=2)
+    for option in (["--no-verify"], ["--checkpoint-seconds", 0]):
+        assert f"{option[0]} is for --engine plain" in fit(root, out, "--sample", 100, *option, code=2)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_file_is_not_a_folder_for_results(root: Path, tmp_path: Path):
+    (tmp_path / "out").touch()
+    message = f"Error: {tmp_path / 'out'} is a file: choose the name of a new folder.\n"
+    assert score(root, root / "corpus", tmp_path / "out", code=2) == message
+    embed = ["embed", root / "corpus", "--model", root / "bert", "--out", tmp_path / "out"]
+    assert run(*embed, code=2) == message
+
+
+@pytest.mark.usefixtures("jobs")
+def test_another_command_is_told_what_differs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("scaled.run_here", lambda job, _: job.begin() and interrupt())
+    texts, out = root / "corpus", tmp_path / "out"
+    holds = "holds the work of another command, which has"
+    score(root, texts, out, "--keep", "id", code=130)
+    output = score(root, texts, out, "--keep", "id", "--keep", "text", "--field", "id", code=2)
+    assert output == (
+        f"Error: {out} {holds} no --field and --keep id, and this one has --field id and --keep id --keep text: "
+        f"continue it as it was begun, delete {out} to begin anew, or choose another --out.\n"
+    )
+    embed = ["embed", texts, "--model", root / "bert", "--out", tmp_path / "store"]
+    run(*embed, "--no-special-tokens", code=130)
+    output = run(*embed, "--dtype", "float32", "--special-tokens", code=2)
+    assert f"{holds} --dtype float16 and --no-special-tokens, and this one has --dtype float32 and --special" in output
+    assert f"delete {tmp_path / 'store.parts'} to begin anew" in output
+    shutil.copytree(root / "bert", tmp_path / "bert")
+    output = run(*embed[:3], tmp_path / "bert", *embed[4:], "--no-special-tokens", code=2)
+    assert f"{holds} --model {root / 'bert'} (" in output
+    assert f"), and this one has --model {tmp_path / 'bert'} (" in output
+    fit(root, tmp_path / "fitted", "--sample", 100, code=130)
+    output = fit(root, tmp_path / "fitted", "--sample", 60, code=2)
+    assert f"{holds} --sample 100, and this one has --sample 60: " in output
+    assert f"Error: {tmp_path / 'fitted.scale'} holds" in output
+    output = fit(root, tmp_path / "fitted", "--sample", 100, "--set", "normalize=tokens", code=2)
+    assert f"{holds} --method and --set as in Mahalanobis(), and this one has --method and --set as in" in output
 
 
 @pytest.mark.usefixtures("jobs")

@@ -14,7 +14,7 @@ from scaled import plan_scores, read_shards, run_here
 from apood import KNN, TokenStore
 from apood.cli.arguments import refuse_occupied
 from apood.data.inputs import Request
-from apood.data.parts import find_parts
+from apood.data.parts import find_parts, read_part
 from apood.data.record import Record
 from apood.fitting.optimise import Checkpoint
 from apood.pipeline.token_cache import TokenCache
@@ -235,7 +235,7 @@ def test_a_command_that_begins_while_another_one_begins_gives_up(root: Path, mon
     monkeypatch.setattr(CloudAddress, "upload", begin_before)  # the other one has looked, and found nothing
     with pytest.raises(InputError, match="Another command began to write to s3://bucket/scores at the same moment"):
         other.begin()
-    with pytest.raises(InputError, match="holds the work of another command, whose inputs differ"):
+    with pytest.raises(InputError, match="holds the work of another command, whose inputs are not the same"):
         other.begin()
     run_here(one, ScoreWorker(one.settings))
 
@@ -273,3 +273,26 @@ def test_a_claim_without_a_plan_is_of_another_command(root: Path, monkeypatch: p
 def write(place: CloudAddress) -> None:
     with write_file(place) as temporary:
         temporary.write_text("{}")
+
+
+@pytest.mark.usefixtures("bucket")
+def test_parquet_there_is_cut_between_row_groups_if_it_is_large(tmp_path: Path):
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = tmp_path / "cloud" / "bucket"
+    folder.mkdir(parents=True)
+    for name, count in (("a", 5), ("b", 100)):
+        table = pyarrow.table({"text": [f"{name} text {n}" for n in range(count)]})
+        pyarrow.parquet.write_table(table, folder / f"{name}.parquet", row_group_size=10)
+    (folder / "c.jsonl").write_text('{"text": "c"}\n' * 1000)
+    large = (folder / "a.parquet").stat().st_size
+    parts = find_parts(["s3://bucket/*"], large)
+    assert [(part.name[-9:], part.start, part.stop) for part in parts if "b.parquet" not in part.name] == [
+        ("a.parquet", 0, None),
+        ("t/c.jsonl", 0, None),
+    ]
+    assert 1 < len(parts) - 2 <= 10
+    records = [record for part in parts for record in read_part(part, Request())]
+    assert [record.item for record in records[5:105]] == [f"b text {n}" for n in range(100)]
+    assert records[60].place == "row 56 of 's3://bucket/b.parquet'"

@@ -279,7 +279,7 @@ def test_what_killed_workers_left_does_not_stop_a_job(root: Path, tmp_path: Path
 
 @pytest.mark.usefixtures("reference")
 def test_another_command_does_not_continue_the_work(root: Path, tmp_path: Path):
-    with pytest.raises(InputError, match="holds the work of another command, whose parts differ"):
+    with pytest.raises(InputError, match="holds the work of another command, whose inputs are not the same"):
         plan_scores(root / "corpus" / "0.jsonl", root / "detector", root / "reference").begin()
     (tmp_path / "note").touch()
     with pytest.raises(InputError, match="already exists and is not empty"):
@@ -293,7 +293,7 @@ def test_a_job_does_not_finish_what_another_command_began_at_the_same_time(root:
     for number in one.begin():
         ScoreWorker(one.settings).process(number, one.parts[number])
     shutil.copy(tmp_path / "other" / "_plan.json", tmp_path / "one")
-    with pytest.raises(InputError, match="holds the work of another command, whose inputs differ"):
+    with pytest.raises(InputError, match="holds the work of another command, whose inputs are not the same"):
         one.finish()
     assert not (tmp_path / "one" / "_manifest.json").exists()
 
@@ -365,7 +365,7 @@ def test_other_code_of_the_same_version_does_not_continue_the_work(
 ):
     plan_scores(root / "corpus", root / "detector", tmp_path / "out").begin()
     monkeypatch.setattr("apood.scale.job.source_digest", lambda **_: "other code")
-    with pytest.raises(InputError, match="holds the work of another command, whose source differs"):
+    with pytest.raises(InputError, match=r"/out holds the work of another command, which other code of"):
         plan_scores(root / "corpus", root / "detector", tmp_path / "out").begin()
 
 

@@ -160,6 +160,9 @@ def test_an_occupied_folder_is_refused(tmp_path):
         merge_stores(parts, tmp_path / "out")
     with pytest.raises(InputError, match="already exists and is not empty"):
         split_store(parts[0], {"a": 1.0}, tmp_path / "out", seed=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="/file is a file: choose the name of a new folder"):
+        merge_stores(parts, tmp_path / "file")
 
 
 def test_stats_count_what_is_there(tmp_path):

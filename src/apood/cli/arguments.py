@@ -40,6 +40,7 @@ __all__ = [
     "reads_pairs",
     "refuse_occupied",
     "report_skipped",
+    "report_windows",
     "warn_if_unfinished",
 ]
 
@@ -276,12 +277,12 @@ def read_text_records(
     chat: "Chat | None" = None,
 ) -> "Iterator[Record | BadRecord]":
     """Return the texts of all inputs. Raise an error if there are none, or if the first cannot be used."""
-    from apood.data.inputs import read_records
+    from apood.data.inputs import Request, read_records
 
     records = read_records(
         inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty, keep=keep, chat=chat
     )
-    options = " and ".join(["--field", *(["--target-field"] if pairs else []), *(["--keep"] if keep else [])])
+    options = Request(pairs=pairs, keep=tuple(keep)).options
     return _check_first(records, f"There is no text in {', '.join(map(repr, inputs))}.", skip_bad, options)
 
 
@@ -359,6 +360,14 @@ def report_skipped(count: int, first: "Sequence[BadRecord]") -> None:
         echo(f"Skipped: {format_count(count - len(first), 'more record')}.", err=True)
 
 
+def report_windows(long: int, cut: int, limit: int) -> None:
+    """Print on standard error how many inputs that were scored had several windows, or were cut at so many tokens."""
+    if long:
+        echo(f"{format_count(long, 'input')} had several windows, and the worst one decided.", err=True)
+    if cut:
+        echo(f"{format_count(cut, 'input')} had more than {limit:,} tokens: only the beginning was scored.", err=True)
+
+
 def refuse_occupied(target: Place, force: bool | None = None) -> None:
     """Raise an error if the folder `target` holds something already, or if nothing can be written there.
 
@@ -379,6 +388,8 @@ def refuse_occupied(target: Place, force: bool | None = None) -> None:
         is_empty = not target.exists() or (target.is_dir() and not any(target.iterdir()))
         free = is_empty and not is_being_replaced(target)
     if not force and not free:
+        if target.is_file():
+            raise InputError(f"{target} is a file: choose the name of a new folder.")
         remedy = "delete it first" if force is None else "replace the detector in it with --force"
         raise InputError(f"{target} already exists and is not empty: choose another folder, or {remedy}.")
     if isinstance(target, Path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from apood.cli.arguments import are_sounds, reads_pairs, refuse_occupied
+from apood.cli.arguments import are_sounds, reads_pairs, refuse_occupied, report_skipped, report_windows
 from apood.cli.output import advise_on_interrupt, echo, print_facts, print_json
 from apood.support.checks import format_count
 from apood.support.cloud import Place, parse_place
@@ -64,7 +64,7 @@ def refuse_other_options(engine: str, *, plain: Mapping[str, Any], ray: Mapping[
     """
     needed, others = ("plain", plain) if engine == "ray" else ("ray", ray)
     for name, value in others.items():
-        if value not in (None, False):
+        if value is not None and value is not False:  # 0 is given, too
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option} is for --engine {needed}: choose that engine, or leave out {option}.")
 
@@ -106,6 +106,7 @@ def score_on_ray(
     """Score texts on a cluster; `fields` are the fields to read and to keep."""
     from apood.data.inputs import Request
     from apood.pipeline.facts import load_detector_and_facts
+    from apood.pipeline.judging import warn_of_unscored
     from apood.scale.job import Job, Settings
     from apood.scale.scoring import ScoreWorker, digest_detector
 
@@ -127,6 +128,8 @@ def score_on_ray(
         return
     with advise_on_interrupt(_advise(folder)), _reserve(folder):
         counts = on_ray.run(job, ScoreWorker)
+    warn_of_unscored(counts.rows - counts.bad, counts.empty, counts.too_long, loaded.requires)
+    report_windows(counts.long, counts.cut, int((loaded.encoder_ or {}).get("max_tokens") or 0))
     if on_ray.as_json:
         print_json({**asdict(counts), "folder": out})
         return
@@ -167,12 +170,12 @@ def embed_on_ray(
     with advise_on_interrupt(_advise(work)), _reserve(folder):
         refuse_occupied(folder)
         counts = on_ray.run(job, EmbedWorker)
+        _report_bad(counts, work)
         store = join_units(work, out, counts)
         _tidy(work)
     if on_ray.as_json:
         print_json({**asdict(counts), "store": out})
         return
-    _tell_skipped(counts)
     tokens = f"{format_count(counts.tokens, 'token')} of D={store.dim}"
     echo(f"Embedded {format_count(counts.rows - counts.bad, 'text')} into {out}: {tokens}.")
 
@@ -221,6 +224,7 @@ def fit_on_ray(
             fitted, digest, drawn, cache, job, lambda measured: on_ray.run(measured, MeasureWorker)
         )
         fitted.save(out, facts=facts.to_json())
+        _report_bad(counts, job.place)
         _tidy(work)
     everything = None if counts is None else counts.rows - counts.bad - len(drawn.held_out)
     if on_ray.as_json:
@@ -228,7 +232,6 @@ def fit_on_ray(
         bad = None if counts is None else counts.bad
         print_json({**result, "measured": everything, "bad": bad, "threshold": fitted.threshold_, "detector": out})
         return
-    _tell_skipped(counts)
     rest = "" if everything is None else f", learnt statistics of {format_count(everything, 'text')}"
     echo(
         f"Trained {fitted.name} on a sample of {format_count(len(drawn.training), 'text')}{rest}, set the threshold "
@@ -236,9 +239,13 @@ def fit_on_ray(
     )
 
 
-def _tell_skipped(counts: "Counts | None") -> None:
+def _report_bad(counts: "Counts | None", place: Place) -> None:
+    """Print why the first documents were skipped, and how many more there are, given the place of the job."""
+    from apood.data.record import MOST_REASONS
+    from apood.scale.shards import read_errors
+
     if counts is not None and counts.bad:
-        echo(f"Skipped: {format_count(counts.bad, 'document')} that could not be used.", err=True)
+        report_skipped(counts.bad, read_errors(place, MOST_REASONS))
 
 
 def _find_work(out: str, ending: str) -> Place:

@@ -82,7 +82,9 @@ def fit(
     from apood.pipeline.facts import Facts
 
     on_cluster = {"sample": sample, "address": address, "workers": workers, "dry_run": dry_run}
-    refuse_other_options(engine, plain={"aux": aux, "cache": cache}, ray=on_cluster)
+    seconds = None if checkpoint_seconds == Checkpoint.every_seconds else checkpoint_seconds
+    only_plain = {"aux": aux, "cache": cache, "checkpoint_seconds": seconds, "no_verify": no_verify}
+    refuse_other_options(engine, plain=only_plain, ray=on_cluster)
     detector = make_detector(method, settings or [], with_aux=aux is not None, fast=fast, on_ray=engine == "ray")
     refuse_repeated_stdin([store, aux])
     place = parse_place(out)

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from apood.cli.arguments import (
     read_text_records,
     reads_pairs,
     report_skipped,
+    report_windows,
 )
 from apood.cli.engine import (
     Address,
@@ -98,7 +100,7 @@ def score(
     from apood.pipeline.facts import load_detector_and_facts
 
     on_cluster = {"address": address, "workers": workers, "dry_run": dry_run}
-    refuse_other_options(engine, plain={"force": force}, ray=on_cluster)
+    refuse_other_options(engine, plain={"force": force, "no_verify": no_verify}, ray=on_cluster)
     if taken := [name for name in keep or [] if name in _COLUMNS]:
         raise InputError(f"--keep {taken[0]} cannot be kept: a column of the rows has that name.")
     if engine == "ray":
@@ -160,14 +162,7 @@ class _Tally:
 
     def report(self, file: Place | None) -> None:
         """Print how many inputs were long or cut and, if the rows are in a file, how many there are."""
-        if self.long:
-            echo(f"{format_count(self.long, 'input')} had several windows, and the worst one decided.", err=True)
-        if self.cut:
-            echo(
-                f"{format_count(self.cut, 'input')} had more than {self.limit:,} tokens: only the beginning was "
-                "scored.",
-                err=True,
-            )
+        report_windows(self.long, self.cut, self.limit)
         if file is not None:
             ood = "" if self.ood is None else f", {self.ood:,} of them OOD"
             echo(f"Scored {format_count(self.rows, 'input')}{ood}; written to {file}.")
@@ -184,9 +179,21 @@ def _is_store(name: str) -> bool:
         return path.is_dir()
     if are_sounds([name]):
         return False
-    raise InputError(
-        f"{name!r} is neither a token store (it has no index.json) nor a folder of sounds (no .wav or .flac)."
-    )
+    neither = f"{name!r} is neither a token store (it has no index.json) nor a folder of sounds (no .wav or .flac)"
+    raise InputError(f"{neither}{_advise_on_texts(path)}.")
+
+
+def _advise_on_texts(folder: Path) -> str:
+    """Return how the texts in a folder are given, as the end of a sentence; nothing if it has none."""
+    from apood.data.inputs import find_files
+    from apood.data.text_files import TEXT_ENDINGS
+    from apood.data.whole_files import ENDINGS
+
+    found = find_files(str(folder), TEXT_ENDINGS)
+    ways = [f"{str(folder / '**' / f'*{found[0].suffix}')!r} for the texts in its files"] if found else []
+    if find_files(str(folder), ENDINGS):
+        ways.append(f"{f'files:{folder}'!r} if each file is one text")
+    return f": give {', or '.join(ways)}" if ways else ""
 
 
 def _judge_store(sequences: "TokenStore", detector: "Detector", seen: "Seen | None") -> Generator[dict[str, Any]]:

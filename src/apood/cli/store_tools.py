@@ -32,6 +32,8 @@ def merge(
 
     The result is the store that one `apood embed` of all texts would have written. The stores must have one encoder,
     one dtype and the same channels. All hashes are checked. The new store is complete, or nothing is written.
+
+    A document that several stores hold is written as often. Only a store that is given twice is refused.
     """
     from apood.tokens.joining import merge_stores
 
@@ -80,7 +82,7 @@ def verify(
 ) -> None:
     """Read token stores whole and compare the hash of every shard with the index.
 
-    If some are damaged, the error names each of them.
+    There is a row for each good one. If some cannot be used, the error names each of them.
     """
     from apood.tokens.store import TokenStore
 
@@ -97,9 +99,11 @@ def verify(
         rows.append(
             {"store": folder, "sequences": len(found), "shards": len(shards), "bytes": size, "complete": complete}
         )
+    if rows:
+        write_rows(rows, None, as_json=as_json)
     if problems:
-        raise StoreError(f"{len(problems)} of {format_count(len(folders), 'token store')}: {' '.join(problems)}")
-    write_rows(rows, None, as_json=as_json)
+        stores = format_count(len(folders), "token store")
+        raise StoreError(f"{len(problems)} of {stores} cannot be used. {' '.join(problems)}")
 
 
 @store.command(epilog="Example: apood store stats train held-out")

@@ -184,6 +184,12 @@ class Request:
     keep: tuple[str, ...] = ()
     chat: Chat | None = None
 
+    @property
+    def options(self) -> str:
+        """The options of commands that name these fields, for messages."""
+        given = {"--field": True, "--target-field": self.pairs, "--keep": bool(self.keep)}
+        return " and ".join(option for option, is_given in given.items() if is_given)
+
     def choose_fields(self, name: str, source: str = DEFAULT_FIELD, target: str | None = None) -> TextFields:
         """Return the fields of the input `name`, whose own fields are `source` and `target`."""
         source = self.field or source

@@ -22,7 +22,8 @@ def list_row_groups(path: str) -> list[tuple[int, int]]:
     import pyarrow.parquet
 
     try:
-        metadata = pyarrow.parquet.read_metadata(path)
+        with pyarrow.parquet.ParquetFile(_open(path)) as file:
+            metadata = file.metadata
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{path!r} cannot be read as Parquet ({error}).") from error
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -41,11 +42,9 @@ def read_parquet(
     import pyarrow
     import pyarrow.parquet
 
-    given = parse_place(path)
     too_long = f"more than {most_bytes >> 20} MiB, the limit for one record: split"
     try:
-        source = given if isinstance(given, Path) else given.open_anywhere()
-        with pyarrow.parquet.ParquetFile(source) as file:
+        with pyarrow.parquet.ParquetFile(_open(path)) as file:
             schema, metadata = file.schema_arrow, file.metadata
             fields.refuse_missing({field.name: _list_fields(field.type) for field in schema}, repr(path))
             fields.refuse_doubled(schema.names, repr(path))
@@ -77,6 +76,12 @@ def read_parquet(
                         )
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path!r} cannot be read as Parquet ({error}).") from error
+
+
+def _open(path: str) -> Any:
+    """Return a file, or the object at an address, as something that pyarrow reads at any place."""
+    place = parse_place(path)
+    return place if isinstance(place, Path) else place.open_anywhere()
 
 
 def _measure_group(group: Any, fields: TextFields) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Parts of inputs that can be read independently of each other, by several machines at once."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from apood.data.presets import PRESETS
 from apood.data.record import BadRecord, Record
 from apood.data.text_files import MOST_BYTES, can_be_cut, find_parallel_files, read_line_range
 from apood.data.whole_files import ENDINGS
+from apood.support.background import map_concurrently
 from apood.support.cloud import CloudAddress, parse_place
 from apood.support.errors import InputError
 
@@ -49,13 +51,13 @@ def find_parts(inputs: Sequence[str], most_bytes: int) -> list[Part]:
 
     Files with one record per line are cut at about every `most_bytes` bytes, Parquet files between row groups, and data
     sets of the hub between their files. Any other input is one part, because it can only be read from its beginning:
-    compressed files, tables, arrays, and objects in a cloud store. A folder stands for the files in it
-    (`FOLDER_ENDINGS`), and a pattern for those that match it.
+    compressed files, tables, arrays, and objects in a cloud store other than Parquet. A folder stands for the files in
+    it (`FOLDER_ENDINGS`), and a pattern for those that match it.
 
     Raises:
         InputError: if an input does not exist, or is standard input, which can be read only once.
     """
-    return [part for name in inputs for whole in _list_whole(name) for part in _cut(whole, most_bytes)]
+    return [part for name in inputs for own in _cut_all(_list_whole(name), most_bytes) for part in own]
 
 
 def find_versions(inputs: Sequence[str]) -> dict[str, str]:
@@ -136,15 +138,31 @@ def _parse_hub(name: str) -> HubData:
     return HubData.parse(name.removeprefix(_HUB))
 
 
+def _cut_all(found: Iterable[Part], most_bytes: int) -> Iterator[Iterable[Part]]:
+    """Yield the parts of each of several inputs."""
+    for remote, wholes in itertools.groupby(found, _is_remote):
+        if remote:  # a Parquet file takes some requests
+            yield from map_concurrently(lambda whole: list(_cut(whole, most_bytes)), wholes)
+        else:
+            yield from (_cut(whole, most_bytes) for whole in wholes)
+
+
+def _is_remote(whole: Part) -> bool:
+    return isinstance(parse_place(whole.name), CloudAddress)
+
+
 def _cut(whole: Part, most_bytes: int) -> Iterator[Part]:
     """Yield the parts of an input."""
+    is_parquet = whole.name.lower().endswith(_PARQUET)
     if whole.name.startswith(_HUB):
         files, size = _parse_hub(whole.name).measure()
         for number in range(files):
             yield replace(whole, start=number, stop=number + 1, size=size // files)
+    elif _is_remote(whole) and is_parquet and whole.size > most_bytes:
+        yield from _cut_parquet(whole, most_bytes)
     elif not Path(whole.name).is_file():
         yield whole
-    elif whole.name.lower().endswith(_PARQUET):
+    elif is_parquet:
         yield from _cut_parquet(whole, most_bytes)
     elif can_be_cut(whole.name):
         for start in range(0, whole.size, most_bytes):

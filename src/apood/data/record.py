@@ -1,7 +1,7 @@
 """Records: what an input holds, item by item, and which fields of a row the texts are taken from."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +12,16 @@ from apood.support.checks import suggest_name
 from apood.support.errors import InputError
 
 __all__ = [
-    "DEFAULT_FIELD", "BadRecord", "BadRecordError", "MissingField", "Pair", "Record", "Skipped", "Sound",
-    "TextFields", "describe_json_type", "keep_good", "make_bad_record", "make_sentence", "refuse_or_skip",
+    "DEFAULT_FIELD", "MOST_REASONS", "BadRecord", "BadRecordError", "MissingField", "Pair", "Record", "Skipped",
+    "Sound", "TextFields", "describe_json_type", "keep_good", "make_bad_record", "make_sentence", "refuse_or_skip",
 ]  # fmt: skip
 
 DEFAULT_FIELD = "text"
 """The field that holds the text if no other is named."""
 
-_MOST_REASONS = 5
+MOST_REASONS = 5
+"""The number of bad records whose reasons commands print."""
+
 _MOST_NAMES = 20
 _MOST_LEVELS = 100  # of lists and objects in a field that is kept; Python writes no more than some hundred
 
@@ -54,10 +56,14 @@ class Record:
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A record that cannot be used: its place, and the reason as a sentence that names the place."""
+    """A record that cannot be used: its place, and the reason as a sentence that names the place.
+
+    `kept` are the fields that the caller asked for, as far as the record has them.
+    """
 
     place: str
     reason: str
+    kept: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class Skipped:
     def add(self, record: BadRecord) -> None:
         """Count one more bad record."""
         self.count += 1
-        if len(self.first) < _MOST_REASONS:
+        if len(self.first) < MOST_REASONS:
             self.first.append(record)
 
 
@@ -125,6 +131,13 @@ class TextFields:
 
     def make_record(self, values: Mapping[str, Any], place: str) -> Record | BadRecord:
         """Return the text or the pair that is among `values`."""
+        record = self._make_record(values, place)
+        if isinstance(record, BadRecord) and self.keep:
+            looked_up = {name: _look_up(values, name)[1] for name in self.keep}
+            return replace(record, kept={name: value for name, value in looked_up.items() if not _is_deep(value)})
+        return record
+
+    def _make_record(self, values: Mapping[str, Any], place: str) -> Record | BadRecord:
         texts = []
         for name in self.names:
             found, text = _look_up(values, name)

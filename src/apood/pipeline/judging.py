@@ -1,7 +1,7 @@
 """Judge a stream of texts or sounds: encode them portion by portion, score them, and decide."""
 
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from apood.support.errors import DataWarning
 from apood.support.progress import progress_bar
 from apood.tokens.documents import find_documents, make_document_mask
 
-__all__ = ["Judgement", "judge_portion", "judge_records"]
+__all__ = ["Judgement", "judge_portion", "judge_records", "warn_of_unscored"]
 
 
 class Judgement(NamedTuple):
@@ -85,19 +85,24 @@ def judge_records(
                     first_refused = first_refused or str(judgement.note)
                 yield record, judgement
             progress.update(len(rows))
+    warn_of_unscored(judged, empty, refused, detector.requires, first_refused)
+
+
+def warn_of_unscored(judged: int, empty: int, too_long: int, requires: Collection[str], first: str = "") -> None:
+    """Warn if some of the inputs that were judged could not be scored; `first` is the note of one that is too long."""
     if empty:
         warnings.warn(
-            f"{empty} of {judged} inputs are empty or have no {' or '.join(sorted(detector.requires))}; "
-            "their score is -inf and their decision OOD.",
+            f"{empty} of {judged} inputs are empty or have no {' or '.join(sorted(requires))}; their score is -inf and "
+            "their decision OOD.",
             DataWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    if refused:
+    if too_long:
         warnings.warn(
-            f"{refused} of {judged} texts are too long to be scored; their score is -inf and their decision "
-            f"OOD. The first: {first_refused}",
+            f"{too_long} of {judged} texts are too long to be scored; their score is -inf and their decision OOD."
+            f"{first and f' The first: {first}'}",
             DataWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
 

@@ -6,7 +6,7 @@ import json
 import secrets
 import shutil
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from apood.data.inputs import Request
 from apood.data.parts import Part, find_parts, find_versions, pin_input
-from apood.data.record import MissingField
+from apood.data.record import BadRecord, MissingField, Record
 from apood.scale.shards import Counts, find_committed, list_finished, read_counts
 from apood.scale.tries import delete_marks
 from apood.scale.units import PART_BYTES, UNIT_RECORDS, read_safely
@@ -31,6 +31,9 @@ MANIFEST = "_manifest.json"
 _PLAN = "_plan.json"  # readers of Parquet folders skip names that begin like this
 _CLAIM = "_claim-"
 _MOST_NAMES = 5  # of a list in a message
+_FIRST = 100  # records that are read to know whether the fields are there
+_COMMANDS = {"score": "score", "embed": "embed", "measure": "fit"}
+_OPTIONS = ("field", "target_field", "keep", "dtype", "settings", "sample", "model")  # others are in `encoder`
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Job:
         """Return the job for these inputs. If an earlier run has begun it, sets of the hub have the commits of then.
 
         Raises:
-            InputError: if the inputs cannot be used, or if the first record is bad.
+            InputError: if the inputs cannot be used, or if most of the first records lack a field and none is good.
         """
         pinned = {name: pin_input(name) for name in inputs}
         if any(name != given for given, name in pinned.items()):
@@ -110,9 +113,7 @@ class Job:
         parts = find_parts([pinned[name] for name in inputs], part_bytes)
         if not parts:
             raise InputError(f"There is no text in {', '.join(map(repr, inputs))}.")
-        first = next(read_safely(parts[0], settings.request), None)
-        if isinstance(first, MissingField):  # probably all records lack it
-            raise InputError(f"{first.reason.rstrip('.')}; name it with --field.")
+        _refuse_missing_field(parts, settings.request)
         job = cls(kind, settings, parts, identity, pinned)
         digest = hashlib.sha256(json.dumps(job._plan).encode()).hexdigest()
         return replace(job, settings=replace(settings, plan=digest))
@@ -121,6 +122,12 @@ class Job:
     def place(self) -> Place:
         """Where what is done is kept: a folder on a disk or in a cloud store."""
         return parse_place(self.settings.folder)
+
+    @property
+    def _kept(self) -> Place:
+        """What the command keeps until its end: of a fit also the sample and its detector, beside the folder."""
+        folder = self.settings.folder
+        return parse_place(folder.rpartition("/")[0]) if self.kind == "measure" else self.place
 
     @cached_property
     def _plan(self) -> dict[str, Any]:
@@ -147,7 +154,9 @@ class Job:
         if (place / _PLAN).exists():
             self._refuse_other_plan(place / _PLAN)
             return True
-        if place.exists() and (not place.is_dir() or any(not own.startswith(_CLAIM) for own in list_names(place))):
+        if place.exists() and not place.is_dir():
+            raise InputError(f"{place} is a file: choose the name of a new folder.")
+        if place.exists() and any(not own.startswith(_CLAIM) for own in list_names(place)):
             raise InputError(f"{place} already exists and is not empty: choose another folder.")
         if isinstance(place, Path):
             refuse_unwritable(place)
@@ -184,11 +193,10 @@ class Job:
 
     def _refuse_other_plan(self, path: Place) -> None:
         before = read_json(path) if isinstance(path, Path) else parse_json(path.read_bytes())
-        if wrong := [key for key, value in self._plan.items() if before.get(key) != value]:
+        if any(before.get(key) != value for key, value in self._plan.items()):
             raise InputError(
-                f"{self.place} holds the work of another command, whose {wrong[0]} differ"
-                f"{'' if wrong[0].endswith('s') else 's'}: repeat that command to continue it, or choose another "
-                "folder."
+                f"{self._kept} holds the work of another command, {_describe_difference(before, self._plan)}: "
+                f"continue it as it was begun, delete {self._kept} to begin anew, or choose another --out."
             )
 
     def _refuse_changed_inputs(self, *, may_be_gone: bool) -> None:
@@ -245,6 +253,60 @@ class Job:
             message = f"{were.format(_list_some(given_up))} given up, because each worker that tried to read it died."
             warnings.warn(message, DataWarning, stacklevel=2)
         return total
+
+
+def _refuse_missing_field(parts: Iterable[Part], request: Request) -> None:
+    """Raise InputError if none of the first records can be used, and most lack a field: another name was meant."""
+    records = (record for part in parts for record in read_safely(part, request))
+    bad: list[BadRecord] = []
+    for record in itertools.islice(records, _FIRST):
+        if isinstance(record, Record):
+            return
+        bad.append(record)
+    missing = [record for record in bad if isinstance(record, MissingField)]
+    if 2 * len(missing) > len(bad):
+        raise InputError(f"{missing[0].reason.rstrip('.')}; name it with {request.options}.")
+
+
+def _describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return how the command of an earlier plan differs from that of the plan `now`, as a clause about the former."""
+    wrong = {key for key, value in now.items() if before.get(key) != value}
+    if "kind" in wrong:
+        return f"`apood {_COMMANDS.get(before.get('kind', ''), '…')}`"
+    if "apood" in wrong:
+        return f"which apood {before.get('apood')} began, and this is apood {now['apood']}"
+    if "source" in wrong:
+        return f"which other code of apood {now['apood']} began"
+    had, has = _list_options(before), _list_options(now)
+    if differing := [name for name in sorted({*had, *has}) if had.get(name) != has.get(name)]:
+        one, two = (" and ".join(own.get(name, f"no {name}") for name in differing) for own in (had, has))
+        return f"which has {one}, and this one has {two}"
+    if "detector" in wrong:
+        return "whose detector is not the same"
+    return "whose inputs are not the same, or were written again since"
+
+
+def _list_options(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options of the command of a plan, as they are given, by their names."""
+    known = {**plan.get("request", {}), **plan}
+    values = {name: known.get(name) for name in _OPTIONS} | plan.get("encoder", {})
+    options = {}
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is None or value == []:
+            continue
+        if name == "settings":
+            options["--set"] = f"--method and --set as in {value}"
+        elif name == "model":
+            digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()
+            options[option] = f"{option} {value.get('folder') or value['encoder']['model']} ({digest[:8]})"
+        elif isinstance(value, bool):
+            options[option] = option if value else option.replace("--", "--no-", 1)
+        elif isinstance(value, list):
+            options[option] = " ".join(f"{option} {own}" for own in value)
+        else:
+            options[option] = f"{option} {value}"
+    return options
 
 
 def _list_some(names: Collection[str]) -> str:

@@ -37,13 +37,13 @@ class ScoreWorker(Worker):
     def make_rows(self, portion: Portion) -> list[Row]:
         """Return the judgement of each record."""
         rows: list[Row] = []
-        for _, (score, p_value, accepted, tokens, windows, truncated, note), _ in judge_portion(
+        for _, (score, p_value, accepted, tokens, windows, truncated, note), empty in judge_portion(
             portion, self.detector, self._seen
         ):
             decision = None if accepted is None else "ID" if accepted else "OOD"
             rows.append(
                 {"score": score, "p_value": p_value, "decision": decision, "tokens": tokens, "windows": windows}
-                | {"truncated": truncated, "note": note}
+                | {"truncated": truncated, "note": note, "empty": empty}
             )  # fmt: skip
         return rows
 

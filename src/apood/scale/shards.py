@@ -10,12 +10,13 @@ depends on time, place or worker. A unit that is done twice, by a worker that wa
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from apood.data.record import BadRecord, make_sentence
 from apood.support.background import map_concurrently
 from apood.support.cloud import Place, list_names, write_file
 from apood.support.errors import InputError
@@ -28,6 +29,7 @@ __all__ = [
     "find_committed",
     "list_finished",
     "read_counts",
+    "read_errors",
     "shard_path",
     "write_shard",
 ]
@@ -56,6 +58,8 @@ class Counts:
         sequences: the number of sequences: documents, or windows of long ones.
         long: the number of documents with several windows.
         cut: the number of documents of which only the beginning was used.
+        empty: the number of documents in which there was nothing to score.
+        too_long: the number of documents that were too long to be scored.
     """
 
     rows: int = 0
@@ -67,6 +71,8 @@ class Counts:
     sequences: int = 0
     long: int = 0
     cut: int = 0
+    empty: int = 0
+    too_long: int = 0
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Self:
@@ -81,6 +87,8 @@ class Counts:
             found.sequences += windows
             found.long += windows > 1
             found.cut += bool(row.get("truncated"))
+            found.empty += bool(row.get("empty"))
+            found.too_long += row.get("windows") == 0
         return found
 
     def add(self, other: "Counts") -> None:
@@ -160,14 +168,44 @@ def read_counts(path: Place) -> tuple[Counts, bool]:
         raise InputError(f"{path} is damaged, or apood did not write it ({error}): delete it.") from error
 
 
+def read_errors(folder: Place, most: int) -> list[BadRecord]:
+    """Return the first documents of the shards in a folder that could not be used, at most so many."""
+    import pyarrow.parquet
+
+    found: list[BadRecord] = []
+    paths = [path for own in find_committed(folder).values() for path in own]
+    for path, (counts, _) in zip(paths, map_concurrently(read_counts, paths), strict=True):
+        if len(found) == most:
+            break
+        if counts.bad:
+            with _open(path) as file:
+                rows = pyarrow.parquet.read_table(file, columns=["place", "error"]).to_pylist()
+            found += [BadRecord(row["place"], _name_place(**row)) for row in rows if row["error"] is not None]
+            del found[most:]
+    return found
+
+
+def _name_place(place: str, error: str) -> str:
+    """Return an error with the place of its document. Those of workers do not name it."""
+    return error if place.lower() in error.lower() else make_sentence(f"{place}: {error.rstrip('.')}")
+
+
 def _read_schema(path: Place) -> Any:
     """Return the schema of a shard. A cloud store that does not give it raises CloudError: the shard may be good."""
     import pyarrow.parquet
 
-    if isinstance(path, Path):
-        return pyarrow.parquet.read_schema(path)
-    with path.explain_errors("read"), path.open_anywhere() as file:
+    with _open(path) as file:
         return pyarrow.parquet.read_schema(file)
+
+
+@contextmanager
+def _open(path: Place) -> Iterator[Any]:
+    """Yield a shard as something that pyarrow reads at any place."""
+    if isinstance(path, Path):
+        yield path
+        return
+    with path.explain_errors("read"), path.open_anywhere() as file:
+        yield file
 
 
 def find_committed(folder: Place) -> dict[int, list[Place]]:

@@ -270,8 +270,8 @@ class Worker:
     def _commit(self, unit: Unit, made: Sequence[Row]) -> Counts:
         rows, left = [], iter(made)
         for record in unit.records:
-            own: Row = {"error": record.reason} if isinstance(record, BadRecord) else {**record.kept, **next(left)}
-            rows.append({"place": record.place, **own})
+            own: Row = {"error": record.reason} if isinstance(record, BadRecord) else next(left)
+            rows.append({"place": record.place, **record.kept, **own})
         refuse_unseen(self.place)
         self.save_more(unit)
         path, kept = shard_path(self.place, unit.name), self.settings.request.keep

@@ -141,6 +141,8 @@ def _refuse_continued(before: TokenStore, after: TokenStore) -> None:
 
 def _refuse_occupied(folder: Place) -> None:
     """Raise InputError if something is in a folder, except for an interrupted upload of a store to a cloud store."""
+    if folder.is_file():
+        raise InputError(f"{folder} is a file: choose the name of a new folder.")
     if isinstance(folder, Path):
         free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     else:
