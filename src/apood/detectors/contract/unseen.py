@@ -103,7 +103,7 @@ def _draw_beginnings(held_out: Subset) -> TokenSource | None:
             f"beginnings=True changes nothing: most ID sequences have fewer than {_LONG} tokens, so short ones are "
             "usual, and what is usual for them is learnt anyway.",
             DataWarning,
-            stacklevel=6,
+            stacklevel=5,
         )
         return None
     shares = (torch.arange(len(held_out), dtype=torch.float64) * _GOLDEN).frac()
