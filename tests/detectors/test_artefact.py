@@ -227,6 +227,18 @@ EDITS = {
         lambda c: c["tensors"]["calibration_scores_"].update(shape=[1e308, 1e308]),
         "far larger|names, shapes and dtypes",
     ),
+    "a shape of texts": (
+        lambda c: c["tensors"]["calibration_scores_"].update(shape=[[1], 10**15]),
+        "names, shapes and dtypes",
+    ),
+    "a number beyond those of floats": (
+        lambda c: c["parameters"].update({key: {"float": 10**400} for key in c["parameters"]}),
+        "describes no detector",
+    ),
+    "a value that is nested deeply": (
+        lambda c: c["parameters"].update(dict.fromkeys(c["parameters"], json.loads("[" * 800 + "]" * 800))),
+        "describes no detector",
+    ),
     "another shape": (
         lambda c: c["tensors"]["calibration_scores_"].update(shape=[59]),
         "names, shapes and dtypes",
