@@ -153,7 +153,8 @@ class Calibration:
     def from_scores(cls, scores: Scores, accept: float, *, coarse: bool = False) -> Self:
         """Return the calibration by held-out ID scores."""
         known = np.sort(as_scores(scores, "calibration scores"))
-        return cls(float(accept), conformal_threshold(known, accept, coarse=coarse), known, coarse)
+        threshold = conformal_threshold(known, accept, coarse=coarse)
+        return cls(float(accept), threshold, known, coarse)
 
     def subtract_threshold(self, scores: Scores) -> NDArray[np.float64]:
         """Return score minus threshold; it is -inf for a score of -inf, even if the threshold is -inf, too."""
