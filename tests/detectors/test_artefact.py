@@ -161,6 +161,15 @@ def test_numbers_of_numpy_survive_as_parameters(new_detector, train, test_set, t
     assert np.array_equal(loaded.score_samples(test_set), detector.score_samples(test_set))
 
 
+@ONE
+@pytest.mark.parametrize("fact", [{1, 2}, float("nan")], ids=["a set", "NaN"])
+def test_facts_that_are_no_json_are_refused(fitted, saved, fact):
+    before = (saved / "config.json").read_bytes()
+    with pytest.raises(ArtefactError, match=r"is not saved, for it could not be loaded: .* JSON"):
+        fitted.save(saved, facts={"about": fact})
+    assert (saved / "config.json").read_bytes() == before
+
+
 @PLAIN_AND_FUSED
 def test_the_encoder_is_remembered(new, fit, train, stored, tmp_path):
     encoder = {"model": "a/model", "layer": -1, "mode": None, "special": True}

@@ -103,7 +103,7 @@ def _write(detector: Detector, folder: Path, facts: Mapping[str, Any]) -> str:
         **describe_detector(detector),
         "learnt": {key: to_json(value) for key, value in learnt.items() if key not in tensors},
     }
-    _refuse_unloadable(detector, described, tensors)
+    _refuse_unloadable(detector, {**described, _FACTS: dict(facts)}, tensors)
     save_file(tensors, folder / TENSORS_FILE)
     config = {
         "schema": _SCHEMA,
