@@ -157,9 +157,11 @@ class Calibration:
         return cls(float(accept), threshold, known, coarse)
 
     def subtract_threshold(self, scores: Scores) -> NDArray[np.float64]:
-        """Return score minus threshold; it is -inf for a score of -inf, even if the threshold is -inf, too."""
+        """Return score minus threshold: -inf for a score of -inf, and else 0 for equal ones, infinite ones included."""
         given = as_scores(scores, "scores")
-        return np.subtract(given, self.threshold, out=np.full_like(given, -np.inf), where=~np.isneginf(given))
+        never = np.isneginf(given)
+        start = np.where(never, -np.inf, 0.0)
+        return np.subtract(given, self.threshold, out=start, where=~never & (given != self.threshold))
 
     def accepts(self, scores: Scores) -> NDArray[np.bool_]:
         """Return which scores are in-distribution."""
