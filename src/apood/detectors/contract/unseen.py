@@ -10,7 +10,7 @@ from apood.detectors.contract.base import Detector
 from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError
 from apood.tokens.documents import count_documents, number_documents
-from apood.tokens.source import Beginnings, Subset, TokenSource, split
+from apood.tokens.source import Beginnings, Subset, TokenSource, split, spread_evenly
 
 __all__ = [
     "HELD_OUT_SHARE",
@@ -92,7 +92,7 @@ def draw_left_out(count: int, held_out: Tensor | None = None) -> Tensor:
     chosen = torch.zeros(count, dtype=torch.bool)
     if held_out is not None:
         chosen[held_out] = True
-    chosen[torch.linspace(0, count - 1, min(count, _LEFT_OUT)).long()] = True
+    chosen[spread_evenly(count, _LEFT_OUT)] = True
     return chosen.nonzero().flatten()
 
 
