@@ -1,6 +1,7 @@
 """The contract of explanations: what every method that explains its scores promises, and what the others say."""
 
 import copy
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -98,7 +99,9 @@ def test_heads_may_be_explained_block_by_block(train, test_set, monkeypatch):
 def test_empty_sequences_have_no_contributions(fitted):
     if fitted.explains and fitted.requires == {"tokens"}:
         batch = TokenBatch.from_lengths(torch.ones(2, DIM), [0, 2, 0])
-        explanation = fitted.explain(batch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            explanation = fitted.explain(batch)
         assert explanation.contributions.lengths.tolist() == [0, 2, 0] and len(explanation.totals) == 3
 
 
