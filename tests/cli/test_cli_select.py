@@ -139,7 +139,7 @@ REFUSED = [
     (["--method", "knn", "--aux", "nowhere"], "nowhere"),
     (
         ["--method", "ap-ood", "--aux", "other", "--supervised", "--aux-share", "0"],
-        "aux_share must lie between 0 and 1",
+        "aux_share must be a finite number > 0 and < 1",
     ),
     ([], "--method, such as ap-ood"),
 ]

@@ -65,6 +65,12 @@ def test_a_score_of_minus_infinity_is_refused_even_by_a_threshold_of_minus_infin
     assert calibration.accepts([-math.inf, -1e9]).tolist() == [False, True]
 
 
+def test_an_infinite_score_is_accepted_by_an_infinite_threshold():
+    calibration = Calibration.from_scores([math.inf] * 19, 0.95)
+    assert calibration.subtract_threshold([math.inf, 1.0, -math.inf]).tolist() == [0.0, -math.inf, -math.inf]
+    assert calibration.accepts([math.inf, 1.0, -math.inf]).tolist() == [True, False, False]
+
+
 def test_the_tolerance_is_above_rounding_and_below_what_matters():
     scores = np.random.default_rng(2).normal(size=1000)
     assert score_tolerance(scores) == pytest.approx(1e-3 * 2 * 1.645, rel=0.1)

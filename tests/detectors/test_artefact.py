@@ -161,6 +161,15 @@ def test_numbers_of_numpy_survive_as_parameters(new_detector, train, test_set, t
     assert np.array_equal(loaded.score_samples(test_set), detector.score_samples(test_set))
 
 
+@ONE
+@pytest.mark.parametrize("fact", [{1, 2}, float("nan")], ids=["a set", "NaN"])
+def test_facts_that_are_no_json_are_refused(fitted, saved, fact):
+    before = (saved / "config.json").read_bytes()
+    with pytest.raises(ArtefactError, match=r"is not saved, for it could not be loaded: .* JSON"):
+        fitted.save(saved, facts={"about": fact})
+    assert (saved / "config.json").read_bytes() == before
+
+
 @PLAIN_AND_FUSED
 def test_the_encoder_is_remembered(new, fit, train, stored, tmp_path):
     encoder = {"model": "a/model", "layer": -1, "mode": None, "special": True}
@@ -226,6 +235,18 @@ EDITS = {
     "an impossible shape": (
         lambda c: c["tensors"]["calibration_scores_"].update(shape=[1e308, 1e308]),
         "far larger|names, shapes and dtypes",
+    ),
+    "a shape of texts": (
+        lambda c: c["tensors"]["calibration_scores_"].update(shape=[[1], 10**15]),
+        "names, shapes and dtypes",
+    ),
+    "a number beyond those of floats": (
+        lambda c: c["parameters"].update({key: {"float": 10**400} for key in c["parameters"]}),
+        "describes no detector",
+    ),
+    "a value that is nested deeply": (
+        lambda c: c["parameters"].update(dict.fromkeys(c["parameters"], json.loads("[" * 800 + "]" * 800))),
+        "describes no detector",
     ),
     "another shape": (
         lambda c: c["tensors"]["calibration_scores_"].update(shape=[59]),

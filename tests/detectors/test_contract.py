@@ -170,13 +170,15 @@ def test_without_a_threshold_the_decision_function_is_the_score(fitted, test_set
     assert np.array_equal(fitted.decision_function(test_set), fitted.score_samples(test_set))
 
 
-def test_calibration_refuses_what_cannot_work(fitted, held_out):
+def test_calibration_refuses_what_cannot_work_before_it_scores(fitted, held_out):
     detector = copy.deepcopy(fitted)
-    with pytest.raises(InputError, match=r"needs at least 19 calibration scores, got 18\.$"):
-        detector.calibrate(held_out[:18])
-    for accept in (0.0, 1.0, -1.0, 1.5, np.nan):
-        with pytest.raises(InputError, match=r"^accept must be a number strictly between 0 and 1"):
-            detector.calibrate(held_out, accept)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(fitted), "_score_source", lambda *_: pytest.fail("scored for nothing"))
+        with pytest.raises(InputError, match=r"needs at least 19 calibration scores, got 18\.$"):
+            detector.calibrate(held_out[:18])
+        for accept in (0.0, 1.0, -1.0, 1.5, np.nan, "0.9", None):
+            with pytest.raises(InputError, match=r"^accept must be a number strictly between 0 and 1"):
+                detector.calibrate(held_out, accept)
     assert not hasattr(detector, "threshold_")
     assert detector.calibrate(held_out[:19]) is detector
 

@@ -1,6 +1,7 @@
 """The contract of explanations: what every method that explains its scores promises, and what the others say."""
 
 import copy
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -72,6 +73,16 @@ def test_contributions_sum_to_the_distance_behind_the_score(detector, fit, train
 
 
 @pytest.mark.parametrize("detector", SETTINGS, ids=repr)
+def test_tokens_that_cancel_are_explained(detector, fit, train):
+    """Their mean is 0 and has no direction."""
+    fitted = fit(copy.deepcopy(detector), train)
+    token = torch.linspace(1, 2, DIM, dtype=torch.float64)
+    cancelled = TokenBatch.from_sequences([torch.stack([token, -token])])
+    distances = get_best_score(fitted) - fitted.score_samples(cancelled)
+    np.testing.assert_allclose(sums(fitted.explain(cancelled)), distances, rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("detector", SETTINGS, ids=repr)
 def test_explanations_do_not_depend_on_neighbours_in_a_batch(detector, fit, train, test_set):
     fitted = fit(copy.deepcopy(detector), train)
     whole, alone = fitted.explain(test_set), fitted.explain(test_set.select([5]))
@@ -88,7 +99,9 @@ def test_heads_may_be_explained_block_by_block(train, test_set, monkeypatch):
 def test_empty_sequences_have_no_contributions(fitted):
     if fitted.explains and fitted.requires == {"tokens"}:
         batch = TokenBatch.from_lengths(torch.ones(2, DIM), [0, 2, 0])
-        explanation = fitted.explain(batch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            explanation = fitted.explain(batch)
         assert explanation.contributions.lengths.tolist() == [0, 2, 0] and len(explanation.totals) == 3
 
 

@@ -182,7 +182,7 @@ def test_what_is_no_data_is_refused(new, fitted):
 
 @with_methods(["knn", "binary-logits"])
 def test_what_is_no_label_is_refused_in_favour_of_aux(new, train, aux):
-    for wrong in (aux, train, list(aux), [0, 1], np.zeros((len(train), 1)), 3, "labels"):
+    for wrong in (aux, train, list(aux), [0, 1], np.zeros((len(train), 1)), 3, np.array(3), "labels"):
         with pytest.raises(InputError, match=r"^The second argument of fit is y, .*: fit\(X, aux=outliers\)\.$"):
             new().fit(train, wrong)
 

@@ -352,6 +352,8 @@ def test_the_scores_of_the_members_sum_to_the_score(fitted, train, test_set):
     assert list(scores) == ["ap-ood", "knn", "mahalanobis"]
     np.testing.assert_allclose(sum(scores.values()), fitted.score_samples(test_set), rtol=1e-9)
     assert all(own[:12].mean() > own[12:].mean() for own in scores.values())
+    empty = TokenBatch.from_lengths(torch.zeros(0, train.dim), [0])
+    assert {float(own[0]) for own in fitted.member_scores(empty).values()} == {-np.inf}
     repeated = Fusion([KNN(1), Mahalanobis(), KNN(2)]).fit(train).member_scores(test_set)
     assert list(repeated) == ["knn-1", "mahalanobis", "knn-2"]
 

@@ -102,8 +102,9 @@ def test_the_summary_of_a_text_is_not_read():
 
 def test_sequences_that_are_short_anyway():
     train = correlated_sequences(100)
-    with pytest.warns(DataWarning, match="beginnings=True changes nothing: most ID sequences have fewer than 32"):
+    with pytest.warns(DataWarning, match="beginnings=True changes nothing: .* fewer than 32 tokens") as caught:
         detector = Fusion([Mahalanobis()], beginnings=True).fit(train)
+    assert [warning.filename for warning in caught] == [__file__], "it points at the call of fit"
     plain = Fusion([Mahalanobis()]).fit(train)
     assert detector.length_law_ == plain.length_law_
 

@@ -217,7 +217,7 @@ MISTAKES = {
     "splits = 0\n": "splits must be at least 1, got 0",
     "splits = true\n": "splits in the plan must be a whole number, got True",
     "splits = 2.0\n": "splits in the plan must be a whole number, got 2.0",
-    "share = 0\n": "share must lie in (0, 1], got 0",
+    "share = 0\n": "share must be a finite number > 0 and <= 1, got 0",
     "seed = -1\n": "seed must be at least 0, got -1",
     "repeats = 3\n": "no key 'repeats' in the plan; allowed are splits, share, seed, data, methods",
     "methods = []\n": "methods is empty",
@@ -260,7 +260,7 @@ DATA_MISTAKES = {
     f'{TRAIN}{TEST}ood.x = "wide"': "The ood.x tokens have D=5, the id_train tokens have D=4",
     f'id_train = "mine"\n{TEST}ood.x = "other"': "ood.x tokens come from another encoder (model b)",
     f'{TRAIN}{TEST}ood.x = "copy"': "The ood.x sequences are the id_test sequences",
-    f'id = "train"\n{NEAR}test_share = 1': "test_share must lie in (0, 1), got 1",
+    f'id = "train"\n{NEAR}test_share = 1': "test_share must be a finite number > 0 and < 1, got 1",
     f'id = "train"\n{NEAR}test_share = 0.001': "0.001 divides the 40 sequences of the store ",
 }
 

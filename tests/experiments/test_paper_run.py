@@ -101,6 +101,15 @@ def test_missing_and_unsuitable_inputs_are_refused(
     assert "All OOD sets are skipped" in refused("summarization", data=folder, skip=["other"])
 
 
+def test_generation_settings_that_are_no_json_are_refused(
+    folder: Path, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(models("bart"), tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text("{", encoding="utf-8")
+    said = refused("summarization", data=folder, model=str(tmp_path / "model"), out=folder / "out")
+    assert "generation_config.json' cannot be read: Expecting property name" in said
+
+
 def test_a_refusal_leaves_no_files(folder: Path, models: Callable[[str], Path], bags: Path) -> None:
     out, bert = folder / "out", str(models("bert"))
     refused("summarization", data=folder, model="./no-model", out=out)

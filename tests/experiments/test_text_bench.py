@@ -29,6 +29,7 @@ from apood.experiments.text.results import list_results, make_key, read_result
 from apood.experiments.text.runner import TextBenchOptions, prepare
 from apood.experiments.text.tasks import _Held, open_sets, parse_view
 from apood.support.errors import InputError
+from apood.support.files import sha256_of
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.digests import content_digest
 from apood.tokens.store import TokenStore
@@ -279,6 +280,16 @@ def test_a_changed_or_foreign_file_is_no_result(measured: Path, tmp_path: Path) 
         (tmp_path / "length.json").write_text(content, encoding="utf-8")
         with pytest.raises(InputError, match="is not a result of `apood bench text`"):
             read_result(tmp_path / "length.json")
+    lacking = json.loads(path.read_text(encoding="utf-8"))
+    lacking["method"].pop("label")
+    (tmp_path / "length.json").write_text(json.dumps(lacking), encoding="utf-8")
+    with pytest.raises(InputError, match="its method has no proper label"):
+        list_results([tmp_path])
+    other = json.loads(path.read_text(encoding="utf-8"))
+    other["scores"]["sha256"] = sha256_of(tmp_path / "length.safetensors")
+    (tmp_path / "length.json").write_text(json.dumps(other), encoding="utf-8")
+    with pytest.raises(InputError, match="is not a result of `apood bench text`"):
+        list_results([tmp_path])
     with pytest.raises(InputError, match="There are no results below"):
         list_results([tmp_path / "nothing"])
 
@@ -420,6 +431,7 @@ def test_a_row_that_fails_stops_no_other(
         ({"corpora": ["smal"]}, "There is no corpus 'smal' .did you mean 'small'"),
         ({"views": ()}, "layers must name different views"),
         ({"views": (-1, -1)}, "layers must name different views"),
+        ({"views": ("mix:1,2", "mix:1, 2")}, "layers mix:1, 2. would have the same files, tiny-small-mix-1-2"),
         ({"views": ("mixed",)}, "layers must be auto, mix, the number of a layer"),
         ({"modes": ("output",)}, "No model can be used on any corpus"),
         ({"seeds": 0}, "seeds must be at least 1"),
@@ -456,6 +468,18 @@ def test_a_hub_id_stays_whole_in_the_command(options: TextBenchOptions) -> None:
 def test_one_name_is_one_model(options: TextBenchOptions) -> None:
     with pytest.raises(InputError, match="Two models are called 'tiny'"):
         prepare(replace(options, models=[*options.models, *options.models]))
+
+
+def test_a_mode_that_is_named_twice_is_measured_once(options: TextBenchOptions) -> None:
+    once, twice = (prepare(replace(options, modes=modes)).assignments for modes in (("input",), ("input", "input")))
+    assert list(map(str, once)) == list(map(str, twice))
+
+
+def test_layers_from_below_and_from_above_have_files_of_their_own(options: TextBenchOptions) -> None:
+    prepared = prepare(replace(options, views=(2, -2, "mix:1,2", "mix:-1,-2")))
+    folders = {task.view_name: task.view_folder for task, _ in prepared.assignments}
+    assert folders == {"2": "2", "-2": "minus-2", "mix:1,2": "mix-1-2", "mix:-1,-2": "mix-minus-1-minus-2"}
+    assert len({task.file_name for task, _ in prepared.assignments}) == len(prepared.assignments)
 
 
 def test_views_are_numbers_or_words() -> None:

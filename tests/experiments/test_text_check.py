@@ -42,7 +42,7 @@ def write(path: Path, noise: float = 0.0) -> Path:
     figures, means, resampled = compute_figures(result, KINDS, lengths)
     content = {
         "schema": 1,
-        "task": {"name": "tiny-small", "status": "development", "views": ["last"]},
+        "task": {"name": "tiny-small", "status": "development", "view": "last", "views": ["last"]},
         "method": {"label": "length", "method": "length", "parameters": {}, "aux": 0},
         "figures": figures,
         "means": means,

@@ -30,6 +30,18 @@ def test_rows_are_chosen_by_method_or_by_label() -> None:
         entry.check()
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("apood.detectors.length:Length", "length and apood.detectors.length:Length are both called length"),
+        ("apood.detectors.ap_ood.detector:APOOD", "ap-ood and apood.*:APOOD are both called ap-ood"),
+    ],
+)
+def test_a_class_cannot_have_the_files_of_a_row_of_the_benchmark(given: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        choose_rows([given])
+
+
 def test_prior_art_is_named_after_rows_that_exist() -> None:
     labels = {entry.label for entry in choose_rows([]).alone}
     assert {label for label, _ in PRIOR_ART} <= labels

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.identity import describe_encoder, describe_other, same_encoder
-from apood.tokens.source import Beginnings, Subset, TokenSource, Trimmed, as_source, split
+from apood.tokens.source import Beginnings, Subset, TokenSource, Trimmed, as_source, split, spread_evenly
 from apood.tokens.store import TokenStore
 from apood.tokens.writer import TokenStoreWriter
 
@@ -175,6 +175,13 @@ def test_seeds_take_different_sequences():
     assert len(set(map(tuple, taken))) == 20
     times = torch.bincount(torch.tensor(taken).flatten(), minlength=100)
     assert int(times.min()) < int(times.max()) < 20, "no sequence is always taken"
+
+
+@pytest.mark.parametrize("count", [1, 5, 7, 1000, 20_000_004, 100_000_007])
+def test_numbers_are_spread_over_any_count(count):
+    numbers = spread_evenly(count, 7).tolist()
+    assert numbers == sorted(set(numbers)) and len(numbers) == min(count, 7)
+    assert numbers[0] == 0 and count - 8 <= numbers[-1] <= count - 1
 
 
 def test_a_split_leaves_the_global_generator_unchanged():

@@ -153,12 +153,15 @@ class Calibration:
     def from_scores(cls, scores: Scores, accept: float, *, coarse: bool = False) -> Self:
         """Return the calibration by held-out ID scores."""
         known = np.sort(as_scores(scores, "calibration scores"))
-        return cls(float(accept), conformal_threshold(known, accept, coarse=coarse), known, coarse)
+        threshold = conformal_threshold(known, accept, coarse=coarse)
+        return cls(float(accept), threshold, known, coarse)
 
     def subtract_threshold(self, scores: Scores) -> NDArray[np.float64]:
-        """Return score minus threshold; it is -inf for a score of -inf, even if the threshold is -inf, too."""
+        """Return score minus threshold: -inf for a score of -inf, and else 0 for equal ones, infinite ones included."""
         given = as_scores(scores, "scores")
-        return np.subtract(given, self.threshold, out=np.full_like(given, -np.inf), where=~np.isneginf(given))
+        never = np.isneginf(given)
+        start = np.where(never, -np.inf, 0.0)
+        return np.subtract(given, self.threshold, out=start, where=~never & (given != self.threshold))
 
     def accepts(self, scores: Scores) -> NDArray[np.bool_]:
         """Return which scores are in-distribution."""

@@ -7,13 +7,12 @@ probability p_min / p. What is left was chosen with the same probability p_min, 
 sample.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apood.decisions.conformal import Calibration, Scores, as_scores, check_level
+from apood.decisions.conformal import Calibration, Scores, as_scores, find_rank
 from apood.support.errors import InputError
 
 __all__ = ["Review", "accepted_interval"]
@@ -86,6 +85,7 @@ def accepted_interval(calibration: Calibration) -> tuple[float, float]:
     """
     from scipy.stats import beta
 
-    below = math.floor((len(calibration.scores) + 1) * (1 - check_level(calibration.accept, "accept")))
-    low, high = beta(len(calibration.scores) + 1 - below, below).interval(_COVERED)
+    count = len(calibration.scores)
+    rank = find_rank(count, calibration.accept)
+    low, high = beta(count + 1 - rank, rank).interval(_COVERED)
     return float(low), float(high)

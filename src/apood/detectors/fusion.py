@@ -201,11 +201,10 @@ class Fusion(Refinable, Detector):
 
         With `sentences`, the score is the smaller of that of `coherence` and the sum of the others.
         There is one per document, that of the window with the lowest score. They are about 0 for an ordinary sequence;
-        the most unusual one for a member is the most negative.
+        the most unusual one for a member is the most negative. Those of an empty sequence are -inf.
         """
         source = self._check_for_scoring(tokens)
-        scores = [torch.from_numpy(member._score_sequences(source)) for member in self.members_]
-        z = self._standardize(scores, source.lengths)
+        z = self._rate(source)
         worst = find_worst(self._combine(z).numpy(), source)
         return dict(zip(_name_members(self.members_), -z.numpy()[worst].T, strict=True))
 
@@ -220,8 +219,7 @@ class Fusion(Refinable, Detector):
         names = _name_members(self.members_)
         if not self.explains:
             raise InputError(f"None of the members ({', '.join(names)}) knows what its tokens contribute; ap-ood does.")
-        scores = [torch.from_numpy(member._score_sequences(source)) for member in self.members_]
-        z = self._standardize(scores, source.lengths)
+        z = self._rate(source)
         if self.sentences:
             decides = z[:, -1] > z[:, :-1].sum(1)
             z = torch.where(torch.cat([~decides[:, None].expand(-1, len(names) - 1), decides[:, None]], 1), z, 0.0)
@@ -457,12 +455,17 @@ class Fusion(Refinable, Detector):
         scores = [member._score_batch(tokens) for member in self.members_]
         return self._combine(self._standardize(scores, tokens.lengths))
 
+    def _rate(self, source: TokenSource) -> Tensor:
+        """Return the weighted z-scores `[N, members]` of checked sequences; inf for empty ones."""
+        scores = [torch.from_numpy(member._score_source(source)[0]) for member in self.members_]
+        return self._standardize(scores, source.lengths)
+
     def _combine(self, z: Tensor) -> Tensor:
         """Return scores `[N]` from the weighted z-scores `[N, members]` of all members."""
         return -torch.maximum(z[:, :-1].sum(1), z[:, -1]) if self.sentences else -z.sum(1)
 
     def _standardize(self, scores: list[Tensor], lengths: Tensor) -> Tensor:
-        """Return z_k `[N, members]` from the scores of each member, or of the first ones."""
+        """Return w_k z_k `[N, members]` from the scores of each member, or of the first ones; w_k is 1 at first."""
         count = len(scores)
         logs = torch.stack(
             [member.log_distances(own) for member, own in zip(self.members_[:count], scores, strict=True)], 1

@@ -15,7 +15,7 @@ from apood.evaluation.result import MEAN, Result
 from apood.evaluation.split import Split, draw_share
 from apood.evaluation.study import run_study
 from apood.pipeline.checks import refuse_same_data
-from apood.support.checks import check_integer, format_count, suggest_name
+from apood.support.checks import check_integer, check_number, format_count, suggest_name
 from apood.support.errors import ApoodError, InputError
 from apood.support.files import read_toml
 from apood.support.version import __version__
@@ -300,10 +300,8 @@ def _check_declared(plan: ComparisonPlan) -> None:
 def _check_numbers(plan: ComparisonPlan) -> None:
     check_integer("splits", plan.splits, 1)
     check_integer("seed", plan.seed, 0)
-    if not 0 < plan.share <= 1:
-        raise InputError(f"share must lie in (0, 1], got {plan.share}.")
-    if not 0 < plan.test_share < 1:
-        raise InputError(f"test_share must lie in (0, 1), got {plan.test_share}.")
+    check_number("share", plan.share, above=0, most=1)
+    check_number("test_share", plan.test_share, above=0, below=1)
 
 
 def _check_roles(plan: ComparisonPlan) -> None:

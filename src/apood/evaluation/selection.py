@@ -22,7 +22,7 @@ from apood.evaluation.result import Result
 from apood.evaluation.split import Split, narrow_channels
 from apood.evaluation.study import Jobs, fit_entry, run_study
 from apood.pipeline.checks import refuse_same_data
-from apood.support.checks import check_integer, shorten
+from apood.support.checks import check_integer, check_number, shorten
 from apood.support.errors import InputError
 from apood.support.version import __version__
 from apood.tokens.documents import count_documents
@@ -254,8 +254,8 @@ def check_search(
             "it has no criterion for held-out ID sequences alone, as ap-ood has."
         )
     for name, share in (("validation_share", validation_share), ("aux_share", aux_share)):
-        if share is not None and not 0 < share < 1:
-            raise InputError(f"{name} must lie between 0 and 1, got {share}.")
+        if share is not None:
+            check_number(name, share, above=0, below=1)
     check_integer("seeds", seeds, least=1)
     if seeds > 1 and not Entry(type(detector)).seeded:
         raise InputError(f"{detector.name} has no seed: it gives the same result each time, so seeds must be 1.")

@@ -24,6 +24,7 @@ __all__ = [
     "mark_kept",
     "read_with_progress",
     "split",
+    "spread_evenly",
     "token_budget",
     "trim_ends",
 ]
@@ -136,6 +137,12 @@ def split(source: TokenSource, share: float, seed: int) -> tuple[Subset, Subset]
     order = torch.randperm(count, generator=torch.Generator().manual_seed(int(seed)))
     taken = make_document_mask(source, order[: round(share * count)].numpy())
     return Subset(source, ~taken), Subset(source, taken)
+
+
+def spread_evenly(count: int, most: int) -> Tensor:
+    """Return the numbers of at most `most` of `count` sequences, evenly spaced, in ascending order."""
+    # float32 can round the last of more than 2^24 numbers up to `count`
+    return torch.linspace(0, count - 1, min(count, most)).long().clamp_max(count - 1)
 
 
 class Beginnings(BaseSource):

@@ -55,7 +55,7 @@ from apood.support.device import check_device, resolve_device
 from apood.support.errors import FitWarning, InputError
 from apood.tokens.batch import Ragged, TokenBatch, upload
 from apood.tokens.loader import Resident, place_on_device
-from apood.tokens.source import Subset, TokenSource, token_budget, trim_ends
+from apood.tokens.source import Subset, TokenSource, spread_evenly, token_budget, trim_ends
 
 __all__ = ["APOOD"]
 
@@ -330,7 +330,7 @@ class APOOD(Refinable, Detector):
         the vocabulary in which a model parks its own attention. All heads then see the same few tokens, and the
         logarithm of the sum of their d² spreads like that of k squares: about √(2/k).
         """
-        some = Subset(source, torch.linspace(0, len(source) - 1, min(len(source), _COMPARED)).long())
+        some = Subset(source, spread_evenly(len(source), _COMPARED))
         scores = [self._score(batch).cpu().double() for batch in some.batches(token_budget(source.dim))]
         return float(self.log_distances(torch.cat(scores)).std()) > math.sqrt(2 / _FEW_DIRECTIONS)
 
@@ -360,7 +360,7 @@ class APOOD(Refinable, Detector):
             training.close()
         weights = weights.detach()
         queries = round_queries(start.queries(weights), source.dtype)  # so that scores do not depend on the device
-        sample = torch.linspace(0, len(source) - 1, min(len(source), _LAW_SEQUENCES)).long()
+        sample = spread_evenly(len(source), _LAW_SEQUENCES)
         corpus = pool_corpus(source, queries, start.beta, recipe, start, sample)
         mu = corpus.mean if recipe.mean_prototype else corpus.prototype
         self.queries_, self.prototype_ = queries.cpu(), mu.float().cpu()

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import json
 import math
+import operator
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -102,7 +103,7 @@ def _write(detector: Detector, folder: Path, facts: Mapping[str, Any]) -> str:
         **describe_detector(detector),
         "learnt": {key: to_json(value) for key, value in learnt.items() if key not in tensors},
     }
-    _refuse_unloadable(detector, described, tensors)
+    _refuse_unloadable(detector, {**described, _FACTS: dict(facts)}, tensors)
     save_file(tensors, folder / TENSORS_FILE)
     config = {
         "schema": _SCHEMA,
@@ -185,7 +186,7 @@ def _restore(config: dict[str, Any], tensors: dict[str, Tensor], members: list[D
         detector = build_detector(config)
         detector.check_parameters()
         learnt = {key: from_json(value) for key, value in config["learnt"].items()} | tensors
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ArtefactError(f"{where} describes no detector of this apood: {error}") from error
     if members:
         learnt["members_"] = members
@@ -385,9 +386,9 @@ def _read_tensors(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:
 def _find_most_bytes(config: dict[str, Any]) -> int:
     """Return a size that the file of the tensors in a configuration cannot exceed."""
     try:
-        sizes = (math.prod(entry["shape"]) for entry in config["tensors"].values())
-        return _HEADER_BYTES + _NUMBER_BYTES * int(sum(sizes))
-    except (ArithmeticError, KeyError, TypeError):  # of a configuration that describes no tensors
+        sizes = (math.prod(map(operator.index, entry["shape"])) for entry in config["tensors"].values())
+        return _HEADER_BYTES + _NUMBER_BYTES * sum(sizes)
+    except (KeyError, TypeError):  # of a configuration that describes no tensors
         return _HEADER_BYTES
 
 
@@ -422,7 +423,7 @@ def to_json(value: Any) -> Any:
 def from_json(value: Any) -> Any:
     """Return the value that `to_json` converted."""
     match value:
-        case {"float": text, **rest} if not rest:
+        case {"float": str() as text, **rest} if not rest:
             return float(text)
         case {"method": str(), "parameters": dict(), **rest} if rest.keys() <= {_CLASS}:
             return build_detector(value)

@@ -15,7 +15,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from apood.decisions.conformal import Calibration, benjamini_hochberg
+from apood.decisions.conformal import Calibration, benjamini_hochberg, find_rank
 from apood.detectors.contract.data_checks import (
     find_nonempty,
     is_coarse,
@@ -288,6 +288,7 @@ class Detector(BaseEstimator):  # type: ignore[misc]
         are refused here as in `fit`: the guarantee is for inputs that can be scored.
         """
         source = self._check_for_scoring(X)
+        find_rank(count_documents(source), accept)  # raises an error now rather than after the scoring
         if _TOKENS in self.requires:  # the lengths are known without reading any token
             self._refuse_empty_calibration(source.lengths.numpy() > 0)
         scores, nonempty = self._score_source(source)

@@ -40,9 +40,10 @@ def refuse_other_than_labels(y: Any, count: int, what: str = "sequences") -> Non
     """Raise `InputError` if `y` is neither None nor `count` labels, such as AUX data in its place."""
     if y is None:
         return
-    countable = isinstance(y, Sized) and isinstance(y, Iterable) and not isinstance(y, TokenSource)
-    if not countable or len(y) != count or any(np.ndim(label) for label in y):
-        size = f" of length {len(y)}" if isinstance(y, Sized) else ""
+    length = len(y) if isinstance(y, Sized) and getattr(y, "ndim", None) != 0 else None  # no 0-d array
+    countable = isinstance(y, Iterable) and not isinstance(y, TokenSource)
+    if not countable or length != count or any(np.ndim(label) for label in y):
+        size = "" if length is None else f" of length {length}"
         raise InputError(
             f"The second argument of fit is y, one label for each of the {count} {what}, which is ignored; got "
             f"{type(y).__name__}{size}. Auxiliary outliers are given by name: fit(X, aux=outliers)."

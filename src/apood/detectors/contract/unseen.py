@@ -10,7 +10,7 @@ from apood.detectors.contract.base import Detector
 from apood.fitting.optimise import Checkpoint
 from apood.support.errors import DataWarning, InputError
 from apood.tokens.documents import count_documents, number_documents
-from apood.tokens.source import Beginnings, Subset, TokenSource, split
+from apood.tokens.source import Beginnings, Subset, TokenSource, split, spread_evenly
 
 __all__ = [
     "HELD_OUT_SHARE",
@@ -92,7 +92,7 @@ def draw_left_out(count: int, held_out: Tensor | None = None) -> Tensor:
     chosen = torch.zeros(count, dtype=torch.bool)
     if held_out is not None:
         chosen[held_out] = True
-    chosen[torch.linspace(0, count - 1, min(count, _LEFT_OUT)).long()] = True
+    chosen[spread_evenly(count, _LEFT_OUT)] = True
     return chosen.nonzero().flatten()
 
 
@@ -103,7 +103,7 @@ def _draw_beginnings(held_out: Subset) -> TokenSource | None:
             f"beginnings=True changes nothing: most ID sequences have fewer than {_LONG} tokens, so short ones are "
             "usual, and what is usual for them is learnt anyway.",
             DataWarning,
-            stacklevel=6,
+            stacklevel=5,
         )
         return None
     shares = (torch.arange(len(held_out), dtype=torch.float64) * _GOLDEN).frac()

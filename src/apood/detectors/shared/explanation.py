@@ -42,7 +42,7 @@ class Explanation:
         return self.find_explained(range(len(self.members)))
 
     def find_explained(self, numbers: Sequence[int]) -> Tensor:
-        """Return the same share for the contributions of the members of these numbers alone."""
+        """Return the share of what speaks against each sequence that some members explain, given their numbers."""
         if not self.members:
             return torch.ones_like(self.totals)
         total = torch.stack([member.share.clamp_min(0) for member in self.members]).sum(0)

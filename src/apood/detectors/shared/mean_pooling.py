@@ -71,7 +71,8 @@ def share_means(tokens: TokenBatch, normalize: Normalize, directions: Tensor, to
     along = (Preprocessing(unit=normalize == "tokens").apply(z).double() * directions[owners]).sum(1)
     along /= lengths[owners]
     if normalize == "pooled":
-        along /= torch.linalg.vector_norm(mean_pool(tokens), dim=1).clamp_min(torch.finfo(torch.float64).tiny)[owners]
+        norms = torch.linalg.vector_norm(mean_pool(tokens), dim=1)[owners]
+        along = torch.where(norms > 0, along / norms, 0.0)  # a mean of 0 has no direction that a token could turn
     sums = torch.zeros_like(totals).index_add_(0, owners, along)
     return Explanation(Ragged(along + ((totals - sums) / lengths)[owners], tokens.offsets), totals)
 

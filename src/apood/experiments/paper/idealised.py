@@ -92,7 +92,7 @@ class IdealisedKernel(Detector):
         )
         if outcome.diverged_at is not None:
             message = f"Training stopped at step {outcome.diverged_at}: its loss is {outcome.loss}."
-            warnings.warn(message, DivergedWarning, stacklevel=2)
+            warnings.warn(message, DivergedWarning, stacklevel=3)
         self.weights_ = weights.detach().cpu()
         with torch.no_grad():
             parts = [self._values(batch, weights).sum(0) for batch in source.batches(token_budget(source.dim))]

@@ -87,6 +87,9 @@ def inspect_model(given: str | None, task: Task, *, fetch: bool) -> ModelFacts |
 def _read_beams(folder: Path, config: dict[str, Any]) -> int:
     """Return the number of beams in a model's generation settings, which older models have in their `config`."""
     path = folder / "generation_config.json"
-    own = read_json(path) if path.is_file() else config
+    try:
+        own = read_json(path) if path.is_file() else config
+    except (OSError, ValueError) as error:
+        raise InputError(f"The model's file {str(path)!r} cannot be read: {error}.") from error
     beams = own.get("num_beams") if isinstance(own, dict) else None
     return beams if isinstance(beams, int) and beams > 1 else 1

@@ -12,7 +12,7 @@ import numpy as np
 from apood.evaluation.entry import Entry
 from apood.experiments.text.bootstrap import Floats, estimate
 from apood.experiments.text.measure import Assignment
-from apood.experiments.text.results import MethodResult, read_result
+from apood.experiments.text.results import MethodResult, read_result, refuse_incomplete
 from apood.experiments.text.runner import TextBenchOptions, prepare
 from apood.experiments.text.tasks import parse_view
 from apood.support.errors import InputError
@@ -21,8 +21,8 @@ from apood.support.provenance import device_name
 __all__ = ["check_result", "compare_results"]
 
 _NEEDED: dict[str, dict[str, type]] = {
-    "task": {"model": str, "mode": str, "corpus": str, "view": str, "views": list},
-    "method": {"label": str, "method": str, "aux": int},
+    "task": {"model": str, "mode": str, "corpus": str},
+    "method": {"method": str, "aux": int},
     "manifest": {"texts": dict, "model": str, "seeds": int},
 }
 _PERCENTAGES = {
@@ -41,7 +41,7 @@ def check_result(path: Path, options: TextBenchOptions, tolerance: float) -> lis
     are reused, fits are not.
     """
     kept = read_result(path)
-    _refuse_incomplete(kept)
+    refuse_incomplete(path, kept.content, _NEEDED)
     facts, method, manifest = (kept.content[part] for part in _NEEDED)
     known = [one for one in options.models if one.partition("=")[0] == facts["model"]]
     if not known:
@@ -68,13 +68,6 @@ def check_result(path: Path, options: TextBenchOptions, tolerance: float) -> lis
     if differences and origins[0] != origins[1]:
         differences.append(f"The file is from {origins[0]}; measured now with {origins[1]}.")
     return differences
-
-
-def _refuse_incomplete(kept: MethodResult) -> None:
-    for part, keys in _NEEDED.items():
-        for key, kind in keys.items():
-            if not isinstance(kept.content[part].get(key), kind):
-                raise InputError(f"{kept.path} is not a result of `apood bench text`: its {part} has no proper {key}.")
 
 
 def _refuse_other_device(path: Path, method: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:

@@ -115,7 +115,7 @@ class Measurer:
 
     def find_result(self, task: Task, row: Entry) -> Path:
         """Return the file of the result of a row."""
-        return find_result(self.out, task.name, task.view_name, row.label)
+        return find_result(self.out, task.name, task.view_folder, row.label)
 
     def list_rows(self, study: "_StudyData") -> list[Entry]:
         """Return all rows of a task in its view."""

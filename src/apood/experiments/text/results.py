@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from apood.detectors.contract.artefact import describe_detector
@@ -25,13 +26,14 @@ from apood.support.files import atomic_file, read_json, sha256_of, write_json
 
 __all__ = [
     "ALL", "EQUAL", "PLAIN", "SCHEMA", "SPLICED", "MethodResult", "compute_figures", "find_result",
-    "list_results", "make_key", "read_result", "write_result",
+    "list_results", "make_file_name", "make_key", "read_result", "refuse_incomplete", "write_result",
 ]  # fmt: skip
 
 SCHEMA = 1
 PLAIN, EQUAL = "plain", "equal_lengths"
 ALL, SPLICED = "all", "spliced"
 
+_NEEDED: dict[str, dict[str, type]] = {"task": {"name": str, "view": str, "views": list}, "method": {"label": str}}
 _KEYS = {"schema": int, "task": dict, "method": dict, "figures": dict, "means": dict, "costs": dict, "manifest": dict}
 
 
@@ -78,10 +80,14 @@ class MethodResult:
         return self.resampled.get((of, how))
 
 
-def find_result(out: Path, task: str, view: str, label: str) -> Path:
+def find_result(out: Path, task: str, view_folder: str, label: str) -> Path:
     """Return the file of a result below `out`."""
-    folder, name = (re.sub(r"[^\w.]+", "-", one).strip("-").lower() for one in (view, label))
-    return out / "results" / task / folder / f"{name}.json"
+    return out / "results" / task / view_folder / f"{make_file_name(label)}.json"
+
+
+def make_file_name(label: str) -> str:
+    """Return the label of a method in the names of its files."""
+    return re.sub(r"[^\w.]+", "-", label).strip("-").lower()
 
 
 def make_key(entry: Entry, described: Mapping[str, Any]) -> str:
@@ -149,6 +155,7 @@ def read_result(path: Path) -> MethodResult:
             raise InputError(f"{path} is not a result of `apood bench text`.")
         if content["schema"] > SCHEMA:
             raise InputError(f"{path} has schema {content['schema']}, and this apood knows schemas up to {SCHEMA}.")
+        refuse_incomplete(path, content, _NEEDED)
         beside = path.parent / Path(content["scores"]["file"]).name
         if not beside.exists():
             return MethodResult(path, content, _read_means(content["means"]), has_scores=False)
@@ -157,7 +164,9 @@ def read_result(path: Path) -> MethodResult:
         arrays = load(beside.read_bytes())
     except OSError as error:
         raise InputError(f"The result {path} cannot be read: {error}.") from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except InputError:  # a ValueError, too
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise InputError(f"{path} is not a result of `apood bench text`: {error}.") from error
     resampled = {}
     for key, own in arrays.items():
@@ -165,6 +174,14 @@ def read_result(path: Path) -> MethodResult:
         if kind == "resampled":
             resampled[of, how] = own.astype(np.float64)
     return MethodResult(path, content, resampled)
+
+
+def refuse_incomplete(path: Path, content: Mapping[str, Any], needed: Mapping[str, Mapping[str, type]]) -> None:
+    """Raise InputError if a part of a result lacks a value, given the values that are needed and their types."""
+    for part, keys in needed.items():
+        for key, kind in keys.items():
+            if not isinstance(content[part].get(key), kind):
+                raise InputError(f"{path} is not a result of `apood bench text`: its {part} has no proper {key}.")
 
 
 def _read_means(means: Mapping[str, Any]) -> dict[tuple[str, str], Floats]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from apood.detectors.contract.registry import list_methods
 from apood.evaluation.entry import Entry
+from apood.experiments.text.results import make_file_name
 from apood.support.checks import suggest_name
 from apood.support.errors import InputError
 
@@ -94,10 +95,10 @@ def choose_rows(names: Sequence[str]) -> Rows:
             own = [[entry] if use != "required" else [], [entry] if use != "unused" else []]
         alone += [entry for entry in own[0] if entry not in alone]
         learning += [entry for entry in own[1] if entry not in learning]
-    for rows in (alone, learning):
-        known: dict[str, Entry] = {}
+    for rows, all_rows in ((alone, ALONE), (learning, WITH_AUX)):
+        known = {make_file_name(entry.label): entry for entry in all_rows}
         for entry in rows:
-            if (other := known.setdefault(entry.label, entry)) is not entry:
+            if (other := known.setdefault(make_file_name(entry.label), entry)) is not entry:
                 raise InputError(
                     f"{other.method} and {entry.method} are both called {entry.label}: give each class its own `name`."
                 )

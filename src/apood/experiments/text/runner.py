@@ -198,13 +198,14 @@ def prepare(options: TextBenchOptions) -> PreparedBench:
     tasks = [
         Task(model, mode, corpus, view, views[model.name, mode])
         for model in models
-        for mode in options.modes
+        for mode in dict.fromkeys(options.modes)
         for corpus in corpora
         for view in views[model.name, mode]
         if mode in model.modes and model.takes_sounds == sounds[corpus.name]
     ]
     if not tasks:
         raise InputError("No model can be used on any corpus in any mode that was asked for.")
+    _refuse_shared_folders(tasks)
     wanted = {task.corpus.name: task.corpus for task in tasks}
     sets = {name: make_sets(corpus, declaration.salt, declaration.limits) for name, corpus in wanted.items()}
     assignments = [Assignment(task, sets[task.corpus.name]) for task in tasks]
@@ -225,6 +226,20 @@ def _choose_corpora(known: Any, names: Sequence[str]) -> list[Corpus]:
         if name not in known:
             raise InputError(f"There is no corpus {name!r}{suggest_name(name, known)}; there are {', '.join(known)}.")
     return [known[name] for name in (dict.fromkeys(names) or known)]
+
+
+def _refuse_shared_folders(tasks: Sequence[Task]) -> None:
+    """Raise InputError if two tasks would write to the same files."""
+    known: dict[str, Task] = {}
+    for task in tasks:
+        if (other := known.setdefault(task.file_name, task)) is not task:
+            first, second = (
+                f"{one.model.name} on {one.corpus.name} ({one.mode}, layers {one.view_name})" for one in (other, task)
+            )
+            raise InputError(
+                f"{first} and {second} would have the same files, {task.file_name}: rename a model or a corpus, or "
+                "leave one of them out."
+            )
 
 
 def _find_models(given: Sequence[str]) -> list[Model]:

@@ -111,9 +111,14 @@ class Task:
         return name_view(self.view)
 
     @property
+    def view_folder(self) -> str:
+        """The view in the names of folders, in which layers 4 and -4 must differ."""
+        return _make_file_name(re.sub(r"-(?=\d)", "minus ", self.view_name))
+
+    @property
     def file_name(self) -> str:
         """The name with the view, for folders."""
-        return f"{self.name}-{_make_file_name(self.view_name)}"
+        return f"{self.name}-{self.view_folder}"
 
     def __str__(self) -> str:
         return f"{self.name}, {self.view_name}"
