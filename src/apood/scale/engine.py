@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from apood.data.parts import Part
 from apood.scale.job import Settings
@@ -32,6 +32,7 @@ _SOME_FAIL = (
     "If workers start on some machines and not on others, take the others out of the cluster, or give fewer --workers."
 )
 _REPEATED = "retries remaining"  # in a notice of Ray about an error that it survives, with the whole traceback
+_DIED = "A worker died or was killed"  # in a notice of Ray, followed by lists of numbers and of possible reasons
 
 
 @dataclass(frozen=True)
@@ -127,13 +128,33 @@ def connect(address: str | None) -> Iterator[None]:
             with _silence():
                 ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise InputError(f"There is no Ray cluster at {address or 'this machine'} ({error}).") from error
-    with redirect_stdout(sys.stderr):  # Ray prints notices of deaths among the results, also when it stops
+            raise InputError(_describe_failure(address, error)) from error
+    with redirect_stdout(cast(TextIO, _Notices())):  # Ray prints them among the results, also when it stops
         try:
             yield
         finally:
             if ours:
                 ray.shutdown()
+
+
+def _describe_failure(address: str | None, error: Exception) -> str:
+    if address == "auto" and isinstance(error, ConnectionError):
+        return "There is no Ray cluster on this machine: start one with `ray start --head`."
+    if address in (None, "local"):
+        return f"Ray cannot be started on this machine ({error})."
+    return f"There is no Ray cluster at {address} ({error})."
+
+
+class _Notices:
+    """Standard error, with a sentence in the place of each of Ray's long notices of the death of a worker."""
+
+    def write(self, text: str) -> int:
+        if _DIED in text:
+            text = "A worker died; its unit is repeated."
+        return sys.stderr.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
 
 
 def find_resources() -> Cluster:
