@@ -1,15 +1,22 @@
 """The commands with --engine ray, whose workers are this process."""
 
 import json
+import re
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from scaled import run_commands_here
 from typer.testing import CliRunner
 
 from apood.cli.app import app
+from apood.data.parts import Part
 from apood.scale.embedding import EmbedWorker
+from apood.scale.engine import Cluster
 from apood.scale.job import Job
+from apood.scale.sampling import DrawWorker
+from apood.scale.shards import Counts
 from apood.scale.units import Unit
 
 
@@ -92,12 +99,111 @@ def test_a_sample_that_is_too_large_leaves_nothing_behind(root: Path, tmp_path: 
 
 def test_a_sample_of_another_command_is_drawn_again(root: Path, tmp_path: Path, jobs: list[Job]):
     """As after a kill between the sample and the plan."""
+    begin = Job.begin
 
-    def interrupt(_: Job) -> None:
-        raise KeyboardInterrupt
+    def interrupt(job: Job) -> list[int]:
+        if job.place.name == "measured":
+            raise KeyboardInterrupt
+        return begin(job)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Job, "begin", interrupt)
         assert fit(root, tmp_path / "fitted", "--sample", 60, code=130)
     assert (tmp_path / "fitted.scale" / "sample.parquet").exists() and not jobs
     assert "Trained mahalanobis on a sample of 100 texts" in fit(root, tmp_path / "fitted", "--sample", 100)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_an_interrupted_draw_goes_on_with_the_other_parts(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole, out, process = fit(root, tmp_path / "whole", "--sample", 100), tmp_path / "fitted", DrawWorker.process
+    done: list[int] = []
+
+    def process_two(worker: DrawWorker, number: int, part: Part) -> Counts:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(number)
+        return process(worker, number, part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DrawWorker, "process", process_two)
+        output = fit(root, out, "--sample", 100, code=130)
+    assert output == f"Interrupted: what is done is in {out}.scale; run the same command again to continue.\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            DrawWorker, "process", lambda worker, number, part: done.append(number) or process(worker, number, part)
+        )
+        assert fit(root, out, "--sample", 100) == whole.replace("whole", "fitted")
+    assert done == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("jobs")
+def test_an_interruption_before_anything_is_done_says_so(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(_: Job) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Job, "begin", interrupt)
+    for command in (
+        ["fit", root / "corpus", "--model", root / "bert", "--out", tmp_path / "fitted", "--sample", "100"],
+        ["score", root / "detector", root / "corpus", "--out", tmp_path / "scores"],
+        ["embed", root / "corpus", "--model", root / "bert", "--out", tmp_path / "store"],
+    ):
+        assert run(*command, code=130) == "Interrupted: nothing was done yet; run the same command again.\n"
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["cache"])
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_sample_that_is_smaller_than_asked_is_a_warning(root: Path, tmp_path: Path):
+    output = fit(root, tmp_path / "fitted", "--sample", 1000)
+    assert (
+        "Warning: There are only 239 texts: 191 of them are the sample, and not 1,000, and 48 are held out to set the "
+        "threshold.\n"
+    ) in output
+    assert "There are only" not in fit(root, tmp_path / "other", "--sample", 191)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_too_small_a_sample_asks_for_a_larger_one(root: Path, tmp_path: Path):
+    output = fit(root, tmp_path / "fitted", "--sample", 2)
+    assert "There are fewer ID sequences (2)" in output
+    assert "give more texts or a larger --sample, or use knn" in output and "add sequences" not in output
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, int]]:
+    """Kind, GPUs and number of the workers that commands start on a cluster of 2 GPUs and 8 processors."""
+    started: list[tuple[str, bool, int]] = []
+
+    def run_workers(worker, settings, parts, chosen, *, cluster: Cluster, workers: int):
+        started.append((worker.__name__, cluster.uses_gpus, workers))
+        own = worker(settings)
+        return (own.process(number, parts[number]) for number in chosen)
+
+    monkeypatch.setattr("apood.scale.engine.connect", lambda _: nullcontext())
+    monkeypatch.setattr("apood.scale.engine.find_resources", lambda: Cluster([{"CPU": 8.0, "GPU": 2.0}], True))
+    monkeypatch.setattr(Cluster, "list_notices", lambda *_: iter(()))
+    monkeypatch.setattr("apood.scale.engine.run_workers", run_workers)
+    return started
+
+
+@pytest.mark.parametrize(("options", "drawing", "measuring"), [((), 8, 2), (("--workers", 1), 1, 1)])
+def test_workers_that_draw_need_no_gpu(root: Path, tmp_path: Path, gpus, options, drawing: int, measuring: int):
+    fit(root, tmp_path / "fitted", "--sample", 100, *options)
+    assert gpus == [("DrawWorker", False, drawing), ("MeasureWorker", True, measuring)]
+
+
+def test_a_start_that_fails_does_not_occupy_the_folder(root: Path, tmp_path: Path, gpus):
+    texts, score = root / "corpus", ["score", root / "detector", root / "corpus", "--out", tmp_path / "scores"]
+    embed = ["embed", texts, "--model", root / "bert", "--out", tmp_path / "store"]
+    too_many = "Error: --workers 3 needs as many GPUs with a processor on their machine, and the cluster has 2.\n"
+    for command in (score, embed):
+        assert run(*command, "--workers", 3, code=2) == too_many
+    assert fit(root, tmp_path / "fitted", "--sample", 100, "--workers", 3, code=2) == too_many
+    assert "There is no folder" in run(*score, "--model", tmp_path / "none", code=2)
+    assert not list(tmp_path.iterdir()) and not gpus
+    assert "Scored 240 inputs" in run(*score, "--keep", "id", "--workers", 2)
+
+
+def test_a_job_of_which_nothing_is_left_needs_no_cluster(root: Path, tmp_path: Path, gpus):
+    command = ["score", root / "detector", root / "corpus", "--out", tmp_path / "scores"]
+    first = run(*command)
+    assert run(*command, "--workers", 3) == first and len(gpus) == 1

@@ -213,7 +213,7 @@ def test_a_part_may_take_longer_than_ray_waits_for_progress(monkeypatch: pytest.
     context = ray.data.DataContext.get_current()
     monkeypatch.setattr(context, "execution_no_progress_timeout_s", 2.0)
     monkeypatch.setattr("ray.data.from_items", lambda rows, **_: rows)
-    assert len(engine._make_dataset([Part("a.txt", 0, None, 5)], [0])) == 1
+    assert len(engine._make_dataset([Part("a.txt", 0, None, 5)], [0], 1)) == 1
     assert context.execution_no_progress_timeout_s == -1
 
 
@@ -225,4 +225,4 @@ def test_errors_of_ray_data_are_sentences():
         yield
 
     with pytest.raises(InputError, match=r"^A worker failed: It made no progress\.$"):
-        list(engine._iterate(SimpleNamespace(iter_rows=fail)))
+        list(engine._iterate(SimpleNamespace(iter_rows=fail), 1))

@@ -163,13 +163,15 @@ def test_a_fit_goes_on_with_the_sample_and_the_detector_that_are_there(root: Pat
 
 @pytest.mark.usefixtures("bucket")
 def test_a_sample_is_drawn_once(root: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Job] = []
     job = plan_scores(root / "corpus", root / "detector", "s3://bucket/measured")
     drawn = [Drawn(number, 0, number, f"line {number}", f"word{number}") for number in range(125)]
-    monkeypatch.setattr("apood.scale.fitting._draw", lambda *_: drawn)
-    path = parse_place("s3://bucket/fit.scale/sample.parquet")
-    sample = draw_sample(job, 100, 0, path)
-    monkeypatch.delattr("apood.scale.fitting._draw")
-    assert draw_sample(job, 100, 0, path) == sample and len(sample.training) == 100
+    work = parse_place("s3://bucket/fit.scale")
+    with monkeypatch.context() as patch:
+        patch.setattr("apood.scale.fitting.read_drawn", lambda _: drawn)
+        sample = draw_sample(job, 100, work, asked.append)
+    assert draw_sample(job, 100, work, asked.append) == sample and len(sample.training) == 100
+    assert len(asked) == 1
 
 
 def test_the_number_of_requests_for_inputs_does_not_depend_on_their_number(bucket: Bucket, tmp_path: Path):

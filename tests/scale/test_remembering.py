@@ -10,11 +10,12 @@ from safetensors.torch import save_file
 from scaled import plan_scores, run_here
 
 from apood.data.inputs import Request
+from apood.data.parts import read_part
 from apood.detectors.contract.refinable import Refinable
 from apood.scale.fitting import Sample
 from apood.scale.job import Job
 from apood.scale.measuring import MeasureWorker, load_identified, merge_units
-from apood.scale.sampling import choose_bound, count_by_keys, draw_from_part, take_smallest
+from apood.scale.sampling import choose_bound, count_by_keys, draw_from_records, take_smallest
 from apood.support.errors import InputError
 
 
@@ -27,9 +28,9 @@ def measure(root: Path, out: Path, *, remembered: int, left_out: frozenset[str] 
 
 
 def draw(job: Job, wanted: int):
-    parts = enumerate(job.parts)
-    options = {"request": Request(), "seed": 0, "bound": choose_bound(wanted, 0)}
-    return take_smallest((own for number, part in parts for own in draw_from_part(number, part, **options)), wanted)
+    parts = ((number, read_part(part, Request())) for number, part in enumerate(job.parts))
+    options = {"seed": 0, "bound": choose_bound(wanted, 0)}
+    return take_smallest((own for part in parts for own in draw_from_records(*part, **options)), wanted)
 
 
 def load_neighbours(root: Path) -> tuple[Refinable, str]:

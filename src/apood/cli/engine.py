@@ -12,7 +12,7 @@ import typer
 from apood.cli.arguments import are_sounds, reads_pairs, refuse_occupied
 from apood.cli.output import advise_on_interrupt, echo, print_facts, print_json
 from apood.support.checks import format_count
-from apood.support.cloud import Place, parse_place
+from apood.support.cloud import Place, list_names, parse_place
 from apood.support.cloud_folders import find_work_folder
 from apood.support.errors import InputError
 from apood.support.files import reserve_path
@@ -78,16 +78,23 @@ class OnRay:
     dry_run: bool
     as_json: bool
 
-    def run(self, job: "Job", worker: "type[Worker]") -> "Counts":
-        """Do what is left of a job, and return the counts of all rows."""
+    def run(self, job: "Job", worker: "type[Worker]", *, encodes: bool = True) -> "Counts":
+        """Do what is left of a job, and return the counts of all rows. Workers that do not encode need no GPU.
+
+        The job begins when there is a cluster with enough places: a wrong address leaves nothing behind.
+        """
         from apood.scale.engine import connect, find_resources, run_workers
 
-        if left := job.begin():
+        if not job.has_begun() or job.begin():
             with connect(self.address):
                 cluster = find_resources()
                 count = cluster.count_workers(self.workers)
+                left = job.begin()
                 for notice in cluster.list_notices(min(count, len(left))):
                     echo(notice, err=True)
+                if not encodes:
+                    cluster = replace(cluster, uses_gpus=False)
+                    count = cluster.count_workers(self.workers)
                 for _ in run_workers(worker, job.settings, job.parts, left, cluster=cluster, workers=count):
                     pass
         return job.finish()
@@ -105,6 +112,8 @@ def score_on_ray(
 ) -> None:
     """Score texts on a cluster; `fields` are the fields to read and to keep."""
     from apood.data.inputs import Request
+    from apood.encoders.base.pretrained import find_pretrained
+    from apood.encoders.remote.client import is_address
     from apood.pipeline.facts import load_detector_and_facts
     from apood.scale.job import Job, Settings
     from apood.scale.scoring import ScoreWorker, digest_detector
@@ -114,6 +123,8 @@ def score_on_ray(
     _refuse_sounds(inputs)
     folder, place = parse_place(out), parse_place(detector)
     loaded, _ = load_detector_and_facts(detector)  # an error before there is a folder
+    if model is not None and not is_address(model):
+        find_pretrained(model)  # likewise
     pairs = reads_pairs(loaded, fields["target_field"])
     settings = Settings(
         folder=_name_for_workers(folder),
@@ -190,6 +201,7 @@ def fit_on_ray(
     from apood.scale.fitting import draw_sample, fit_sample, refine_and_calibrate
     from apood.scale.job import Job, Settings
     from apood.scale.measuring import MEASURED_RECORDS, MeasureWorker
+    from apood.scale.sampling import DrawWorker
     from apood.scale.units import PART_BYTES
 
     if sample is None or model is None:
@@ -214,7 +226,8 @@ def fit_on_ray(
     with advise_on_interrupt(_advise(work)), _reserve(folder), connect(on_ray.address):
         job.has_begun()  # another job is refused before anything is read
         cache = TokenCache.of_model(here / "tokens", model)
-        drawn = draw_sample(job, sample, seed, work / "sample.parquet")
+        shared = parse_place(_name_for_workers(work))
+        drawn = draw_sample(job, sample, shared, lambda own: on_ray.run(own, DrawWorker, encodes=False))
         job.begin()  # only now: what cannot be drawn leaves nothing behind
         fitted, digest = fit_sample(detector, drawn, cache, trained, Checkpoint(here / "checkpoint"))
         facts, counts = refine_and_calibrate(
@@ -280,4 +293,9 @@ def _refuse_sounds(inputs: Sequence[str]) -> None:
 
 
 def _advise(folder: Place) -> Callable[[], str]:
-    return lambda: f"what is done is in {folder}; run the same command again to continue."
+    def describe_kept() -> str:
+        if not list_names(folder):
+            return "nothing was done yet; run the same command again."
+        return f"what is done is in {folder}; run the same command again to continue."
+
+    return describe_kept

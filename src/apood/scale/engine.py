@@ -6,21 +6,20 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TextIO, cast
 
 from apood.data.parts import Part
 from apood.scale.job import Settings
-from apood.scale.units import make_row, read_row
-from apood.scale.worker import Worker, enter_folder
+from apood.scale.units import make_row
+from apood.scale.worker import Worker
 from apood.support.checks import format_count, import_optional
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 
-__all__ = ["Cluster", "connect", "find_resources", "map_parts", "run_workers"]
+__all__ = ["Cluster", "connect", "find_resources", "run_workers"]
 
 _ANSWER_SECONDS = 10.0
 _PROBE_SECONDS = 60.0  # until a machine has started a process and imported torch
@@ -252,20 +251,7 @@ def run_workers(
             yield found
 
 
-def map_parts(
-    function: Callable[..., list[dict[str, Any]]], parts: Sequence[Part], **arguments: Any
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows that `function` returns for the number of each part, the part and the arguments."""
-    folder = str(Path.cwd())
-
-    def call(row: dict[str, Any]) -> list[dict[str, Any]]:
-        enter_folder(folder)
-        return function(row["part"], read_row(row), **arguments)
-
-    yield from _iterate(_make_dataset(parts, range(len(parts))).flat_map(call))
-
-
-def _make_dataset(parts: Sequence[Part], chosen: Sequence[int], workers: int = 0) -> Any:
+def _make_dataset(parts: Sequence[Part], chosen: Sequence[int], workers: int) -> Any:
     import ray.data
 
     context = ray.data.DataContext.get_current()
@@ -286,7 +272,7 @@ def _make_dataset(parts: Sequence[Part], chosen: Sequence[int], workers: int = 0
     return ray.data.from_items(rows, override_num_blocks=min(len(rows), _MOST_BLOCKS))
 
 
-def _iterate(data: Any, machines: int = 1) -> Iterator[dict[str, Any]]:
+def _iterate(data: Any, machines: int) -> Iterator[dict[str, Any]]:
     from ray.exceptions import RayError
 
     try:

@@ -24,7 +24,7 @@ from apood.support.errors import InputError
 from apood.support.files import source_digest
 from apood.support.version import __version__
 
-__all__ = ["Worker", "enter_folder"]
+__all__ = ["Worker"]
 
 _PLAIN = "a text"
 _DEADLY = "It was given up from here on: each worker that tried to read it died."
@@ -79,7 +79,7 @@ class Worker:
                 f"torch cannot use the GPU of the machine {platform.node()}, and can use that of another one: install "
                 "torch with CUDA on all of them."
             )
-        enter_folder(settings.cwd)
+        _enter_folder(settings.cwd)
         self.settings, self.place = settings, parse_place(settings.folder)
         self.plan = {} if settings.on_gpu is None else self._read_plan()
 
@@ -291,7 +291,7 @@ def _is_gpu_lost() -> bool:
     return True
 
 
-def enter_folder(folder: str) -> None:
+def _enter_folder(folder: str) -> None:
     """Make this process work in a folder, if this machine has it, so that relative paths mean what the command meant.
 
     Ray starts its processes in the folder in which the node was started.
