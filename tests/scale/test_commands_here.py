@@ -207,3 +207,29 @@ def test_a_job_of_which_nothing_is_left_needs_no_cluster(root: Path, tmp_path: P
     command = ["score", root / "detector", root / "corpus", "--out", tmp_path / "scores"]
     first = run(*command)
     assert run(*command, "--workers", 3) == first and len(gpus) == 1
+
+
+def test_a_dry_run_counts_the_workers_of_the_cluster(root: Path, tmp_path: Path, gpus, monkeypatch: pytest.MonkeyPatch):
+    command = ["score", root / "detector", root / "corpus", "--out", tmp_path / "scores", "--dry-run", "--json"]
+    assert json.loads(run(*command, "--address", "10.0.0.1:6379"))["workers"] == 2
+    assert "the cluster has 2" in run(*command, "--address", "10.0.0.1:6379", "--workers", 3, code=2)
+    assert json.loads(run(*command, "--workers", 3))["workers"] == 3  # of a cluster that there is not yet
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert json.loads(run(*command))["workers"] == 2
+    assert not gpus
+
+
+def test_a_dry_run_refuses_a_wrong_address(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    command = ["score", root / "detector", root / "corpus", "--out", tmp_path / "scores", "--dry-run"]
+    assert "--address takes host:port" in run(*command, "--address", "nowhere", code=2)
+
+
+def test_a_dry_run_of_a_fit_counts_the_pass_over_everything_if_there_is_one(root: Path, tmp_path: Path):
+    command = ["fit", root / "corpus", "--model", root / "bert", "--out", tmp_path / "fitted", "--sample", 100]
+    output = run(*command, "--dry-run", "--method", "deep-svdd")
+    assert re.search(r"tokens +– *\nwritten +– *\nworkers .*\nseconds +–", output)
+    assert output.endswith("Not counted: drawing the sample, embedding it and training on it.\n")
+    output = run(*command, "--dry-run", "--method", "mahalanobis")
+    assert re.search(r"tokens +[1-9].*\nwritten +– *\nworkers .*\nseconds +under 1", output)
+    assert output.endswith("training on it, and statistics: their files and merging them.\n")

@@ -99,12 +99,30 @@ class OnRay:
                     pass
         return job.finish()
 
-    def show_estimate(self, job: "Job", worker: "type[Worker]") -> None:
-        """Print what a job will take."""
+    def show_estimate(self, job: "Job", worker: "type[Worker] | None", *, commits: bool = True) -> None:
+        """Print what a job will take.
+
+        No worker encodes if `worker` is None. Without `commits`, a run does not write what this kind of worker writes.
+        """
         from apood.scale.estimating import estimate_job
 
-        facts = asdict(estimate_job(job, worker, self.workers))
-        print_json(facts) if self.as_json else print_facts(facts)
+        facts = asdict(estimate_job(job, worker, self._count_workers()))
+        facts |= {} if commits else {"written": None}
+        if self.as_json:
+            print_json(facts)
+            return
+        if facts["seconds"] is not None:
+            facts["seconds"] = "under 1" if facts["seconds"] < 1 else round(facts["seconds"])
+        print_facts(facts)
+
+    def _count_workers(self) -> int | None:
+        """Return the number of workers that a run would have; None for all of this machine, if it would start Ray."""
+        from apood.scale.engine import connect, find_resources, has_cluster
+
+        if not has_cluster(self.address):
+            return self.workers
+        with connect(self.address):
+            return find_resources().count_workers(self.workers)
 
 
 def score_on_ray(
@@ -193,6 +211,7 @@ def fit_on_ray(
 ) -> None:
     """Fit a detector on a sample of the texts and on statistics of all of them, and set its threshold."""
     from apood.data.inputs import Request
+    from apood.detectors.contract.refinable import Refinable
     from apood.encoders.opening import open_encoder
     from apood.fitting.optimise import Checkpoint
     from apood.pipeline.token_cache import TokenCache, describe_source
@@ -221,7 +240,11 @@ def fit_on_ray(
     identity = {**described, "model": describe_source(model, lambda: open_encoder(model))}
     job = Job.plan("measure", [texts], settings, identity, part_bytes=4 * PART_BYTES)
     if on_ray.dry_run:
-        on_ray.show_estimate(replace(job, settings=replace(settings, encoder={"model": model})), EmbedWorker)
+        encoding = replace(job, settings=replace(job.settings, encoder={"model": model}))
+        refines = isinstance(detector, Refinable)
+        on_ray.show_estimate(encoding, EmbedWorker if refines else None, commits=False)
+        more = ", and statistics: their files and merging them" if refines else ""
+        echo(f"Not counted: drawing the sample, embedding it and training on it{more}.", err=True)
         return
     with advise_on_interrupt(_advise(work)), _reserve(folder), connect(on_ray.address):
         job.has_begun()  # another job is refused before anything is read

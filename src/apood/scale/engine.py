@@ -19,8 +19,9 @@ from apood.support.checks import format_count, import_optional
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 
-__all__ = ["Cluster", "connect", "find_resources", "run_workers"]
+__all__ = ["Cluster", "connect", "find_resources", "has_cluster", "run_workers"]
 
+_ADDRESS = "RAY_ADDRESS"
 _ANSWER_SECONDS = 10.0
 _PROBE_SECONDS = 60.0  # until a machine has started a process and imported torch
 _FREE_SECONDS = 5.0  # until the resources of a job that has just ended are free again
@@ -104,6 +105,11 @@ def _count_gpus(machines: Iterable[Mapping[str, float]]) -> int:
     return sum(int(own.get("GPU", 0)) for own in machines)
 
 
+def has_cluster(address: str | None) -> bool:
+    """Return whether `connect` finds a cluster, or refuses the address; otherwise it starts Ray on this machine."""
+    return (address or os.environ.get(_ADDRESS) or "local") != "local"
+
+
 @contextmanager
 def connect(address: str | None) -> Iterator[None]:
     """Connect to the cluster at `address` during the block: host:port, or "auto" for the one on this machine.
@@ -120,7 +126,7 @@ def connect(address: str | None) -> Iterator[None]:
     import_optional("ray.data", "ray", "--engine ray")
     ours = not ray.is_initialized()
     if ours:
-        address = address or os.environ.get("RAY_ADDRESS")
+        address = address or os.environ.get(_ADDRESS)
         _refuse_unreachable(address)
         local: dict[str, Any] = {} if address else {"include_dashboard": False}
         try:
