@@ -68,8 +68,8 @@ def run_commands_here(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Let commands with --engine ray do their work in this process, and return the list of the jobs that encode."""
     jobs: list[Job] = []
 
-    def run(_: OnRay, job: Job, worker: type[Worker], *, encodes: bool = True) -> Counts:
-        jobs.extend([job] if encodes else [])
+    def run(_: OnRay, job: Job, worker: type[Worker]) -> Counts:
+        jobs.extend([job] if worker.encodes else [])
         return run_here(job, worker(job.settings))
 
     monkeypatch.setattr(OnRay, "run", run)

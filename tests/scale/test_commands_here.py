@@ -186,9 +186,13 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, int]]:
 
 
 @pytest.mark.parametrize(("options", "drawing", "measuring"), [((), 8, 2), (("--workers", 1), 1, 1)])
-def test_workers_that_draw_need_no_gpu(root: Path, tmp_path: Path, gpus, options, drawing: int, measuring: int):
+def test_workers_that_do_not_encode_need_no_gpu(
+    root: Path, tmp_path: Path, gpus, monkeypatch: pytest.MonkeyPatch, options, drawing: int, measuring: int
+):
+    monkeypatch.setattr("apood.scale.measuring._GROUP", 4)
     fit(root, tmp_path / "fitted", "--sample", 100, *options)
-    assert gpus == [("DrawWorker", False, drawing), ("MeasureWorker", True, measuring)]
+    merging = ("MergeWorker", False, drawing)
+    assert gpus == [("DrawWorker", False, drawing), ("MeasureWorker", True, measuring), merging]
 
 
 def test_a_start_that_fails_does_not_occupy_the_folder(root: Path, tmp_path: Path, gpus):

@@ -78,7 +78,7 @@ class OnRay:
     dry_run: bool
     as_json: bool
 
-    def run(self, job: "Job", worker: "type[Worker]", *, encodes: bool = True) -> "Counts":
+    def run(self, job: "Job", worker: "type[Worker]") -> "Counts":
         """Do what is left of a job, and return the counts of all rows. Workers that do not encode need no GPU.
 
         The job begins when there is a cluster with enough places: a wrong address leaves nothing behind.
@@ -92,7 +92,7 @@ class OnRay:
                 left = job.begin()
                 for notice in cluster.list_notices(min(count, len(left))):
                     echo(notice, err=True)
-                if not encodes:
+                if not worker.encodes:
                     cluster = replace(cluster, uses_gpus=False)
                     count = cluster.count_workers(self.workers)
                 for _ in run_workers(worker, job.settings, job.parts, left, cluster=cluster, workers=count):
@@ -219,8 +219,7 @@ def fit_on_ray(
     from apood.scale.engine import connect
     from apood.scale.fitting import draw_sample, fit_sample, refine_and_calibrate
     from apood.scale.job import Job, Settings
-    from apood.scale.measuring import MEASURED_RECORDS, MeasureWorker
-    from apood.scale.sampling import DrawWorker
+    from apood.scale.measuring import MEASURED_RECORDS
     from apood.scale.units import PART_BYTES
 
     if sample is None or model is None:
@@ -250,12 +249,10 @@ def fit_on_ray(
         job.has_begun()  # another job is refused before anything is read
         cache = TokenCache.of_model(here / "tokens", model)
         shared = parse_place(_name_for_workers(work))
-        drawn = draw_sample(job, sample, shared, lambda own: on_ray.run(own, DrawWorker, encodes=False))
+        drawn = draw_sample(job, sample, shared, on_ray.run)
         job.begin()  # only now: what cannot be drawn leaves nothing behind
         fitted, digest = fit_sample(detector, drawn, cache, trained, Checkpoint(here / "checkpoint"))
-        facts, counts = refine_and_calibrate(
-            fitted, digest, drawn, cache, job, lambda measured: on_ray.run(measured, MeasureWorker)
-        )
+        facts, counts = refine_and_calibrate(fitted, digest, drawn, cache, job, on_ray.run)
         fitted.save(out, facts=facts.to_json())
         _tidy(work)
     everything = None if counts is None else counts.rows - counts.bad - len(drawn.held_out)

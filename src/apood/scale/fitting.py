@@ -18,7 +18,7 @@ Each step leaves its result in a folder, and is not repeated after an interrupti
 
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,8 +33,8 @@ from apood.pipeline.facts import Facts
 from apood.pipeline.token_cache import TokenCache
 from apood.scale.estimating import count_documents_about
 from apood.scale.job import Job
-from apood.scale.measuring import load_identified, merge_units
-from apood.scale.sampling import Drawn, choose_bound, count_by_keys, read_drawn, take_smallest
+from apood.scale.measuring import MeasureWorker, Run, load_identified, merge_job
+from apood.scale.sampling import Drawn, DrawWorker, choose_bound, count_by_keys, read_drawn, take_smallest
 from apood.scale.shards import Counts
 from apood.support.checks import format_count
 from apood.support.cloud import Place, write_file
@@ -96,7 +96,7 @@ def _count_wanted(size: int) -> int:
     return size + max(round(_HELD_OUT * size), count_needed(_ACCEPT))
 
 
-def draw_sample(job: Job, size: int, work: Place, draw: Callable[[Job], Counts]) -> Sample:
+def draw_sample(job: Job, size: int, work: Place, run: Run) -> Sample:
     """Return a uniform sample of the documents of a job and others to hold out, drawn once and kept in a file.
 
     A file of another job is replaced. Its command was interrupted before it had written its plan.
@@ -105,7 +105,7 @@ def draw_sample(job: Job, size: int, work: Place, draw: Callable[[Job], Counts])
         job: the pass over everything that will follow.
         size: the number of documents to learn from.
         work: the folder of the file, and of what workers draw.
-        draw: lets workers do a job with `DrawWorker`; it is not called if the file is there.
+        run: lets workers do a job; it is not called if the file is there.
     """
     import pyarrow
     import pyarrow.parquet
@@ -121,7 +121,7 @@ def draw_sample(job: Job, size: int, work: Place, draw: Callable[[Job], Counts])
     for folder, bound in zip(folders, bounds, strict=True):
         if len(drawn) < wanted:  # also if there were too few below the first bound
             settings = replace(job.settings, folder=str(folder), remembered=bound, unit_records=wanted)
-            draw(replace(job, settings=settings))
+            run(replace(job, settings=settings), DrawWorker)
             drawn = take_smallest(read_drawn(folder), wanted)
     try:
         sample = Sample.of(drawn, size)
@@ -163,7 +163,7 @@ def fit_sample(
 
 
 def refine_and_calibrate(
-    detector: Detector, digest: str, sample: Sample, cache: TokenCache, job: Job, measure: Callable[[Job], Counts]
+    detector: Detector, digest: str, sample: Sample, cache: TokenCache, job: Job, run: Run
 ) -> tuple[Facts, Counts | None]:
     """Learn from everything, set the threshold, and return the facts about it, with the counts of the pass.
 
@@ -173,13 +173,14 @@ def refine_and_calibrate(
         sample: its sample.
         cache: the tokens of the sample.
         job: the pass over everything.
-        measure: lets workers do the job; it is not called if the detector has nothing to refine, and None is returned.
+        run: lets workers do a job; it is not called if the detector has nothing to refine, and None is returned.
     """
     counts = None
     if isinstance(detector, Refinable) and detector.refines:
         places = frozenset(record.place for record in sample.held_out)
-        counts = measure(replace(job, settings=replace(job.settings, left_out=places, remembered=sample.bound)))
-        detector.refine(*merge_units(job.place, detector, digest, sample.most))
+        job = replace(job, settings=replace(job.settings, left_out=places, remembered=sample.bound))
+        counts = run(job, MeasureWorker)
+        detector.refine(*merge_job(job, run, detector, digest, sample.most))
     training, held_out = (
         TokenStore(cache.find_store(records, skip_bad=True)) for records in (sample.training, sample.held_out)
     )

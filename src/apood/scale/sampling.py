@@ -99,6 +99,7 @@ class DrawWorker(Worker):
     These are documents whose keys are below `remembered` of the settings, at most `unit_records` of a part.
     """
 
+    encodes = False
     columns = ()
 
     def process(self, number: int, part: Part) -> Counts:

@@ -57,9 +57,11 @@ class Worker:
     several deaths with a unit (see `tries`), or if it fails twice, its documents are encoded one by one.
 
     Attributes:
+        encodes: whether this kind of worker encodes, for which it has a GPU if the cluster has some.
         plan: the plan of the job, which says what a worker must find on its machine; empty without a cluster.
     """
 
+    encodes: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("tokens", "windows", "truncated", "note", "error")
     encoder: Encoder
 
