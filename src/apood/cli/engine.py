@@ -85,11 +85,12 @@ class OnRay:
         """
         from apood.scale.engine import connect, find_resources, run_workers
 
-        if not job.has_begun() or job.begin():
+        left = job.begin() if job.has_begun() else None
+        if left != []:
             with connect(self.address):
                 cluster = find_resources()
                 count = cluster.count_workers(self.workers)
-                left = job.begin()
+                left = job.begin() if left is None else left
                 for notice in cluster.list_notices(min(count, len(left))):
                     echo(notice, err=True)
                 if not worker.encodes:
