@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +48,9 @@ def score_earlier(checkout: str, tokens: dict[str, TokenBatch]) -> Scores:
     """Return the scores of the default of an earlier commit."""
     with tempfile.TemporaryDirectory() as folder:
         given, found = Path(folder, "tokens.npz"), Path(folder, "scores.npz")
-        arrays = {f"values {name}": own.values.float().numpy() for name, own in tokens.items()}
-        np.savez(given, **arrays, **{f"lengths {name}": own.lengths.numpy() for name, own in tokens.items()})
+        arrays: dict[str, Any] = {f"values {name}": own.values.float().numpy() for name, own in tokens.items()}
+        arrays |= {f"lengths {name}": own.lengths.numpy() for name, own in tokens.items()}
+        np.savez(given, **arrays)
         environment = os.environ | {"PYTHONPATH": str(Path(checkout, "src").resolve())}
         subprocess.run([sys.executable, "-c", EARLIER, given, found], check=True, env=environment)
         return dict(np.load(found))
@@ -63,7 +65,7 @@ def score_present(tokens: dict[str, TokenBatch]) -> Scores:
 def resample_means(scores: Scores) -> Floats:
     """Return resampled AUROC and FPR95, mean over the OOD sets."""
     parts = [resample(scores[TEST], own, name) for name, own in scores.items() if name != TEST]
-    return np.asarray(np.mean(parts, axis=0))
+    return np.asarray(np.mean([part for part in parts if part is not None], axis=0))
 
 
 def main(arguments: list[str]) -> None:

@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from tiny_models import save_model
 from apood import KNN, TextDetector, TextEncoder
 from apood.cli.engine import OnRay
 from apood.data.inputs import Request
-from apood.data.parts import Part
 from apood.scale.job import Job, Settings
 from apood.scale.scoring import ScoreWorker
 from apood.scale.shards import Counts
@@ -67,19 +65,15 @@ def run_here(job: Job, worker: Worker) -> Counts:
 
 
 def run_commands_here(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Let commands with --engine ray do their work in this process, and return the list of the jobs that they run."""
+    """Let commands with --engine ray do their work in this process, and return the list of the jobs that encode."""
     jobs: list[Job] = []
 
     def run(_: OnRay, job: Job, worker: type[Worker]) -> Counts:
-        jobs.append(job)
+        jobs.extend([job] if worker.encodes else [])
         return run_here(job, worker(job.settings))
-
-    def call(function: Callable[..., list[Any]], parts: Sequence[Part], **arguments: Any) -> Iterator[Any]:
-        return (row for number, part in enumerate(parts) for row in function(number, part, **arguments))
 
     monkeypatch.setattr(OnRay, "run", run)
     monkeypatch.setattr("apood.scale.engine.connect", lambda _: nullcontext())
-    monkeypatch.setattr("apood.scale.fitting.map_parts", call)
     return jobs
 
 

@@ -1,17 +1,25 @@
 """The commands with --engine ray, whose workers are this process."""
 
 import json
+import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
-from scaled import run_commands_here
+from scaled import run_commands_here, run_here
 from typer.testing import CliRunner
 
 from apood.cli.app import app
+from apood.data.parts import Part
 from apood.scale.embedding import EmbedWorker
+from apood.scale.engine import Cluster
 from apood.scale.job import Job
+from apood.scale.sampling import DrawWorker
+from apood.scale.shards import Counts
 from apood.scale.units import Unit
+from apood.scale.worker import Worker
 
 
 @pytest.fixture
@@ -124,7 +132,14 @@ def test_a_file_is_not_a_folder_for_results(root: Path, tmp_path: Path):
 
 @pytest.mark.usefixtures("jobs")
 def test_another_command_is_told_what_differs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("scaled.run_here", lambda job, _: job.begin() and interrupt())
+
+    def interrupt_encoding(job: Job, own: Worker) -> None:
+        if own.encodes:
+            job.begin()
+            interrupt()
+        run_here(job, own)
+
+    monkeypatch.setattr("scaled.run_here", interrupt_encoding)
     texts, out = root / "corpus", tmp_path / "out"
     holds = "holds the work of another command, which has"
     score(root, texts, out, "--keep", "id", code=130)
@@ -205,12 +220,141 @@ def test_a_sample_that_is_too_large_leaves_nothing_behind(root: Path, tmp_path: 
 
 def test_a_sample_of_another_command_is_drawn_again(root: Path, tmp_path: Path, jobs: list[Job]):
     """As after a kill between the sample and the plan."""
+    begin = Job.begin
 
-    def interrupt(_: Job) -> None:
-        raise KeyboardInterrupt
+    def interrupt(job: Job) -> list[int]:
+        if job.place.name == "measured":
+            raise KeyboardInterrupt
+        return begin(job)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Job, "begin", interrupt)
         assert fit(root, tmp_path / "fitted", "--sample", 60, code=130)
     assert (tmp_path / "fitted.scale" / "sample.parquet").exists() and not jobs
     assert "Trained mahalanobis on a sample of 100 texts" in fit(root, tmp_path / "fitted", "--sample", 100)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_an_interrupted_draw_goes_on_with_the_other_parts(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole, out, process = fit(root, tmp_path / "whole", "--sample", 100), tmp_path / "fitted", DrawWorker.process
+    done: list[int] = []
+
+    def process_two(worker: DrawWorker, number: int, part: Part) -> Counts:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(number)
+        return process(worker, number, part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DrawWorker, "process", process_two)
+        output = fit(root, out, "--sample", 100, code=130)
+    assert output == f"Interrupted: what is done is in {out}.scale; run the same command again to continue.\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            DrawWorker, "process", lambda worker, number, part: done.append(number) or process(worker, number, part)
+        )
+        assert fit(root, out, "--sample", 100) == whole.replace("whole", "fitted")
+    assert done == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("jobs")
+def test_an_interruption_before_anything_is_done_says_so(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(_: Job) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Job, "begin", interrupt)
+    for command in (
+        ["fit", root / "corpus", "--model", root / "bert", "--out", tmp_path / "fitted", "--sample", "100"],
+        ["score", root / "detector", root / "corpus", "--out", tmp_path / "scores"],
+        ["embed", root / "corpus", "--model", root / "bert", "--out", tmp_path / "store"],
+    ):
+        assert run(*command, code=130) == "Interrupted: nothing was done yet; run the same command again.\n"
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["cache"])
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_sample_that_is_smaller_than_asked_is_a_warning(root: Path, tmp_path: Path):
+    output = fit(root, tmp_path / "fitted", "--sample", 1000)
+    assert (
+        "Warning: There are only 239 texts: 191 of them are the sample, and not 1,000, and 48 are held out to set the "
+        "threshold.\n"
+    ) in output
+    assert "There are only" not in fit(root, tmp_path / "other", "--sample", 191)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_too_small_a_sample_asks_for_a_larger_one(root: Path, tmp_path: Path):
+    output = fit(root, tmp_path / "fitted", "--sample", 2)
+    assert "There are fewer ID sequences (2)" in output
+    assert "give more texts or a larger --sample, or use knn" in output and "add sequences" not in output
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, int]]:
+    """Kind, GPUs and number of the workers that commands start on a cluster of 2 GPUs and 8 processors."""
+    started: list[tuple[str, bool, int]] = []
+
+    def run_workers(worker, settings, parts, chosen, *, cluster: Cluster, workers: int):
+        started.append((worker.__name__, cluster.uses_gpus, workers))
+        own = worker(settings)
+        return (own.process(number, parts[number]) for number in chosen)
+
+    monkeypatch.setattr("apood.scale.engine.connect", lambda _: nullcontext())
+    monkeypatch.setattr("apood.scale.engine.find_resources", lambda: Cluster([{"CPU": 8.0, "GPU": 2.0}], True))
+    monkeypatch.setattr(Cluster, "list_notices", lambda *_: iter(()))
+    monkeypatch.setattr("apood.scale.engine.run_workers", run_workers)
+    return started
+
+
+@pytest.mark.parametrize(("options", "drawing", "measuring"), [((), 8, 2), (("--workers", 1), 1, 1)])
+def test_workers_that_do_not_encode_need_no_gpu(
+    root: Path, tmp_path: Path, gpus, monkeypatch: pytest.MonkeyPatch, options, drawing: int, measuring: int
+):
+    monkeypatch.setattr("apood.scale.measuring._GROUP", 4)
+    fit(root, tmp_path / "fitted", "--sample", 100, *options)
+    merging = ("MergeWorker", False, drawing)
+    assert gpus == [("DrawWorker", False, drawing), ("MeasureWorker", True, measuring), merging]
+
+
+def test_a_start_that_fails_does_not_occupy_the_folder(root: Path, tmp_path: Path, gpus):
+    texts, score = root / "corpus", ["score", root / "detector", root / "corpus", "--out", tmp_path / "scores"]
+    embed = ["embed", texts, "--model", root / "bert", "--out", tmp_path / "store"]
+    too_many = "Error: --workers 3 needs as many GPUs with a processor on their machine, and the cluster has 2.\n"
+    for command in (score, embed):
+        assert run(*command, "--workers", 3, code=2) == too_many
+    assert fit(root, tmp_path / "fitted", "--sample", 100, "--workers", 3, code=2) == too_many
+    assert "There is no folder" in run(*score, "--model", tmp_path / "none", code=2)
+    assert not list(tmp_path.iterdir()) and not gpus
+    assert "Scored 240 inputs" in run(*score, "--keep", "id", "--workers", 2)
+
+
+def test_a_job_of_which_nothing_is_left_needs_no_cluster(root: Path, tmp_path: Path, gpus):
+    command = ["score", root / "detector", root / "corpus", "--out", tmp_path / "scores"]
+    first = run(*command)
+    assert run(*command, "--workers", 3) == first and len(gpus) == 1
+
+
+def test_a_dry_run_counts_the_workers_of_the_cluster(root: Path, tmp_path: Path, gpus, monkeypatch: pytest.MonkeyPatch):
+    command = ["score", root / "detector", root / "corpus", "--out", tmp_path / "scores", "--dry-run", "--json"]
+    assert json.loads(run(*command, "--address", "10.0.0.1:6379"))["workers"] == 2
+    assert "the cluster has 2" in run(*command, "--address", "10.0.0.1:6379", "--workers", 3, code=2)
+    assert json.loads(run(*command, "--workers", 3))["workers"] == 3  # of a cluster that there is not yet
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert json.loads(run(*command))["workers"] == 2
+    assert not gpus
+
+
+def test_a_dry_run_refuses_a_wrong_address(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    command = ["score", root / "detector", root / "corpus", "--out", tmp_path / "scores", "--dry-run"]
+    assert "--address takes host:port" in run(*command, "--address", "nowhere", code=2)
+
+
+def test_a_dry_run_of_a_fit_counts_the_pass_over_everything_if_there_is_one(root: Path, tmp_path: Path):
+    command = ["fit", root / "corpus", "--model", root / "bert", "--out", tmp_path / "fitted", "--sample", 100]
+    output = run(*command, "--dry-run", "--method", "deep-svdd")
+    assert re.search(r"tokens +– *\nwritten +– *\nworkers .*\nseconds +–", output)
+    assert output.endswith("Not counted: drawing the sample, embedding it and training on it.\n")
+    output = run(*command, "--dry-run", "--method", "mahalanobis")
+    assert re.search(r"tokens +[1-9].*\nwritten +– *\nworkers .*\nseconds +under 1", output)
+    assert output.endswith("training on it, and statistics: their files and merging them.\n")

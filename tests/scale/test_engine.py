@@ -170,6 +170,34 @@ def test_notices_of_the_end_of_ray_are_not_among_the_results(
     assert capsys.readouterr() == ("", "A notice.\n")
 
 
+def test_a_death_is_a_notice_of_one_sentence(use, capsys: pytest.CaptureFixture[str]):
+    use(FakeRay())
+    reasons = (
+        "A worker died or was killed while executing a task by an unexpected system error. " + "To troubleshoot " * 80
+    )
+    with engine.connect(None):
+        print(f"\033[33m(raylet)\033[0m {reasons}\nRayTask ID: ffff Worker ID: 1234")
+    assert capsys.readouterr() == ("", "A worker died; its unit is repeated.\n")
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("auto", "There is no Ray cluster on this machine: start one with `ray start --head`."),
+        (None, "Ray cannot be started on this machine (Please specify an address.)."),
+    ],
+)
+def test_what_to_do_if_no_ray_runs(use, monkeypatch: pytest.MonkeyPatch, address: str | None, message: str):
+    def init(**_: object) -> None:
+        raise ConnectionError("Please specify an address.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    use(FakeRay()).__dict__.update(is_initialized=lambda: False, init=init)
+    with pytest.raises(InputError) as caught, engine.connect(address):
+        pass
+    assert str(caught.value) == message
+
+
 @pytest.mark.parametrize(("at_start", "machines"), [(True, 2), (True, 1), (False, 2)])
 def test_what_to_do_with_a_machine_on_which_no_worker_starts(at_start: bool, machines: int):
     error = _RayError("apood.support.errors.InputError: There is no folder 'none'.")
@@ -185,7 +213,7 @@ def test_a_part_may_take_longer_than_ray_waits_for_progress(monkeypatch: pytest.
     context = ray.data.DataContext.get_current()
     monkeypatch.setattr(context, "execution_no_progress_timeout_s", 2.0)
     monkeypatch.setattr("ray.data.from_items", lambda rows, **_: rows)
-    assert len(engine._make_dataset([Part("a.txt", 0, None, 5)], [0])) == 1
+    assert len(engine._make_dataset([Part("a.txt", 0, None, 5)], [0], 1)) == 1
     assert context.execution_no_progress_timeout_s == -1
 
 
@@ -197,4 +225,4 @@ def test_errors_of_ray_data_are_sentences():
         yield
 
     with pytest.raises(InputError, match=r"^A worker failed: It made no progress\.$"):
-        list(engine._iterate(SimpleNamespace(iter_rows=fail)))
+        list(engine._iterate(SimpleNamespace(iter_rows=fail), 1))

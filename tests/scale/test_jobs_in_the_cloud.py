@@ -22,9 +22,11 @@ from apood.scale.embedding import EmbedWorker, join_units
 from apood.scale.fitting import Sample, draw_sample, fit_sample
 from apood.scale.job import Job, Settings
 from apood.scale.measuring import MeasureWorker, load_identified, merge_units
-from apood.scale.sampling import Drawn, choose_bound
+from apood.scale.sampling import Drawn, DrawWorker, choose_bound
 from apood.scale.scoring import ScoreWorker
+from apood.scale.shards import Counts
 from apood.scale.units import Unit
+from apood.scale.worker import Worker
 from apood.support.cloud import CloudAddress, parse_place, write_file
 from apood.support.errors import CloudError, InputError, StoreError
 from apood.tokens.digests import content_digest
@@ -163,13 +165,20 @@ def test_a_fit_goes_on_with_the_sample_and_the_detector_that_are_there(root: Pat
 
 @pytest.mark.usefixtures("bucket")
 def test_a_sample_is_drawn_once(root: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[type[Worker]] = []
+
+    def run(_: Job, worker: type[Worker]) -> Counts:
+        asked.append(worker)
+        return Counts()
+
     job = plan_scores(root / "corpus", root / "detector", "s3://bucket/measured")
     drawn = [Drawn(number, 0, number, f"line {number}", f"word{number}") for number in range(125)]
-    monkeypatch.setattr("apood.scale.fitting._draw", lambda *_: drawn)
-    path = parse_place("s3://bucket/fit.scale/sample.parquet")
-    sample = draw_sample(job, 100, 0, path)
-    monkeypatch.delattr("apood.scale.fitting._draw")
-    assert draw_sample(job, 100, 0, path) == sample and len(sample.training) == 100
+    work = parse_place("s3://bucket/fit.scale")
+    with monkeypatch.context() as patch:
+        patch.setattr("apood.scale.fitting.read_drawn", lambda _: drawn)
+        sample = draw_sample(job, 100, work, run)
+    assert draw_sample(job, 100, work, run) == sample and len(sample.training) == 100
+    assert asked == [DrawWorker]
 
 
 def test_the_number_of_requests_for_inputs_does_not_depend_on_their_number(bucket: Bucket, tmp_path: Path):

@@ -18,10 +18,10 @@ from apood.data.parts import Part, find_parts, read_part
 from apood.data.record import Record
 from apood.scale.embedding import EmbedWorker, join_units
 from apood.scale.job import Job, Settings
-from apood.scale.sampling import choose_bound, compute_key, draw_from_part, take_smallest
+from apood.scale.sampling import choose_bound, compute_key, draw_from_records, take_smallest
 from apood.scale.scoring import ScoreWorker
 from apood.scale.shards import Counts, find_committed
-from apood.scale.units import cut_units, make_row, read_row
+from apood.scale.units import cut_units, make_row, read_row, read_safely
 from apood.support.errors import InputError
 from apood.support.files import atomic_folder, is_temporary
 
@@ -380,7 +380,9 @@ def test_the_smallest_keys_do_not_depend_on_the_order_of_the_parts_or_on_the_bou
 
     def draw(order, bound):
         drawn = [
-            own for number in order for own in draw_from_part(number, parts[number], Request(), seed=3, bound=bound)
+            own
+            for number in order
+            for own in draw_from_records(number, read_safely(parts[number], Request()), seed=3, bound=bound)
         ]
         return take_smallest(drawn, 30)
 

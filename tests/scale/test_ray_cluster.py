@@ -2,26 +2,37 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scaled import DyingWorker, LateWorker, plan_scores, read_shards, score_with
+from safetensors.torch import load_file, save_file
+from scaled import DyingWorker, LateWorker, plan_scores, read_shards, run_here, score_with
 from typer.testing import CliRunner
 
+from apood import TextEncoder, load
 from apood.cli.app import app
+from apood.cli.engine import OnRay
 from apood.data.inputs import Request
-from apood.data.parts import find_parts
-from apood.scale.engine import _SOME_FAIL, map_parts, run_workers
-from apood.scale.sampling import Drawn, choose_bound, draw_from_part, take_smallest
-from apood.scale.units import PART_BYTES
+from apood.data.parts import Part, find_parts, read_part
+from apood.data.record import Record
+from apood.detectors.shared.mean_pooling import measure_spread
+from apood.scale.engine import _SOME_FAIL, Cluster, run_workers
+from apood.scale.job import Job, Settings
+from apood.scale.measuring import MeasureWorker, load_identified, merge_units
+from apood.scale.sampling import Drawn, DrawWorker, choose_bound, draw_from_records, read_drawn, take_smallest
+from apood.scale.shards import Counts
+from apood.tokens.batch import TokenBatch
+from apood.tokens.source import trim_ends
 
 _HELD = [sys.executable, "-c", "import scaled; scaled.run_held()"]
 _MEMORY = 80 * 2**20  # of each node's object store
@@ -89,39 +100,69 @@ def test_a_killed_command_is_resumed_by_other_workers_one_of_which_dies(
     assert json.loads((out / "_manifest.json").read_text())["counts"]["bad"] == 12
 
 
-@pytest.mark.usefixtures("cluster")
-def test_a_fit_at_scale_draws_as_one_process_and_learns_the_moments_of_everything(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_fit_at_scale_is_the_same_for_any_number_of_workers(
+    root: Path, cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from apood import TextEncoder, load
-    from apood.data.parts import read_part
-    from apood.data.record import Record
-    from apood.detectors.shared.mean_pooling import measure_spread
-    from apood.tokens.batch import TokenBatch
-    from apood.tokens.source import trim_ends
+    jobs: list[Job] = []
+    run = OnRay.run
 
-    drawn: list[Drawn] = []
+    def note_job(own: OnRay, job: Job, *arguments: Any, **options: Any) -> Counts:
+        jobs.append(job)
+        return run(own, job, *arguments, **options)
 
-    def note_drawn(*args: Any, **options: Any) -> Iterator[dict[str, Any]]:
-        for row in map_parts(*args, **options):
-            drawn.append(Drawn(**row))
-            yield row
-
-    monkeypatch.setattr("apood.scale.fitting.map_parts", note_drawn)
+    monkeypatch.setattr(OnRay, "run", note_job)
+    monkeypatch.setattr("apood.cli.engine._tidy", lambda _: None)
     out = tmp_path / "fitted"
-    corpus = str(root / "corpus" / "[05].jsonl*")
-    command = ["fit", corpus, "--model", str(root / "bert"), "--out", str(out), "--method", "mahalanobis"]
+    command = ["fit", str(root / "corpus"), "--model", str(root / "bert"), "--out", str(out), "--method", "mahalanobis"]
     result = CliRunner().invoke(app, [*command, "--engine", "ray", "--sample", "50", "--workers", "2"])
     assert result.exit_code == 0, result.output
-    assert "learnt statistics of 60 texts, set the threshold with 19 others" in result.stdout
-    assert not (tmp_path / "fitted.scale").exists()
-    fitted = load(out)
-    here = _draw_here(corpus, 69)
-    assert take_smallest(drawn, 69) == here
-    held_out = {own.place for own in here[50:]}
+    assert "learnt statistics of 220 texts, set the threshold with 19 others" in result.stdout
+    drawing, measuring = jobs
+    own = take_smallest(read_drawn(drawing.place), 69)
+    assert own == _draw_here(drawing, 69)
+    _check_moments(root, load(out), {document.place for document in own[50:]})
+    expected = [_read_shards_and_statistics(job.place) for job in jobs]
+    assert len(expected[1]) == 12  # rows and statistics of six parts
+    for workers in (None, 4):  # this process is one worker
+        again = _repeat(drawing, measuring, tmp_path / f"with-{workers}", cluster, workers)
+        assert [_read_shards_and_statistics(job.place) for job in again] == expected
+    detector, digest = load_identified(tmp_path / "fitted.scale" / "detector")
+    merged = [merge_units(job.place, detector, digest, 100)[0] for job in (measuring, again[1])]
+    assert merged[0].keys() == merged[1].keys() and all(merged[0][name].equal(merged[1][name]) for name in merged[0])
+
+
+def _repeat(drawing: Job, measuring: Job, folder: Path, cluster: Cluster, workers: int | None) -> tuple[Job, Job]:
+    """Do two jobs again in a folder, by so many workers that do both or by this process, and return them."""
+    drawing = replace(drawing, settings=replace(drawing.settings, folder=str(folder / "drawn")))
+    measuring = replace(measuring, settings=replace(measuring.settings, folder=str(folder / "measured")))
+
+    class BothWorker(MeasureWorker):
+        def __init__(self, settings: Settings) -> None:
+            super().__init__(settings)
+            self.drawing = DrawWorker(replace(drawing.settings, on_gpu=False))
+
+        def process(self, number: int, part: Part) -> Counts:
+            self.drawing.process(number, part)
+            return super().process(number, part)
+
+    drawing.begin()
+    settings, parts, chosen = measuring.settings, measuring.parts, measuring.begin()
+    if workers is None:
+        run_here(measuring, BothWorker(settings))
+    else:
+        assert len(list(run_workers(BothWorker, settings, parts, chosen, cluster=cluster, workers=workers))) == 6
+    return drawing, measuring
+
+
+def _read_shards_and_statistics(folder: Path) -> dict[str, bytes]:
+    return read_shards(folder) | {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+
+
+def _check_moments(root: Path, fitted: Any, held_out: Collection[str]) -> None:
+    """Compare the mean of a detector with that of all texts but those held out."""
     texts = [
         record.item
-        for part in find_parts([corpus], 10**7)
+        for part in find_parts([str(root / "corpus")], 10**7)
         for record in read_part(part, Request())
         if isinstance(record, Record) and record.place not in held_out
     ]
@@ -131,18 +172,18 @@ def test_a_fit_at_scale_draws_as_one_process_and_learns_the_moments_of_everythin
     lengths = torch.cat([batch.lengths for batch in batches])
     kept = trim_ends(TokenBatch.from_lengths(values, lengths), first=fitted.skips_first_, last=fitted.skips_last_)
     spread = measure_spread(kept, "none")
-    assert len(texts) == 60 and len(lengths) == 62  # one text has three windows
+    assert len(texts) == 220
     np.testing.assert_allclose(fitted.mean_, spread["mean"], rtol=1e-5, atol=1e-6)
     assert fitted.threshold_ < 0
 
 
-def _draw_here(texts: str, wanted: int) -> list[Drawn]:
+def _draw_here(job: Job, wanted: int) -> list[Drawn]:
     """Return the documents with the smallest keys, drawn by this process."""
-    drawn = [
+    drawn = (
         own
-        for number, part in enumerate(find_parts([texts], 4 * PART_BYTES))
-        for own in draw_from_part(number, part, Request(), seed=0, bound=choose_bound(wanted, 0))
-    ]
+        for number, part in enumerate(job.parts)
+        for own in draw_from_records(number, read_part(part, Request()), seed=0, bound=choose_bound(wanted, 0))
+    )
     return take_smallest(drawn, wanted)
 
 
@@ -165,11 +206,16 @@ def test_a_store_that_workers_embed_is_that_of_the_plain_command(root: Path, tmp
 
 @pytest.mark.usefixtures("cluster")
 def test_an_error_of_apood_in_a_worker_is_the_error_of_the_command(root: Path, tmp_path: Path):
-    options = ["--out", str(tmp_path / "out"), "--engine", "ray", "--workers", "1", "--model", str(tmp_path / "none")]
+    model = tmp_path / "other"
+    shutil.copytree(root / "bert", model)
+    weights = load_file(model / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    options = ["--out", str(tmp_path / "out"), "--engine", "ray", "--workers", "1", "--model", str(model)]
     result = CliRunner().invoke(app, ["score", str(root / "detector"), str(root / "corpus" / "0.jsonl"), *options])
     assert result.exit_code == 2 and result.stdout == ""
     (error,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]  # not notices of Ray
-    assert error == f"Error: There is no folder {str(tmp_path / 'none')!r}. {_SOME_FAIL}"
+    assert error.startswith("Error: The model 'other' is another encoder than the requested one: it gives tokens from ")
+    assert error.endswith(f" were requested. {_SOME_FAIL}")
 
 
 def test_a_busy_cluster_is_named(cluster, monkeypatch: pytest.MonkeyPatch):

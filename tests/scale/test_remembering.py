@@ -6,15 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from bucket import put_bucket_in_place
+from http_server import KNOWN, make_texts
 from safetensors.torch import save_file
 from scaled import plan_scores, run_here
 
+from apood import MahalanobisKNN, TextDetector, TextEncoder
 from apood.data.inputs import Request
+from apood.data.parts import read_part
 from apood.detectors.contract.refinable import Refinable
 from apood.scale.fitting import Sample
 from apood.scale.job import Job
-from apood.scale.measuring import MeasureWorker, load_identified, merge_units
-from apood.scale.sampling import choose_bound, count_by_keys, draw_from_part, take_smallest
+from apood.scale.measuring import MeasureWorker, load_identified, merge_job, merge_units
+from apood.scale.sampling import choose_bound, count_by_keys, draw_from_records, take_smallest
+from apood.scale.shards import Counts
+from apood.scale.worker import Worker
 from apood.support.errors import InputError
 
 
@@ -27,9 +33,9 @@ def measure(root: Path, out: Path, *, remembered: int, left_out: frozenset[str] 
 
 
 def draw(job: Job, wanted: int):
-    parts = enumerate(job.parts)
-    options = {"request": Request(), "seed": 0, "bound": choose_bound(wanted, 0)}
-    return take_smallest((own for number, part in parts for own in draw_from_part(number, part, **options)), wanted)
+    parts = ((number, read_part(part, Request())) for number, part in enumerate(job.parts))
+    options = {"seed": 0, "bound": choose_bound(wanted, 0)}
+    return take_smallest((own for part in parts for own in draw_from_records(*part, **options)), wanted)
 
 
 def load_neighbours(root: Path) -> tuple[Refinable, str]:
@@ -77,6 +83,39 @@ def test_the_bound_counts_windows_and_documents_stay_whole(root: Path, tmp_path:
     expected = [key + n / 100 for key in keys[keys < rows // 20].tolist() for n in range(20)]
     assert list(remembered) == ["vectors"]
     assert remembered["vectors"].flatten().tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("most", [50, 10**6])
+@pytest.mark.parametrize("where", [None, "s3://bucket"])
+def test_groups_of_parts_that_workers_merge_give_the_same(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, where: str | None
+):
+    put_bucket_in_place(tmp_path / "cloud", monkeypatch)
+    texts = TextDetector(TextEncoder(root / "bert", max_tokens=24), MahalanobisKNN(k=3), accept=0.9)
+    texts.fit(make_texts(200, KNOWN, 1)).save(tmp_path / "detector")
+    detector, digest = load_identified(tmp_path / "detector")
+    assert isinstance(detector, Refinable)
+    job = plan_scores(root / "corpus", tmp_path / "detector", f"{where or tmp_path}/measured")
+    job = replace(job, settings=replace(job.settings, request=Request(), remembered=choose_bound(1, 0)))
+    run_here(job, MeasureWorker(job.settings))
+    groups: list[int] = []
+
+    def run(own: Job, worker: type[Worker]) -> Counts:
+        groups.append(len(own.parts))
+        return run_here(own, worker(own.settings))
+
+    alone = merge_job(job, run, detector, digest, most)
+    assert groups == []
+    monkeypatch.setattr("apood.scale.measuring._GROUP", 4)
+    for merged in (merge_job(job, run, detector, digest, most) for _ in range(2)):  # the second one finds the first
+        for first, second in zip(merged, alone, strict=True):
+            assert first and list(first) == list(second)
+            for name in first:
+                torch.testing.assert_close(first[name], second[name], rtol=1e-12, atol=1e-12)
+    assert groups == [2, 2]
+    other = "0" * len(digest)
+    with pytest.raises(InputError, match="holds what was measured with another detector"):
+        merge_job(job, run, detector, other, most)
 
 
 def test_documents_that_are_tried_again_are_measured_once(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ import typer
 from apood.cli.arguments import are_sounds, reads_pairs, refuse_occupied, report_skipped, report_windows
 from apood.cli.output import advise_on_interrupt, echo, print_facts, print_json
 from apood.support.checks import format_count
-from apood.support.cloud import Place, parse_place
+from apood.support.cloud import Place, list_names, parse_place
 from apood.support.cloud_folders import find_work_folder
 from apood.support.errors import InputError
 from apood.support.files import reserve_path
@@ -79,25 +79,51 @@ class OnRay:
     as_json: bool
 
     def run(self, job: "Job", worker: "type[Worker]") -> "Counts":
-        """Do what is left of a job, and return the counts of all rows."""
+        """Do what is left of a job, and return the counts of all rows. Workers that do not encode need no GPU.
+
+        The job begins when there is a cluster with enough places: a wrong address leaves nothing behind.
+        """
         from apood.scale.engine import connect, find_resources, run_workers
 
-        if left := job.begin():
+        left = job.begin() if job.has_begun() else None
+        if left != []:
             with connect(self.address):
                 cluster = find_resources()
                 count = cluster.count_workers(self.workers)
+                left = job.begin() if left is None else left
                 for notice in cluster.list_notices(min(count, len(left))):
                     echo(notice, err=True)
+                if not worker.encodes:
+                    cluster = replace(cluster, uses_gpus=False)
+                    count = cluster.count_workers(self.workers)
                 for _ in run_workers(worker, job.settings, job.parts, left, cluster=cluster, workers=count):
                     pass
         return job.finish()
 
-    def show_estimate(self, job: "Job", worker: "type[Worker]") -> None:
-        """Print what a job will take."""
+    def show_estimate(self, job: "Job", worker: "type[Worker] | None", *, commits: bool = True) -> None:
+        """Print what a job will take.
+
+        No worker encodes if `worker` is None. Without `commits`, a run does not write what this kind of worker writes.
+        """
         from apood.scale.estimating import estimate_job
 
-        facts = asdict(estimate_job(job, worker, self.workers))
-        print_json(facts) if self.as_json else print_facts(facts)
+        facts = asdict(estimate_job(job, worker, self._count_workers()))
+        facts |= {} if commits else {"written": None}
+        if self.as_json:
+            print_json(facts)
+            return
+        if facts["seconds"] is not None:
+            facts["seconds"] = "under 1" if facts["seconds"] < 1 else round(facts["seconds"])
+        print_facts(facts)
+
+    def _count_workers(self) -> int | None:
+        """Return the number of workers that a run would have; None for all of this machine, if it would start Ray."""
+        from apood.scale.engine import connect, find_resources, has_cluster
+
+        if not has_cluster(self.address):
+            return self.workers
+        with connect(self.address):
+            return find_resources().count_workers(self.workers)
 
 
 def score_on_ray(
@@ -105,6 +131,8 @@ def score_on_ray(
 ) -> None:
     """Score texts on a cluster; `fields` are the fields to read and to keep."""
     from apood.data.inputs import Request
+    from apood.encoders.base.pretrained import find_pretrained
+    from apood.encoders.remote.client import is_address
     from apood.pipeline.facts import load_detector_and_facts
     from apood.pipeline.judging import warn_of_unscored
     from apood.scale.job import Job, Settings
@@ -115,6 +143,8 @@ def score_on_ray(
     _refuse_sounds(inputs)
     folder, place = parse_place(out), parse_place(detector)
     loaded, _ = load_detector_and_facts(detector)  # an error before there is a folder
+    if model is not None and not is_address(model):
+        find_pretrained(model)  # likewise
     pairs = reads_pairs(loaded, fields["target_field"])
     settings = Settings(
         folder=_name_for_workers(folder),
@@ -185,6 +215,7 @@ def fit_on_ray(
 ) -> None:
     """Fit a detector on a sample of the texts and on statistics of all of them, and set its threshold."""
     from apood.data.inputs import Request
+    from apood.detectors.contract.refinable import Refinable
     from apood.encoders.opening import open_encoder
     from apood.fitting.optimise import Checkpoint
     from apood.pipeline.token_cache import TokenCache, describe_source
@@ -192,7 +223,7 @@ def fit_on_ray(
     from apood.scale.engine import connect
     from apood.scale.fitting import draw_sample, fit_sample, refine_and_calibrate
     from apood.scale.job import Job, Settings
-    from apood.scale.measuring import MEASURED_RECORDS, MeasureWorker
+    from apood.scale.measuring import MEASURED_RECORDS
     from apood.scale.units import PART_BYTES
 
     if sample is None or model is None:
@@ -212,17 +243,20 @@ def fit_on_ray(
     identity = {**described, "model": describe_source(model, lambda: open_encoder(model))}
     job = Job.plan("measure", [texts], settings, identity, part_bytes=4 * PART_BYTES)
     if on_ray.dry_run:
-        on_ray.show_estimate(replace(job, settings=replace(settings, encoder={"model": model})), EmbedWorker)
+        encoding = replace(job, settings=replace(job.settings, encoder={"model": model}))
+        refines = isinstance(detector, Refinable)
+        on_ray.show_estimate(encoding, EmbedWorker if refines else None, commits=False)
+        more = ", and statistics: their files and merging them" if refines else ""
+        echo(f"Not counted: drawing the sample, embedding it and training on it{more}.", err=True)
         return
     with advise_on_interrupt(_advise(work)), _reserve(folder), connect(on_ray.address):
         job.has_begun()  # another job is refused before anything is read
         cache = TokenCache.of_model(here / "tokens", model)
-        drawn = draw_sample(job, sample, seed, work / "sample.parquet")
+        shared = parse_place(_name_for_workers(work))
+        drawn = draw_sample(job, sample, shared, on_ray.run)
         job.begin()  # only now: what cannot be drawn leaves nothing behind
         fitted, digest = fit_sample(detector, drawn, cache, trained, Checkpoint(here / "checkpoint"))
-        facts, counts = refine_and_calibrate(
-            fitted, digest, drawn, cache, job, lambda measured: on_ray.run(measured, MeasureWorker)
-        )
+        facts, counts = refine_and_calibrate(fitted, digest, drawn, cache, job, on_ray.run)
         fitted.save(out, facts=facts.to_json())
         _report_bad(counts, job.place)
         _tidy(work)
@@ -287,4 +321,9 @@ def _refuse_sounds(inputs: Sequence[str]) -> None:
 
 
 def _advise(folder: Place) -> Callable[[], str]:
-    return lambda: f"what is done is in {folder}; run the same command again to continue."
+    def describe_kept() -> str:
+        if not list_names(folder):
+            return "nothing was done yet; run the same command again."
+        return f"what is done is in {folder}; run the same command again to continue."
+
+    return describe_kept

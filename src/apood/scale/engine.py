@@ -6,22 +6,22 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from apood.data.parts import Part
 from apood.scale.job import Settings
-from apood.scale.units import make_row, read_row
-from apood.scale.worker import Worker, enter_folder
+from apood.scale.units import make_row
+from apood.scale.worker import Worker
 from apood.support.checks import format_count, import_optional
 from apood.support.errors import InputError
 from apood.support.progress import progress_bar
 
-__all__ = ["Cluster", "connect", "find_resources", "map_parts", "run_workers"]
+__all__ = ["Cluster", "connect", "find_resources", "has_cluster", "run_workers"]
 
+_ADDRESS = "RAY_ADDRESS"
 _ANSWER_SECONDS = 10.0
 _PROBE_SECONDS = 60.0  # until a machine has started a process and imported torch
 _FREE_SECONDS = 5.0  # until the resources of a job that has just ended are free again
@@ -32,6 +32,7 @@ _SOME_FAIL = (
     "If workers start on some machines and not on others, take the others out of the cluster, or give fewer --workers."
 )
 _REPEATED = "retries remaining"  # in a notice of Ray about an error that it survives, with the whole traceback
+_DIED = "A worker died or was killed"  # in a notice of Ray, followed by lists of numbers and of possible reasons
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,11 @@ def _count_gpus(machines: Iterable[Mapping[str, float]]) -> int:
     return sum(int(own.get("GPU", 0)) for own in machines)
 
 
+def has_cluster(address: str | None) -> bool:
+    """Return whether `connect` finds a cluster, or refuses the address; otherwise it starts Ray on this machine."""
+    return (address or os.environ.get(_ADDRESS) or "local") != "local"
+
+
 @contextmanager
 def connect(address: str | None) -> Iterator[None]:
     """Connect to the cluster at `address` during the block: host:port, or "auto" for the one on this machine.
@@ -120,20 +126,40 @@ def connect(address: str | None) -> Iterator[None]:
     import_optional("ray.data", "ray", "--engine ray")
     ours = not ray.is_initialized()
     if ours:
-        address = address or os.environ.get("RAY_ADDRESS")
+        address = address or os.environ.get(_ADDRESS)
         _refuse_unreachable(address)
         local: dict[str, Any] = {} if address else {"include_dashboard": False}
         try:
             with _silence():
                 ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise InputError(f"There is no Ray cluster at {address or 'this machine'} ({error}).") from error
-    with redirect_stdout(sys.stderr):  # Ray prints notices of deaths among the results, also when it stops
+            raise InputError(_describe_failure(address, error)) from error
+    with redirect_stdout(cast(TextIO, _Notices())):  # Ray prints them among the results, also when it stops
         try:
             yield
         finally:
             if ours:
                 ray.shutdown()
+
+
+def _describe_failure(address: str | None, error: Exception) -> str:
+    if address == "auto" and isinstance(error, ConnectionError):
+        return "There is no Ray cluster on this machine: start one with `ray start --head`."
+    if address in (None, "local"):
+        return f"Ray cannot be started on this machine ({error})."
+    return f"There is no Ray cluster at {address} ({error})."
+
+
+class _Notices:
+    """Standard error, with a sentence in the place of each of Ray's long notices of the death of a worker."""
+
+    def write(self, text: str) -> int:
+        if _DIED in text:
+            text = "A worker died; its unit is repeated."
+        return sys.stderr.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
 
 
 def find_resources() -> Cluster:
@@ -231,20 +257,7 @@ def run_workers(
             yield found
 
 
-def map_parts(
-    function: Callable[..., list[dict[str, Any]]], parts: Sequence[Part], **arguments: Any
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows that `function` returns for the number of each part, the part and the arguments."""
-    folder = str(Path.cwd())
-
-    def call(row: dict[str, Any]) -> list[dict[str, Any]]:
-        enter_folder(folder)
-        return function(row["part"], read_row(row), **arguments)
-
-    yield from _iterate(_make_dataset(parts, range(len(parts))).flat_map(call))
-
-
-def _make_dataset(parts: Sequence[Part], chosen: Sequence[int], workers: int = 0) -> Any:
+def _make_dataset(parts: Sequence[Part], chosen: Sequence[int], workers: int) -> Any:
     import ray.data
 
     context = ray.data.DataContext.get_current()
@@ -265,7 +278,7 @@ def _make_dataset(parts: Sequence[Part], chosen: Sequence[int], workers: int = 0
     return ray.data.from_items(rows, override_num_blocks=min(len(rows), _MOST_BLOCKS))
 
 
-def _iterate(data: Any, machines: int = 1) -> Iterator[dict[str, Any]]:
+def _iterate(data: Any, machines: int) -> Iterator[dict[str, Any]]:
     from ray.exceptions import RayError
 
     try:

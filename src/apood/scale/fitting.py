@@ -16,11 +16,13 @@ What is learnt from which documents:
 Each step leaves its result in a folder, and is not repeated after an interruption.
 """
 
-from collections.abc import Callable, Sequence
+import shutil
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from apood.data.inputs import Request
-from apood.data.parts import Part
 from apood.data.record import Record
 from apood.decisions.conformal import count_needed
 from apood.detectors.contract.artefact import CONFIG_FILE
@@ -29,15 +31,14 @@ from apood.detectors.contract.refinable import Refinable
 from apood.fitting.optimise import Checkpoint
 from apood.pipeline.facts import Facts
 from apood.pipeline.token_cache import TokenCache
-from apood.scale.engine import map_parts
 from apood.scale.estimating import count_documents_about
 from apood.scale.job import Job
-from apood.scale.measuring import load_identified, merge_units
-from apood.scale.sampling import Drawn, choose_bound, count_by_keys, draw_rows, take_smallest
+from apood.scale.measuring import MeasureWorker, Run, load_identified, merge_job
+from apood.scale.sampling import Drawn, DrawWorker, choose_bound, count_by_keys, read_drawn, take_smallest
 from apood.scale.shards import Counts
 from apood.support.checks import format_count
 from apood.support.cloud import Place, write_file
-from apood.support.errors import InputError
+from apood.support.errors import DataWarning, InputError
 from apood.tokens.store import TokenStore
 
 __all__ = ["Sample", "draw_sample", "fit_sample", "refine_and_calibrate"]
@@ -78,6 +79,13 @@ class Sample:
                 f"Of {format_count(len(drawn), 'text')}, {needed} must be held out to set the threshold, so that there "
                 f"are not enough for a sample of {size}: give more texts{smaller}."
             )
+        if count < size:
+            warnings.warn(
+                f"There are only {len(drawn):,} texts: {count:,} of them are the sample, and not {size:,}, and "
+                f"{len(drawn) - count:,} are held out to set the threshold.",
+                DataWarning,
+                stacklevel=2,
+            )
         in_order = [sorted(part, key=lambda own: own[1:3]) for part in (drawn[:count], drawn[count:])]
         training, held_out = ([Record(own.text, own.place) for own in part] for part in in_order)
         return cls(training, held_out, most, bound)
@@ -88,33 +96,51 @@ def _count_wanted(size: int) -> int:
     return size + max(round(_HELD_OUT * size), count_needed(_ACCEPT))
 
 
-def draw_sample(job: Job, size: int, seed: int, path: Place) -> Sample:
+def draw_sample(job: Job, size: int, work: Place, run: Run) -> Sample:
     """Return a uniform sample of the documents of a job and others to hold out, drawn once and kept in a file.
 
     A file of another job is replaced. Its command was interrupted before it had written its plan.
+
+    Args:
+        job: the pass over everything that will follow.
+        size: the number of documents to learn from.
+        work: the folder of the file, and of what workers draw.
+        run: lets workers do a job; it is not called if the file is there.
     """
     import pyarrow
     import pyarrow.parquet
 
+    path = work / "sample.parquet"
     if path.exists():
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(path.read_bytes()))
         if (table.schema.metadata or {}).get(_PLAN) == job.settings.plan.encode():
             return Sample.of([Drawn(**row) for row in table.to_pylist()], size)
-    wanted = _count_wanted(size)
-    bound = choose_bound(wanted, count_documents_about(job)[0])
-    drawn = _draw(job.parts, job.settings.request, wanted, seed, bound)
-    if len(drawn) < wanted:  # there are fewer documents, or fewer below the bound
-        drawn = _draw(job.parts, job.settings.request, wanted, seed, choose_bound(wanted, 0))
-    sample = Sample.of(drawn, size)
+    wanted, drawn = _count_wanted(size), list[Drawn]()
+    bounds = dict.fromkeys((choose_bound(wanted, count_documents_about(job)[0]), choose_bound(wanted, 0)))
+    folders = [work / f"drawn-{job.settings.plan[:16]}-{bound}" for bound in bounds]
+    for folder, bound in zip(folders, bounds, strict=True):
+        if len(drawn) < wanted:  # also if there were too few below the first bound
+            settings = replace(job.settings, folder=str(folder), remembered=bound, unit_records=wanted)
+            run(replace(job, settings=settings), DrawWorker)
+            drawn = take_smallest(read_drawn(folder), wanted)
+    try:
+        sample = Sample.of(drawn, size)
+    except InputError:
+        for folder in folders:
+            _delete(folder)
+        raise
     table = pyarrow.Table.from_pylist([own._asdict() for own in drawn])
     with write_file(path) as temporary:
         pyarrow.parquet.write_table(table.replace_schema_metadata({_PLAN: job.settings.plan}), temporary)
     return sample
 
 
-def _draw(parts: Sequence[Part], request: Request, wanted: int, seed: int, bound: int) -> list[Drawn]:
-    rows = map_parts(draw_rows, parts, request=request, seed=seed, bound=bound, wanted=wanted)
-    return take_smallest((Drawn(**row) for row in rows), wanted)
+def _delete(folder: Place) -> None:
+    """Delete a folder, and the one around it if that is then empty; in a cloud store, nothing is deleted."""
+    if isinstance(folder, Path):
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            folder.parent.rmdir()
 
 
 def fit_sample(
@@ -127,13 +153,17 @@ def fit_sample(
     if (place / CONFIG_FILE).exists():
         return load_identified(place)
     tokens = TokenStore(cache.find_store(sample.training, skip_bad=True))
-    detector.fit(tokens, checkpoint=checkpoint)
+    with warnings.catch_warnings(record=True) as caught:
+        detector.fit(tokens, checkpoint=checkpoint)
+    for one in caught:
+        message = str(one.message).replace("add sequences", "give more texts or a larger --sample")
+        warnings.warn(message, one.category, stacklevel=2)
     detector.save(str(place), facts=Facts.of_fit(tokens).to_json())
     return load_identified(place)
 
 
 def refine_and_calibrate(
-    detector: Detector, digest: str, sample: Sample, cache: TokenCache, job: Job, measure: Callable[[Job], Counts]
+    detector: Detector, digest: str, sample: Sample, cache: TokenCache, job: Job, run: Run
 ) -> tuple[Facts, Counts | None]:
     """Learn from everything, set the threshold, and return the facts about it, with the counts of the pass.
 
@@ -143,13 +173,14 @@ def refine_and_calibrate(
         sample: its sample.
         cache: the tokens of the sample.
         job: the pass over everything.
-        measure: lets workers do the job; it is not called if the detector has nothing to refine, and None is returned.
+        run: lets workers do a job; it is not called if the detector has nothing to refine, and None is returned.
     """
     counts = None
     if isinstance(detector, Refinable) and detector.refines:
         places = frozenset(record.place for record in sample.held_out)
-        counts = measure(replace(job, settings=replace(job.settings, left_out=places, remembered=sample.bound)))
-        detector.refine(*merge_units(job.place, detector, digest, sample.most))
+        job = replace(job, settings=replace(job.settings, left_out=places, remembered=sample.bound))
+        counts = run(job, MeasureWorker)
+        detector.refine(*merge_job(job, run, detector, digest, sample.most))
     training, held_out = (
         TokenStore(cache.find_store(records, skip_bad=True)) for records in (sample.training, sample.held_out)
     )

@@ -1,13 +1,16 @@
 """Workers that measure everything: what a detector learns from beside its sample.
 
 That is mergeable statistics of all documents, and rows of those documents that may be remembered: the ones with the
-smallest keys (see `sampling`), so that it does not matter who reads which part. Both are committed as files.
+smallest keys (see `sampling`), so that it does not matter who reads which part. Both are committed as files. Statistics
+of many parts are merged by workers first, in groups of consecutive parts, so that no machine reads all of them.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,9 +26,10 @@ from apood.detectors.contract.refinable import Measured, Refinable, Remembered
 from apood.encoders.embed import Portion
 from apood.pipeline.opening import open_encoder_of
 from apood.scale.embedding import describe_documents
-from apood.scale.job import Settings
+from apood.scale.job import Job, Settings, read_plan
 from apood.scale.sampling import compute_key
-from apood.scale.shards import Row, commit_file
+from apood.scale.shards import Counts, Row, commit_file, shard_path, write_shard
+from apood.scale.tries import refuse_unseen
 from apood.scale.units import Unit
 from apood.scale.worker import Worker
 from apood.support.background import map_concurrently
@@ -34,14 +38,26 @@ from apood.support.errors import InputError
 from apood.tokens.batch import TokenBatch
 from apood.tokens.documents import make_document_mask, number_documents
 
-__all__ = ["MEASURED_RECORDS", "MeasureWorker", "load_identified", "merge_units"]
+__all__ = [
+    "MEASURED_RECORDS",
+    "MeasureWorker",
+    "MergeWorker",
+    "Run",
+    "load_identified",
+    "merge_job",
+    "merge_units",
+]
+
+Run = Callable[[Job, type[Worker]], Counts]
+"""Lets workers of a kind do what is left of a job, and returns the counts of all rows."""
 
 MEASURED_RECORDS = 16_384
 """The largest number of documents of a unit: many, because a covariance may be larger than the texts."""
 
+_GROUP = 64  # parts whose statistics a worker merges
 _FETCHED = 4  # files of units in memory while they are merged
 _FILE = "measured-"
-_NAME = re.compile(rf"{_FILE}\d+-\d+\.safetensors")
+_NAME = re.compile(rf"{_FILE}(\d+)-\d+\.safetensors")
 _SUM, _ROW = "sum.", "row."  # names in a file begin like this
 _KEY = "key"
 _DETECTOR = "detector"  # the hash of the one that measured
@@ -113,15 +129,59 @@ class MeasureWorker(Worker):
         measured, rows = self._measured, _join_rows(self._rows)
         self.discard()
         if measured is not None:
-            named = {_SUM + name: value for name, value in measured.items()}
-            named |= {_ROW + name: value for name, value in rows.items()}
-            named[_DETECTOR] = torch.tensor(list(bytes.fromhex(self._digest)), dtype=torch.uint8)
-            with commit_file(self.place / f"{_FILE}{unit.name}.safetensors") as temporary:
-                save_file({name: value.contiguous() for name, value in named.items()}, temporary)
+            _commit(self.place, unit, measured, rows, self._digest)
 
     def discard(self) -> None:
         """Forget what was measured of a unit that failed."""
         self._measured, self._rows = None, []
+
+
+class MergeWorker(Worker):
+    """Merges what was measured of consecutive parts of another job, and writes it as if it were measured of one part.
+
+    A part of its job has the folder of the other job as name, and goes from one part of that job to another. At most
+    about `unit_records` of the settings are remembered of it.
+    """
+
+    encodes = False
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        detector, self._digest = load_identified(parse_place(str(settings.detector)))
+        self._detector = cast(Refinable, detector)  # as it was for the other job
+
+    def process(self, number: int, part: Part) -> Counts:
+        """Merge and commit, and return the counts of no rows."""
+        place, unit = parse_place(part.name), Unit(number, 0, [], last=True)
+        found = {name: int(match[1]) for name in list_names(place) if (match := _NAME.fullmatch(name))}
+        names = [name for name, own in found.items() if own in range(part.start, part.stop or 0)]
+        total, rows = _merge_files(place, names, self._detector, self._digest, self.settings.unit_records)
+        refuse_unseen(self.place)
+        if total is not None:
+            _commit(self.place, unit, total, rows, self._digest)
+        return write_shard(shard_path(self.place, unit.name), [], (), (), last=True)
+
+
+def _commit(place: Place, unit: Unit, measured: Measured, rows: Remembered, digest: str) -> None:
+    """Write what was measured of a unit with the detector of this digest."""
+    named = {_SUM + name: value for name, value in measured.items()}
+    named |= {_ROW + name: value for name, value in rows.items()}
+    named[_DETECTOR] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
+    with commit_file(place / f"{_FILE}{unit.name}.safetensors") as temporary:
+        save_file({name: value.contiguous() for name, value in named.items()}, temporary)
+
+
+def merge_job(job: Job, run: Run, detector: Refinable, digest: str, most: int) -> tuple[Measured, Remembered]:
+    """Return what `merge_units` does of all units of a job; workers merge groups of them first if there are many."""
+    place, count = job.place, len(job.parts)
+    if count > _GROUP:
+        groups = [Part(str(place), start, min(start + _GROUP, count)) for start in range(0, count, _GROUP)]
+        place /= "merged"
+        merging = replace(job, parts=groups, settings=replace(job.settings, folder=str(place), unit_records=most))
+        merging.begin()
+        _, plan = read_plan(place)
+        run(replace(merging, settings=replace(merging.settings, plan=plan)), MergeWorker)
+    return merge_units(place, detector, digest, most)
 
 
 def merge_units(place: Place, detector: Refinable, digest: str, most: int) -> tuple[Measured, Remembered]:
@@ -133,9 +193,20 @@ def merge_units(place: Place, detector: Refinable, digest: str, most: int) -> tu
     Raises:
         InputError: if nothing was measured, or if a unit was measured with a detector that has not this digest.
     """
+    names = [name for name in list_names(place) if _NAME.fullmatch(name)]
+    total, rows = _merge_files(place, names, detector, digest, most)
+    if total is None:
+        raise InputError("There is nothing to learn from: no document can be used.")
+    return total, {name: value for name, value in rows.items() if name != _KEY}
+
+
+def _merge_files(
+    place: Place, names: Sequence[str], detector: Refinable, digest: str, most: int
+) -> tuple[Measured | None, Remembered]:
+    """Return the statistics in files, None if there are no files, and the rows that `merge_units` takes, with keys."""
     total: Measured | None = None
     rows: list[Remembered] = []
-    places = [place / name for name in list_names(place) if _NAME.fullmatch(name)]
+    places = [place / name for name in names]
     for content in map_concurrently(lambda own: own.read_bytes(), places, at_once=_FETCHED):
         found = load(content)
         if bytes(found[_DETECTOR].tolist()).hex() != digest:
@@ -149,10 +220,7 @@ def merge_units(place: Place, detector: Refinable, digest: str, most: int) -> tu
             rows.append(remembered)
         if sum(len(one[_KEY]) for one in rows) > 2 * most:  # more need not be held
             rows = [_take_smallest(_join_rows(rows), most)]
-    if total is None:
-        raise InputError("There is nothing to learn from: no document can be used.")
-    joined = _take_smallest(_join_rows(rows), most)
-    return total, {name: value for name, value in joined.items() if name != _KEY}
+    return total, _take_smallest(_join_rows(rows), most)
 
 
 def _take_smallest(rows: Remembered, most: int) -> Remembered:

@@ -3,24 +3,39 @@
 Each document has a key: a hash of the seed and of its place, the number of its part and its number in it. The sample is
 the documents with the smallest keys. Keys of different documents are independent and uniform, so every set of documents
 is equally likely, whatever the documents hold; and since the smallest of all are the smallest of the smallest of the
-parts, it does not matter who reads which part, or when.
+parts, it does not matter who reads which part, or when. What a part contributes is committed as a shard, so that no
+part is read again after an interruption.
 """
 
 import hashlib
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from apood.data.inputs import Request
 from apood.data.parts import Part
-from apood.data.record import Record
-from apood.scale.units import read_safely
+from apood.data.record import BadRecord, Record
+from apood.scale.shards import Counts, find_committed, shard_path, write_shard
+from apood.scale.tries import Reading, refuse_unseen
+from apood.scale.units import Damage, Unit
+from apood.scale.worker import Worker
+from apood.support.background import map_concurrently
+from apood.support.cloud import Place
 
-__all__ = ["Drawn", "choose_bound", "compute_key", "count_by_keys", "draw_from_part", "draw_rows", "take_smallest"]
+__all__ = [
+    "DrawWorker",
+    "Drawn",
+    "choose_bound",
+    "compute_key",
+    "count_by_keys",
+    "draw_from_records",
+    "read_drawn",
+    "take_smallest",
+]
 
 _MORE = 1.2  # times the documents that are wanted, to be sure that there are enough below the bound
 _SPREAD = 6.0  # standard deviations of their number
 _KEYS = 2**63  # what a column of signed whole numbers holds
+_KEPT = ("key", "number", "text")  # columns of a shard, beside the place
 
 
 class Drawn(NamedTuple):
@@ -65,12 +80,12 @@ def count_by_keys(drawn: Sequence[Drawn], wanted: int) -> float:
     return len(drawn) if len(drawn) < wanted else wanted / (drawn[-1].key / _KEYS)
 
 
-def draw_from_part(number: int, part: Part, request: Request, *, seed: int, bound: int) -> Iterator[Drawn]:
+def draw_from_records(part: int, records: Iterable[Record | BadRecord], *, seed: int, bound: int) -> Iterator[Drawn]:
     """Yield the documents of a part whose keys are below the bound. Bad records count, but are never drawn."""
-    for place, record in enumerate(read_safely(part, request)):
-        key = compute_key(seed, number, place)
+    for number, record in enumerate(records):
+        key = compute_key(seed, part, number)
         if key < bound and isinstance(record, Record):
-            yield Drawn(key, number, place, record.place, record.item)
+            yield Drawn(key, part, number, record.place, record.item)
 
 
 def take_smallest(drawn: Iterable[Drawn], wanted: int) -> list[Drawn]:
@@ -78,6 +93,44 @@ def take_smallest(drawn: Iterable[Drawn], wanted: int) -> list[Drawn]:
     return heapq.nsmallest(wanted, drawn)
 
 
-def draw_rows(number: int, part: Part, *, wanted: int, **options: Any) -> list[dict[str, Any]]:
-    """Return what a part contributes to a sample, as rows that Ray can send."""
-    return [own._asdict() for own in take_smallest(draw_from_part(number, part, **options), wanted)]
+class DrawWorker(Worker):
+    """Draws from all documents, and encodes none. A part has one unit: what it contributes to the sample.
+
+    These are documents whose keys are below `remembered` of the settings, at most `unit_records` of a part.
+    """
+
+    encodes = False
+    columns = ()
+
+    def process(self, number: int, part: Part) -> Counts:
+        """Commit what a part contributes, and return its counts. That is nothing if each worker that reads it dies."""
+        damages: list[Damage] = []
+
+        def read_and_note() -> Iterator[Record | BadRecord]:
+            for record in self.read(number, part):
+                if isinstance(record, Damage):
+                    damages.append(record)
+                yield record
+
+        unit, settings = Unit(number, 0, [], last=True), self.settings
+        with Reading(self.place, settings.plan, number) as reading:
+            reading.begin(unit.number)
+            given_up = reading.is_deadly(unit.number)
+            records = () if given_up else read_and_note()
+            found = draw_from_records(number, records, seed=settings.seed, bound=settings.remembered)
+            rows = [own._asdict() for own in take_smallest(found, settings.unit_records)]
+            refuse_unseen(self.place)
+            path, endings = shard_path(self.place, unit.name), {"damaged": bool(damages), "given_up": given_up}
+            return write_shard(path, rows, self.columns, _KEPT, last=True, **endings)
+
+
+def read_drawn(place: Place) -> Iterator[Drawn]:
+    """Yield all documents that workers drew, from the shards in the folder of their job."""
+    import pyarrow
+    import pyarrow.parquet
+
+    paths = [(part, path) for part, own in find_committed(place).items() for path in own]
+    contents = map_concurrently(lambda own: own[1].read_bytes(), paths)
+    for (part, _), content in zip(paths, contents, strict=True):
+        for row in pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist():
+            yield Drawn(int(row["key"]), part, int(row["number"]), row["place"], row["text"])

@@ -24,7 +24,7 @@ from apood.support.errors import InputError
 from apood.support.files import source_digest
 from apood.support.version import __version__
 
-__all__ = ["Worker", "enter_folder"]
+__all__ = ["Worker"]
 
 _PLAIN = "a text"
 _DEADLY = "It was given up from here on: each worker that tried to read it died."
@@ -57,9 +57,11 @@ class Worker:
     several deaths with a unit (see `tries`), or if it fails twice, its documents are encoded one by one.
 
     Attributes:
+        encodes: whether this kind of worker encodes, for which it has a GPU if the cluster has some.
         plan: the plan of the job, which says what a worker must find on its machine; empty without a cluster.
     """
 
+    encodes: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("tokens", "windows", "truncated", "note", "error")
     encoder: Encoder
 
@@ -79,7 +81,7 @@ class Worker:
                 f"torch cannot use the GPU of the machine {platform.node()}, and can use that of another one: install "
                 "torch with CUDA on all of them."
             )
-        enter_folder(settings.cwd)
+        _enter_folder(settings.cwd)
         self.settings, self.place = settings, parse_place(settings.folder)
         self.plan = {} if settings.on_gpu is None else self._read_plan()
 
@@ -291,7 +293,7 @@ def _is_gpu_lost() -> bool:
     return True
 
 
-def enter_folder(folder: str) -> None:
+def _enter_folder(folder: str) -> None:
     """Make this process work in a folder, if this machine has it, so that relative paths mean what the command meant.
 
     Ray starts its processes in the folder in which the node was started.
