@@ -226,7 +226,7 @@ def parse_named_stores(given: Sequence[str], kind: Literal["OOD", "new"] = "OOD"
     for text in given:
         name, _, folder = text.partition("=")
         if not name or not folder:
-            raise InputError(f"{option} takes NAME=STORE, got {text!r}.")
+            raise InputError(f"{option} takes NAME=STORE_OR_TEXTS, got {text!r}.")
         if name == MEAN:
             raise InputError(f"A set of {option} cannot be called {MEAN!r}: the mean over the sets has that name.")
         if name in named:
