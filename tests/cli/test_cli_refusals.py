@@ -33,7 +33,7 @@ EMBED = "--model m --out o"
         (f"embed no.txt {EMBED}", ["'no.txt'"]),
         (f"embed . {EMBED}", ["'.' is a folder", "'*.jsonl'"]),
         (f"embed - - {EMBED}", ["tandard input", "once"]),
-        (f"embed - {EMBED}", ["no text in '-'"]),
+        (f"embed - {EMBED}", ["no text in standard input"]),
         (f"embed xsun:train {EMBED}", ["'xsun:train' (did you mean 'xsum'?)"]),
         ("datasets xsun", ["'xsun' (did you mean 'xsum'?)"]),
         ("fit no --out o --method magic", ["'magic'", "ap-ood, "]),

@@ -282,7 +282,8 @@ def read_text_records(
         inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty, keep=keep, chat=chat
     )
     options = " and ".join(["--field", *(["--target-field"] if pairs else []), *(["--keep"] if keep else [])])
-    return _check_first(records, f"There is no text in {', '.join(map(repr, inputs))}.", skip_bad, options)
+    named = ", ".join("standard input" if name == "-" else repr(name) for name in inputs)
+    return _check_first(records, f"There is no text in {named}.", skip_bad, options)
 
 
 def read_sound_records(
