@@ -270,7 +270,7 @@ def test_refusals(refused, options, plan, stores, tmp_path):
     assert f"leave out --splits, or write it into {plan}" in refused("compare", plan, "--splits", 3, *out)
     assert "leave out --method" in refused("compare", plan, "--method", "knn", *out)
     assert "There is no method 'svm'" in refused("compare", *options, "--method", "svm", *out)
-    assert "--ood takes NAME=STORE" in refused("compare", *options, "--ood", "x", *out)
+    assert "--ood takes NAME=STORE_OR_TEXTS" in refused("compare", *options, "--ood", "x", *out)
     assert "share must be a finite number > 0 and <= 1" in refused("compare", *options, "--share", 2, *out)
     assert "or id alone, got id and id_train and id_test" in refused("compare", *options, "--id", stores / "test", *out)
     plan.write_text("[data]\nid = 3")

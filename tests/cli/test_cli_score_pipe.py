@@ -16,6 +16,10 @@ def test_a_row_comes_before_the_next_text_is_written(calibrated, model):
         assert program.end() == (0, "", "")
 
 
+def test_a_pipe_without_texts_is_named(refused, calibrated):
+    assert refused("score", calibrated, "-", input="") == "There is no text in standard input."
+
+
 def test_named_fields_are_kept(apood, refused, calibrated, files, tmp_path):
     result = apood("score", calibrated, files / "other.jsonl", "--keep", "number")
     rows = [json.loads(line) for line in result.stdout.splitlines()]

@@ -120,6 +120,9 @@ def test_a_row_that_cannot_be_used(apood, refused, calibrated, tmp_path):
     assert json.loads(state.read_text())["inputs"] == 2
     result = apood("watch", calibrated, rows, "--skip-bad")
     assert result.stdout.startswith("3 inputs: ") and "Skipped: Line 3 of" in result.stderr
+    rows.write_text('{"score": "high"}\n', encoding="utf-8")
+    message = refused("watch", calibrated, rows, "--state", tmp_path / "new.json")
+    assert "got 'high'. 0 rows had been read. Or skip" in message and not (tmp_path / "new.json").exists()
 
 
 def test_what_cannot_be_watched_is_refused(refused, apood, calibrated, fitted, stores, write, tmp_path):

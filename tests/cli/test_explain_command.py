@@ -53,6 +53,19 @@ def test_training_texts_are_shown_if_they_are_named(apood, refused, detector, mo
     assert "is for detectors of `apood build`" in refused("explain", detector, WORDS, "--training", train)
 
 
+def test_training_texts_are_read_like_those_of_the_build(apood, model, texts, tmp_path):
+    """From conversations, without those that were skipped: a bad record, and a text that is too long."""
+    given = [*texts["train"][:50], "word1 " * 3000, *texts["train"][50:]]
+    train = tmp_path / "chats.jsonl"
+    rows = [json.dumps({"text": [{"role": "user", "content": text}]}) for text in given]
+    train.write_text("\n".join([rows[0], "{", *rows[1:]]))
+    command = ("build", train, "--model", model, "--method", "knn", "--set", "k=1", "--skip-bad")
+    apood(*command, "--chat", "last-user", "--out", tmp_path / "built")
+    explained = apood("explain", tmp_path / "built", given[60], "--format", "json", "--training", train).stdout
+    (member,) = json.loads(explained)["members"]
+    assert member["neighbour_texts"] == [given[number] for number in member["neighbours"]]
+
+
 def test_what_cannot_be_explained_is_refused(apood, refused, detector, stores, tmp_path):
     assert "is empty" in refused("explain", detector, " ")
     assert "leave out --field" in refused("explain", detector, "word1 word2", "--field", "text")

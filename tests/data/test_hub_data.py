@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,6 +50,18 @@ def refused(source: str, **options: object) -> str:
     with pytest.raises(InputError) as error:
         items(source, **options)
     return str(error.value)
+
+
+def test_a_split_that_was_read_whole_needs_no_closing_at_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[Callable[[], None]] = []
+    own = SimpleNamespace(register=left.append, unregister=left.remove)
+    monkeypatch.setattr("apood.data.hub.atexit", own)
+    source = f"hf:{folder}:train"
+    assert len(items(source, field="document")) == len(ROWS) and not left
+    records = read_records([source], field="document")
+    next(records)
+    (close,) = left
+    close()
 
 
 def test_the_splits_of_a_folder(folder: Path) -> None:

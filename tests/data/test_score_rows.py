@@ -32,6 +32,8 @@ def read(tmp_path):
         ('score,reason\n1,"a, b"\n,\n', [1.0, -math.inf]),
         ("", []),
         ("index,score\n", []),
+        ('text,score\n"one\n\ntwo",1\n"a ""b""\r\nc",2\r\n', [1.0, 2.0]),
+        (f"score,text\n1,{'a' * 200_000}\n", [1.0]),
     ],
 )
 def test_the_first_line_decides_the_format(read, text, scores):
@@ -51,6 +53,10 @@ def test_the_first_line_decides_the_format(read, text, scores):
         ("1\nnan\n", "Line 2 of F must have a number as its score, got 'nan'."),
         ("a,score\n1\n", "Line 2 of F has 1 cells, but the header has 2."),
         ("a,b\n1,2\n", "Line 2 of F has no field 'score': there are 'a', 'b'."),
+        ('text,score\n"a\nb",1\n"a\nb",high\nc,2\n', "Line 4 of F must have a number as its score, got 'high'."),
+        ('text,score\na,1\n"b,2\nc,3\n', "Line 3 of F is not valid CSV (unexpected end of data)."),
+        (b'text,score\n"a\n\xff",1\nb,2\n', "Line 2 of F is not UTF-8: byte 1 of the line cannot be decoded."),
+        ('text,score\n"' + "\n" * (1 << 20), "Line 2 of F is not valid CSV (the row is longer than 1 MiB)."),
         (b"1\n\xff\n", "Line 2 of F is not UTF-8: byte 1 of the line cannot be decoded."),
         (b"1\n" + b"9" * 3_000_000 + b"\n2\n", "Line 2 of F is longer than 1 MiB."),
         ('{"score": 1}\n' + "[" * 100_000, "Line 2 of F is not valid JSON"),

@@ -131,19 +131,22 @@ def test_other_servers_are_refused(local: TextEncoder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "content"),
+    ("path", "content", "problem"),
     [
-        ("/tokenize", {"ids": [1]}),
-        ("/tokenize", {"tokens": [{"piece": "a"}]}),
-        ("/embeddings", {"object": "list", "data": []}),
-        ("/embeddings", [{"index": 0}] * 4),
+        ("/tokenize", {"ids": [1]}, "in an unknown form"),
+        ("/tokenize", {"tokens": [{"piece": "a"}]}, "in an unknown form"),
+        ("/tokenize", {"tokens": [1 << 40]}, "in an unknown form"),
+        ("/tokenize", {"tokens": []}, "gives no tokens for a text that has some"),
+        ("/embeddings", {"object": "list", "data": []}, "in an unknown form"),
+        ("/embeddings", [{"index": 0}] * 4, "in an unknown form"),
+        ("/embeddings", [{"index": 0, "embedding": [[10**400]]}] * 4, "gives 0 numbers for a text of"),
     ],
 )
-def test_answers_of_another_form_are_refused(local: TextEncoder, path: str, content: Any) -> None:
+def test_answers_of_another_form_are_refused(local: TextEncoder, path: str, content: Any, problem: str) -> None:
     odd = ModelServer(local, "llama")
     usual = odd.answer
     odd.answer = lambda asked, body: (200, content) if asked == path else usual(asked, body)  # type: ignore[method-assign]
-    with serve_model(odd) as address, pytest.raises(ServerError, match=r"unknown form .*: start llama-server with"):
+    with serve_model(odd) as address, pytest.raises(ServerError, match=rf"{problem}.*: start llama-server with"):
         RemoteEncoder(address)
 
 
@@ -236,3 +239,29 @@ def test_the_service_answers_and_says_if_the_server_is_gone(server: ModelServer,
         gone = running.client.post("/v1/score", json={"text": known})
         assert gone.status_code == 503 and gone.json()["error"]["code"] == "no_tokens"
         assert address not in gone.text
+
+
+@pytest.mark.parametrize(
+    ("dialect", "path", "content", "problem"),
+    [
+        ("tei", "/tokenize", [[{"id": 5}]] * 2, "answers 1 texts by 2"),
+        ("tei", "/embed_all", 5, "in an unknown form"),
+    ],
+)
+def test_answers_of_another_number_are_refused(
+    local: TextEncoder, dialect: str, path: str, content: Any, problem: str
+) -> None:
+    odd = ModelServer(local, dialect)
+    usual = odd.answer
+    odd.answer = lambda asked, body: (200, content) if asked == path else usual(asked, body)  # type: ignore[method-assign]
+    with serve_model(odd) as address, pytest.raises(ServerError, match=problem):
+        RemoteEncoder(address)
+
+
+def test_a_limit_that_is_no_number_is_none(local: TextEncoder) -> None:
+    odd = ModelServer(local, "llama")
+    usual = odd.answer
+    models = {"data": [{"id": "tiny", "owned_by": "llamacpp", "meta": ["n_ctx"]}]}
+    odd.answer = lambda asked, body: (200, models) if asked == "/v1/models" else usual(asked, body)  # type: ignore[method-assign]
+    with serve_model(odd) as address:
+        assert RemoteEncoder(address, max_tokens=24).max_tokens == 24

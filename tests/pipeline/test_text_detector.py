@@ -63,6 +63,14 @@ def test_a_text_of_too_many_windows_gets_a_row(fitted):
     assert rows[1].windows == 0 and rows[1].score == -np.inf and "64 windows" in rows[1].note
 
 
+def test_a_model_that_is_set_after_the_encoder_was_opened_is_used(folder, models, texts):
+    detector = TextDetector(folder, KNN(k=1), accept=0.9)
+    assert detector.encoder.identity["model"] == folder.name
+    other = models("roberta")
+    detector.set_params(model=other).fit(texts)
+    assert detector.encoder.identity["model"] == other.name == detector.detector.encoder_["model"]
+
+
 @pytest.mark.parametrize("form", [tuple, iter, np.array, lambda texts: np.array(texts, dtype=object)])
 def test_any_column_of_texts_is_taken(fitted, texts, form):
     assert (fitted.predict(form(texts[:5])) == fitted.predict(texts[:5])).all()
@@ -99,6 +107,8 @@ def test_a_fit_refuses_empty_texts_and_too_few_before_it_opens_the_model():
         TextDetector("/nowhere").fit(["a"] * 50)
     with pytest.raises(InputError, match=r"13 of 65 texts would be held out.* needs 14: give at least 70 texts"):
         TextDetector("/nowhere", accept=0.93).fit(["a"] * 65)
+    with pytest.raises(InputError, match="hold_out must be a number strictly between 0 and 1"):
+        TextDetector("/nowhere", hold_out=1e-310).fit(["a"] * 65)
     with pytest.raises(InputError, match=r"There is no folder '/nowhere'"):
         TextDetector("/nowhere").fit(["a"] * 95)
 

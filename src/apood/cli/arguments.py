@@ -227,7 +227,7 @@ def parse_named_stores(given: Sequence[str], kind: Literal["OOD", "new"] = "OOD"
     for text in given:
         name, _, folder = text.partition("=")
         if not name or not folder:
-            raise InputError(f"{option} takes NAME=STORE, got {text!r}.")
+            raise InputError(f"{option} takes NAME=STORE_OR_TEXTS, got {text!r}.")
         if name == MEAN:
             raise InputError(f"A set of {option} cannot be called {MEAN!r}: the mean over the sets has that name.")
         if name in named:
@@ -283,7 +283,8 @@ def read_text_records(
         inputs, field=field, target_field=target_field, pairs=pairs, allow_empty=allow_empty, keep=keep, chat=chat
     )
     options = Request(pairs=pairs, keep=tuple(keep)).options
-    return _check_first(records, f"There is no text in {', '.join(map(repr, inputs))}.", skip_bad, options)
+    named = ", ".join("standard input" if name == "-" else repr(name) for name in inputs)
+    return _check_first(records, f"There is no text in {named}.", skip_bad, options)
 
 
 def read_sound_records(

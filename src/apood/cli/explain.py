@@ -1,6 +1,5 @@
 """`apood explain`."""
 
-from collections.abc import Iterator
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -12,6 +11,7 @@ from apood.cli.arguments import read_text_records
 from apood.cli.options import EncoderFolder, TextField
 from apood.cli.output import check_file, echo, format_json, print_table
 from apood.cli.stores import are_texts
+from apood.data.conversations import Chat
 from apood.support.checks import format_count
 from apood.support.errors import InputError
 from apood.support.files import atomic_file
@@ -78,7 +78,7 @@ def explain(
     explanations = explain_texts(detector, encoder, texts[:_MOST], describe_length=facts.describe_length)
     if training is not None and facts.text_settings is not None:
         hold_out, seed = facts.text_settings["hold_out"], facts.text_settings["seed"]
-        learnt = TrainingTexts(list(_read_records(training, field)), encoder, facts, hold_out, seed)
+        learnt = TrainingTexts(_read_training(training, field, facts.chat), encoder, facts, hold_out, seed)
         explanations = [learnt.add_to(explanation) for explanation in explanations]
     if file is not None:
         with atomic_file(file) as place:
@@ -95,19 +95,26 @@ def explain(
 
 def _read_texts(text_or_file: str, field: str | None) -> list[str]:
     """Return the texts of a file, one more than are explained at most, or the text itself."""
+    from apood.data.record import keep_good
+
     if not _names_texts(text_or_file):
         if field is not None:
             raise InputError(f"There is no file {text_or_file!r}, and a text has no fields: leave out --field.")
         return [text_or_file]
-    return list(islice(_read_records(text_or_file, field), _MOST + 1))
+    records = read_text_records(
+        [text_or_file], field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=False
+    )
+    return [record.item for record in islice(keep_good(records, None), _MOST + 1)]
 
 
-def _read_records(name: str, field: str | None) -> Iterator[str]:
-    """Yield the texts of a file or a data set."""
-    from apood.data.record import keep_good
+def _read_training(name: str, field: str | None, chat: Chat | None) -> list[str]:
+    """Return the texts that `apood build` read: those of conversations, and without bad records if it skipped them."""
+    from apood.data.record import Skipped, keep_good
 
-    records = read_text_records([name], field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=False)
-    return (record.item for record in keep_good(records, None))
+    records = read_text_records(
+        [name], field=field, target_field=None, pairs=False, allow_empty=False, skip_bad=True, chat=chat
+    )
+    return [record.item for record in keep_good(records, Skipped())]  # those that it refused would not fit the detector
 
 
 def _names_texts(given: str) -> bool:

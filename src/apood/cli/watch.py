@@ -154,7 +154,10 @@ class _Watcher:
 
     def advise(self) -> str:
         """Return a sentence that says which rows were read, and where they are kept."""
-        rows = format_count(self.alarm.state.inputs + len(self._waiting) - self._start, "row")
+        count = self.alarm.state.inputs + len(self._waiting) - self._start
+        rows = format_count(count, "row")
+        if count == 0:
+            return f"{rows} had been read."
         if self._file is None:
             return f"{rows} had been read, and nothing is kept without --state."
         return f"{rows} had been read and are part of {self._file}: continue with the rows after them."

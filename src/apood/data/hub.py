@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +102,10 @@ class HubData:
     def _read_rows(self, file: int | None) -> Iterator[Mapping[str, Any]]:
         with self._open() as found:
             rows = iter(found if file is None else found.shard(found.num_shards, file))
-            atexit.register(_close, rows)
+            close = partial(_close, rows)
+            atexit.register(close)
             yield from rows
+            atexit.unregister(close)  # a worker reads many files
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[Any]:

@@ -5,10 +5,12 @@ CSV with a header. Rows are read one by one, so that a pipe can be watched.
 """
 
 import csv
+import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 from apood.data.record import BadRecord, Record, describe_json_type, make_bad_record
@@ -23,6 +25,7 @@ _SCORE, _VERDICT, _PROBABILITY = "score", "verdict", "probability"
 _VERDICTS = {"id": True, "ood": False}
 _OTHER_ENDINGS = (".parquet", ".gz")
 _LONGEST = 1 << 20  # bytes of a line, which may hold more than a score
+_TOO_LONG = f"is longer than {_LONGEST >> 20} MiB"
 
 Row = Mapping[str, Any]
 
@@ -56,17 +59,13 @@ def read_reviewed(name: str) -> Iterator[Record | BadRecord]:
 
 def _read_records(name: str, find: Callable[[Row], Any]) -> Iterator[Record | BadRecord]:
     """Yield what `find` finds in each row."""
-    parse: Callable[[str], Row] | None = None
-    for number, line in enumerate(_read_lines(name), start=1):
-        place = f"line {number} of {'standard input' if name == '-' else repr(name)}"
+    file = "standard input" if name == "-" else repr(name)
+    for number, row in _read_rows(_decode(_read_lines(name))):
+        place = f"line {number} of {file}"
         try:
-            text = _decode(line)
-            if parse is None and text:
-                parse = _choose_parser(text)
-                text = "" if isinstance(parse, _Table) else text  # a header is no row
-            if parse is None or not text:
-                continue
-            record: Record | BadRecord = Record(find(parse(text)), place)
+            if isinstance(row, str):
+                raise _BadRowError(row)
+            record: Record | BadRecord = Record(find(row), place)
         except _BadRowError as error:
             record = make_bad_record(place, str(error))
         yield record
@@ -74,6 +73,14 @@ def _read_records(name: str, find: Callable[[Row], Any]) -> Iterator[Record | Ba
 
 class _BadRowError(Exception):
     """A row cannot be used; the message says why, as a sentence that begins with its place."""
+
+
+class _Line(NamedTuple):
+    """A line without the white space around it. `problem` says why it cannot be used, or is None if it can."""
+
+    number: int
+    text: str
+    problem: str | None
 
 
 def _read_lines(name: str) -> Iterator[bytes]:
@@ -91,52 +98,87 @@ def _read_lines(name: str) -> Iterator[bytes]:
                 line = file.readline(_LONGEST + 1) or b"\n"
 
 
-def _decode(line: bytes) -> str:
-    if len(line) > _LONGEST:
-        raise _BadRowError(f"is longer than {_LONGEST >> 20} MiB")
-    try:
-        return line.decode("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise _BadRowError(f"is not UTF-8: byte {error.start + 1} of the line cannot be decoded") from error
+def _decode(lines: Iterable[bytes]) -> Iterator[_Line]:
+    for number, line in enumerate(lines, start=1):
+        if len(line) > _LONGEST:
+            yield _Line(number, "", _TOO_LONG)
+            continue
+        try:
+            yield _Line(number, line.decode("utf-8-sig").strip(), None)
+        except UnicodeDecodeError as error:
+            yield _Line(number, "", f"is not UTF-8: byte {error.start + 1} of the line cannot be decoded")
 
 
-def _choose_parser(first: str) -> Callable[[str], Row]:
+def _read_rows(lines: Iterator[_Line]) -> Iterator[tuple[int, Row | str]]:
+    """Yield the number of the first line of each row, and the row, or why it cannot be used."""
+    for line in lines:
+        if line.problem is not None:
+            yield line.number, line.problem
+        elif line.text:
+            yield from _choose_reader(line.text)(itertools.chain([line], lines))
+
+
+def _choose_reader(first: str) -> Callable[[Iterable[_Line]], Iterator[tuple[int, Row | str]]]:
     if first.startswith("{"):
-        return _parse_json
-    return _Table(first) if _as_number(first) is None else _parse_plain
+        return partial(_read_single_lines, parse=_parse_json)
+    return _read_table if _as_number(first) is None else partial(_read_single_lines, parse=_parse_plain)
 
 
-def _parse_json(text: str) -> Row:
+def _read_single_lines(lines: Iterable[_Line], parse: Callable[[str], Row | str]) -> Iterator[tuple[int, Row | str]]:
+    for line in lines:
+        if line.problem is not None:
+            yield line.number, line.problem
+        elif line.text:
+            yield line.number, parse(line.text)
+
+
+def _parse_json(text: str) -> Row | str:
     try:
         row = parse_json(text)
     except ValueError as error:
-        raise _BadRowError(f"is not valid JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise _BadRowError(f"must be a JSON object, got {describe_json_type(row)}")
-    return row
+        return f"is not valid JSON ({error})"
+    return row if isinstance(row, dict) else f"must be a JSON object, got {describe_json_type(row)}"
 
 
 def _parse_plain(text: str) -> Row:
     return {_SCORE: text}
 
 
-class _Table:
-    """Parses the rows of a table in CSV with this header."""
+def _read_table(lines: Iterable[_Line]) -> Iterator[tuple[int, Row | str]]:
+    """Read a table in CSV with a header. A row has several lines if a kept text has."""
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST))  # the default refuses texts of 128 KiB
+    taken: list[_Line] = []  # the lines of the current row
+    size = 0  # of them
 
-    def __init__(self, header: str) -> None:
-        self._columns = self._split(header)
+    def take_text(line: _Line) -> str:
+        nonlocal size
+        taken.append(line)
+        size += len(line.text) + 1
+        if size > _LONGEST:  # such as after a quote that is never closed
+            raise csv.Error(f"the row {_TOO_LONG}")
+        return f"{line.text}\n"
 
-    def __call__(self, text: str) -> Row:
-        cells = self._split(text)
-        if len(cells) != len(self._columns):
-            raise _BadRowError(f"has {len(cells)} cells, but the header has {len(self._columns)}")
-        return {name: cell or None for name, cell in zip(self._columns, cells, strict=True)}
-
-    def _split(self, text: str) -> list[str]:
+    rows = csv.reader(map(take_text, lines), strict=True)
+    columns: list[str] = []
+    while True:
+        taken.clear()
+        size = 0
+        cells, problem = None, None
         try:
-            return next(csv.reader([text], strict=True))
+            cells = next(rows, None)
         except csv.Error as error:
-            raise _BadRowError(f"is not valid CSV ({error})") from error
+            problem = f"is not valid CSV ({error})"
+        problem = next((line.problem for line in taken if line.problem is not None), problem)
+        if problem is not None:
+            yield taken[0].number, problem
+        elif cells is None:
+            return
+        elif not columns:
+            columns = cells
+        elif cells and len(cells) != len(columns):
+            yield taken[0].number, f"has {len(cells)} cells, but the header has {len(columns)}"
+        elif cells:
+            yield taken[0].number, {name: cell or None for name, cell in zip(columns, cells, strict=True)}
 
 
 def _find_score(row: Row) -> float:

@@ -30,11 +30,13 @@ class TrainingTexts:
     """
 
     def __init__(self, texts: Sequence[str], encoder: AnyTextEncoder, facts: Facts, hold_out: float, seed: int) -> None:
-        windows = encoder.prepare(texts).windows
-        windows = torch.zeros(len(texts)) if windows is None else windows
+        prepared = encoder.prepare(texts)
+        # `apood build --skip-bad` leaves out texts that are too long.
+        used = np.array([number for number in range(len(texts)) if number not in prepared.refused], dtype=np.int64)
+        windows = torch.zeros(len(used)) if prepared.windows is None else prepared.windows
         sequences = TokenBatch.without_tokens(window=Ragged.from_lengths(windows.int(), [1] * len(windows)))
         rest, _ = split(sequences, hold_out, seed)
-        self._texts, self._numbers = texts, number_documents(sequences)[rest.indices.numpy()]
+        self._texts, self._numbers = texts, used[number_documents(sequences)[rest.indices.numpy()]]
         learnt = list(dict.fromkeys(self._numbers.tolist()))
         if facts.training is None or facts.sketches is None:
             raise InputError("The detector keeps nothing about its training texts that these could be compared with.")

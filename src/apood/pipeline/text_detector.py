@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
 from apood.data.record import Record
-from apood.decisions.conformal import count_needed, find_rank
+from apood.decisions.conformal import check_level, count_needed, find_rank
 from apood.detectors.contract.base import Detector, Scores
 from apood.detectors.contract.data_checks import refuse_lacking, refuse_other_than_labels
 from apood.detectors.fusion import default_detector
@@ -29,7 +29,7 @@ from apood.pipeline.judging import Judgement, judge_records
 from apood.pipeline.neighbours import TrainingTexts
 from apood.pipeline.opening import SavedEncoder, open_text_encoder_of, probe_encoder
 from apood.pipeline.texts import list_texts
-from apood.support.checks import check_integer, check_number
+from apood.support.checks import check_integer
 from apood.support.errors import ArtefactError, InputError
 from apood.tokens.documents import count_documents
 from apood.tokens.source import TokenSource, split
@@ -139,8 +139,8 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         refuse_other_than_labels(y, len(known), "texts")
         outliers = None if aux is None else list_texts(aux, allow_empty=False, what="The texts of aux")
         self.check(len(known))
-        if self.facts.training is not None:  # an encoder that was opened to score may lack channels that a fit reads
-            self.facts, self._encoder = Facts(), None
+        # An encoder that is open may be that of another model, set since then, or lack channels that a fit reads.
+        self.facts, self._encoder = Facts(), None
         with tempfile.TemporaryDirectory(prefix="apood-") as folder:
             return self.fit_tokens(
                 self._embed(known, Path(folder, "id")),
@@ -179,7 +179,7 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
 
     def check_parameters(self) -> None:
         """Raise InputError if a parameter is not allowed."""
-        check_number("hold_out", self.hold_out, above=0, below=1)
+        check_level(self.hold_out, "hold_out")
         check_integer("seed", self.seed, 0)
         count_needed(self.accept)
         if not isinstance(self.detector, Detector):
@@ -194,8 +194,9 @@ class TextDetector(BaseEstimator):  # type: ignore[misc]
         needed = count_needed(self.accept)
         if (held_out := round(self.hold_out * count)) < needed:
             raise InputError(
-                f"{held_out} of {count} texts would be held out, and an accept rate of {self.accept:g} needs {needed}: "
-                f"give at least {int(np.ceil(needed / self.hold_out))} texts, hold out a larger share, or accept less."
+                f"{held_out} of {count} texts would be held out, and an accept rate of {self.accept:.10g} needs "
+                f"{needed}: give at least {int(np.ceil(needed / self.hold_out))} texts, hold out a larger share, or "
+                "accept less."
             )
 
     def _refuse_unfitted(self) -> None:

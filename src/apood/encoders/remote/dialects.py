@@ -40,7 +40,8 @@ class LlamaCpp:
     def __init__(self, client: Client, facts: dict[str, Any]) -> None:
         self._client = client
         self.model = str(facts["id"])
-        self.context = (facts.get("meta") or {}).get("n_ctx")
+        meta = facts.get("meta")
+        self.context = _read_limit(meta, "n_ctx") if isinstance(meta, dict) else None
 
     def tokenise(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         """Return token ids, one request per text."""
@@ -61,7 +62,7 @@ class Vllm:
     def __init__(self, client: Client, facts: dict[str, Any]) -> None:
         self._client = client
         self.model = str(facts["id"])
-        self.context = facts.get("max_model_len")
+        self.context = _read_limit(facts, "max_model_len")
 
     def tokenise(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         """Return token ids, one request per text."""
@@ -83,8 +84,8 @@ class TextEmbeddingsInference:
     def __init__(self, client: Client, facts: dict[str, Any]) -> None:
         self._client = client
         self.model = str(facts["model_id"])
-        self.context = facts.get("max_input_length")
-        self.most = int(facts["max_client_batch_size"])
+        self.context = _read_limit(facts, "max_input_length")
+        self.most = _read_limit(facts, "max_client_batch_size") or 1
 
     def tokenise(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
         """Return token ids."""
@@ -98,6 +99,12 @@ class TextEmbeddingsInference:
         """Return states, which are not normalised."""
         found: list[Any] = self._client.post("/embed_all", {"inputs": rows, "truncate": False})
         return found
+
+
+def _read_limit(facts: dict[str, Any], name: str) -> int | None:
+    """Return a limit that a server states; None if it states none."""
+    found = facts.get(name)
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def find_dialect(client: Client) -> Dialect:

@@ -85,6 +85,8 @@ class RemoteEncoder:
             raise InputError(f"max_tokens must be at least {self._head + self._tail + 1}, got {self.max_tokens}.")
         self.dim = 0  # until the first answer
         rows = self._tokenise(PROBE_TEXTS)
+        if not all(rows):
+            raise ServerError(f"The server {address} gives no tokens for a text that has some: {self._server.advice}.")
         probe = self._embed(rows)
         self.dim = probe[0].shape[1]
         self._refuse_limit(rows[0])
@@ -155,14 +157,23 @@ class RemoteEncoder:
 
     def _tokenise(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
         with self._name_server():
-            return [[int(token) for token in row] for row in self._server.tokenise(texts, special=special)]
+            rows = [
+                np.array([int(token) for token in row], dtype=np.int32).tolist()  # an error if it has no such number
+                for row in self._server.tokenise(texts, special=special)
+            ]
+        self._check_count(texts, rows)
+        return rows
+
+    def _check_count(self, given: Sequence[Any], answer: Sequence[Any]) -> None:
+        if len(answer) != len(given):
+            raise ServerError(f"The server {self._client.address} answers {len(given)} texts by {len(answer)}.")
 
     @contextmanager
     def _name_server(self) -> Iterator[None]:
         """Raise ServerError if an answer has another form than the server's documentation says."""
         try:
             yield
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ServerError(
                 f"The server {self._client.address} answers in an unknown form ({type(error).__name__}: {error}): "
                 f"{self._server.advice}."
@@ -172,9 +183,8 @@ class RemoteEncoder:
         found: dict[int, npt.NDArray[np.float32]] = {}
         for chosen in self._split(rows):
             with self._name_server():
-                answer = self._server.embed([rows[index] for index in chosen])
-            if len(answer) != len(chosen):
-                raise ServerError(f"The server {self._client.address} answers {len(chosen)} texts by {len(answer)}.")
+                answer = list(self._server.embed([rows[index] for index in chosen]))
+            self._check_count(chosen, answer)
             found |= {n: self._check(states, len(rows[n])) for n, states in zip(chosen, answer, strict=True)}
         return [found.get(index, np.empty((0, self.dim), np.float32)) for index in range(len(rows))]
 
@@ -197,7 +207,7 @@ class RemoteEncoder:
         address = self._client.address
         try:
             array = np.array(states, dtype=np.float32)  # null, as which NaN is sent, becomes NaN
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             array = np.empty(0, np.float32)
         if array.ndim != 2 or len(array) != tokens:
             shape = "x".join(map(str, array.shape))
