@@ -80,9 +80,10 @@ def test_verdicts_and_probabilities(read):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ('{"score": 1}', "Line 1 of F must have ID or OOD as its verdict, got null."),
+        ('{"score": 1}', "Line 1 of F has no field 'verdict': there are 'score'."),
+        ('{"score": 1, "verdict": null}', "Line 1 of F must have ID or OOD as its verdict, got null."),
         ('{"score": 1, "verdict": "good"}', "Line 1 of F must have ID or OOD as its verdict, got 'good'."),
-        ("1.5", "Line 1 of F must have ID or OOD as its verdict, got null."),
+        ("1.5", "Line 1 of F has no field 'verdict': there are 'score'."),
         ('{"score": 1, "verdict": "ID", "probability": 0}', "Line 1 of F must have a number above 0 and at most 1 as"),
         ('{"score": 1, "verdict": "ID", "probability": null}', "Line 1 of F must have a number above 0 and at most 1"),
     ],

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from apood.decisions.conformal import Calibration
-from apood.decisions.review import Review, accepted_interval
+from apood.decisions.conformal import Calibration, accepted_interval
+from apood.decisions.review import Review
 from apood.support.errors import InputError
 
 OLD = Calibration.from_scores(np.random.default_rng(0).normal(size=200), 0.95)

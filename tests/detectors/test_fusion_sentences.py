@@ -6,7 +6,7 @@ import torch
 
 import apood
 from apood import KNN, Coherence, Fusion, Mahalanobis, TokenBatch, default_detector
-from apood.support.errors import InputError
+from apood.support.errors import DataWarning, InputError
 from apood.tokens.batch import Ragged
 
 DIM, SENTENCES, TOKENS = 8, 5, 6
@@ -137,7 +137,8 @@ def mix_lengths(count, seed):
 
 
 def test_texts_of_one_sentence_do_not_set_the_scale():
-    fitted = Fusion([Mahalanobis()], sentences=True).fit(mix_lengths(300, 20))
+    with pytest.warns(DataWarning, match="About \\d\\d% of the texts have several sentences"):
+        fitted = Fusion([Mahalanobis()], sentences=True).fit(mix_lengths(300, 20))
     parts = fitted.member_scores(mix_lengths(300, 30))
     assert 0.5 < parts["coherence"][:300].std() < 1.6
     assert (parts["coherence"][300:] > parts["mahalanobis"][300:]).mean() > 0.95, "they are judged as a whole"

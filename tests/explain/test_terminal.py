@@ -35,7 +35,7 @@ def test_there_are_three_levels_of_marks():
 
 def test_marks_of_an_accepted_text_are_faint():
     text = mark("a b c d", 0.1, 0.3, 0.6, 1.0, accepted=True)
-    assert text.plain == "a b c d" and len({span.style for span in text.spans if span.style}) == 1
+    assert text.plain == "a [b c d]" and len({span.style for span in text.spans if span.style}) == 1
 
 
 def test_marks_survive_a_pipe_and_are_coloured_on_a_terminal():

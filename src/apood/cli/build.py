@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,8 @@ def build(
         texts = _read(inputs, field, chat, skip_bad)
         outliers = None if aux is None else _read([aux], field, chat, skip_bad)
         built.check(sum(not isinstance(record, BadRecord) for record in texts))
+        if (work / _MARKER).exists() and sys.stderr.isatty():
+            echo(f"Continuing from {work}.", err=True)
         with advise_on_interrupt(_advise(work)), reserve_path(target):
             refuse_occupied(place, force)
             sets = {"id": texts} | ({} if outliers is None else {"aux": outliers})
@@ -222,6 +225,7 @@ def _fit(
 
 
 def _report(built: "TextDetector", out: str, own_class: str | None, *, too_long: int, as_json: bool) -> None:
+    from apood.decisions.conformal import accepted_interval
     from apood.detectors.fusion import Fusion
 
     method = built.detector.name
@@ -229,17 +233,19 @@ def _report(built: "TextDetector", out: str, own_class: str | None, *, too_long:
     assert training is not None and held_out is not None
     imports = "" if own_class is None else f" --import {shlex.quote(own_class)}"
     example = f"echo {shlex.quote(_SAMPLE)} | apood{imports} score {shlex.quote(out)} -"
+    low, high = accepted_interval(built.detector.calibration)
     if as_json:
         facts: dict[str, Any] = {"method": method, "detector": out, "threshold": built.detector.threshold_}
         print_json(
             facts | {"accept": built.accept, "training": training.to_json(), "calibration": held_out.to_json()}
-            | {"too_long": too_long, "example": example}
+            | {"accepted_low": low, "accepted_high": high, "too_long": too_long, "example": example}
         )  # fmt: skip
         return
     echo(
         f"Learnt from {format_count(training.documents, 'text')}, 98% of them of {training.short:,} to "
         f"{training.long:,} tokens, and held out {held_out.documents:,} to set the threshold: a new in-distribution "
-        f"text is accepted with probability {built.accept:g} or more."
+        f"text is accepted with probability {built.accept:g} or more (this threshold very likely accepts {low:.0%} to "
+        f"{high:.0%} of such texts; the more texts, the narrower)."
     )
     if isinstance(built.detector, Fusion) and not built.detector.beginnings and training.short > _SHORT:
         other = ", or accept those that are like beginnings of these texts with --beginnings"

@@ -53,6 +53,9 @@ def check(
     for finding in findings:
         echo(f"- {finding.sentence}")
     if not findings:
-        echo(f"Nothing is wrong with {', '.join(checked[:-1])} and {checked[-1]}.")
+        echo(
+            f"Nothing is wrong with {', '.join(checked[:-1])} and {checked[-1]}. Whether foreign inputs are refused is "
+            "another question: measure it with `apood evaluate`."
+        )
     if unchecked:
         echo(f"Not checked, because too little is known: {', '.join(unchecked)}.")

@@ -99,7 +99,7 @@ def _read_review(name: str, skipped: "Skipped | None") -> "Review":
 
 
 def _print_result(review: "Review", before: "Calibration | None", after: "Calibration", *, as_json: bool) -> None:
-    from apood.decisions.review import accepted_interval
+    from apood.decisions.conformal import accepted_interval
 
     ood = review.scores[~review.is_id]
     low, high = accepted_interval(after)

@@ -182,8 +182,7 @@ def _read_table(lines: Iterable[_Line]) -> Iterator[tuple[int, Row | str]]:
 
 
 def _find_score(row: Row) -> float:
-    if _SCORE not in row:
-        raise _BadRowError(f"has no field {_SCORE!r}: there are {', '.join(map(repr, row)) or 'none'}")
+    _refuse_missing(row, _SCORE)
     if row[_SCORE] is None:
         return -math.inf
     if (score := _as_number(row[_SCORE])) is None:
@@ -191,8 +190,14 @@ def _find_score(row: Row) -> float:
     return score
 
 
+def _refuse_missing(row: Row, name: str) -> None:
+    if name not in row:
+        raise _BadRowError(f"has no field {name!r}: there are {', '.join(map(repr, row)) or 'none'}")
+
+
 def _find_reviewed(row: Row) -> Reviewed:
     score, verdict = _find_score(row), row.get(_VERDICT)
+    _refuse_missing(row, _VERDICT)
     if not isinstance(verdict, str) or verdict.lower() not in _VERDICTS:
         raise _BadRowError(f"must have ID or OOD as its {_VERDICT}, got {_show(verdict)}")
     probability = _as_number(row.get(_PROBABILITY, 1.0))

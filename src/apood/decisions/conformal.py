@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # this module needs numpy alone, and importing torch is slow
 __all__ = [
     "Calibration",
     "Scores",
+    "accepted_interval",
     "as_scores",
     "benjamini_hochberg",
     "check_level",
@@ -36,6 +37,8 @@ Scores: TypeAlias = "ArrayLike | Tensor"
 _OF_RANGE = 1e-3  # of the range from the 5% to the 95% quantile; raises the accept rate of normal scores by 0.0003
 _COARSE_OF_RANGE = 1e-2  # the same for tokens of an encoder in bfloat16; 0.003
 _OF_SIZE = 1e-6  # of the median, for calibration scores that are nearly all the same
+
+_COVERED = 0.95  # probability of the interval of the accepted share
 
 
 def as_scores(scores: Scores, name: str) -> NDArray[np.float64]:
@@ -188,3 +191,17 @@ def benjamini_hochberg(p_values: Scores, rate: float = 0.05) -> NDArray[np.bool_
     bounds = rate * np.arange(1, len(p) + 1) / max(len(p), 1) * (1 + 1e-12)
     largest = ascending[ascending <= bounds].max(initial=-1.0)
     return np.asarray(p <= largest, dtype=np.bool_)
+
+
+def accepted_interval(calibration: Calibration) -> tuple[float, float]:
+    """Return an interval for the share of new ID inputs that this calibration accepts, with probability 0.95.
+
+    The guarantee is about the mean over calibration sets. For one set and continuous scores, the share follows a Beta
+    distribution.
+    """
+    from scipy.stats import beta
+
+    count = len(calibration.scores)
+    rank = find_rank(count, calibration.accept)
+    low, high = beta(count + 1 - rank, rank).interval(_COVERED)
+    return float(low), float(high)

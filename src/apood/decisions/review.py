@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from apood.decisions.conformal import Calibration, Scores, as_scores, find_rank
+from apood.decisions.conformal import Calibration, Scores, as_scores
 from apood.support.errors import InputError
 
-__all__ = ["Review", "accepted_interval"]
+__all__ = ["Review"]
 
 _UNLIKELY = 0.01  # chance below which a sample is taken to be chosen by its scores
-_COVERED = 0.95  # probability of the interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,17 +74,3 @@ class Review:
                         "give a wrong threshold. Review a random sample, or give each row the probability with which "
                         "it was chosen."
                     )
-
-
-def accepted_interval(calibration: Calibration) -> tuple[float, float]:
-    """Return an interval for the share of new ID inputs that this calibration accepts, with probability 0.95.
-
-    The guarantee is about the mean over calibration sets. For one set and continuous scores, the share follows a Beta
-    distribution.
-    """
-    from scipy.stats import beta
-
-    count = len(calibration.scores)
-    rank = find_rank(count, calibration.accept)
-    low, high = beta(count + 1 - rank, rank).interval(_COVERED)
-    return float(low), float(high)

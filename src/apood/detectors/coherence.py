@@ -1,6 +1,7 @@
 """Coherence: whether every sentence of a text fits the rest of it."""
 
 import math
+import warnings
 from typing import Annotated, Any
 
 import torch
@@ -20,13 +21,13 @@ from apood.detectors.shared.mean_pooling import (
 )
 from apood.detectors.shared.side_channel import find_sequences_with
 from apood.fitting.optimise import Checkpoint
-from apood.support.errors import InputError
+from apood.support.errors import DataWarning, InputError
 from apood.support.progress import progress_bar
 from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.documents import count_documents, find_documents, make_document_mask
 from apood.tokens.source import Subset, TokenSource, token_budget
 
-__all__ = ["Coherence", "refuse_few_compared"]
+__all__ = ["Coherence", "refuse_few_compared", "warn_of_few_compared"]
 
 _CHANNEL = "sentences"
 _SHRINKAGE = 0.5  # of the covariance: directions of rare words are noise
@@ -236,6 +237,18 @@ def refuse_few_compared(source: TokenSource, learnt: TokenSource, held_out: Toke
         f"and {_count_compared(held_out)} among {count_documents(source)} texts: give more, or judge texts as a "
         "whole, without sentences and the member coherence."
     )
+
+
+def warn_of_few_compared(held_out: TokenSource) -> None:
+    """Warn if most texts have one sentence; `held_out` are random ones of them."""
+    share = _count_compared(held_out) / count_documents(held_out)
+    if share < 0.5:
+        warnings.warn(
+            f"About {share:.0%} of the texts have several sentences. The others have no sentence to compare with the "
+            "rest, so a foreign one is not noticed in them.",
+            DataWarning,
+            stacklevel=5,
+        )
 
 
 def _count_compared(source: TokenSource, enough: float = math.inf) -> int:

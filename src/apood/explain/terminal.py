@@ -11,6 +11,7 @@ from apood.explain.visible import make_visible
 from apood.explain.wording import (
     describe_decision,
     describe_explained,
+    describe_numbers,
     describe_window,
     name_worst_sentence,
     shorten,
@@ -22,7 +23,7 @@ __all__ = ["format_plain", "mark_text", "render_explanation"]
 # Foreground and background are both set, so that marks look alike on dark and light terminals.
 _STYLES = ("", "black on bright_yellow", "black on yellow", "bold white on red")
 _UNDERLINED = " underline"  # is added to the style of a word
-_BRACKETED = 2  # words of this level and above are put in brackets, which survive pipes and NO_COLOR
+_BRACKETED = 2  # words of this level and above are put in brackets, which survive pipes and NO_COLOR; if there are any
 _WIDTH = 100  # of text that is printed without a terminal
 
 
@@ -30,20 +31,22 @@ def mark_text(explanation: TextExplanation) -> Text:
     """Return the text with its suspicious words marked.
 
     Words with at least a quarter of the largest contribution get a coloured background, in three levels. Words of the
-    upper two levels are also put in [brackets]. The most suspicious sentence is underlined. Characters that cannot be
+    upper two levels are also put in [brackets], or all marked words if none reaches these. The most suspicious sentence
+    is underlined. Characters that cannot be
     seen are shown by their numbers. Of a long text, only the window that decides is shown.
     """
     start, end, before, after = describe_window(explanation)
     marked = Text(before, "dim")
     words, rest = split_words(explanation, start, end)
     levels, inside = [0, *(word.level for word in words), 0], False
+    bracketed = min(_BRACKETED, max(levels) or _BRACKETED)
     for number, word in enumerate(words):
         previous, level, following = levels[number : number + 3]
         between = _UNDERLINED if inside and word.in_worst else ""
         marked.append(make_visible(word.before), _STYLES[min(previous, level)] + between)
         inside = word.in_worst
-        opening = "[" if level >= _BRACKETED > previous else ""
-        closing = "]" if level >= _BRACKETED > following else ""
+        opening = "[" if level >= bracketed > previous else ""
+        closing = "]" if level >= bracketed > following else ""
         marked.append(opening + make_visible(word.shown) + closing, _STYLES[level] + (_UNDERLINED if inside else ""))
     marked.append(make_visible(rest))
     return marked.append(after, "dim")
@@ -57,6 +60,8 @@ def render_explanation(explanation: TextExplanation) -> Group:
         sentence = make_visible(shorten(explanation.cut(worst)))
         parts.append(Text(f"{name_worst_sentence(explanation)}: {sentence}"))
     parts += [Text(describe_explained(explanation)), _tabulate_members(explanation)]
+    if counted := describe_numbers(explanation):
+        parts.append(Text(counted))
     for number, text in explanation.list_neighbours().items():
         parts.append(Text(f"Training text {number}: {make_visible(shorten(text))}"))
     return Group(*parts)

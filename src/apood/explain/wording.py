@@ -7,8 +7,8 @@ from apood.explain.spans import Span
 from apood.explain.text_explanation import TextExplanation
 
 __all__ = [
-    "MarkedWord", "describe_decision", "describe_explained", "describe_window", "name_worst_sentence", "shorten",
-    "split_words",
+    "MarkedWord", "describe_decision", "describe_explained", "describe_numbers", "describe_window",
+    "name_worst_sentence", "shorten", "split_words",
 ]  # fmt: skip
 
 _SHOWN = 6_000  # characters of a text; more would hide everything else
@@ -74,6 +74,14 @@ def describe_explained(explanation: TextExplanation) -> str:
     names = ", ".join(member.name for member in members if member.marked)
     explained = f"The marks show what {names} sees, {explanation.explained:.0%} of all that speaks against it."
     return f"{most} {explained if marked else unmarked}"
+
+
+def describe_numbers(explanation: TextExplanation) -> str:
+    """Return what the numbers of the nearest training sequences count; nothing if there are none, or their texts."""
+    members = explanation.members
+    if explanation.list_neighbours() or not any(member.neighbours for member in members):
+        return ""
+    return "The numbers count the sequences that the detector learnt from, without those held out."
 
 
 def name_worst_sentence(explanation: TextExplanation) -> str:
