@@ -120,7 +120,7 @@ def serve(
         host,
         port,
         longest=deadline,
-        report=lambda address: echo(f"Serving {detector_folder} at {address} (ready when /readyz answers 204)"),
+        report=lambda address: echo(f"Serving {detector_folder} (ready when /readyz answers 204) at {address}"),
     )
 
 
