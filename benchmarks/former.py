@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from apood.detectors.fusion import default_detector
 from apood.encoders.text.encoder import TextEncoder
-from apood.experiments.text.bootstrap import Floats, estimate, resample
+from apood.experiments.text.bootstrap import Floats, average, estimate_difference, resample
 from apood.experiments.text.texts import TEST, TRAIN
 from apood.tokens.batch import TokenBatch
 from benchmarks.text_sets import open_corpora
@@ -64,8 +64,10 @@ def score_present(tokens: dict[str, TokenBatch]) -> Scores:
 
 def resample_means(scores: Scores) -> Floats:
     """Return resampled AUROC and FPR95, mean over the OOD sets."""
-    parts = [resample(scores[TEST], own, name) for name, own in scores.items() if name != TEST]
-    return np.asarray(np.mean([part for part in parts if part is not None], axis=0))
+    parts = {name: resample(scores[TEST], own, name) for name, own in scores.items() if name != TEST}
+    means = average({name: part for name, part in parts.items() if part is not None})
+    assert means is not None
+    return means
 
 
 def main(arguments: list[str]) -> None:
@@ -79,7 +81,7 @@ def main(arguments: list[str]) -> None:
         after = resample_means(score_present({name: sets.encoder.encode(own) for name, own in texts.items()}))
         print("| | earlier | present | present - earlier |\n| --- | ---: | ---: | ---: |")
         for metric, first, second in zip(("AUROC", "FPR95"), before, after, strict=True):
-            change = estimate(second - first)
+            change = estimate_difference([second], [first])
             print(
                 f"| {metric} | {first[0]:.1f} | {second[0]:.1f} | "
                 f"{change.value:+.1f} [{change.low:+.1f}, {change.high:+.1f}] |"

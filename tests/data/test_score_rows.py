@@ -91,3 +91,10 @@ def test_verdicts_and_probabilities(read):
 def test_a_review_that_cannot_be_used_is_named(read, row, reason):
     (found,) = read(row, read_reviewed)
     assert found.startswith(reason)
+
+
+def test_a_quote_that_is_never_closed_costs_its_own_row_alone(read):
+    first, *scores = read('score,text\n3,"unclosed\n1,"a\nb"\n2,c\n')
+    assert "Line 2 of F is not valid CSV" in first
+    assert scores[-1] == 2.0
+    assert read('score,text\n1,a\n3,"unclosed\n2,c\n4,d\n')[2:] == [2.0, 4.0]

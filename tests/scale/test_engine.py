@@ -177,7 +177,7 @@ def test_a_death_is_a_notice_of_one_sentence(use, capsys: pytest.CaptureFixture[
     )
     with engine.connect(None):
         print(f"\033[33m(raylet)\033[0m {reasons}\nRayTask ID: ffff Worker ID: 1234")
-    assert capsys.readouterr() == ("", "A worker died; its unit is repeated.\n")
+    assert capsys.readouterr() == ("", "A worker died; its work is repeated.\n")
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_the_bound_counts_windows_and_documents_stay_whole(root: Path, tmp_path:
 
 @pytest.mark.parametrize("most", [50, 10**6])
 @pytest.mark.parametrize("where", [None, "s3://bucket"])
-def test_groups_of_parts_that_workers_merge_give_the_same(
+def test_groups_of_units_that_workers_merge_give_the_same(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, where: str | None
 ):
     put_bucket_in_place(tmp_path / "cloud", monkeypatch)
@@ -112,7 +112,7 @@ def test_groups_of_parts_that_workers_merge_give_the_same(
             assert first and list(first) == list(second)
             for name in first:
                 torch.testing.assert_close(first[name], second[name], rtol=1e-12, atol=1e-12)
-    assert groups == [2, 2]
+    assert groups == [5, 5]
     other = "0" * len(digest)
     with pytest.raises(InputError, match="holds what was measured with another detector"):
         merge_job(job, run, detector, other, most)

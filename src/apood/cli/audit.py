@@ -32,8 +32,9 @@ def audit(
     A detector takes all that it learns from for in-distribution. A few foreign texts among many are enough to make it
     accept others of their kind. Look through the list, remove what does not belong, and build the detector.
 
-    Inputs are compared with their nearest neighbours, without a training. INDEX counts from 0. An ordinary input has a
-    score of about 0. `apood build` uses the texts that this command has embedded.
+    Inputs are compared with their nearest neighbours; nothing is trained. An ordinary input has a score of about 0, and
+    a long one of several windows a lower score. INDEX counts from 0. `apood build` uses the texts that this command has
+    embedded.
     """
     import numpy as np
     from rich.table import Table
@@ -41,6 +42,7 @@ def audit(
 
     from apood.detectors.fusion import default_detector
     from apood.evaluation.audit import audit as score_each
+    from apood.explain.visible import make_visible
     from apood.pipeline.copies import keeps_texts, read_texts
 
     stores = StoreFinder.of_model(model, cache, field)
@@ -61,7 +63,7 @@ def audit(
         return
     table = Table("INDEX", "SCORE", *(["TEXT"] if texts else []), box=None, padding=(0, 2, 0, 0))
     for index in lowest:
-        shown = [Text(" ".join(texts[index].split()), overflow="ellipsis", no_wrap=True)] if texts else []
+        shown = [Text(make_visible(" ".join(texts[index].split())), overflow="ellipsis", no_wrap=True)] if texts else []
         table.add_row(f"{index}", f"{scores[index]:.1f}", *shown)
     echo(f"Of {format_count(len(scores), 'input')}, these fit the others least:\n")
     print_table(table)

@@ -244,8 +244,8 @@ def _report(built: "TextDetector", out: str, own_class: str | None, *, too_long:
     echo(
         f"Learnt from {format_count(training.documents, 'text')}, 98% of them of {training.short:,} to "
         f"{training.long:,} tokens, and held out {held_out.documents:,} to set the threshold: a new in-distribution "
-        f"text is accepted with probability {built.accept:g} or more (this threshold very likely accepts {low:.0%} to "
-        f"{high:.0%} of such texts; the more texts, the narrower)."
+        f"text is accepted with probability {built.accept:g} or more (this threshold very likely accepts {low:.1%} to "
+        f"{high:.1%} of such texts; the more texts, the narrower)."
     )
     if isinstance(built.detector, Fusion) and not built.detector.beginnings and training.short > _SHORT:
         other = ", or accept those that are like beginnings of these texts with --beginnings"

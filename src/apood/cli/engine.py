@@ -89,13 +89,13 @@ class OnRay:
         if left != []:
             with connect(self.address):
                 cluster = find_resources()
+                cluster.count_workers(self.workers)  # refuses what a later pass of the command could not have
+                if not worker.encodes:
+                    cluster = cluster.without_gpus()
                 count = cluster.count_workers(self.workers)
                 left = job.begin() if left is None else left
                 for notice in cluster.list_notices(min(count, len(left))):
                     echo(notice, err=True)
-                if not worker.encodes:
-                    cluster = replace(cluster, uses_gpus=False)
-                    count = cluster.count_workers(self.workers)
                 for _ in run_workers(worker, job.settings, job.parts, left, cluster=cluster, workers=count):
                     pass
         return job.finish()
@@ -244,7 +244,7 @@ def fit_on_ray(
     job = Job.plan("measure", [texts], settings, identity, part_bytes=4 * PART_BYTES)
     if on_ray.dry_run:
         encoding = replace(job, settings=replace(job.settings, encoder={"model": model}))
-        refines = isinstance(detector, Refinable)
+        refines = isinstance(detector, Refinable) and detector.refines
         on_ray.show_estimate(encoding, EmbedWorker if refines else None, commits=False)
         more = ", and statistics: their files and merging them" if refines else ""
         echo(f"Not counted: drawing the sample, embedding it and training on it{more}.", err=True)

@@ -33,7 +33,7 @@ def merge(
     The result is the store that one `apood embed` of all texts would have written. The stores must have one encoder,
     one dtype and the same channels. All hashes are checked. The new store is complete, or nothing is written.
 
-    A document that several stores hold is written as often. Only a store that is given twice is refused.
+    A document that several stores hold is written once for each of them. Only a store that is given twice is refused.
     """
     from apood.tokens.joining import merge_stores
 

@@ -147,6 +147,7 @@ def _parse_plain(text: str) -> Row:
 def _read_table(lines: Iterable[_Line]) -> Iterator[tuple[int, Row | str]]:
     """Read a table in CSV with a header. A row has several lines if a kept text has."""
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST))  # the default refuses texts of 128 KiB
+    lines = iter(lines)
     taken: list[_Line] = []  # the lines of the current row
     size = 0  # of them
 
@@ -163,14 +164,19 @@ def _read_table(lines: Iterable[_Line]) -> Iterator[tuple[int, Row | str]]:
     while True:
         taken.clear()
         size = 0
-        cells, problem = None, None
+        cells, problem, broken = None, None, False
         try:
             cells = next(rows, None)
         except csv.Error as error:
-            problem = f"is not valid CSV ({error})"
-        problem = next((line.problem for line in taken if line.problem is not None), problem)
+            problem, broken = f"is not valid CSV ({error})", True
+        unreadable = next((place for place, line in enumerate(taken) if line.problem is not None), None)
+        if unreadable is not None:
+            problem = taken[unreadable].problem
         if problem is not None:
             yield taken[0].number, problem
+            if broken:  # what follows a quote that is never closed is read as rows of its own
+                lines = itertools.chain(taken[(unreadable or 0) + 1 :], lines)
+                rows = csv.reader(map(take_text, lines), strict=True)
         elif cells is None:
             return
         elif not columns:

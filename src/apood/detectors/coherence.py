@@ -27,7 +27,7 @@ from apood.tokens.batch import Ragged, TokenBatch
 from apood.tokens.documents import count_documents, find_documents, make_document_mask
 from apood.tokens.source import Subset, TokenSource, token_budget
 
-__all__ = ["Coherence", "refuse_few_compared", "warn_of_few_compared"]
+__all__ = ["Coherence", "check_compared"]
 
 _CHANNEL = "sentences"
 _SHRINKAGE = 0.5  # of the covariance: directions of rare words are noise
@@ -220,28 +220,24 @@ class Coherence(Detector):
         return (own * normalize(sums - own)).sum(1)
 
 
-def refuse_few_compared(source: TokenSource, learnt: TokenSource, held_out: TokenSource, least_held_out: int) -> None:
-    """Raise `InputError` if a fusion with `Coherence` has too few texts of several sentences.
+def check_compared(source: TokenSource, learnt: TokenSource, held_out: TokenSource, least_held_out: int) -> None:
+    """Raise `InputError` if a fusion with `Coherence` has too few texts of several sentences; warn if most have one.
 
     Args:
         source: all ID sequences.
         learnt: those to learn from.
-        held_out: those that are held out.
+        held_out: those that are held out, at random.
         least_held_out: how many texts of several sentences must be among these.
     """
-    if _count_compared(learnt, _LEAST) >= _LEAST and _count_compared(held_out, least_held_out) >= least_held_out:
-        return
-    raise InputError(
-        f"coherence compares the sentences of a text, so a fusion needs at least {_LEAST} ID texts of two or more "
-        f"sentences to learn from, and {least_held_out} among those that it holds out, got {_count_compared(learnt)} "
-        f"and {_count_compared(held_out)} among {count_documents(source)} texts: give more, or judge texts as a "
-        "whole, without sentences and the member coherence."
-    )
-
-
-def warn_of_few_compared(held_out: TokenSource) -> None:
-    """Warn if most texts have one sentence; `held_out` are random ones of them."""
-    share = _count_compared(held_out) / count_documents(held_out)
+    compared = _count_compared(held_out)
+    if _count_compared(learnt, _LEAST) < _LEAST or compared < least_held_out:
+        raise InputError(
+            f"coherence compares the sentences of a text, so a fusion needs at least {_LEAST} ID texts of two or more "
+            f"sentences to learn from, and {least_held_out} among those that it holds out, got "
+            f"{_count_compared(learnt)} and {compared} among {count_documents(source)} texts: give more, or judge "
+            "texts as a whole, without sentences and the member coherence."
+        )
+    share = compared / count_documents(held_out)
     if share < 0.5:
         warnings.warn(
             f"About {share:.0%} of the texts have several sentences. The others have no sentence to compare with the "
@@ -252,7 +248,7 @@ def warn_of_few_compared(held_out: TokenSource) -> None:
 
 
 def _count_compared(source: TokenSource, enough: float = math.inf) -> int:
-    """Return how many sequences have several sentences; it ends when there are `enough`, so it rarely reads much."""
+    """Return how many sequences have several sentences, at least `enough` if there are so many."""
     count = 0
     for batch in source.batches(token_budget(source.dim)):
         count += int((batch.channels[_CHANNEL].lengths > 1).sum())

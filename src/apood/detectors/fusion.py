@@ -8,7 +8,7 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from apood.detectors.coherence import Coherence, refuse_few_compared, warn_of_few_compared
+from apood.detectors.coherence import Coherence, check_compared
 from apood.detectors.contract.base import AuxUse, Detector, Scores
 from apood.detectors.contract.fused_explanation import explain_share, join_shares
 from apood.detectors.contract.fused_scale import LEAST_KNOWN, find_floor, refuse_constant, refuse_without_distances
@@ -278,8 +278,7 @@ class Fusion(Refinable, Detector):
         parts = hold_out(source, self.seed, beginnings=self.beginnings, whole_texts=self.sentences)
         members = [*self._choose_members(source, aux), *([Coherence()] if self.sentences else [])]
         if any(isinstance(member, Coherence) for member in members):
-            refuse_few_compared(source, parts.rest, parts.held_out, LEAST_KNOWN)
-            warn_of_few_compared(parts.held_out)
+            check_compared(source, parts.rest, parts.held_out, LEAST_KNOWN)
         names, samples = _name_members(members), []
         few = describe_shortage(len(parts.rest), source.dim)
         with merge_warnings({few: rephrase_shortage(few, len(parts.rest), source)} if few is not None else {}):

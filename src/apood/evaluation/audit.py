@@ -34,7 +34,8 @@ def audit(X: Any) -> Scores:
 
         (log d - median) / (third quartile - first quartile).
 
-    It is about 0 for an ordinary document. A long document of several windows has the score of its worst window.
+    It is about 0 for an ordinary document. A long document of several windows has the score of its worst window, so it
+    scores lower, the more windows it has.
 
     Args:
         X: in-distribution sequences: a TokenBatch, a TokenStore, a list of arrays `[tokens, D]`, or padded `(array,

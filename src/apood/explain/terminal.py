@@ -23,7 +23,7 @@ __all__ = ["format_plain", "mark_text", "render_explanation"]
 # Foreground and background are both set, so that marks look alike on dark and light terminals.
 _STYLES = ("", "black on bright_yellow", "black on yellow", "bold white on red")
 _UNDERLINED = " underline"  # is added to the style of a word
-_BRACKETED = 2  # words of this level and above are put in brackets, which survive pipes and NO_COLOR; if there are any
+_BRACKETED = 2  # words from this level on are in brackets, which survive pipes and NO_COLOR
 _WIDTH = 100  # of text that is printed without a terminal
 
 
@@ -32,8 +32,8 @@ def mark_text(explanation: TextExplanation) -> Text:
 
     Words with at least a quarter of the largest contribution get a coloured background, in three levels. Words of the
     upper two levels are also put in [brackets], or all marked words if none reaches these. The most suspicious sentence
-    is underlined. Characters that cannot be
-    seen are shown by their numbers. Of a long text, only the window that decides is shown.
+    is underlined. Characters that cannot be seen are shown by their numbers. Of a long text, only the window that
+    decides is shown.
     """
     start, end, before, after = describe_window(explanation)
     marked = Text(before, "dim")

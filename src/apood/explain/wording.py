@@ -81,7 +81,7 @@ def describe_numbers(explanation: TextExplanation) -> str:
     members = explanation.members
     if explanation.list_neighbours() or not any(member.neighbours for member in members):
         return ""
-    return "The numbers count the sequences that the detector learnt from, without those held out."
+    return "The numbers count, from 0, the sequences that the detector learnt from (windows of long texts)."
 
 
 def name_worst_sentence(explanation: TextExplanation) -> str:

@@ -62,6 +62,11 @@ class Cluster:
             raise InputError(f"--workers {wanted} needs as many {units}, and the cluster has {most}.")
         return wanted or most
 
+    def without_gpus(self) -> "Cluster":
+        """Return the same machines without their GPUs, for workers that need none."""
+        machines = [{name: count for name, count in own.items() if name != "GPU"} for own in self.machines]
+        return replace(self, machines=machines, uses_gpus=False)
+
     def list_notices(self, workers: int) -> Iterator[str]:
         """Yield sentences about what the user may not expect if so many workers start now."""
         if (gpus := _count_gpus(self.machines)) and not self.uses_gpus:
@@ -155,7 +160,7 @@ class _Notices:
 
     def write(self, text: str) -> int:
         if _DIED in text:
-            text = "A worker died; its unit is repeated."
+            text = "A worker died; its work is repeated."
         return sys.stderr.write(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -54,10 +54,10 @@ Run = Callable[[Job, type[Worker]], Counts]
 MEASURED_RECORDS = 16_384
 """The largest number of documents of a unit: many, because a covariance may be larger than the texts."""
 
-_GROUP = 64  # parts whose statistics a worker merges
+_GROUP = 64  # files of units that a worker merges
 _FETCHED = 4  # files of units in memory while they are merged
 _FILE = "measured-"
-_NAME = re.compile(rf"{_FILE}(\d+)-\d+\.safetensors")
+_NAME = re.compile(rf"{_FILE}\d+-\d+\.safetensors")
 _SUM, _ROW = "sum.", "row."  # names in a file begin like this
 _KEY = "key"
 _DETECTOR = "detector"  # the hash of the one that measured
@@ -137,9 +137,9 @@ class MeasureWorker(Worker):
 
 
 class MergeWorker(Worker):
-    """Merges what was measured of consecutive parts of another job, and writes it as if it were measured of one part.
+    """Merges what was measured of consecutive units of another job, and writes it as if it were measured of one.
 
-    A part of its job has the folder of the other job as name, and goes from one part of that job to another. At most
+    A part of its job has the folder of the other job as name, and goes from one of the files there to another. At most
     about `unit_records` of the settings are remembered of it.
     """
 
@@ -153,13 +153,17 @@ class MergeWorker(Worker):
     def process(self, number: int, part: Part) -> Counts:
         """Merge and commit, and return the counts of no rows."""
         place, unit = parse_place(part.name), Unit(number, 0, [], last=True)
-        found = {name: int(match[1]) for name in list_names(place) if (match := _NAME.fullmatch(name))}
-        names = [name for name, own in found.items() if own in range(part.start, part.stop or 0)]
+        names = _list_measured(place)[part.start : part.stop]
         total, rows = _merge_files(place, names, self._detector, self._digest, self.settings.unit_records)
         refuse_unseen(self.place)
         if total is not None:
             _commit(self.place, unit, total, rows, self._digest)
         return write_shard(shard_path(self.place, unit.name), [], (), (), last=True)
+
+
+def _list_measured(place: Place) -> list[str]:
+    """Return the names of the files of all units, in the order of the inputs."""
+    return sorted(name for name in list_names(place) if _NAME.fullmatch(name))
 
 
 def _commit(place: Place, unit: Unit, measured: Measured, rows: Remembered, digest: str) -> None:
@@ -173,7 +177,7 @@ def _commit(place: Place, unit: Unit, measured: Measured, rows: Remembered, dige
 
 def merge_job(job: Job, run: Run, detector: Refinable, digest: str, most: int) -> tuple[Measured, Remembered]:
     """Return what `merge_units` does of all units of a job; workers merge groups of them first if there are many."""
-    place, count = job.place, len(job.parts)
+    place, count = job.place, len(_list_measured(job.place))
     if count > _GROUP:
         groups = [Part(str(place), start, min(start + _GROUP, count)) for start in range(0, count, _GROUP)]
         place /= "merged"
@@ -193,8 +197,7 @@ def merge_units(place: Place, detector: Refinable, digest: str, most: int) -> tu
     Raises:
         InputError: if nothing was measured, or if a unit was measured with a detector that has not this digest.
     """
-    names = [name for name in list_names(place) if _NAME.fullmatch(name)]
-    total, rows = _merge_files(place, names, detector, digest, most)
+    total, rows = _merge_files(place, _list_measured(place), detector, digest, most)
     if total is None:
         raise InputError("There is nothing to learn from: no document can be used.")
     return total, {name: value for name, value in rows.items() if name != _KEY}
