@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 from apood.cli.output import echo
 from apood.support.checks import format_count, suggest_name
-from apood.support.cloud import CloudAddress, Place, name_locally
+from apood.support.cloud import CloudAddress, Place, name_locally, refuse_file
 from apood.support.errors import DataWarning, InputError
 from apood.support.files import is_being_replaced, refuse_unwritable
 
@@ -389,8 +389,7 @@ def refuse_occupied(target: Place, force: bool | None = None) -> None:
         is_empty = not target.exists() or (target.is_dir() and not any(target.iterdir()))
         free = is_empty and not is_being_replaced(target)
     if not force and not free:
-        if target.is_file():
-            raise InputError(f"{target} is a file: choose the name of a new folder.")
+        refuse_file(target)
         remedy = "delete it first" if force is None else "replace the detector in it with --force"
         raise InputError(f"{target} already exists and is not empty: choose another folder, or {remedy}.")
     if isinstance(target, Path):

@@ -18,8 +18,8 @@ Each step leaves its result in a folder, and is not repeated after an interrupti
 
 import shutil
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -153,13 +153,24 @@ def fit_sample(
     if (place / CONFIG_FILE).exists():
         return load_identified(place)
     tokens = TokenStore(cache.find_store(sample.training, skip_bad=True))
-    with warnings.catch_warnings(record=True) as caught:
+    with _advise_larger_sample():
         detector.fit(tokens, checkpoint=checkpoint)
-    for one in caught:
-        message = str(one.message).replace("add sequences", "give more texts or a larger --sample")
-        warnings.warn(message, one.category, stacklevel=2)
     detector.save(str(place), facts=Facts.of_fit(tokens).to_json())
     return load_identified(place)
+
+
+@contextmanager
+def _advise_larger_sample() -> Iterator[None]:
+    """Let warnings of a fit that end with the advice to add sequences name the option that does it."""
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        for one in caught:
+            message = str(one.message).replace("add sequences", "give more texts or a larger --sample")
+            warnings.warn(message, one.category, stacklevel=4)
 
 
 def refine_and_calibrate(

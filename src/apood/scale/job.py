@@ -20,7 +20,7 @@ from apood.scale.shards import Counts, find_committed, list_finished, read_count
 from apood.scale.tries import delete_marks
 from apood.scale.units import PART_BYTES, UNIT_RECORDS, read_safely
 from apood.support.background import map_concurrently
-from apood.support.cloud import CloudAddress, Place, list_names, parse_place, write_file
+from apood.support.cloud import CloudAddress, Place, list_names, parse_place, refuse_file, write_file
 from apood.support.errors import DataWarning, InputError
 from apood.support.files import is_temporary, parse_json, read_json, refuse_unwritable, source_digest, write_json
 from apood.support.version import __version__
@@ -49,8 +49,8 @@ class Settings:
         dtype: the dtype of stored tokens.
         left_out: the places of documents that are not measured.
         seed: the seed of the keys of documents.
-        remembered: a key; documents whose keys are below it may be remembered.
-        unit_records: the largest number of documents of a unit.
+        remembered: a key; documents whose keys are below it may be remembered, or drawn.
+        unit_records: the largest number of documents of a unit, or of those that are drawn or remembered of a part.
         cwd: the folder of the command, from which relative paths of inputs and models begin.
         version: the version of apood of the command; workers must have the same.
         source: a hash of its source files, which must be the same, too.
@@ -154,8 +154,7 @@ class Job:
         if (place / _PLAN).exists():
             self._refuse_other_plan(place / _PLAN)
             return True
-        if place.exists() and not place.is_dir():
-            raise InputError(f"{place} is a file: choose the name of a new folder.")
+        refuse_file(place)
         if place.exists() and any(not own.startswith(_CLAIM) for own in list_names(place)):
             raise InputError(f"{place} already exists and is not empty: choose another folder.")
         if isinstance(place, Path):

@@ -33,6 +33,7 @@ __all__ = [
     "name_locally",
     "open_stream",
     "parse_place",
+    "refuse_file",
     "write_file",
 ]
 
@@ -288,6 +289,12 @@ def list_names(place: Place) -> list[str]:
     if isinstance(place, CloudAddress):
         return place.list_names()
     return sorted(path.name for path in place.iterdir()) if place.exists() else []
+
+
+def refuse_file(place: Place) -> None:
+    """Raise InputError if a file is in the place of a folder to write."""
+    if place.is_file():
+        raise InputError(f"{place} is a file: choose the name of a new folder.")
 
 
 def open_stream(place: Place) -> BinaryIO:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from apood.support.checks import format_count
-from apood.support.cloud import Place, parse_place
+from apood.support.cloud import Place, parse_place, refuse_file
 from apood.support.cloud_folders import publish_folder
 from apood.support.errors import InputError, StoreError
 from apood.support.progress import progress_bar
@@ -141,8 +141,7 @@ def _refuse_continued(before: TokenStore, after: TokenStore) -> None:
 
 def _refuse_occupied(folder: Place) -> None:
     """Raise InputError if something is in a folder, except for an interrupted upload of a store to a cloud store."""
-    if folder.is_file():
-        raise InputError(f"{folder} is a file: choose the name of a new folder.")
+    refuse_file(folder)
     if isinstance(folder, Path):
         free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     else:
