@@ -86,8 +86,8 @@ def run_demo(out: Path, *, quick: bool, console: Console) -> list[ResultRow]:
         TerminalTable(make_grid(rows), title="AUROC (higher is better) above FPR95 (lower is better), percent")
     )
     if (ahead := _find_ahead(rows)) is not None:
-        console.print(f"{ahead} is ahead of the default on these texts. Over many tasks, the default is ahead.\n")
-    console.print("[bold]4.[/] The words that made texts with one foreign sentence (repeated below each) suspicious.")
+        console.print(f"{ahead} is ahead of the default on these texts. Over many tasks, it is the other way round.\n")
+    console.print("[bold]4.[/] Which words give a text with one foreign sentence away; the sentence is below it.")
     of_default = results[0].runs[0]
     _show_spliced(default, texts, encoder, of_default.ood_scores, console)
     default.save(out / "detector")
