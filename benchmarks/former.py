@@ -4,8 +4,8 @@
 
 CHECKOUT is a folder with the earlier commit, as made by `git worktree add CHECKOUT b40c501`. The earlier default reads
 the last layer, as it did then; the present one reads the layers that apood chooses. The corpora are those of `apood
-bench text`, cut to 2,000 texts to learn from and 500 per set to test. Cells are AUROC / FPR95 in percent, mean over the
-OOD sets, with 95% intervals of the differences.
+bench text`, cut to 2,000 texts to learn from and 500 per set to test. Rows are AUROC and FPR95 in percent, means over
+the OOD sets, with 95% intervals of the differences.
 """
 
 import os

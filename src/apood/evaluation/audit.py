@@ -51,26 +51,32 @@ def audit(X: Any) -> Scores:
         50
     """
     source = as_source(X)
-    if (documents := count_documents(source)) < _LEAST:
-        raise InputError(f"An audit compares documents with each other, and needs at least {_LEAST}, got {documents}.")
+    if (count := count_documents(source)) < _LEAST:
+        raise InputError(f"An audit compares documents with each other, and needs at least {_LEAST}, got {count}.")
     if bool((source.lengths == 0).any()):
         empty = int((source.lengths == 0).nonzero()[0])
         raise InputError(f"Sequence {empty} is empty: remove empty sequences first.")
     members = list_neighbours(k=_NEIGHBOURS, summary="summary" in source.channels)
-    unusual = torch.stack([_measure(member, source) for member in members])
+    documents = torch.from_numpy(number_documents(source))
+    unusual = torch.stack([_measure(member, source, documents) for member in members])
     scores = -unusual.mean(0).numpy()
     worst: Scores = scores[find_worst(scores, source)]
     return worst
 
 
-def _measure(member: Detector, source: TokenSource) -> Tensor:
-    """Return how unusual each sequence is for a member that has not seen its document, float64."""
+def _measure(member: Detector, source: TokenSource, documents: Tensor) -> Tensor:
+    """Return how unusual each sequence is for a member that has not seen its document, float64.
+
+    Args:
+        member: the detector to fit on all sequences.
+        source: the sequences.
+        documents: the number of the document of each sequence.
+    """
     with warnings.catch_warnings():
         # of few sequences for a covariance, which is enough for an order
         warnings.simplefilter("ignore", DataWarning)
         warnings.simplefilter("ignore", FitWarning)
         member.fit(source)
-    documents = torch.from_numpy(number_documents(source))
     parts = []
     with progress_bar(len(source), "audit", "seq") as progress:
         for chosen in torch.split(torch.arange(len(source)), _PART):
